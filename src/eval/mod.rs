@@ -1,0 +1,3 @@
+//! Running a matrix: plan, runner, records, store and statistics.
+
+pub mod record;

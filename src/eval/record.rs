@@ -1,0 +1,150 @@
+//! What is kept of a run: one [`Record`] per example and method, and the [`SummaryRow`]s made from them.
+//!
+//! Everything that is drawn or tabulated later comes from these; nothing else is kept.
+
+use serde::{Deserialize, Serialize};
+
+/// One method's answer to one example, with its score and what it cost.
+///
+/// A line of `samples.jsonl`. Fields are only ever added.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Hash of everything that determines this record: model, tokenizer, task, example, protocol, method, seed, code version.
+    pub key: String,
+    /// Model id as given (`builtin`, a folder, a hub id).
+    pub model: String,
+    /// Full task name, such as `ruler/vt`.
+    pub task: String,
+    /// Length asked for in tokens; 0 if a file fixes it.
+    pub length: usize,
+    /// Position of the example in its task.
+    pub sample: usize,
+    /// The run's seed.
+    pub seed: u64,
+    /// Bare method name.
+    pub method: String,
+    /// Canonical `key=value,...` of the method's parameters.
+    pub params: String,
+    /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
+    pub protocol: String,
+    /// Where the task's text came from.
+    pub source: String,
+    /// Generated text, special tokens removed.
+    pub prediction: String,
+    /// The answer key.
+    pub references: Vec<String>,
+    /// Score in 0..=1.
+    pub score: f64,
+    /// Tokens of the whole prompt, BOS included.
+    pub prompt_tokens: usize,
+    /// Tokens of the dense prefix that all methods share.
+    pub prefix_tokens: usize,
+    /// Generated tokens, a final EOS included.
+    pub new_tokens: usize,
+    /// Whether generation ended by an EOS token rather than by `max_new_tokens`.
+    pub stopped: bool,
+    /// Number of BOS tokens in the prompt (`None` if the model has none): a self-check.
+    pub bos_tokens: Option<usize>,
+    /// Tokens attended over tokens in context, mean over heads, layers (dense ones included) and steps.
+    pub density: f64,
+    /// The same over the layers that are not dense by policy.
+    pub density_sparse_layers: f64,
+    /// FLOPs spent on scoring over FLOPs of full attention.
+    pub cost1: f64,
+    /// FLOPs of the gathered attention over FLOPs of full attention.
+    pub cost2: f64,
+    /// Auxiliary memory: bits per token of the prefix per KV head, mean over layers.
+    pub aux_bits: f64,
+    /// Bytes of K, V and auxiliary data read per token decoded or read after the prefix, over all layers.
+    pub kv_bytes_per_token: f64,
+    /// Seconds of the dense prefill, shared by all methods of the example.
+    pub prefill_s: f64,
+    /// Seconds spent building this method's index (0 where it was shared with an earlier method).
+    pub index_s: f64,
+    /// Seconds of the steps after the prefix, as this method's share of a batched step.
+    pub decode_s: f64,
+    /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
+    pub steps: usize,
+    /// Against exact attention, by layer; only with `--fidelity`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fidelity: Option<Fidelity>,
+}
+
+/// How close a method's attention came to exact attention on the same inputs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Fidelity {
+    /// Mean over steps and query heads of `‖o − o_full‖ / ‖o_full‖`, one entry a layer.
+    pub output_error: Vec<f64>,
+    /// Mean share of the exact top-k that was attended, `k` being what the method attended, one entry a layer.
+    pub recall: Vec<f64>,
+}
+
+impl Fidelity {
+    /// Mean over layers of the output error.
+    pub fn mean_error(&self) -> f64 {
+        mean(&self.output_error)
+    }
+
+    /// Mean over layers of the recall.
+    pub fn mean_recall(&self) -> f64 {
+        mean(&self.recall)
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// One line of `summary.csv`: a method on a task at a length, under one protocol.
+///
+/// The order of the fields is the order of the columns, which is a contract. Scores, intervals and
+/// differences are in percent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SummaryRow {
+    /// Model id as given.
+    pub model: String,
+    /// Full task name.
+    pub task: String,
+    /// Length asked for in tokens; 0 if a file fixes it.
+    pub length: usize,
+    /// Bare method name.
+    pub method: String,
+    /// Canonical parameters.
+    pub params: String,
+    /// Where sparse attention started.
+    pub protocol: String,
+    /// Number of examples.
+    pub n: usize,
+    /// Mean score, percent.
+    pub score: f64,
+    /// Lower end of the 95 % bootstrap interval of the mean.
+    pub ci_low: f64,
+    /// Upper end of it.
+    pub ci_high: f64,
+    /// Mean difference to `full` on the same examples; empty if `full` was not run.
+    pub delta_full: Option<f64>,
+    /// Lower end of the paired 95 % bootstrap interval of that difference.
+    pub delta_low: Option<f64>,
+    /// Upper end of it.
+    pub delta_high: Option<f64>,
+    /// Mean density.
+    pub density: f64,
+    /// Mean scoring cost.
+    pub cost1: f64,
+    /// Mean attention cost.
+    pub cost2: f64,
+    /// `cost1 + cost2`.
+    pub cost_total: f64,
+    /// Auxiliary bits per token per KV head.
+    pub aux_bits: f64,
+    /// Bytes read per token after the prefix.
+    pub kv_bytes_per_token: f64,
+    /// Mean relative output error; only with `--fidelity`.
+    pub output_error: Option<f64>,
+    /// Mean recall; only with `--fidelity`.
+    pub recall: Option<f64>,
+    /// Mean seconds of the shared prefill.
+    pub prefill_s: f64,
+    /// Mean milliseconds per step after the prefix.
+    pub decode_ms_per_token: f64,
+}

@@ -1,0 +1,1 @@
+//! Tables and plots, all drawn from stored records and summary rows.
