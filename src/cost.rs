@@ -1,1 +1,91 @@
-//! Skeleton.
+//! Counters of what attention really did: tokens, FLOPs, bytes. The code that does the work fills them in.
+
+use std::ops::AddAssign;
+
+/// Work of attention steps, summed over whatever the counter covers.
+///
+/// FLOPs count a multiply-add as two. "Full" is what exact attention over the whole context would have
+/// taken for the same queries: `4·n·d` per query head and step (`2·n·d` each for `q·K` and `p·V`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Query-head steps counted.
+    pub steps: u64,
+    /// Tokens in context, summed over query-head steps.
+    pub context_tokens: u64,
+    /// Tokens attended (static ones included), summed over query-head steps.
+    pub attended_tokens: u64,
+    /// FLOPs spent on finding which tokens to attend.
+    pub score_flops: u64,
+    /// FLOPs of attending the selected tokens.
+    pub attend_flops: u64,
+    /// FLOPs exact attention over the whole context would have taken.
+    pub full_flops: u64,
+    /// Bytes of K and V read.
+    pub kv_bytes: u64,
+    /// Bytes of auxiliary data (index, summaries, labels) read.
+    pub aux_bytes: u64,
+}
+
+impl Cost {
+    /// Tokens attended over tokens in context; 1 if nothing was counted.
+    pub fn density(&self) -> f64 {
+        ratio(self.attended_tokens, self.context_tokens)
+    }
+
+    /// FLOPs of scoring over FLOPs of full attention.
+    pub fn cost1(&self) -> f64 {
+        self.score_flops as f64 / self.full_flops.max(1) as f64
+    }
+
+    /// FLOPs of the gathered attention over FLOPs of full attention; 1 if nothing was counted.
+    pub fn cost2(&self) -> f64 {
+        ratio(self.attend_flops, self.full_flops)
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.context_tokens += other.context_tokens;
+        self.attended_tokens += other.attended_tokens;
+        self.score_flops += other.score_flops;
+        self.attend_flops += other.attend_flops;
+        self.full_flops += other.full_flops;
+        self.kv_bytes += other.kv_bytes;
+        self.aux_bytes += other.aux_bytes;
+    }
+}
+
+/// One [`Cost`] for each layer of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerCosts(Vec<Cost>);
+
+impl LayerCosts {
+    /// Empty counters for `layers` layers.
+    pub fn new(layers: usize) -> Self {
+        Self(vec![Cost::default(); layers])
+    }
+
+    /// The counter of one layer.
+    pub fn layer_mut(&mut self, layer: usize) -> &mut Cost {
+        &mut self.0[layer]
+    }
+
+    /// Sum over the layers that `keep` accepts.
+    pub fn total(&self, keep: impl Fn(usize) -> bool) -> Cost {
+        let mut total = Cost::default();
+        for (_, cost) in self.0.iter().enumerate().filter(|(layer, _)| keep(*layer)) {
+            total += *cost;
+        }
+        total
+    }
+
+    /// Counters by layer.
+    pub fn layers(&self) -> &[Cost] {
+        &self.0
+    }
+}

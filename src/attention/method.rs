@@ -1,0 +1,287 @@
+//! The [`Method`] trait and what passes between a method and the engine.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::policy::Policy;
+use crate::cost::Cost;
+use crate::kernels::cpu::{Rows, linear};
+use crate::kv::KvDtype;
+
+/// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
+///
+/// One value serves all layers, heads and examples; it holds parameters only. What it stores about a
+/// prefix is its `Index` (shared by all runs with equal [`index_key`](Method::index_key)), what it
+/// carries from step to step its `State` (private to a run, a layer and a KV head).
+pub trait Method: Send + Sync + 'static {
+    /// Stored about one KV head of one layer when the prefix is ready.
+    type Index: Send + Sync + 'static;
+    /// Carried from step to step.
+    type State: Send + 'static;
+
+    /// The parameters that the index depends on; runs with equal keys share one index.
+    fn index_key(&self) -> String {
+        String::new()
+    }
+
+    /// Builds the index over the candidates of a prefix.
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index;
+
+    /// Bytes the index occupies, as stored.
+    fn index_bytes(&self, index: &Self::Index) -> usize;
+
+    /// The state before the first step.
+    fn start(&self, index: &Self::Index) -> Self::State;
+
+    /// Picks candidates for a step's queries. Called only if there are candidates.
+    ///
+    /// Adds what scoring cost (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; attending is counted
+    /// by the engine.
+    fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
+
+    /// What is attended exactly, whatever is picked; the rest of the prefix are the candidates.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
+        Exact::policy(policy, prefix_tokens)
+    }
+
+    /// How this method attends while the prompt is read, for `--sparse-from prefill`; `None` if it has
+    /// no such form.
+    fn prefill_pattern(&self) -> Option<PrefillPattern> {
+        None
+    }
+}
+
+/// How a method attends during prefill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillPattern {
+    /// Every token attends every earlier one.
+    Dense,
+}
+
+/// Tokens attended exactly: `0..sink` and `recent..total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exact {
+    /// End of the first part.
+    pub sink: usize,
+    /// Beginning of the last part, which runs to the current token.
+    pub recent: usize,
+}
+
+impl Exact {
+    /// Everything.
+    pub fn all() -> Self {
+        Self { sink: 0, recent: 0 }
+    }
+
+    /// Sink, the last `local` tokens of the prefix, and all after it.
+    pub fn policy(policy: &Policy, prefix_tokens: usize) -> Self {
+        let recent = prefix_tokens.saturating_sub(policy.local);
+        Self { sink: policy.sink.min(recent), recent }
+    }
+
+    /// Tokens of the prefix that are left to pick from.
+    pub fn candidates(&self, prefix_tokens: usize) -> Range<usize> {
+        self.sink..self.recent.min(prefix_tokens).max(self.sink)
+    }
+}
+
+/// One KV head of one layer of a finished prefix.
+#[derive(Debug, Clone)]
+pub struct HeadPrefix<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Rotated keys `[token][d]` of the whole prefix.
+    pub keys: Rows<'a>,
+    /// Values `[token][d]` of the whole prefix.
+    pub values: Rows<'a>,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// Tokens that may be picked; the others are attended anyway.
+    pub candidates: Range<usize>,
+    /// Seed of this example, layer and head.
+    pub seed: u64,
+}
+
+/// One decoding step of one KV head: the queries of its group and what they may look at.
+#[derive(Debug, Clone)]
+pub struct Step<'a> {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// KV head, from 0.
+    pub kv_head: usize,
+    /// Rotated, unscaled queries of the group, `[group][d]`.
+    pub queries: &'a [f32],
+    /// Width of a head.
+    pub d: usize,
+    /// Factor of the logits, `1/√d`.
+    pub scale: f32,
+    /// Rotated keys `[token][d]` of the whole prefix.
+    pub keys: Rows<'a>,
+    /// Values `[token][d]` of the whole prefix.
+    pub values: Rows<'a>,
+    /// Tokens that may be picked.
+    pub candidates: Range<usize>,
+    /// Tokens in context, the current one included.
+    pub context: usize,
+    /// Seed of this example, layer, KV head and position.
+    pub seed: u64,
+}
+
+impl Step<'_> {
+    /// Query heads in the group.
+    pub fn group(&self) -> usize {
+        self.queries.len() / self.d
+    }
+
+    /// The query of one head of the group.
+    pub fn query(&self, head: usize) -> &[f32] {
+        &self.queries[head * self.d..][..self.d]
+    }
+
+    /// A generator for one head of the group, the same whenever this step is computed.
+    pub fn rng(&self, head: usize) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
+    }
+
+    /// Exact `q·k` (unscaled) of every candidate, `[group][candidates]`, with its cost.
+    pub fn exact_scores(&self, cost: &mut Cost) -> Vec<f32> {
+        let keys = self.keys.slice(self.candidates.clone(), self.d);
+        cost.kv_bytes += (keys.elements() * keys.elem_bytes()) as u64;
+        self.score_rows(keys, cost)
+    }
+
+    /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.
+    pub fn score_rows(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
+        let count = rows.elements() / self.d;
+        let mut scores = vec![0.0; self.group() * count];
+        score_into(self.queries, rows, self.d, &mut scores);
+        cost.score_flops += 2 * (self.group() * count * self.d) as u64;
+        scores
+    }
+}
+
+/// `queries: [g][d]` against stored rows into `out: [g][rows]`.
+pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
+    match rows {
+        Rows::F32(data) => linear::scores(queries, data, d, out),
+        Rows::F16(data) => linear::scores(queries, data, d, out),
+        Rows::Bf16(data) => linear::scores(queries, data, d, out),
+    }
+}
+
+/// What a method picked for a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Selection {
+    /// One set for the whole group: keys and values are read once.
+    Shared(Picks),
+    /// One set for each query head of the group.
+    PerHead(Vec<Picks>),
+}
+
+/// Tokens of the prefix and how they are weighted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picks {
+    /// Distinct positions among the candidates.
+    pub tokens: Vec<u32>,
+    /// How they enter the attention.
+    pub weighting: Weighting,
+}
+
+impl Picks {
+    /// Tokens that enter the common softmax as they are.
+    pub fn softmax(tokens: Vec<u32>) -> Self {
+        Self { tokens, weighting: Weighting::Softmax }
+    }
+}
+
+/// How picked tokens are weighted.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Weighting {
+    /// Ordinary logits, in one softmax with the exact tokens.
+    Softmax,
+    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 7).
+    LogBias(Vec<f32>),
+    /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
+    /// (oracle sampling); per query head only.
+    Direct {
+        /// One weight a token.
+        weights: Vec<f32>,
+        /// Log-sum-exp of the scaled logits of all candidates.
+        log_mass: f32,
+    },
+}
+
+/// Mixes a number into a seed (splitmix64's finaliser over their combination).
+pub fn mix_seed(seed: u64, value: u64) -> u64 {
+    let mut z = seed ^ value.wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// [`Method`] with its types erased, so that a run can hold methods of any kind.
+///
+/// Indexes and states travel as `dyn Any`; the engine hands each back to the method that made it.
+pub trait AnyMethod: Send + Sync {
+    /// See [`Method::index_key`].
+    fn index_key(&self) -> String;
+    /// See [`Method::build`].
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync>;
+    /// See [`Method::index_bytes`].
+    fn index_bytes(&self, index: &dyn Any) -> usize;
+    /// See [`Method::start`].
+    fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
+    /// See [`Method::select`].
+    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
+    /// See [`Method::exact`].
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
+    /// See [`Method::prefill_pattern`].
+    fn prefill_pattern(&self) -> Option<PrefillPattern>;
+}
+
+const OWN: &str = "the engine returns to a method what that method made";
+
+impl<M: Method> AnyMethod for M {
+    fn index_key(&self) -> String {
+        Method::index_key(self)
+    }
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Box<dyn Any + Send + Sync> {
+        Box::new(Method::build(self, prefix))
+    }
+    fn index_bytes(&self, index: &dyn Any) -> usize {
+        Method::index_bytes(self, index.downcast_ref().expect(OWN))
+    }
+    fn start(&self, index: &dyn Any) -> Box<dyn Any + Send> {
+        Box::new(Method::start(self, index.downcast_ref().expect(OWN)))
+    }
+    fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
+        Method::select(
+            self,
+            step,
+            index.downcast_ref().expect(OWN),
+            state.downcast_mut().expect(OWN),
+            cost,
+        )
+    }
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        Method::exact(self, policy, prefix_tokens, total_tokens)
+    }
+    fn prefill_pattern(&self) -> Option<PrefillPattern> {
+        Method::prefill_pattern(self)
+    }
+}
+
+impl fmt::Debug for dyn AnyMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AnyMethod")
+    }
+}

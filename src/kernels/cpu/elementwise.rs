@@ -1,0 +1,103 @@
+//! Row-wise operations between the matrix products: RMS norm and the gated activation.
+
+use rayon::prelude::*;
+
+use super::simd::{Simd, dispatch};
+
+/// Elements below which an operation is not worth splitting over threads.
+const PARALLEL_ELEMENTS: usize = 1 << 17;
+
+/// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) · weight` for each row of `weight.len()` elements.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    assert_eq!(x.len(), out.len(), "output shape");
+    assert_eq!(x.len() % width, 0, "not whole rows");
+    let row = |(x, out): (&[f32], &mut [f32])| {
+        let mean = x.iter().map(|x| (x * x) as f64).sum::<f64>() / width as f64;
+        let scale = 1.0 / (mean as f32 + eps).sqrt();
+        for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *o = x * scale * w;
+        }
+    };
+    if x.len() < PARALLEL_ELEMENTS {
+        x.chunks_exact(width).zip(out.chunks_exact_mut(width)).for_each(row);
+    } else {
+        x.par_chunks_exact(width).zip(out.par_chunks_exact_mut(width)).for_each(row);
+    }
+}
+
+/// SwiGLU: `out[r][c] = silu(x[r][c]) · x[r][width + c]` for rows `x: [gate | up]` of `2·width`.
+pub fn silu_gate(x: &[f32], width: usize, out: &mut [f32]) {
+    assert_eq!(x.len(), 2 * out.len(), "output shape");
+    assert_eq!(out.len() % width, 0, "not whole rows");
+    let row = |(x, out): (&[f32], &mut [f32])| silu_gate_row(&x[..width], &x[width..], out);
+    if x.len() < PARALLEL_ELEMENTS {
+        x.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)).for_each(row);
+    } else {
+        x.par_chunks_exact(2 * width).zip(out.par_chunks_exact_mut(width)).for_each(row);
+    }
+}
+
+dispatch! {
+    fn silu_gate_row[](gate: &[f32], up: &[f32], out: &mut [f32]) = silu_gate_kernel
+}
+
+#[inline(always)]
+unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let whole = out.len() / S::LANES * S::LANES;
+    assert!(gate.len() >= out.len() && up.len() >= out.len());
+    let mut i = 0;
+    while i < whole {
+        // SAFETY: `i + LANES <= whole <= len` of all three; the CPU supports `S` (caller).
+        unsafe {
+            let x = S::load(gate.as_ptr().add(i));
+            // Beyond this bound e^-x would overflow; silu is 0 there to f32 precision.
+            let minus = S::mul(S::max(x, S::splat(-80.0)), S::splat(-1.0));
+            let denominator = S::add(S::splat(1.0), S::exp(minus));
+            S::store(out.as_mut_ptr().add(i), S::mul(S::div(x, denominator), S::load(up.as_ptr().add(i))));
+        }
+        i += S::LANES;
+    }
+    for i in whole..out.len() {
+        out[i] = gate[i] / (1.0 + (-gate[i]).exp()) * up[i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silu_gate_equals_the_formula() {
+        for width in [1, 16, 19, 100] {
+            let x: Vec<f32> = (0..2 * width * 3).map(|i| (i as f32 * 0.7).sin() * 12.0 - 3.0).collect();
+            let mut out = vec![0.0; width * 3];
+            silu_gate(&x, width, &mut out);
+            for (r, row) in x.chunks(2 * width).enumerate() {
+                for c in 0..width {
+                    let exact = row[c] as f64 / (1.0 + (-row[c] as f64).exp()) * row[width + c] as f64;
+                    assert!((out[r * width + c] as f64 - exact).abs() < 1e-5 * (1.0 + exact.abs()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn silu_of_extreme_values_is_finite() {
+        let x = [-1e4f32, 1e4, -200.0, 100.0, 1.0, 1.0, 1.0, 1.0];
+        let mut wide = vec![0.0; 64];
+        let row: Vec<f32> = x[..4].iter().cycle().take(64).chain(x[4..].iter().cycle().take(64)).copied().collect();
+        silu_gate(&row, 64, &mut wide);
+        assert!(wide.iter().all(|v| v.is_finite()));
+        assert_eq!(wide[1], 1e4);
+    }
+
+    #[test]
+    fn rms_norm_gives_unit_mean_square() {
+        let x: Vec<f32> = (0..256).map(|i| i as f32 - 100.0).collect();
+        let mut out = vec![0.0; 256];
+        rms_norm(&x, &[1.0; 256], 0.0, &mut out);
+        let mean = out.iter().map(|x| x * x).sum::<f32>() / 256.0;
+        assert!((mean - 1.0).abs() < 1e-5);
+    }
+}

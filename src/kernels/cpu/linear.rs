@@ -1,0 +1,215 @@
+//! Thin matrix products: a few rows of activations times stored weights, the shape of decoding.
+//!
+//! Weights stay in their storage type and are read once for all rows. Each output is one dot product
+//! in a fixed order of summation, so a row's result does not depend on which rows it was batched with;
+//! that is what lets runs of many methods share a step and still be reproducible one by one.
+
+use rayon::prelude::*;
+
+use super::rows::Elem;
+use super::simd::{Simd, dispatch};
+
+/// Multiply-adds below which a product is not worth splitting over threads.
+const PARALLEL_WORK: usize = 1 << 22;
+
+/// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
+///
+/// # Panics
+/// If the slices do not have these shapes.
+pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32]) {
+    let (rows, outputs) = (x.len() / columns, w.len() / columns);
+    assert_eq!(x.len(), rows * columns, "activations are not whole rows");
+    assert_eq!(w.len(), outputs * columns, "weights are not whole rows");
+    assert_eq!(out.len(), rows * outputs, "output shape");
+    let threads = rayon::current_num_threads();
+    if threads == 1 || rows * outputs * columns < PARALLEL_WORK {
+        dots(x, w, columns, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs });
+        return;
+    }
+    // A few chunks a thread even out unequal progress; the multiple of four keeps register tiles whole.
+    let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
+    let base = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs };
+    w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
+        dots(x, w, columns, base.from_column(i * chunk));
+    });
+}
+
+/// Scores of `queries: [g][d]` against every row of `keys: [tokens][d]`: `out[g][token]`, unscaled.
+pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
+    let tokens = keys.len() / d;
+    assert_eq!(out.len(), queries.len() / d * tokens, "output shape");
+    dots(queries, keys, d, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens });
+}
+
+/// Columns of a row-major output that one call may write.
+#[derive(Clone, Copy)]
+struct OutputColumns {
+    ptr: *mut f32,
+    len: usize,
+    stride: usize,
+}
+
+// SAFETY: `linear_rows` hands each thread a disjoint set of columns of one exclusively borrowed slice.
+unsafe impl Send for OutputColumns {}
+// SAFETY: as above; the value itself is only read.
+unsafe impl Sync for OutputColumns {}
+
+impl OutputColumns {
+    fn from_column(self, column: usize) -> Self {
+        assert!(column <= self.len);
+        // SAFETY: `column` is within the slice that `ptr` and `len` describe.
+        Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
+    }
+}
+
+dispatch! {
+    fn dots[T: Elem](x: &[f32], w: &[T], columns: usize, out: OutputColumns) = dots_kernel
+}
+
+#[inline(always)]
+unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
+    let (rows, outputs) = (x.len() / columns, w.len() / columns);
+    assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
+    let mut o = 0;
+    while o < outputs {
+        let mut r = 0;
+        while r < rows {
+            // SAFETY: the CPU supports `S` (caller); row and output indices are clamped inside.
+            r += unsafe {
+                match rows - r {
+                    4.. => block::<S, T, 4>(x, w, columns, out, r, o, outputs),
+                    2 | 3 => block::<S, T, 2>(x, w, columns, out, r, o, outputs),
+                    _ => block::<S, T, 1>(x, w, columns, out, r, o, outputs),
+                }
+            };
+        }
+        o += 4;
+    }
+}
+
+/// Writes outputs `o..o+4` (as far as they exist) of rows `r..r+R`; returns `R`.
+#[inline(always)]
+unsafe fn block<S: Simd, T: Elem, const R: usize>(
+    x: &[f32],
+    w: &[T],
+    columns: usize,
+    out: OutputColumns,
+    r: usize,
+    o: usize,
+    outputs: usize,
+) -> usize {
+    // The last outputs repeat a row rather than take another path: same order of summation everywhere.
+    let last = outputs - 1;
+    let starts = [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * columns);
+    // SAFETY: `starts` are beginnings of whole rows of `w`, `r..r+R` are rows of `x`; CPU supports `S`.
+    let sums = unsafe { dot_tile::<S, T, R>(x.as_ptr().add(r * columns), columns, w.as_ptr(), starts, columns) };
+    for (i, row) in sums.iter().enumerate() {
+        for (j, &sum) in row.iter().enumerate().take(outputs - o) {
+            // SAFETY: `(r + i) * stride + o + j` is within the output, asserted in `dots_kernel`.
+            unsafe { *out.ptr.add((r + i) * out.stride + o + j) = sum };
+        }
+    }
+    R
+}
+
+/// Dot products of `R` rows of `x` (`x_stride` apart) with four rows of `w` that begin at `starts`.
+///
+/// # Safety
+/// All rows must hold `columns` elements; the CPU must support `S`.
+#[inline(always)]
+pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
+    x: *const f32,
+    x_stride: usize,
+    w: *const T,
+    starts: [usize; 4],
+    columns: usize,
+) -> [[f32; 4]; R] {
+    // SAFETY: every access is at an offset below `columns` from the beginning of a row (caller).
+    unsafe {
+        let mut acc = [[S::splat(0.0); 4]; R];
+        let whole = columns / S::LANES * S::LANES;
+        let mut c = 0;
+        while c < whole {
+            let wv = [
+                T::load::<S>(w.add(starts[0] + c)),
+                T::load::<S>(w.add(starts[1] + c)),
+                T::load::<S>(w.add(starts[2] + c)),
+                T::load::<S>(w.add(starts[3] + c)),
+            ];
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let xv = S::load(x.add(r * x_stride + c));
+                for j in 0..4 {
+                    acc[j] = S::fma(xv, wv[j], acc[j]);
+                }
+            }
+            c += S::LANES;
+        }
+        let mut sums = [[0.0f32; 4]; R];
+        for r in 0..R {
+            for j in 0..4 {
+                let mut sum = S::sum(acc[r][j]);
+                for c in whole..columns {
+                    sum += *x.add(r * x_stride + c) * (*w.add(starts[j] + c)).to_f32();
+                }
+                sums[r][j] = sum;
+            }
+        }
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+        (0..n)
+            .map(|_| {
+                s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (s >> 8) as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    fn reference(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() as f32;
+        x.chunks(columns).flat_map(|x| w.chunks(columns).map(move |w| dot(x, w))).collect()
+    }
+
+    fn check<T: Elem>(rows: usize, outputs: usize, columns: usize) {
+        let x = noise(rows * columns, 1);
+        let w: Vec<T> = noise(outputs * columns, 2).into_iter().map(T::from_f32).collect();
+        let exact: Vec<f32> = w.iter().map(|w| w.to_f32()).collect();
+        let mut out = vec![f32::NAN; rows * outputs];
+        linear_rows(&x, &w, columns, &mut out);
+        for (a, b) in out.iter().zip(reference(&x, &exact, columns)) {
+            assert!((a - b).abs() < 1e-4, "{rows}x{outputs}x{columns}: {a} against {b}");
+        }
+    }
+
+    #[test]
+    fn equals_the_plain_product_in_every_shape_and_type() {
+        for (rows, outputs, columns) in [(1, 1, 1), (1, 5, 16), (2, 4, 33), (3, 7, 64), (7, 130, 256), (64, 300, 259)] {
+            check::<f32>(rows, outputs, columns);
+            check::<f16>(rows, outputs, columns);
+            check::<bf16>(rows, outputs, columns);
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
+        let (rows, outputs, columns) = (37, 517, 320);
+        let x = noise(rows * columns, 3);
+        let w: Vec<bf16> = noise(outputs * columns, 4).into_iter().map(bf16::from_f32).collect();
+        let mut together = vec![0.0; rows * outputs];
+        linear_rows(&x, &w, columns, &mut together);
+        let single = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        for r in 0..rows {
+            let mut alone = vec![0.0; outputs];
+            single.install(|| linear_rows(&x[r * columns..][..columns], &w, columns, &mut alone));
+            assert_eq!(alone, together[r * outputs..][..outputs]);
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! CPU kernels. Arithmetic is f32 throughout; keys, values and weights may be stored in 16 bits.
+//!
+//! Every result is a fixed function of its inputs: neither the number of threads nor how rows are
+//! batched changes a bit of it.
+
+pub mod attend;
+pub mod elementwise;
+pub mod linear;
+pub mod prefill;
+pub mod rows;
+mod simd;
+pub mod topk;
+
+pub use attend::{Accumulator, attend_list, attend_range, weighted_list};
+pub use rows::{Elem, Rows};
+pub use simd::isa_name;

@@ -1,0 +1,163 @@
+//! A growable `[kv_head][token][d]` store in one storage type.
+
+use half::{bf16, f16};
+
+use crate::kernels::cpu::{Elem, Rows};
+
+/// Storage type of keys and values (and of weights).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Name as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::F16 => "f16",
+            KvDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Data {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+/// Runs `$body` with `$v` bound to the typed vector.
+macro_rules! with_data {
+    ($data:expr, $v:ident => $body:expr) => {
+        match $data {
+            Data::F32($v) => $body,
+            Data::F16($v) => $body,
+            Data::Bf16($v) => $body,
+        }
+    };
+}
+
+/// Rows of every KV head, growing by tokens.
+#[derive(Debug, Clone)]
+pub struct KvStore {
+    data: Data,
+    kv_heads: usize,
+    d: usize,
+    capacity: usize,
+    tokens: usize,
+}
+
+impl KvStore {
+    /// Room for `capacity` tokens of `kv_heads` rows of `d`.
+    pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
+        let n = kv_heads * capacity * d;
+        let data = match dtype {
+            KvDtype::F32 => Data::F32(vec![0.0; n]),
+            KvDtype::F16 => Data::F16(vec![f16::ZERO; n]),
+            KvDtype::Bf16 => Data::Bf16(vec![bf16::ZERO; n]),
+        };
+        Self { data, kv_heads, d, capacity, tokens: 0 }
+    }
+
+    /// Appends one token given as `[kv_heads][d]`, rounded to the storage type.
+    pub fn append(&mut self, row: &[f32]) {
+        assert_eq!(row.len(), self.kv_heads * self.d, "one row a KV head");
+        if self.tokens == self.capacity {
+            self.grow((2 * self.capacity).max(64));
+        }
+        let (d, capacity, token) = (self.d, self.capacity, self.tokens);
+        with_data!(&mut self.data, v => {
+            for (h, row) in row.chunks_exact(d).enumerate() {
+                write(&mut v[(h * capacity + token) * d..][..d], row);
+            }
+        });
+        self.tokens += 1;
+    }
+
+    fn grow(&mut self, capacity: usize) {
+        let (old, d, heads) = (self.capacity, self.d, self.kv_heads);
+        with_data!(&mut self.data, v => {
+            let mut grown = vec![Default::default(); heads * capacity * d];
+            for h in 0..heads {
+                grown[h * capacity * d..][..old * d].copy_from_slice(&v[h * old * d..][..old * d]);
+            }
+            *v = grown;
+        });
+        self.capacity = capacity;
+    }
+
+    /// Rows `[token][d]` of one KV head.
+    pub fn head(&self, kv_head: usize) -> Rows<'_> {
+        let range = kv_head * self.capacity * self.d..(kv_head * self.capacity + self.tokens) * self.d;
+        match &self.data {
+            Data::F32(v) => Rows::F32(&v[range]),
+            Data::F16(v) => Rows::F16(&v[range]),
+            Data::Bf16(v) => Rows::Bf16(&v[range]),
+        }
+    }
+
+    /// Tokens stored.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// KV heads stored.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Width of a row.
+    pub fn d(&self) -> usize {
+        self.d
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> usize {
+        with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))
+    }
+}
+
+fn write<T: Elem>(out: &mut [T], row: &[f32]) {
+    for (o, x) in out.iter_mut().zip(row) {
+        *o = T::from_f32(*x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_keeps_every_head_in_order() {
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let (heads, d) = (3, 4);
+            let mut store = KvStore::new(dtype, heads, d, 2);
+            for t in 0..200 {
+                let row: Vec<f32> = (0..heads * d).map(|i| (t % 100 + i) as f32).collect();
+                store.append(&row);
+            }
+            for h in 0..heads {
+                let rows = store.head(h).to_f32();
+                assert_eq!(rows.len(), 200 * d);
+                for t in 0..200 {
+                    assert_eq!(rows[t * d], (t % 100 + h * d) as f32);
+                }
+            }
+        }
+    }
+}
