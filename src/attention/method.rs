@@ -63,7 +63,7 @@ pub enum PrefillPattern {
 }
 
 /// Tokens attended exactly: `0..sink` and `recent..total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Exact {
     /// End of the first part.
     pub sink: usize,

@@ -111,10 +111,11 @@ impl Params {
         Self { method: spec.name.clone(), given: spec.params.clone(), known: Vec::new(), canonical: Vec::new() }
     }
 
-    /// Adds `defaults` for keys that were not given (a preset).
+    /// Adds `defaults` for keys that were not given (a preset). `k` and `ratio` stand for one key.
     pub fn fill(&mut self, defaults: &[(&str, &str)]) {
+        let budget = |key: &str| key == "k" || key == "ratio";
         for (key, value) in defaults {
-            if !self.given.iter().any(|(k, _)| k == key) {
+            if !self.given.iter().any(|(k, _)| k == key || budget(k) && budget(key)) {
                 self.given.push(((*key).to_owned(), (*value).to_owned()));
             }
         }

@@ -1,0 +1,364 @@
+//! The engine: forks of a shared prefix, each attending what its method picks.
+//!
+//! A [`Fork`] owns a short tail of keys and values and the method's state; the prefix and the indexes
+//! over it are shared. All methods run through the same code here, and all costs of attending are
+//! counted here.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::Configured;
+use super::fidelity::FidelityMeter;
+use super::method::{Exact, HeadPrefix, Picks, Selection, Step, Weighting, mix_seed};
+use crate::cost::{Cost, LayerCosts};
+use crate::kernels::cpu::{Accumulator, attend_list, attend_range, weighted_list};
+use crate::kv::{KvDtype, LayerKv, Prefix};
+
+type Index = Box<dyn Any + Send + Sync>;
+
+/// Indexes of one prefix for one index key: one for each KV head of each layer that is not dense.
+struct IndexSet {
+    by_layer: Vec<Vec<Index>>,
+    build_time: Duration,
+}
+
+/// Indexes over one prefix, built once for all runs that can share them.
+pub struct IndexCache {
+    prefix: Arc<Prefix>,
+    dtype: KvDtype,
+    seed: u64,
+    sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
+}
+
+impl IndexCache {
+    /// An empty cache for `prefix`; `seed` is the example's.
+    pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
+        Self { prefix, dtype, seed, sets: HashMap::new() }
+    }
+
+    /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
+    pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let layers = self.prefix.layers();
+        let tokens = self.prefix.tokens();
+        let exact = method.method.exact(&method.policy, tokens, tokens);
+        let candidates = exact.candidates(tokens);
+        let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
+        let key = (format!("{}:{}", method.name, method.method.index_key()), exact, dense.clone());
+        let (indexes, index_time) = match self.sets.get(&key) {
+            Some(set) => (set.clone(), Duration::ZERO),
+            None => {
+                let set = Arc::new(self.build(method, candidates.clone(), &dense));
+                self.sets.insert(key, set.clone());
+                let time = set.build_time;
+                (set, time)
+            }
+        };
+        Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity)
+    }
+
+    fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let by_layer = dense
+            .par_iter()
+            .enumerate()
+            .map(|(layer, dense)| {
+                let kv = self.prefix.layer(layer);
+                let heads = if *dense || candidates.is_empty() { 0 } else { kv.keys.kv_heads() };
+                (0..heads)
+                    .into_par_iter()
+                    .map(|kv_head| {
+                        method.method.build(&HeadPrefix {
+                            layer,
+                            kv_head,
+                            keys: kv.keys.head(kv_head),
+                            values: kv.values.head(kv_head),
+                            d: kv.keys.d(),
+                            dtype: self.dtype,
+                            candidates: candidates.clone(),
+                            seed: head_seed(self.seed, layer, kv_head),
+                        })
+                    })
+                    .collect()
+            })
+            .collect();
+        IndexSet { by_layer, build_time: start.elapsed() }
+    }
+}
+
+fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
+    mix_seed(mix_seed(example, layer as u64), kv_head as u64)
+}
+
+/// One run: a method decoding from a shared prefix.
+pub struct Fork {
+    method: Configured,
+    prefix: Arc<Prefix>,
+    indexes: Arc<IndexSet>,
+    states: Vec<Vec<Box<dyn Any + Send>>>,
+    tail: Vec<LayerKv>,
+    dense: Vec<bool>,
+    prefix_candidates: Range<usize>,
+    seed: u64,
+    costs: LayerCosts,
+    fidelity: Option<FidelityMeter>,
+    index_time: Duration,
+    attend_time: Duration,
+}
+
+/// Room for this many tokens behind the prefix before the tail has to grow.
+const TAIL_CAPACITY: usize = 64;
+
+impl Fork {
+    fn new(
+        cache: &IndexCache,
+        method: Configured,
+        indexes: Arc<IndexSet>,
+        index_time: Duration,
+        prefix_candidates: Range<usize>,
+        dense: Vec<bool>,
+        fidelity: bool,
+    ) -> Self {
+        let prefix = cache.prefix.clone();
+        let layers = prefix.layers();
+        let start = |index: &Index| method.method.start(index.as_ref());
+        let states = indexes.by_layer.iter().map(|heads| heads.iter().map(start).collect()).collect();
+        let tail = (0..layers)
+            .map(|l| {
+                let keys = &prefix.layer(l).keys;
+                LayerKv::new(cache.dtype, keys.kv_heads(), keys.d(), TAIL_CAPACITY)
+            })
+            .collect();
+        Self {
+            method,
+            indexes,
+            states,
+            tail,
+            dense,
+            prefix_candidates,
+            seed: cache.seed,
+            costs: LayerCosts::new(layers),
+            fidelity: fidelity.then(|| FidelityMeter::new(layers)),
+            index_time,
+            attend_time: Duration::ZERO,
+            prefix,
+        }
+    }
+
+    /// The method of this run.
+    pub fn method(&self) -> &Configured {
+        &self.method
+    }
+
+    /// Tokens in context: prefix and tail.
+    pub fn tokens(&self) -> usize {
+        self.prefix.tokens() + self.tail.first().map_or(0, LayerKv::tokens)
+    }
+
+    /// What was counted so far, by layer.
+    pub fn costs(&self) -> &LayerCosts {
+        &self.costs
+    }
+
+    /// Whether `layer` attends everything by policy.
+    pub fn is_dense(&self, layer: usize) -> bool {
+        self.dense[layer]
+    }
+
+    /// Closeness to exact attention, if it was asked for.
+    pub fn fidelity(&self) -> Option<&FidelityMeter> {
+        self.fidelity.as_ref()
+    }
+
+    /// Time this run spent on its index; zero if it shared one.
+    pub fn index_time(&self) -> Duration {
+        self.index_time
+    }
+
+    /// Time this run spent selecting and attending.
+    pub fn attend_time(&self) -> Duration {
+        self.attend_time
+    }
+
+    /// Auxiliary memory of the index: bits per prefix token per KV head, mean over all layers.
+    pub fn aux_bits(&self) -> f64 {
+        let kv_heads = self.prefix.layer(0).keys.kv_heads();
+        let bytes: usize =
+            self.indexes.by_layer.iter().flatten().map(|i| self.method.method.index_bytes(i.as_ref())).sum();
+        let rows = self.prefix.layers() * kv_heads * self.prefix.tokens().max(1);
+        bytes as f64 * 8.0 / rows as f64
+    }
+
+    /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
+    /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
+    pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
+        let start = Instant::now();
+        self.tail[layer].append(key, value);
+        let kv_heads = self.tail[layer].keys.kv_heads();
+        let group = queries.len() / kv_heads;
+        for (kv_head, (queries, out)) in queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate() {
+            self.attend_head(layer, kv_head, queries, out);
+        }
+        self.attend_time += start.elapsed();
+    }
+
+    fn attend_head(&mut self, layer: usize, kv_head: usize, queries: &[f32], out: &mut [f32]) {
+        let prefix_tokens = self.prefix.tokens();
+        let total = prefix_tokens + self.tail[layer].tokens();
+        let exact = match self.dense[layer] {
+            true => Exact::all(),
+            false => self.method.method.exact(&self.method.policy, prefix_tokens, total),
+        };
+        let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+        let scale = 1.0 / (kv.d as f32).sqrt();
+        let mut cost = Cost::default();
+        let selection = if self.dense[layer] || self.prefix_candidates.is_empty() {
+            None
+        } else {
+            let step = Step {
+                layer,
+                kv_head,
+                queries,
+                d: kv.d,
+                scale,
+                keys: kv.prefix_keys,
+                values: kv.prefix_values,
+                candidates: self.prefix_candidates.clone(),
+                context: total,
+                seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
+            };
+            let index = self.indexes.by_layer[layer][kv_head].as_ref();
+            let state = self.states[layer][kv_head].as_mut();
+            Some(self.method.method.select(&step, index, state, &mut cost))
+        };
+        let attended = kv.attend(queries, scale, exact, selection.as_ref(), out, &mut cost);
+        cost.steps += attended.len() as u64;
+        cost.context_tokens += (attended.len() * total) as u64;
+        cost.attended_tokens += attended.iter().sum::<usize>() as u64;
+        let per_token = 4 * kv.d as u64;
+        cost.attend_flops += per_token * attended.iter().sum::<usize>() as u64;
+        cost.full_flops += per_token * (attended.len() * total) as u64;
+        if let Some(meter) = &mut self.fidelity {
+            meter.compare(layer, &kv, queries, scale, exact, selection.as_ref(), out);
+        }
+        *self.costs.layer_mut(layer) += cost;
+    }
+}
+
+/// Keys and values of one head: prefix and tail.
+pub(super) struct HeadKv<'a> {
+    pub(super) prefix_keys: crate::kernels::cpu::Rows<'a>,
+    pub(super) prefix_values: crate::kernels::cpu::Rows<'a>,
+    pub(super) tail_keys: crate::kernels::cpu::Rows<'a>,
+    pub(super) tail_values: crate::kernels::cpu::Rows<'a>,
+    pub(super) prefix_tokens: usize,
+    pub(super) tail_tokens: usize,
+    pub(super) d: usize,
+}
+
+impl<'a> HeadKv<'a> {
+    fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
+        let kv = prefix.layer(layer);
+        Self {
+            prefix_keys: kv.keys.head(kv_head),
+            prefix_values: kv.values.head(kv_head),
+            tail_keys: tail.keys.head(kv_head),
+            tail_values: tail.values.head(kv_head),
+            prefix_tokens: prefix.tokens(),
+            tail_tokens: tail.tokens(),
+            d: kv.keys.d(),
+        }
+    }
+
+    /// Attends positions `range` (of prefix and tail together) into `acc`; returns how many there were.
+    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) -> usize {
+        let p = self.prefix_tokens;
+        let in_prefix = range.start.min(p)..range.end.min(p);
+        let in_tail = range.start.max(p) - p..range.end.max(p) - p;
+        if !in_prefix.is_empty() {
+            attend_range(
+                scaled,
+                self.prefix_keys.slice(in_prefix.clone(), self.d),
+                self.prefix_values.slice(in_prefix.clone(), self.d),
+                acc,
+            );
+        }
+        if !in_tail.is_empty() {
+            attend_range(
+                scaled,
+                self.tail_keys.slice(in_tail.clone(), self.d),
+                self.tail_values.slice(in_tail.clone(), self.d),
+                acc,
+            );
+        }
+        in_prefix.len() + in_tail.len()
+    }
+
+    /// Tokens in context.
+    pub(super) fn total(&self) -> usize {
+        self.prefix_tokens + self.tail_tokens
+    }
+
+    fn row_bytes(&self) -> usize {
+        2 * self.d * self.prefix_keys.elem_bytes()
+    }
+
+    /// Attends the exact parts and the selection; returns tokens attended by each query head.
+    fn attend(
+        &self,
+        queries: &[f32],
+        scale: f32,
+        exact: Exact,
+        selection: Option<&Selection>,
+        out: &mut [f32],
+        cost: &mut Cost,
+    ) -> Vec<usize> {
+        let group = queries.len() / self.d;
+        let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
+        let mut acc = Accumulator::new(group, self.d);
+        let fixed = self.attend_positions(&scaled, 0..exact.sink, &mut acc)
+            + self.attend_positions(&scaled, exact.recent..self.total(), &mut acc);
+        let mut read = fixed;
+        let mut attended = vec![fixed; group];
+        match selection {
+            None => {}
+            Some(Selection::Shared(picks)) => {
+                self.attend_picks(&scaled, picks, &mut acc);
+                read += picks.tokens.len();
+                attended.iter_mut().for_each(|n| *n += picks.tokens.len());
+            }
+            Some(Selection::PerHead(heads)) => {
+                assert_eq!(heads.len(), group, "one set of picks for each query head");
+                for (h, picks) in heads.iter().enumerate() {
+                    let mut own = Accumulator::new(1, self.d);
+                    self.attend_picks(&scaled[h * self.d..][..self.d], picks, &mut own);
+                    acc.merge_query(h, &own);
+                    read += picks.tokens.len();
+                    attended[h] += picks.tokens.len();
+                }
+            }
+        }
+        cost.kv_bytes += (read * self.row_bytes()) as u64;
+        acc.finish(out);
+        attended
+    }
+
+    fn attend_picks(&self, scaled: &[f32], picks: &Picks, acc: &mut Accumulator) {
+        let (keys, values) = (self.prefix_keys, self.prefix_values);
+        match &picks.weighting {
+            Weighting::Softmax => attend_list(scaled, keys, values, &picks.tokens, &[], acc),
+            Weighting::LogBias(bias) => attend_list(scaled, keys, values, &picks.tokens, bias, acc),
+            Weighting::Direct { weights, log_mass } => {
+                let mut output = vec![0.0; self.d];
+                weighted_list(values, &picks.tokens, weights, &mut output);
+                for h in 0..acc.queries() {
+                    acc.merge(h, *log_mass, &output);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `full`: exact attention, the reference of every table.
+
+use std::sync::Arc;
+
+use super::MethodEntry;
+use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step};
+use crate::cost::Cost;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "full",
+    about: "exact attention over the whole context (the reference)",
+    params: &[],
+    presets: &[],
+    build: |_| Ok(Arc::new(Full)),
+};
+
+/// Attends everything; there is never a candidate to pick.
+struct Full;
+
+impl Method for Full {
+    type Index = ();
+    type State = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) {}
+
+    fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+        Selection::PerHead(Vec::new())
+    }
+
+    fn exact(&self, _: &Policy, _: usize, _: usize) -> Exact {
+        Exact::all()
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern> {
+        Some(PrefillPattern::Dense)
+    }
+}

@@ -1,0 +1,136 @@
+//! `quest`: whole pages chosen by an upper bound of their scores (Tang et al. 2024).
+//!
+//! Each page keeps the channel-wise minimum and maximum of its keys; a page's score is
+//! `Σ_c max(q_c·min_c, q_c·max_c)`, which no key of the page can exceed. With `q⁺ = max(q, 0)` and
+//! `q⁻ = min(q, 0)` that is `q⁺·max + q⁻·min`: two dot products a page, `1/page` of full attention.
+//! Pages are cut over the candidates; a last, shorter page counts as a page.
+
+use std::sync::Arc;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use crate::cost::Cost;
+use crate::kernels::cpu::topk::top_k;
+use crate::kv::KvStore;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "quest",
+    about: "whole pages by the min/max bound of their keys",
+    params: &[
+        ParamInfo { key: "page", default: "16", about: "tokens a page" },
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as pages, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as pages (rounded up to pages)" },
+        ParamInfo { key: "min_pages", default: "1", about: "pages read at least" },
+        Granularity::INFO,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("page", "16"), ("k", "1024"), ("sink", "0"), ("local", "0"), ("dense_layers", "0+1")],
+            source: "Quest §4: page 16, first two layers dense, budgets 256 to 4096 (1024 here)",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("page", "16"),
+                ("k", "1024"),
+                ("min_pages", "3"),
+                ("sink", "0"),
+                ("local", "0"),
+                ("dense_layers", "0+1"),
+            ],
+            source: "Quest's code, evaluation/quest_attention.py: at least 3 pages, no forced window, layers 0 and 1 dense",
+        },
+    ],
+    build: |params| {
+        let page = params.get_positive("page", 16)?;
+        let budget = params.budget(Budget::Ratio(0.0625))?;
+        let min_pages = params.get_positive("min_pages", 1)?;
+        Ok(Arc::new(Quest { page, budget, min_pages, per: Granularity::read(params)? }))
+    },
+};
+
+/// Page selection by channel-wise bounds.
+struct Quest {
+    page: usize,
+    budget: Budget,
+    min_pages: usize,
+    per: Granularity,
+}
+
+/// Channel-wise bounds of each page, `[page][d]`, in the storage type of the keys (so exact).
+struct Pages {
+    min: KvStore,
+    max: KvStore,
+}
+
+impl Method for Quest {
+    type Index = Pages;
+    type State = ();
+
+    fn index_key(&self) -> String {
+        format!("page={}", self.page)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Pages {
+        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+        let pages = keys.len().div_ceil(self.page * prefix.d);
+        let store = || KvStore::new(prefix.dtype, 1, prefix.d, pages);
+        let (mut min, mut max) = (store(), store());
+        for page in keys.chunks(self.page * prefix.d) {
+            min.append(&fold_channels(page, prefix.d, f32::min));
+            max.append(&fold_channels(page, prefix.d, f32::max));
+        }
+        Pages { min, max }
+    }
+
+    fn index_bytes(&self, pages: &Pages) -> usize {
+        pages.min.bytes() + pages.max.bytes()
+    }
+
+    fn start(&self, _: &Pages) {}
+
+    fn select(&self, step: &Step<'_>, pages: &Pages, (): &mut (), cost: &mut Cost) -> Selection {
+        let bounds = page_bounds(step, pages, cost);
+        let wanted = self.budget.tokens(step.context).div_ceil(self.page).max(self.min_pages);
+        self.per.select(&bounds, step.group(), |bounds| self.tokens_of(&top_k(bounds, wanted), step))
+    }
+}
+
+impl Quest {
+    fn tokens_of(&self, pages: &[u32], step: &Step<'_>) -> Vec<u32> {
+        let page_tokens = |&p: &u32| {
+            let start = step.candidates.start + p as usize * self.page;
+            start as u32..(start + self.page).min(step.candidates.end) as u32
+        };
+        pages.iter().flat_map(page_tokens).collect()
+    }
+}
+
+fn fold_channels(rows: &[f32], d: usize, fold: fn(f32, f32) -> f32) -> Vec<f32> {
+    let mut folded = rows[..d].to_vec();
+    for row in rows[d..].chunks_exact(d) {
+        folded.iter_mut().zip(row).for_each(|(f, x)| *f = fold(*f, *x));
+    }
+    folded
+}
+
+/// Upper bounds of `q·k` for each page, `[group][pages]`.
+fn page_bounds(step: &Step<'_>, pages: &Pages, cost: &mut Cost) -> Vec<f32> {
+    let part = |keep: fn(f32) -> bool| -> Vec<f32> {
+        step.queries.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect()
+    };
+    let (positive, negative) = (part(|q| q > 0.0), part(|q| q <= 0.0));
+    let (max, min) = (pages.max.head(0), pages.min.head(0));
+    let mut bounds = Step { queries: &positive, ..step.clone() }.score_rows(max, cost);
+    let lower = Step { queries: &negative, ..step.clone() }.score_rows(min, cost);
+    bounds.iter_mut().zip(lower).for_each(|(b, l)| *b += l);
+    cost.aux_bytes += ((max.elements() + min.elements()) * max.elem_bytes()) as u64;
+    bounds
+}
+
+#[cfg(test)]
+pub(super) fn bounds_for_test(step: &Step<'_>, prefix: &HeadPrefix<'_>, page: usize) -> Vec<f32> {
+    let quest = Quest { page, budget: Budget::Tokens(1), min_pages: 1, per: Granularity::QueryHead };
+    page_bounds(step, &Method::build(&quest, prefix), &mut Cost::default())
+}

@@ -1,0 +1,64 @@
+//! `random`: uniformly drawn tokens, the floor of every plot.
+
+use std::sync::Arc;
+
+use rand::seq::index;
+
+use super::{Granularity, MethodEntry, ParamInfo};
+use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step};
+use crate::cost::Cost;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "random",
+    about: "uniformly random tokens, drawn anew each step: the floor",
+    params: &[
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones" },
+        Granularity::INFO,
+    ],
+    presets: &[],
+    build: |params| {
+        let budget = params.budget(Budget::Ratio(0.0625))?;
+        Ok(Arc::new(Random { budget, per: Granularity::read(params)? }))
+    },
+};
+
+/// Draws without replacement, seeded by example, layer, head and position.
+struct Random {
+    budget: Budget,
+    per: Granularity,
+}
+
+impl Random {
+    fn draw(&self, step: &Step<'_>, head: usize) -> Picks {
+        let candidates = step.candidates.len();
+        let k = self.budget.tokens(step.context).min(candidates);
+        let first = step.candidates.start as u32;
+        let drawn = index::sample(&mut step.rng(head), candidates, k);
+        let mut tokens: Vec<u32> = drawn.iter().map(|i| i as u32 + first).collect();
+        tokens.sort_unstable();
+        Picks::softmax(tokens)
+    }
+}
+
+impl Method for Random {
+    type Index = ();
+    type State = ();
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) {}
+
+    fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+        match self.per {
+            Granularity::KvHead => Selection::Shared(self.draw(step, 0)),
+            Granularity::QueryHead => {
+                Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect())
+            }
+        }
+    }
+}

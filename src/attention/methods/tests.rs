@@ -1,0 +1,354 @@
+//! What every method must satisfy, checked through the engine on small random caches, and what each
+//! one computes, checked against naive references.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::attention::{Fork, HeadPrefix, IndexCache, Step, expand_grid};
+use crate::kernels::cpu::Rows;
+use crate::kv::{KvDtype, LayerKv, Prefix};
+
+const D: usize = 32;
+
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..n).map(|_| rng.random_range(-1.5..1.5)).collect()
+}
+
+fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
+    let layer = |l: usize| {
+        let mut kv = LayerKv::new(KvDtype::F32, kv_heads, d, tokens);
+        for t in 0..tokens {
+            let seed = (l * 10_000 + t) as u64;
+            kv.append(&noise(kv_heads * d, seed), &noise(kv_heads * d, seed + 77_777));
+        }
+        kv
+    };
+    Prefix::new((0..layers).map(layer).collect())
+}
+
+fn configured(spec: &str, policy: &Policy) -> Configured {
+    configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
+}
+
+fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
+    run_seeded(prefix, spec, policy, heads, steps, 5)
+}
+
+fn run_seeded(
+    prefix: &Arc<Prefix>,
+    spec: &str,
+    policy: &Policy,
+    heads: usize,
+    steps: usize,
+    seed: u64,
+) -> (Vec<f32>, Fork) {
+    let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
+    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&configured(spec, policy), true);
+    let mut outputs = Vec::new();
+    for t in 0..steps {
+        for layer in 0..prefix.layers() {
+            let s = (t * 100 + layer) as u64;
+            let mut out = vec![f32::NAN; heads * d];
+            let (q, k, v) = (noise(heads * d, s), noise(kv_heads * d, s + 1_000), noise(kv_heads * d, s + 2_000));
+            fork.step(layer, &q, &k, &v, &mut out);
+            outputs.extend(out);
+        }
+    }
+    (outputs, fork)
+}
+
+fn none() -> Policy {
+    Policy { sink: 0, local: 0, dense_layers: DenseLayers::default() }
+}
+
+fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= tolerance, "{what}: {a} against {b}");
+    }
+}
+
+/// Specs that select everything, so that they must equal `full`.
+const SELECT_ALL: &[&str] = &[
+    "topk:k=100000",
+    "topk:ratio=1",
+    "topk:k=100000,per=kv_head",
+    "random:ratio=1",
+    "quest:ratio=1",
+    "quest:k=100000,page=7,per=kv_head",
+    "streaming_llm:window=100000",
+];
+
+/// Specs with ordinary budgets.
+const ORDINARY: &[&str] = &[
+    "full",
+    "topk:k=8",
+    "topk:ratio=0.1,per=kv_head",
+    "random:k=8",
+    "oracle_sampling:budget=16",
+    "streaming_llm:window=16",
+    "quest:page=8,k=16",
+    "quest:page=8,ratio=0.05,per=kv_head",
+];
+
+#[test]
+fn selecting_everything_equals_full() {
+    for (kv_heads, heads, d, tokens) in [(2, 4, 32, 150), (1, 8, 64, 90), (1, 1, 128, 40)] {
+        let prefix = prefix(2, kv_heads, tokens, d);
+        for policy in [none(), Policy::default(), Policy { sink: 3, local: 10, ..none() }] {
+            let (full, _) = run(&prefix, "full", &policy, heads, 3);
+            for spec in SELECT_ALL {
+                let (out, fork) = run(&prefix, spec, &policy, heads, 3);
+                assert_close(&out, &full, 1e-4, spec);
+                assert!((fork.costs().total(|_| true).density() - 1.0).abs() < 1e-9, "{spec}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_method_survives_every_shape() {
+    for tokens in [0, 1, 2, 5, 70, 140] {
+        for (kv_heads, heads, d) in [(1, 1, 32), (2, 4, 32), (1, 8, 64), (1, 2, 128)] {
+            let prefix = prefix(1, kv_heads, tokens, d);
+            for policy in [none(), Policy::default(), Policy { sink: 100, local: 100, ..none() }] {
+                for spec in ORDINARY {
+                    let (out, fork) = run(&prefix, spec, &policy, heads, 2);
+                    assert!(out.iter().all(|x| x.is_finite()), "{spec} on {tokens} tokens");
+                    let density = fork.costs().total(|_| true).density();
+                    assert!(density > 0.0 && density <= 1.0 + 1e-9, "{spec} on {tokens}: density {density}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn identical_zero_and_huge_keys_never_give_nan() {
+    for fill in [0.0f32, 1.0, 300.0] {
+        let mut kv = LayerKv::new(KvDtype::F32, 1, D, 100);
+        for _ in 0..100 {
+            kv.append(&[fill; D], &noise(D, 1));
+        }
+        let prefix = Prefix::new(vec![kv]);
+        for spec in ORDINARY {
+            let (out, _) = run(&prefix, spec, &none(), 2, 2);
+            assert!(out.iter().all(|x| x.is_finite()), "{spec}, fill {fill}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_and_another_does_not() {
+    let prefix = prefix(2, 2, 200, D);
+    for spec in ORDINARY {
+        let once = run_seeded(&prefix, spec, &none(), 4, 3, 1).0;
+        assert_eq!(once, run_seeded(&prefix, spec, &none(), 4, 3, 1).0, "{spec}");
+        let is_random = spec.starts_with("random") || spec.starts_with("oracle_sampling");
+        assert_eq!(once != run_seeded(&prefix, spec, &none(), 4, 3, 2).0, is_random, "{spec}");
+    }
+}
+
+#[test]
+fn density_is_what_the_budget_says() {
+    let prefix = prefix(1, 1, 1000, D);
+    let policy = Policy { sink: 4, local: 16, ..none() };
+    let expect = [
+        ("topk:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("random:ratio=0.1", (101.0 + 20.0 + 1.0) / 1001.0),
+        ("streaming_llm:window=96", (4.0 + 96.0) / 1001.0),
+        ("quest:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
+    ];
+    for (spec, density) in expect {
+        let (_, fork) = run(&prefix, spec, &policy, 2, 1);
+        let measured = fork.costs().total(|_| true).density();
+        assert!((measured - density).abs() < 1e-9, "{spec}: {measured} instead of {density}");
+    }
+}
+
+#[test]
+fn dense_layers_attend_everything_and_the_others_do_not() {
+    let prefix = prefix(3, 1, 300, D);
+    let policy = Policy { dense_layers: DenseLayers::parse("0+2").unwrap(), ..none() };
+    let (_, fork) = run(&prefix, "topk:k=10", &policy, 2, 1);
+    let density: Vec<f64> = fork.costs().layers().iter().map(|c| c.density()).collect();
+    assert_eq!((density[0], density[2]), (1.0, 1.0));
+    assert!((density[1] - 11.0 / 301.0).abs() < 1e-9);
+    assert!(fork.is_dense(0) && !fork.is_dense(1));
+}
+
+#[test]
+fn quest_counts_one_page_bound_as_its_scoring_cost() {
+    let prefix = prefix(1, 1, 1600, D);
+    let (_, fork) = run(&prefix, "quest:page=16,ratio=0.0625", &none(), 1, 1);
+    let cost = fork.costs().total(|_| true);
+    assert!((cost.cost1() - 1.0 / 16.0).abs() < 1e-3, "{}", cost.cost1());
+    assert!((fork.aux_bits() - 2.0 * D as f64 * 32.0 / 16.0).abs() < 1e-9, "two f32 vectors a page of 16");
+}
+
+#[test]
+fn a_shared_selection_reads_each_key_once_for_its_group() {
+    let prefix = prefix(1, 1, 500, D);
+    let bytes = |spec: &str| run(&prefix, spec, &none(), 4, 1).1.costs().total(|_| true).kv_bytes;
+    let scoring = 500 * D * 4;
+    let row = 2 * D * 4;
+    assert_eq!(bytes("topk:k=32,per=kv_head") as usize, scoring + 33 * row);
+    assert_eq!(bytes("topk:k=32") as usize, scoring + (4 * 32 + 1) * row);
+}
+
+#[test]
+fn topk_has_recall_one_where_only_picks_count() {
+    let prefix = prefix(1, 1, 400, D);
+    let (_, fork) = run(&prefix, "topk:k=400", &none(), 1, 1);
+    assert_eq!(fork.fidelity().unwrap().recall(), [1.0]);
+    let error = |spec: &str| run(&prefix, spec, &none(), 4, 4).1.fidelity().unwrap().output_error()[0];
+    assert!(error("full") < 1e-6);
+    assert!(error("topk:k=200") < error("topk:k=20"));
+    assert!(error("topk:k=40") < error("random:k=40"));
+}
+
+#[test]
+fn indexes_are_shared_between_budgets() {
+    let prefix = prefix(1, 1, 3000, D);
+    let mut cache = IndexCache::new(prefix, KvDtype::F32, 1);
+    let fork = |cache: &mut IndexCache, spec| cache.fork(&configured(spec, &none()), false).index_time();
+    assert!(!fork(&mut cache, "quest:ratio=0.1").is_zero());
+    assert!(fork(&mut cache, "quest:ratio=0.2").is_zero());
+    assert!(!fork(&mut cache, "quest:ratio=0.2,page=32").is_zero());
+}
+
+proptest! {
+    #[test]
+    fn quest_bounds_are_upper_bounds(seed in 0u64..1000, tokens in 1usize..90, page in 1usize..20) {
+        let keys = noise(tokens * D, seed);
+        let queries = noise(2 * D, seed + 1);
+        let step = Step {
+            layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, seed,
+        };
+        let prefix = HeadPrefix {
+            layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            dtype: KvDtype::F32, candidates: 0..tokens, seed,
+        };
+        let bounds = quest::bounds_for_test(&step, &prefix, page);
+        let pages = tokens.div_ceil(page);
+        for h in 0..2 {
+            for (t, key) in keys.chunks(D).enumerate() {
+                let dot: f32 = step.query(h).iter().zip(key).map(|(a, b)| a * b).sum();
+                prop_assert!(bounds[h * pages + t / page] >= dot - 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn topk_picks_the_largest_scores() {
+    let prefix = prefix(1, 1, 120, D);
+    let keys = prefix.layer(0).keys.head(0);
+    let queries = noise(D, 9);
+    let step = Step {
+        layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0, keys, values: keys,
+        candidates: 10..100, context: 121, seed: 0,
+    };
+    let method = configured("topk:k=5", &none()).method;
+    let index = method.build(&HeadPrefix {
+        layer: 0, kv_head: 0, keys, values: keys, d: D, dtype: KvDtype::F32, candidates: 10..100, seed: 0,
+    });
+    let mut state = method.start(index.as_ref());
+    let picked = method.select(&step, index.as_ref(), state.as_mut(), &mut crate::cost::Cost::default());
+    let rows = keys.to_f32();
+    let score = |t: usize| -> f32 { queries.iter().zip(&rows[t * D..]).map(|(a, b)| a * b).sum() };
+    let mut order: Vec<u32> = (10..100).collect();
+    order.sort_by(|a, b| score(*b as usize).total_cmp(&score(*a as usize)));
+    let mut best = order[..5].to_vec();
+    best.sort_unstable();
+    assert_eq!(picked, crate::attention::Selection::PerHead(vec![crate::attention::Picks::softmax(best)]));
+}
+
+/// Means over many seeds: the estimator of MagicPIG's Definition 3.1 and its theorems.
+mod oracle_sampling_estimator {
+    use super::*;
+
+    const SEEDS: u64 = 400;
+
+    fn outputs(prefix: &Arc<Prefix>, budget: usize) -> Vec<Vec<f32>> {
+        let spec = format!("oracle_sampling:budget={budget}");
+        (0..SEEDS).map(|seed| run_seeded(prefix, &spec, &none(), 1, 1, seed).0).collect()
+    }
+
+    fn mean_square_error(outputs: &[Vec<f32>], exact: &[f32]) -> f64 {
+        let error = |o: &Vec<f32>| o.iter().zip(exact).map(|(a, b)| ((a - b) as f64).powi(2)).sum::<f64>();
+        outputs.iter().map(error).sum::<f64>() / outputs.len() as f64
+    }
+
+    #[test]
+    fn is_unbiased_and_its_error_falls_as_one_over_the_budget() {
+        let prefix = prefix(1, 1, 300, D);
+        let exact = run(&prefix, "full", &none(), 1, 1).0;
+        let (small, large) = (outputs(&prefix, 16), outputs(&prefix, 256));
+        let (error_small, error_large) = (mean_square_error(&small, &exact), mean_square_error(&large, &exact));
+        let ratio = error_small / error_large;
+        assert!((11.0..23.0).contains(&ratio), "16 times the draws, {ratio} times less squared error");
+        let mean: Vec<f32> =
+            (0..D).map(|c| small.iter().map(|o| o[c]).sum::<f32>() / SEEDS as f32).collect();
+        let bias: f64 = mean.iter().zip(&exact).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
+        assert!(bias < 3.0 * error_small / SEEDS as f64, "bias² {bias}, variance of the mean {}", error_small / SEEDS as f64);
+    }
+
+    #[test]
+    fn distinct_draws_obey_the_bound() {
+        let prefix = prefix(1, 1, 300, D);
+        let q = noise(D, 0);
+        let keys = prefix.layer(0).keys.head(0).to_f32();
+        let logits: Vec<f64> = keys
+            .chunks(D)
+            .map(|k| q.iter().zip(k).map(|(a, b)| (a * b) as f64).sum::<f64>() / (D as f64).sqrt())
+            .collect();
+        let total: f64 = logits.iter().map(|l| l.exp()).sum();
+        let largest = logits.iter().map(|l| l.exp() / total).fold(0.0, f64::max);
+        for budget in [8, 64, 512] {
+            let spec = format!("oracle_sampling:budget={budget}");
+            let distinct: f64 = (0..SEEDS)
+                .map(|s| run_seeded(&prefix, &spec, &none(), 1, 1, s).1.costs().total(|_| true).attended_tokens as f64 - 1.0)
+                .sum::<f64>()
+                / SEEDS as f64;
+            assert!(distinct <= 1.0 + budget as f64 * (1.0 - largest), "{budget}: {distinct}");
+        }
+    }
+}
+
+#[test]
+fn specs_are_checked_and_canonical() {
+    let label = |spec| configured(spec, &Policy::default()).label();
+    assert_eq!(label("full"), "full");
+    assert_eq!(label("topk"), "topk:k=64,per=query_head");
+    assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
+    assert_eq!(label("topk:sink=8"), "topk:k=64,per=query_head,sink=8");
+    assert_eq!(
+        label("quest:preset=repo,k=512"),
+        "quest:page=16,k=512,min_pages=3,per=query_head,sink=0,local=0,dense_layers=0+1"
+    );
+    let bad = ["topkk", "topk:kk=3", "topk:k=0", "topk:k=3,ratio=0.1", "topk:ratio=1.5", "topk:per=head", "random:preset=paper", "quest:page=0", "topk:sink=-1"];
+    for spec in bad {
+        let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();
+        assert!(!e.what.contains('\n'), "{spec}");
+    }
+}
+
+#[test]
+fn every_method_documents_its_parameters_and_presets_apply() {
+    for entry in METHODS {
+        let spec = MethodSpec { name: entry.name.to_owned(), params: Vec::new() };
+        configure(&spec, &Policy::default()).unwrap();
+        for preset in entry.presets {
+            let spec = MethodSpec { name: entry.name.to_owned(), params: vec![("preset".into(), preset.name.into())] };
+            configure(&spec, &Policy::default()).unwrap();
+            assert!(preset.source.len() > 20, "{}: presets cite their source", entry.name);
+        }
+    }
+}
