@@ -1,0 +1,574 @@
+"""Makes the golden files the model tests compare with; the referee is Hugging Face transformers.
+
+Regenerate (CPU, about a minute; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
+Parts: models, rope, chat, tokenizer; all by default. Everything goes to tests/golden/.
+
+models/<name>/          a tiny random checkpoint: config.json and weights (safetensors, one file or shards)
+models/<name>/golden.json
+    prompt              token ids of one prompt, longer than 1,000
+    positions           prompt positions of `logits`
+    logits              [position][vocab] f32 logits of one forward pass over the prompt
+    continuation        ids that greedy decoding appends to the prompt, with a KV cache (no EOS)
+    last_logits         [vocab] logits from which the last id of `continuation` was taken
+    smallest_gap        smallest top-1 minus top-2 logit over the steps of `continuation`
+    f32_noise           largest |f32 - f64| over `logits`: what rounding alone does to this model
+    transformers        version of the referee
+rope.json               [{name, config, head_dim, max_positions, cases: [{sequence_length, inv_freq, scaling,
+                          position, cos, sin}]}]; config holds the RoPE keys of a config.json
+chat.json               [{name, template, messages, variables, expected}]; always with add_generation_prompt
+tokenizer.json          {encode: [{text, ids, decoded}]} for models/builtin, special tokens added by the tokenizer
+"""
+
+import json
+import math
+import pathlib
+import shutil
+import sys
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+PROMPT_TOKENS = 1100
+NEW_TOKENS = 24
+POSITIONS = [15, 1023, 1099]
+SMALLEST_GAP = 1e-2
+
+BASE = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# name: (model type, changes to BASE, weight type, old spelling of the RoPE keys, shard size)
+MODELS = {
+    "llama3": (
+        "llama",
+        {
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": LLAMA3 | {"original_max_position_embeddings": 256, "rope_theta": 500000.0},
+            "eos_token_id": [2, 3],
+        },
+        "float16",
+        False,
+        None,
+    ),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, "intermediate_size": 48},
+        "float32",
+        True,
+        None,
+    ),
+    "llama-dynamic": (
+        "llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+            "max_position_embeddings": 512,
+        },
+        "bfloat16",
+        True,
+        None,
+    ),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 256,
+                "rope_theta": 10000.0,
+            }
+        },
+        "float16",
+        True,
+        None,
+    ),
+    "llama-bias": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "float16",
+        False,
+        None,
+    ),
+    "llama-sharded": (
+        "llama",
+        {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "float16",
+        False,
+        "150KB",
+    ),
+    "mistral": (
+        "mistral",
+        {"sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+        "float16",
+        True,
+        None,
+    ),
+    "qwen2": (
+        "qwen2",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+        "bfloat16",
+        False,
+        None,
+    ),
+    "qwen3": (
+        "qwen3",
+        {
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "float16",
+        False,
+        None,
+    ),
+}
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n")
+
+
+def f32(tensor):
+    """Numbers of a float32 tensor with the digits that identify them."""
+    return [float(f"{x:.9g}") for x in tensor.to(torch.float32).flatten().tolist()]
+
+
+def randomise(model, seed):
+    """Weights large enough that attention is peaked and logits are far from flat."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            parameter.data = 1.0 + 0.2 * noise
+        elif name.endswith("bias"):
+            parameter.data = 0.3 * noise
+        elif "q_proj" in name or "k_proj" in name:
+            parameter.data = 0.2 * noise
+        elif "embed" in name or "lm_head" in name:
+            parameter.data = 0.3 * noise
+        else:
+            parameter.data = 0.15 * noise
+
+
+def old_spelling(config):
+    """`rope_parameters` written as `rope_theta` and `rope_scaling`, as before transformers 5."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    return config
+
+
+def save_checkpoint(folder, name, seed):
+    model_type, changes, dtype, old, shard_size = MODELS[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    config = AutoConfig.for_model(model_type, **(BASE | changes))
+    model = AutoModelForCausalLM.from_config(config)
+    randomise(model, seed)
+    model.tie_weights()
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    if old:
+        path = folder / "config.json"
+        path.write_text(json.dumps(old_spelling(json.loads(path.read_text())), indent=2) + "\n")
+
+
+def prompt_ids(seed):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return torch.randint(4, BASE["vocab_size"], (1, PROMPT_TOKENS), generator=generator)
+
+
+@torch.no_grad()
+def greedy(model, prompt):
+    """The continuation, the smallest top-1/top-2 gap, and the logits of the last step."""
+    out = model(prompt, use_cache=True)
+    ids, gap = [], math.inf
+    for step in range(NEW_TOKENS):
+        logits = out.logits[0, -1]
+        top = logits.topk(2)
+        gap = min(gap, float(top.values[0] - top.values[1]))
+        ids.append(int(top.indices[0]))
+        if step + 1 < NEW_TOKENS:
+            out = model(torch.tensor([[ids[-1]]]), past_key_values=out.past_key_values, use_cache=True)
+    return ids, gap, logits
+
+
+@torch.no_grad()
+def golden_of(folder, seed):
+    load = lambda dtype: AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model, prompt = load(torch.float32), prompt_ids(seed)
+    # Before decoding: dynamic RoPE keeps the frequencies of the longest sequence it has seen.
+    rows = model(prompt).logits[0, POSITIONS]
+    ids, gap, last = greedy(model, prompt)
+    if gap < SMALLEST_GAP or len(set(ids)) < 8:
+        return None
+    exact = load(torch.float64)(prompt).logits[0, POSITIONS]
+    return {
+        "prompt": prompt[0].tolist(),
+        "positions": POSITIONS,
+        "logits": [f32(row) for row in rows],
+        "continuation": ids,
+        "last_logits": f32(last),
+        "smallest_gap": round(gap, 6),
+        "f32_noise": float(f"{(rows - exact).abs().max():.3g}"),
+        "transformers": transformers.__version__,
+    }
+
+
+def make_models():
+    for name in MODELS:
+        folder = GOLDEN / "models" / name
+        for seed in range(200):
+            save_checkpoint(folder, name, seed)
+            golden = golden_of(folder, seed)
+            if golden:
+                write_json(folder / "golden.json", golden)
+                size = sum(f.stat().st_size for f in folder.iterdir())
+                print(name, "seed", seed, "gap", golden["smallest_gap"], "noise", golden["f32_noise"], size, "bytes")
+                break
+        else:
+            raise SystemExit(f"{name}: no seed gives an unambiguous continuation")
+
+
+# name: (RoPE keys of a config.json, head_dim, max positions, sequence lengths)
+ROPES = {
+    "default": ({"rope_theta": 1000000.0}, 128, 32768, [1000]),
+    "default-64": ({"rope_theta": 10000.0}, 64, 2048, [1000]),
+    "linear": ({"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 8.0}}, 128, 16384, [1000]),
+    "dynamic": (
+        {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        128,
+        4096,
+        [100, 4096, 4097, 9000, 32768],
+    ),
+    "dynamic-96": (
+        {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "dynamic", "factor": 3.5}},
+        96,
+        2048,
+        [2048, 5000],
+    ),
+    "yarn-qwen": (
+        {
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        },
+        128,
+        131072,
+        [1000],
+    ),
+    "yarn-mscale": (
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 40.0,
+                "original_max_position_embeddings": 4096,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.707,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            }
+        },
+        64,
+        163840,
+        [1000],
+    ),
+    "yarn-untruncated": (
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "attention_factor": 1.25,
+                "beta_fast": 24.0,
+                "beta_slow": 2.0,
+                "truncate": False,
+            }
+        },
+        64,
+        131072,
+        [1000],
+    ),
+    "llama3-8b": (
+        {"rope_theta": 500000.0, "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192}},
+        128,
+        131072,
+        [1000],
+    ),
+    "llama3-1b": (
+        {
+            "rope_parameters": LLAMA3
+            | {"factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+        },
+        64,
+        131072,
+        [1000],
+    ),
+}
+
+
+def rope_case(keys, head_dim, max_positions, length):
+    sizes = {"hidden_size": 4 * head_dim, "head_dim": head_dim, "max_position_embeddings": max_positions}
+    config = AutoConfig.for_model("llama", **(BASE | sizes | json.loads(json.dumps(keys))))
+    embedding = LlamaRotaryEmbedding(config)
+    # One forward pass over the whole sequence, so that length-dependent variants see its length.
+    cos, sin = embedding(torch.zeros(1), torch.arange(length)[None])
+    kind = config.rope_parameters["rope_type"]
+    if kind == "dynamic":
+        seen = torch.tensor(length) if length > max_positions else None
+        assert torch.equal(embedding.inv_freq, ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=seen)[0])
+    half = head_dim // 2
+    return {
+        "sequence_length": length,
+        "inv_freq": f32(embedding.inv_freq),
+        "scaling": float(embedding.attention_scaling),
+        "position": length - 1,
+        "cos": f32(cos[0, -1, :half]),
+        "sin": f32(sin[0, -1, :half]),
+    }
+
+
+def make_rope():
+    entries = []
+    for name, (keys, head_dim, max_positions, lengths) in ROPES.items():
+        cases = [rope_case(keys, head_dim, max_positions, length) for length in lengths]
+        entry = {"name": name, "config": keys, "head_dim": head_dim, "max_positions": max_positions, "cases": cases}
+        entries.append(entry)
+    write_json(GOLDEN / "rope.json", entries)
+    print("rope:", len(entries), "variants")
+
+
+# Our own texts in the manner of the model families; they exercise the constructs those use.
+HEADERS = """{{- bos_token }}
+{%- set first = messages[0] %}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if first.role == 'system' %}
+    {%- set system = first['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{{- "Knowledge ends: December 2023\\n" }}
+{{- "Today: " + date_string + "\\n\\n" }}
+{{- system }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- else %}
+        {{- raise_exception("tools are not wanted here") }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+HEADERS_SHORT = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim"
+    " + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+
+INST = """{%- if messages[0]["role"] == "system" -%}
+    {%- set system_message = messages[0]["content"] -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{{- bos_token }}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{- raise_exception('roles must alternate user/assistant/user/assistant/...') -}}
+    {%- endif -%}
+    {%- if message["role"] == "user" -%}
+        {%- if loop.last and system_message is defined -%}
+            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" -}}
+        {%- else -%}
+            {{- "[INST] " + message["content"] + "[/INST]" -}}
+        {%- endif -%}
+    {%- elif message["role"] == "assistant" -%}
+        {{- " " + message["content"].strip() + eos_token -}}
+    {%- else -%}
+        {{- raise_exception("only user and assistant roles are supported") -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+THINKING = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step=true, last_query=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step = false %}
+        {%- set ns.last_query = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query and (loop.last or reasoning) %}
+            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# Block tags on lines of their own, indented: what trim_blocks and lstrip_blocks are for.
+BLOCKS = """{% for message in messages %}
+  {% if message.role == 'note' %}
+    {% continue %}
+  {% endif %}
+  {# a comment that leaves no trace #}
+<{{ message.role | upper }}>
+  {{ message['content'].replace('\\t', ' ').title() if message.role == 'system' else message.content }}
+  {% if loop.index > 6 %}{% break %}{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<ASSISTANT>
+{% endif %}
+{{ {"roles": messages | map(attribute='role') | list, "quote": "<a & 'b'>", "n": 2, "yes": true} | tojson }}
+"""
+
+GENERATION = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}{{ eos_token }}{% endgeneration %}"
+    "{%- else %}{{ message.get('name', message['role']) + ': ' + message['content'].split('|')[0] + '\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+USER = [{"role": "user", "content": "  What is the pass key? \n"}]
+SYSTEM = [{"role": "system", "content": "You answer\tshortly."}] + USER
+TURNS = USER + [
+    {"role": "assistant", "content": "<think>\nIt was said once.\n</think>\n\n It is 42. "},
+    {"role": "user", "content": "Sure? Ünïcode <|eot_id|> & \"quotes\""},
+]
+SEPARATE = [{"role": "note", "content": "skip me"}] + SYSTEM
+
+CHATS = [
+    ("headers", HEADERS, USER, {}),
+    ("headers-system", HEADERS, SYSTEM, {}),
+    ("headers-turns", HEADERS, TURNS, {"date_string": "1 Jan 2025"}),
+    ("headers-short", HEADERS_SHORT, TURNS, {}),
+    ("inst", INST, USER, {}),
+    ("inst-system-turns", INST, SYSTEM[:1] + TURNS, {}),
+    ("chatml", CHATML, USER, {}),
+    ("chatml-system", CHATML, SYSTEM, {}),
+    ("thinking", THINKING, USER, {}),
+    ("thinking-off", THINKING, SYSTEM, {"enable_thinking": False}),
+    ("thinking-turns", THINKING, TURNS, {"enable_thinking": True}),
+    ("thinking-ends-with-assistant", THINKING, TURNS[:2], {}),
+    ("blocks", BLOCKS, SEPARATE, {}),
+    ("generation-tag", GENERATION, TURNS, {}),
+]
+
+
+def make_chat():
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "builtin")
+    entries = []
+    for name, template, messages, variables in CHATS:
+        expected = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
+        )
+        entry = {"name": name, "template": template, "messages": messages, "variables": variables}
+        entries.append(entry | {"expected": expected})
+    write_json(GOLDEN / "chat.json", entries)
+    print("chat:", len(entries), "renderings")
+
+
+TEXTS = [
+    "",
+    "Hello world",
+    " The special magic numbers for violet-harbour are: 4820117, 9.",
+    "Line one\nline two\n\n\tindented   with spaces  ",
+    "VAR ABCDE = 12345\nVAR FGHIJ = VAR ABCDE ",
+    "Ünïcödé – naïve café, 数字と漢字, Привет, مرحبا",
+    "emoji 🙂👩‍👩‍👧 and zero\u200bwidth",
+    "2f1d0c9e-57ab-4c3e-9d60-1b2a3c4d5e6f",
+    "<s> in text </s> stays special",
+    "x" * 300,
+    "e\u0301 combining, \ufb01 ligature, \x00\x07 controls",
+    "def f(a, b):\n    return a  + b  # why?\n",
+]
+
+
+def make_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "builtin")
+    encode = []
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        encode.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=True)})
+    write_json(GOLDEN / "tokenizer.json", {"encode": encode})
+    print("tokenizer:", len(encode), "texts")
+
+
+def main():
+    parts = {"models": make_models, "rope": make_rope, "chat": make_chat, "tokenizer": make_tokenizer}
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    for part in sys.argv[1:] or parts:
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()
