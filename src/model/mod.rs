@@ -3,6 +3,7 @@
 //! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
 //! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
 
+pub mod chat;
 pub mod config;
 pub mod rope;
 pub mod weights;
