@@ -5,5 +5,8 @@
 
 pub mod chat;
 pub mod config;
+pub mod hub;
 pub mod rope;
+pub mod source;
+pub mod tokenizer;
 pub mod weights;
