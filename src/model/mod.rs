@@ -3,6 +3,10 @@
 //! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
 //! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
 
+pub mod chat;
 pub mod config;
+pub mod hub;
 pub mod rope;
+pub mod source;
+pub mod tokenizer;
 pub mod weights;

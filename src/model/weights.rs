@@ -107,6 +107,14 @@ pub enum WeightType {
 }
 
 impl WeightType {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
     fn of(dtype: Dtype) -> Option<Self> {
         match dtype {
             Dtype::F32 => Some(Self::F32),
@@ -151,43 +159,56 @@ impl RawTensor {
 
     /// The numbers as `f32`; exact from every stored type.
     pub fn to_f32(&self) -> Vec<f32> {
-        match self.dtype {
-            WeightType::F32 => self.words().map(f32::from_le_bytes).collect(),
-            WeightType::F16 => widen(&self.halves(f16::from_le_bytes)),
-            WeightType::Bf16 => self.words().map(|w| bf16::from_le_bytes(w).to_f32()).collect(),
-        }
+        self.convert(|bytes, out| widen(self.dtype, bytes, out))
     }
 
     /// The numbers as `f16`, rounded to nearest; what exceeds its range (±65504) becomes infinite.
     pub fn to_f16(&self) -> Vec<f16> {
-        if self.dtype == WeightType::F16 {
-            return self.halves(f16::from_le_bytes);
-        }
-        let mut narrow = vec![f16::ZERO; self.len()];
-        narrow.convert_from_f32_slice(&self.to_f32());
-        narrow
+        self.convert(|bytes, out: &mut [f16]| match self.dtype {
+            WeightType::F16 => copy(bytes, out, f16::from_le_bytes),
+            _ => out.convert_from_f32_slice(&widened(self.dtype, bytes, out.len())),
+        })
     }
 
     /// The numbers as `bf16`, rounded to nearest.
     pub fn to_bf16(&self) -> Vec<bf16> {
-        if self.dtype == WeightType::Bf16 {
-            return self.halves(bf16::from_le_bytes);
-        }
-        self.to_f32().into_iter().map(bf16::from_f32).collect()
+        self.convert(|bytes, out: &mut [bf16]| match self.dtype {
+            WeightType::Bf16 => copy(bytes, out, bf16::from_le_bytes),
+            _ => out.convert_from_f32_slice(&widened(self.dtype, bytes, out.len())),
+        })
     }
 
-    fn words<const N: usize>(&self) -> impl Iterator<Item = [u8; N]> {
-        self.bytes.as_chunks::<N>().0.iter().copied()
-    }
-
-    fn halves<T>(&self, convert: fn([u8; 2]) -> T) -> Vec<T> {
-        self.words().map(convert).collect()
+    /// Converts in blocks that stay in the cache, on all threads: a checkpoint is gigabytes.
+    fn convert<T: Copy + Default + Send>(&self, block: impl Fn(&[u8], &mut [T]) + Sync) -> Vec<T> {
+        const BLOCK: usize = 1 << 14;
+        let mut out = vec![T::default(); self.len()];
+        let bytes = self.bytes.par_chunks(BLOCK * self.dtype.bytes());
+        out.par_chunks_mut(BLOCK).zip(bytes).for_each(|(out, bytes)| block(bytes, out));
+        out
     }
 }
 
-fn widen(halves: &[f16]) -> Vec<f32> {
-    let mut wide = vec![0.0; halves.len()];
-    halves.convert_to_f32_slice(&mut wide);
+fn copy<T, const N: usize>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
+    for (out, word) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *out = convert(*word);
+    }
+}
+
+fn widen(dtype: WeightType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        WeightType::F32 => copy(bytes, out, f32::from_le_bytes),
+        WeightType::Bf16 => copy(bytes, out, |word| bf16::from_le_bytes(word).to_f32()),
+        WeightType::F16 => {
+            let mut halves = vec![f16::ZERO; out.len()];
+            copy(bytes, &mut halves, f16::from_le_bytes);
+            halves.convert_to_f32_slice(out);
+        }
+    }
+}
+
+fn widened(dtype: WeightType, bytes: &[u8], len: usize) -> Vec<f32> {
+    let mut wide = vec![0.0; len];
+    widen(dtype, bytes, &mut wide);
     wide
 }
 
@@ -474,6 +495,15 @@ mod tests {
         assert_eq!(a.to_bf16(), [bf16::from_f32(1.5), bf16::from_f32(-2.0)]);
         assert_eq!((b.dtype, b.to_f32()), (WeightType::Bf16, vec![0.5, 3.0]));
         assert_eq!(b.to_f16(), [f16::from_f32(0.5), f16::from_f32(3.0)]);
+    }
+
+    #[test]
+    fn blocks_come_back_in_order() {
+        let values: Vec<f32> = (0..40_000).map(|i| (i % 2048) as f32).collect();
+        let bytes = values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+        let tensor = RawTensor { dtype: WeightType::F16, shape: vec![40, 1000], bytes };
+        assert_eq!(tensor.to_f32(), values);
+        assert!(tensor.to_bf16().iter().zip(&values).all(|(b, v)| *b == bf16::from_f32(*v)));
     }
 
     #[test]

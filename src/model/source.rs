@@ -1,0 +1,304 @@
+//! Where a model comes from: built into the program, a folder, or the Hugging Face hub.
+//!
+//! Whatever the source, the result is the same [`ModelFiles`]: texts read, weights opened but not
+//! loaded. What the texts mean is the business of [`config`](super::config) and
+//! [`tokenizer`](super::tokenizer); downloads are in [`hub`].
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::config::ModelConfig;
+use super::hub::{self, HubOptions};
+use super::weights::{Weights, WeightsError};
+use crate::error::UsageError;
+
+/// The name of the model inside the program.
+pub const BUILTIN: &str = "builtin";
+
+/// The file with sizes and constants.
+pub const CONFIG: &str = "config.json";
+/// The file with the vocabulary and how text is split.
+pub const TOKENIZER: &str = "tokenizer.json";
+/// The file with special tokens and, usually, the chat template.
+pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// The file with the ids that end a generation.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+/// The chat template on its own; it wins over the one in [`TOKENIZER_CONFIG`].
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// What a model folder has to hold, for hints.
+pub(super) const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and safetensors weights";
+
+/// A model as the user named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The model inside the program.
+    Builtin,
+    /// A folder in the layout of a Hugging Face checkpoint.
+    Folder(PathBuf),
+    /// A repository on the hub.
+    Hub {
+        /// `organisation/name`.
+        repo: String,
+        /// Branch, tag or commit; `main` if absent.
+        revision: Option<String>,
+    },
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin => f.write_str(BUILTIN),
+            Self::Folder(path) => write!(f, "{}", path.display()),
+            Self::Hub { repo, revision: None } => f.write_str(repo),
+            Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
+        }
+    }
+}
+
+impl ModelSource {
+    /// Reads `builtin`, a folder, or `org/name[@revision]`.
+    ///
+    /// A folder that exists wins over a hub id of the same spelling. What starts with `.`, `/` or `~`
+    /// or has more than one `/` before any `@` is meant as a path.
+    ///
+    /// # Errors
+    /// A path that does not exist or is a file, or a name that is none of the three.
+    pub fn parse(spec: &str) -> Result<Self, UsageError> {
+        if spec == BUILTIN {
+            return Ok(Self::Builtin);
+        }
+        if let Some(name) = spec.strip_prefix("builtin:") {
+            return Err(UsageError::new(format!("unknown built-in model `{name}`")).hint("the only one is `builtin`"));
+        }
+        let path = expand_home(spec);
+        if path.is_dir() {
+            return Ok(Self::Folder(path));
+        }
+        if path.is_file() {
+            let what = format!("the model `{spec}` is a file, not a folder");
+            return Err(UsageError::new(what).hint(FOLDER_HINT));
+        }
+        let (repo, revision) = match spec.split_once('@') {
+            Some((repo, revision)) => (repo, Some(revision)),
+            None => (spec, None),
+        };
+        if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
+            return Err(UsageError::new(format!("the model folder `{spec}` does not exist")).hint(FOLDER_HINT));
+        }
+        if !is_repo(repo) || revision.is_some_and(|r| !is_revision(r)) {
+            return Err(not_a_model(spec));
+        }
+        Ok(Self::Hub { repo: repo.to_owned(), revision: revision.map(str::to_owned) })
+    }
+
+    /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
+    /// cache, endpoint, token and being offline ([`HubOptions::from_env`]).
+    ///
+    /// # Errors
+    /// A [`UsageError`] if a file is missing or cannot be downloaded, a [`WeightsError`] if weights
+    /// are truncated or malformed, an I/O error with the path otherwise.
+    pub fn resolve(&self) -> Result<ModelFiles> {
+        match self {
+            Self::Hub { .. } => self.resolve_with(&HubOptions::from_env()?),
+            Self::Builtin => builtin(),
+            Self::Folder(path) => ModelFiles::from_folder(path, self.to_string()),
+        }
+    }
+
+    /// As [`resolve`](Self::resolve), with given options for the hub.
+    pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
+        let Self::Hub { repo, revision } = self else { return self.resolve() };
+        let snapshot = hub::snapshot(repo, revision.as_deref(), options)?;
+        let mut files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
+        files.revision = Some(snapshot.commit);
+        files.notes.extend(snapshot.notes);
+        Ok(files)
+    }
+}
+
+fn not_a_model(spec: &str) -> UsageError {
+    let hint = match crate::error::nearest(spec, &[BUILTIN]) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => {
+            "give `builtin`, a folder, or a hub id such as `organisation/name` or `organisation/name@revision`".into()
+        }
+    };
+    UsageError::new(format!("`{spec}` is no model: neither `{BUILTIN}`, nor a folder, nor a hub id")).hint(hint)
+}
+
+fn expand_home(spec: &str) -> PathBuf {
+    match (spec.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(spec),
+    }
+}
+
+fn is_repo(repo: &str) -> bool {
+    let part = |p: &str| {
+        p.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    repo.split_once('/').is_some_and(|(organisation, name)| part(organisation) && part(name))
+}
+
+fn is_revision(revision: &str) -> bool {
+    // It becomes part of a path in the cache, so it must not climb out of it.
+    let part =
+        |p: &str| !matches!(p, "" | "." | "..") && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    revision.split('/').all(part)
+}
+
+/// A text with the name that errors about it use.
+#[derive(Debug, Clone)]
+pub struct TextFile {
+    /// Path, or a label for built-in files.
+    pub name: String,
+    /// Contents.
+    pub text: Cow<'static, str>,
+}
+
+/// The files of a model: texts read, weights opened.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The model as records name it: `builtin`, the folder, or the hub id.
+    pub id: String,
+    /// Commit on the hub, where there is one.
+    pub revision: Option<String>,
+    /// [`CONFIG`].
+    pub config: TextFile,
+    /// The weights.
+    pub weights: Weights,
+    /// [`TOKENIZER`].
+    pub tokenizer: TextFile,
+    /// [`TOKENIZER_CONFIG`].
+    pub tokenizer_config: Option<TextFile>,
+    /// [`GENERATION_CONFIG`].
+    pub generation_config: Option<TextFile>,
+    /// [`CHAT_TEMPLATE`].
+    pub chat_template: Option<TextFile>,
+    /// What the user should know about how the files were found, a line each.
+    pub notes: Vec<String>,
+}
+
+impl ModelFiles {
+    /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
+    pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
+        let required = |name: &str| {
+            let found = optional(folder, name)?;
+            found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
+        };
+        let (config, tokenizer) = (required(CONFIG)?, required(TOKENIZER)?);
+        let weights = Weights::open_folder(folder).map_err(|e| match e {
+            WeightsError::NoWeights { .. } => UsageError::new(e.to_string()).hint(FOLDER_HINT).into(),
+            other => anyhow::Error::from(other),
+        })?;
+        Ok(Self {
+            id,
+            revision: None,
+            config,
+            weights,
+            tokenizer,
+            tokenizer_config: optional(folder, TOKENIZER_CONFIG)?,
+            generation_config: optional(folder, GENERATION_CONFIG)?,
+            chat_template: optional(folder, CHAT_TEMPLATE)?,
+            notes: Vec::new(),
+        })
+    }
+
+    /// The parsed config.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::parse`].
+    pub fn config(&self) -> Result<ModelConfig, UsageError> {
+        ModelConfig::parse(&self.config.text, &self.config.name)
+    }
+}
+
+fn missing_file(folder: &Path, name: &str) -> UsageError {
+    let hint = if name == TOKENIZER && folder.join("tokenizer.model").is_file() {
+        "tokenizer.model alone is not read; save the tokenizer with transformers' `save_pretrained` to get tokenizer.json"
+    } else {
+        FOLDER_HINT
+    };
+    UsageError::new(format!("{}: no {name} in this folder", folder.display())).hint(hint)
+}
+
+fn optional(folder: &Path, name: &str) -> Result<Option<TextFile>> {
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    Ok(Some(TextFile { name: path.display().to_string(), text: text.into() }))
+}
+
+macro_rules! builtin_file {
+    ($include:ident, $name:literal) => {
+        $include!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/builtin/", $name))
+    };
+}
+
+fn builtin() -> Result<ModelFiles> {
+    let file = |name: &str, text: &'static str| TextFile { name: format!("{BUILTIN}/{name}"), text: text.into() };
+    let weights: &'static [u8] = builtin_file!(include_bytes, "model.safetensors");
+    Ok(ModelFiles {
+        id: BUILTIN.to_owned(),
+        revision: None,
+        config: file(CONFIG, builtin_file!(include_str, "config.json")),
+        weights: Weights::from_bytes("builtin/model.safetensors", weights)?,
+        tokenizer: file(TOKENIZER, builtin_file!(include_str, "tokenizer.json")),
+        tokenizer_config: Some(file(TOKENIZER_CONFIG, builtin_file!(include_str, "tokenizer_config.json"))),
+        generation_config: Some(file(GENERATION_CONFIG, builtin_file!(include_str, "generation_config.json"))),
+        chat_template: None,
+        notes: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(repo: &str, revision: Option<&str>) -> ModelSource {
+        ModelSource::Hub { repo: repo.into(), revision: revision.map(str::to_owned) }
+    }
+
+    #[test]
+    fn the_three_kinds_of_source() {
+        assert_eq!(ModelSource::parse("builtin").unwrap(), ModelSource::Builtin);
+        assert_eq!(ModelSource::parse("./src").unwrap(), ModelSource::Folder("./src".into()));
+        assert_eq!(ModelSource::parse("src/model").unwrap(), ModelSource::Folder("src/model".into()));
+        assert_eq!(ModelSource::parse("Qwen/Qwen3-0.6B").unwrap(), hub("Qwen/Qwen3-0.6B", None));
+        assert_eq!(ModelSource::parse("a/b.c@v1.0").unwrap(), hub("a/b.c", Some("v1.0")));
+        assert_eq!(ModelSource::parse("a/b@refs/pr/3").unwrap(), hub("a/b", Some("refs/pr/3")));
+        assert_eq!(hub("a/b", Some("c")).to_string(), "a/b@c");
+    }
+
+    #[test]
+    fn what_is_no_model_is_said_in_one_line() {
+        let error = |spec| {
+            let e = ModelSource::parse(spec).unwrap_err();
+            (e.what, e.hint.unwrap())
+        };
+        assert_eq!(error("./nowhere").0, "the model folder `./nowhere` does not exist");
+        assert_eq!(error("a/b/c").0, "the model folder `a/b/c` does not exist");
+        assert_eq!(error("Cargo.toml").0, "the model `Cargo.toml` is a file, not a folder");
+        assert_eq!(error("builtin:x").0, "unknown built-in model `x`");
+        assert_eq!(error("buitlin").1, "did you mean `builtin`?");
+        assert_eq!(error("gpt2").0, "`gpt2` is no model: neither `builtin`, nor a folder, nor a hub id");
+        assert!(ModelSource::parse("a/b@../../c").is_err());
+        assert!(ModelSource::parse("a/..").is_err());
+    }
+
+    #[test]
+    fn the_builtin_model_is_complete() {
+        let files = ModelSource::Builtin.resolve().unwrap();
+        let config = files.config().unwrap();
+        assert_eq!(files.id, "builtin");
+        let embedding = [config.vocab_size, config.hidden_size];
+        assert!(files.weights.read("model.embed_tokens.weight", &embedding).is_ok());
+    }
+}

@@ -1,0 +1,308 @@
+//! From a user's turn to token ids and back.
+//!
+//! A prompt is rendered as one text (chat template, user's turn, opened answer) and split once, so
+//! that no token boundary is forced at the question; exactly one BOS results for every model that
+//! has one. Wrong numbers of BOS tokens and missed EOS ids are the commonest reasons for scores that
+//! do not reproduce, so both are decided here and nowhere else. Rendering is in
+//! [`chat`](super::chat).
+
+use serde_json::{Map, Value};
+
+use super::chat::{ChatTemplate, Message};
+use super::config::{ModelConfig, token_ids};
+use super::source::{ModelFiles, TextFile};
+use super::weights::sha256_hex;
+use crate::error::UsageError;
+
+/// Special tokens that end a turn in some family even where no config says so.
+const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
+
+/// How prompts are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenizerOptions {
+    /// Whether the chat template is used, if the model has one.
+    pub chat: bool,
+    /// Whether templates that can switch it let the model think before it answers. Off by default:
+    /// the answers of long-context tasks are scored from their first few tokens.
+    pub thinking: bool,
+}
+
+impl Default for TokenizerOptions {
+    fn default() -> Self {
+        Self { chat: true, thinking: false }
+    }
+}
+
+/// A prompt in tokens, with what is needed to find a place in it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Byte range of each token in `text`; `(0, 0)` for a BOS that is not in the text.
+    pub offsets: Vec<(usize, usize)>,
+    /// The rendered text.
+    pub text: String,
+    /// Byte in `text` where the user's turn starts.
+    pub user_start: usize,
+    /// Bytes that the template removed from the start of the user's turn (white space).
+    pub user_cut: usize,
+    /// How many BOS tokens `ids` has; 1, unless the model has none or the user wrote one.
+    pub bos_count: usize,
+}
+
+impl PromptTokens {
+    /// Index of the first token that contains a byte of `text` at or after `byte`; the number of
+    /// tokens if none does. A token that straddles `byte` belongs to what starts there.
+    pub fn token_at(&self, byte: usize) -> usize {
+        self.offsets.iter().position(|(_, end)| *end > byte).unwrap_or(self.ids.len())
+    }
+
+    /// As [`token_at`](Self::token_at), for a byte of the user's turn, such as the first of the question.
+    pub fn token_of_user_byte(&self, byte: usize) -> usize {
+        self.token_at(self.user_start + byte.saturating_sub(self.user_cut))
+    }
+}
+
+/// A model's tokenizer with its chat template and special tokens.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    file: String,
+    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    front: Vec<u32>,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    chat: Option<ChatTemplate>,
+    options: TokenizerOptions,
+    sha256: String,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a model.
+    ///
+    /// # Errors
+    /// A file that is malformed, with its name.
+    pub fn load(files: &ModelFiles, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
+        let settings = object(files.tokenizer_config.as_ref())?;
+        let generation = object(files.generation_config.as_ref())?;
+        let mut inner = read_tokenizer(&files.tokenizer)?;
+        let named = |key: &str| settings.get(key).and_then(token_text);
+        let stated_bos = named("bos_token").and_then(|t| inner.token_to_id(t));
+        let mut front = front(&inner, &files.tokenizer.name)?;
+        if front.is_empty() && settings.get("add_bos_token") == Some(&Value::Bool(true)) {
+            front.extend(stated_bos);
+        }
+        // What is put in front is known by now, and post-processors change offsets.
+        inner.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        let mut eos = config.eos_ids.clone();
+        eos.extend(generation.get("eos_token_id").and_then(token_ids).unwrap_or_default());
+        eos.extend(named("eos_token").and_then(|t| inner.token_to_id(t)));
+        eos.extend(turn_ends(&inner));
+        eos.sort_unstable();
+        eos.dedup();
+        Ok(Self {
+            bos: front.first().copied().or(stated_bos),
+            chat: chat_template(files, &settings)?.filter(|_| options.chat),
+            sha256: sha256_hex(files.tokenizer.text.as_bytes()),
+            file: files.tokenizer.name.clone(),
+            inner,
+            front,
+            eos,
+            options,
+        })
+    }
+
+    /// Whether prompts go through a chat template.
+    pub fn has_chat(&self) -> bool {
+        self.chat.is_some()
+    }
+
+    /// SHA-256 of `tokenizer.json` in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Id of the BOS token, if the model has one.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Ids that end a generation, sorted: all that any of the model's files names, and the usual
+    /// ends of a turn where the vocabulary has them as special tokens.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Number of tokens, special ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Id of a token by its text in the vocabulary.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The prompt for a user's turn, with the start of the answer the model continues.
+    ///
+    /// # Errors
+    /// If the chat template fails or changes the user's words, or the text cannot be split.
+    pub fn encode_prompt(&self, user: &str, answer_prefix: &str) -> Result<PromptTokens, UsageError> {
+        let Rendered { text, user_start, user_cut } = self.render(user, answer_prefix)?;
+        let encoding = self.inner.encode(text.as_str(), false).map_err(|e| self.failed(&*e))?;
+        let mut ids = encoding.get_ids().to_vec();
+        let mut offsets = encoding.get_offsets().to_vec();
+        if self.needs_front(&ids) {
+            ids.splice(0..0, self.front.iter().copied());
+            offsets.splice(0..0, self.front.iter().map(|_| (0, 0)));
+        }
+        let bos_count = ids.iter().filter(|id| Some(**id) == self.bos).count();
+        Ok(PromptTokens { ids, offsets, text, user_start, user_cut, bos_count })
+    }
+
+    /// Number of tokens of [`encode_prompt`](Self::encode_prompt), for less work. Errors as there.
+    pub fn count_prompt(&self, user: &str, answer_prefix: &str) -> Result<usize, UsageError> {
+        let ids = self.split(&self.render(user, answer_prefix)?.text)?;
+        Ok(ids.len() + if self.needs_front(&ids) { self.front.len() } else { 0 })
+    }
+
+    /// Ids of a text as it is, without chat template; with what belongs in front of a text if `front`.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_text(&self, text: &str, front: bool) -> Result<Vec<u32>, UsageError> {
+        let mut ids = self.split(text)?;
+        if front && self.needs_front(&ids) {
+            ids.splice(0..0, self.front.iter().copied());
+        }
+        Ok(ids)
+    }
+
+    /// The text of ids, special tokens left out.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, UsageError> {
+        self.inner.decode(ids, true).map_err(|e| self.failed(&*e))
+    }
+
+    fn split(&self, text: &str) -> Result<Vec<u32>, UsageError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| self.failed(&*e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn needs_front(&self, ids: &[u32]) -> bool {
+        !self.front.is_empty() && ids.first() != self.front.first()
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> UsageError {
+        UsageError::new(format!("{}: {}", self.file, one_line(error)))
+    }
+
+    fn render(&self, user: &str, answer_prefix: &str) -> Result<Rendered, UsageError> {
+        let Some(chat) = &self.chat else {
+            return Ok(Rendered { text: format!("{user}{answer_prefix}"), user_start: 0, user_cut: 0 });
+        };
+        let mut variables = Map::new();
+        variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
+        let render = |content: &str| chat.render(&[Message::user(content)], &variables);
+        let mut text = render(user)?;
+        // Where the user's turn starts is where a text that occurs nowhere else would stand.
+        const MARK: &str = "\u{1}the user's turn\u{1}";
+        let marked = render(MARK)?;
+        let (user_start, user_cut) = marked
+            .find(MARK)
+            .and_then(|start| Some((start, cut(user, text.get(start..)?)?)))
+            .filter(|(start, _)| text[..*start] == marked[..*start])
+            .ok_or_else(|| UsageError::new(format!("{}: the chat template changes the user's turn", self.file)))?;
+        text.push_str(answer_prefix);
+        Ok(Rendered { text, user_start, user_cut })
+    }
+}
+
+struct Rendered {
+    text: String,
+    user_start: usize,
+    user_cut: usize,
+}
+
+/// Bytes missing at the start of `user` in `rendered`, which templates may trim; `None` if more changed.
+fn cut(user: &str, rendered: &str) -> Option<usize> {
+    let left = user.trim_start();
+    if rendered.starts_with(user) {
+        Some(0)
+    } else {
+        rendered.starts_with(left.trim_end()).then_some(user.len() - left.len())
+    }
+}
+
+fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> {
+    let fault = |e: &dyn std::error::Error| UsageError::new(format!("{}: not a tokenizer: {}", file.name, one_line(e)));
+    let mut inner = tokenizers::Tokenizer::from_bytes(file.text.as_bytes()).map_err(|e| fault(&*e))?;
+    // Some files carry the truncation and padding of the tokenizer's training.
+    inner.with_truncation(None).map_err(|e| fault(&*e))?;
+    inner.with_padding(None);
+    Ok(inner)
+}
+
+fn one_line(error: &dyn std::error::Error) -> String {
+    error.to_string().replace('\n', " ")
+}
+
+/// The special tokens that the post-processor puts in front of a text. Those it appends are of no
+/// use to a prompt that is to be continued.
+fn front(inner: &tokenizers::Tokenizer, file: &str) -> Result<Vec<u32>, UsageError> {
+    let failed = |e: tokenizers::Error| UsageError::new(format!("{file}: {}", one_line(&*e)));
+    let encoding = inner.encode("a", true).map_err(failed)?;
+    let special = encoding.get_special_tokens_mask().iter().take_while(|m| **m == 1).count();
+    Ok(encoding.get_ids()[..special].to_vec())
+}
+
+fn turn_ends(inner: &tokenizers::Tokenizer) -> impl Iterator<Item = u32> {
+    let added = inner.get_added_tokens_decoder();
+    added.into_iter().filter(|(_, t)| t.special && TURN_ENDS.contains(&t.content.as_str())).map(|(id, _)| id)
+}
+
+fn object(file: Option<&TextFile>) -> Result<Map<String, Value>, UsageError> {
+    let Some(file) = file else { return Ok(Map::new()) };
+    match serde_json::from_str(&file.text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(UsageError::new(format!("{}: expected a JSON object", file.name))),
+        Err(e) => Err(UsageError::new(format!("{}: not valid JSON: {e}", file.name))),
+    }
+}
+
+/// A special token is written as its text or as an object with the text.
+fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn chat_template(files: &ModelFiles, settings: &Map<String, Value>) -> Result<Option<ChatTemplate>, UsageError> {
+    let named = |key: &str| settings.get(key).and_then(token_text);
+    let (source, file) = match (&files.chat_template, &files.tokenizer_config) {
+        (Some(own), _) => (own.text.as_ref(), own.name.as_str()),
+        (None, Some(config)) => match stated_template(settings, &config.name)? {
+            Some(source) => (source, config.name.as_str()),
+            None => return Ok(None),
+        },
+        (None, None) => return Ok(None),
+    };
+    ChatTemplate::parse(source, file, named("bos_token"), named("eos_token")).map(Some)
+}
+
+/// The template in `tokenizer_config.json`: a text, or the one named `default` of a list.
+fn stated_template<'a>(settings: &'a Map<String, Value>, file: &str) -> Result<Option<&'a str>, UsageError> {
+    let fault = |what: &str| Err(UsageError::new(format!("{file}: `chat_template`: {what}")));
+    match settings.get("chat_template") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(source)) => Ok(Some(source)),
+        Some(Value::Array(list)) => {
+            let default = list.iter().find(|entry| entry["name"] == "default");
+            match default.and_then(|entry| entry["template"].as_str()) {
+                Some(source) => Ok(Some(source)),
+                None => fault("no template named `default` in the list"),
+            }
+        }
+        Some(_) => fault("expected a string or a list of named templates"),
+    }
+}

@@ -1,0 +1,724 @@
+//! Everything a model is read from, against references made by `scripts/make_golden_models.py`.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use spattn::error::UsageError;
+use spattn::model::chat::{ChatTemplate, Message};
+use spattn::model::config::{ModelConfig, RopeScaling};
+use spattn::model::hub::HubOptions;
+use spattn::model::rope::{Rope, RopeTable};
+use spattn::model::source::{ModelFiles, ModelSource, TextFile};
+use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
+use spattn::model::weights::{WeightType, Weights};
+use tempfile::TempDir;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn golden_json(name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(golden(name)).unwrap()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap()
+}
+
+// --- RoPE ---
+
+/// A config.json with the RoPE keys of a golden entry.
+fn config_with(entry: &Value) -> ModelConfig {
+    let mut config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 1,
+        "head_dim": entry["head_dim"], "max_position_embeddings": entry["max_positions"],
+    });
+    config.as_object_mut().unwrap().extend(entry["config"].as_object().unwrap().clone());
+    ModelConfig::parse(&config.to_string(), text(entry, "name")).unwrap()
+}
+
+fn largest_relative(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(x, y)| (x - y).abs() / y.abs()).fold(0.0, f32::max)
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn rope_equals_the_reference() {
+    for entry in golden_json("rope.json").as_array().unwrap() {
+        let config = config_with(entry);
+        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
+        for case in entry["cases"].as_array().unwrap() {
+            let name = format!("{} at {}", entry["name"], case["sequence_length"]);
+            let length = case["sequence_length"].as_u64().unwrap() as usize;
+            let (inverse, scaling) = rope.frequencies(length);
+            let relative = largest_relative(&inverse, &floats(&case["inv_freq"]));
+            assert!(relative < 3e-7, "{name}: frequencies differ by {relative:e}");
+            assert!((f64::from(scaling) - case["scaling"].as_f64().unwrap()).abs() < 1e-6, "{name}");
+
+            let mut table = RopeTable::new(&rope, length);
+            table.grow(length);
+            let position = case["position"].as_u64().unwrap() as usize;
+            // An ulp of a frequency is this much of an angle.
+            let tolerance = 2e-6 + position as f32 * 1.2e-7;
+            let cos = largest_difference(table.cos(position), &floats(&case["cos"]));
+            let sin = largest_difference(table.sin(position), &floats(&case["sin"]));
+            assert!(cos < tolerance && sin < tolerance, "{name}: cos {cos:e}, sin {sin:e}");
+        }
+    }
+}
+
+// --- Chat templates ---
+
+#[test]
+fn chat_templates_render_as_the_reference() {
+    for entry in golden_json("chat.json").as_array().unwrap() {
+        let template = ChatTemplate::parse(text(entry, "template"), "chat.json", Some("<s>"), Some("</s>")).unwrap();
+        let messages: Vec<Message> = serde_json::from_value(entry["messages"].clone()).unwrap();
+        let rendered = template.render(&messages, entry["variables"].as_object().unwrap()).unwrap();
+        assert_eq!(rendered, text(entry, "expected"), "{}", entry["name"]);
+    }
+}
+
+#[test]
+fn a_template_can_refuse_a_conversation() {
+    let goldens = golden_json("chat.json");
+    let inst = goldens.as_array().unwrap().iter().find(|e| e["name"] == "inst").unwrap();
+    let template = ChatTemplate::parse(text(inst, "template"), "chat.json", None, None).unwrap();
+    let twice = [Message::user("a"), Message::user("b")];
+    let error = template.render(&twice, &Map::new()).unwrap_err().to_string();
+    assert!(error.ends_with("roles must alternate user/assistant/user/assistant/..."), "{error}");
+    assert_eq!(error.lines().count(), 1);
+}
+
+// --- Configs and weights of the golden checkpoints ---
+
+const MODELS: [&str; 9] = [
+    "llama3",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-yarn",
+    "llama-bias",
+    "llama-sharded",
+    "mistral",
+    "qwen2",
+    "qwen3",
+];
+
+fn config_of(name: &str) -> ModelConfig {
+    let path = golden("models").join(name).join("config.json");
+    ModelConfig::parse(&fs::read_to_string(&path).unwrap(), name).unwrap()
+}
+
+/// Names and shapes of all tensors a model of this config has.
+fn expected_tensors(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
+    let mut all = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![c.vocab_size, h]),
+        ("model.norm.weight".to_owned(), vec![h]),
+    ];
+    if !c.tie_word_embeddings {
+        all.push(("lm_head.weight".to_owned(), vec![c.vocab_size, h]));
+    }
+    for layer in 0..c.layers {
+        let mut add = |name: &str, shape: &[usize]| all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        let linears = [
+            ("self_attn.q_proj", q, h, c.qkv_bias),
+            ("self_attn.k_proj", kv, h, c.qkv_bias),
+            ("self_attn.v_proj", kv, h, c.qkv_bias),
+            ("self_attn.o_proj", h, q, c.output_bias),
+            ("mlp.gate_proj", c.intermediate_size, h, c.mlp_bias),
+            ("mlp.up_proj", c.intermediate_size, h, c.mlp_bias),
+            ("mlp.down_proj", h, c.intermediate_size, c.mlp_bias),
+        ];
+        for (name, rows, columns, bias) in linears {
+            add(&format!("{name}.weight"), &[rows, columns]);
+            if bias {
+                add(&format!("{name}.bias"), &[rows]);
+            }
+        }
+        add("input_layernorm.weight", &[h]);
+        add("post_attention_layernorm.weight", &[h]);
+        if c.qk_norm {
+            add("self_attn.q_norm.weight", &[c.head_dim]);
+            add("self_attn.k_norm.weight", &[c.head_dim]);
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn configs_imply_exactly_the_tensors_of_the_checkpoints() {
+    for name in MODELS {
+        let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
+        let expected = expected_tensors(&config_of(name));
+        let names: Vec<&str> = expected.iter().map(|(n, _)| n.as_str()).collect();
+        assert_eq!(weights.names().collect::<Vec<_>>(), names, "{name}");
+        for (tensor, shape) in &expected {
+            let values = weights.read(tensor, shape).unwrap().to_f32();
+            assert!(values.iter().all(|v| v.is_finite()), "{name}: {tensor}");
+        }
+    }
+}
+
+#[test]
+fn the_golden_configs_are_what_they_are_named_for() {
+    assert!(matches!(config_of("llama3").rope.scaling, RopeScaling::Llama3 { original_max_positions: 256, .. }));
+    assert_eq!(config_of("llama3").eos_ids, [2, 3]);
+    assert!(matches!(config_of("llama-linear").rope.scaling, RopeScaling::Linear { factor: 4.0 }));
+    assert!(matches!(config_of("llama-dynamic").rope.scaling, RopeScaling::Dynamic { factor: 2.0 }));
+    assert_eq!(config_of("llama-dynamic").context_limit(), 1024);
+    assert!(matches!(config_of("llama-yarn").rope.scaling, RopeScaling::Yarn(_)));
+    assert_eq!(config_of("mistral").sliding_window, None);
+    assert_eq!((config_of("qwen3").head_dim, config_of("qwen3").qk_norm), (32, true));
+    let bias = config_of("llama-bias");
+    assert!(bias.qkv_bias && bias.output_bias && bias.mlp_bias);
+}
+
+#[test]
+fn stored_types_and_shards_are_read() {
+    let dtype = |name: &str| {
+        let weights = Weights::open_folder(&golden("models").join(name)).unwrap();
+        weights.read("model.norm.weight", &[64]).unwrap().dtype
+    };
+    assert_eq!(dtype("llama-linear"), WeightType::F32);
+    assert_eq!(dtype("llama-dynamic"), WeightType::Bf16);
+    assert_eq!(dtype("llama-sharded"), WeightType::F16);
+}
+
+#[test]
+fn the_identity_of_a_single_file_is_its_hash() {
+    // Of an empty list of tensors, so that the value can be checked with sha256sum.
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let one = Weights::open_folder(folder.path()).unwrap().sha256().unwrap();
+    assert_eq!(one, "411a485216e432ece6b9af94fa32154cf79a2a56d4f81266baa50063f45092bd");
+    let sharded = Weights::open_folder(&golden("models/llama-sharded")).unwrap();
+    assert_eq!(sharded.sha256().unwrap().len(), 64);
+}
+
+// --- Faults in a folder ---
+
+/// A copy of a golden checkpoint, with the built-in tokenizer so that it is a complete model.
+fn copy_of(name: &str) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for entry in fs::read_dir(golden("models").join(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(builtin.join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+fn resolve(folder: &Path) -> anyhow::Result<ModelFiles> {
+    ModelSource::parse(folder.to_str().unwrap())?.resolve()
+}
+
+/// The message of a folder that cannot be used, with the folder's path cut from it.
+fn fault(folder: &TempDir) -> String {
+    let message = match resolve(folder.path()) {
+        Err(error) => format!("{error:#}"),
+        Ok(files) => files.config().unwrap_err().to_string(),
+    };
+    assert_eq!(message.lines().count(), 1, "{message}");
+    message.replace(&format!("{}", folder.path().display()), "DIR")
+}
+
+#[test]
+fn a_complete_folder_resolves() {
+    let folder = copy_of("llama-sharded");
+    let files = resolve(folder.path()).unwrap();
+    assert_eq!(files.id, folder.path().display().to_string());
+    assert_eq!(files.config().unwrap().layers, 3);
+    assert!(files.notes.is_empty() && files.revision.is_none());
+}
+
+#[test]
+fn each_fault_of_a_folder_is_one_line() {
+    let broken = |name: &str, file: &str, change: &dyn Fn(&Path)| {
+        let folder = copy_of(name);
+        change(&folder.path().join(file));
+        fault(&folder)
+    };
+    let remove = |path: &Path| fs::remove_file(path).unwrap();
+    let write = |bytes: &'static str| move |path: &Path| fs::write(path, bytes).unwrap();
+    let shorten = |path: &Path| {
+        let bytes = fs::read(path).unwrap();
+        fs::write(path, &bytes[..bytes.len() - 1000]).unwrap();
+    };
+    assert_eq!(broken("qwen3", "config.json", &remove), "DIR: no config.json in this folder");
+    assert_eq!(broken("qwen3", "tokenizer.json", &remove), "DIR: no tokenizer.json in this folder");
+    assert_eq!(
+        broken("qwen3", "model.safetensors", &remove),
+        "DIR: no model.safetensors and no model.safetensors.index.json in this folder"
+    );
+    assert_eq!(
+        broken("qwen3", "config.json", &write("{\"architectures\": [")),
+        "DIR/config.json: not valid JSON: EOF while parsing a list at line 1 column 19"
+    );
+    assert_eq!(
+        broken("qwen3", "model.safetensors", &shorten),
+        "DIR/model.safetensors: truncated: 1000 bytes are missing"
+    );
+    assert_eq!(
+        broken("llama-sharded", "model-00002-of-00002.safetensors", &shorten),
+        "DIR/model-00002-of-00002.safetensors: truncated: 1000 bytes are missing"
+    );
+    assert_eq!(
+        broken("llama-sharded", "model-00002-of-00002.safetensors", &remove),
+        "DIR/model-00002-of-00002.safetensors: missing; DIR/model.safetensors.index.json lists it as a shard"
+    );
+    assert_eq!(
+        broken("llama-sharded", "model.safetensors.index.json", &write("{}")),
+        "DIR/model.safetensors.index.json: no object `weight_map`"
+    );
+    assert_eq!(
+        broken("qwen3", "model.safetensors", &write("<!DOCTYPE html>")),
+        "DIR/model.safetensors: not a safetensors file"
+    );
+}
+
+#[test]
+fn a_missing_tensor_names_the_file() {
+    let folder = golden("models/llama-sharded");
+    let weights = Weights::open_folder(&folder).unwrap();
+    let error = weights.read("model.layers.9.mlp.up_proj.weight", &[1]).unwrap_err().to_string();
+    let index = folder.join("model.safetensors.index.json");
+    assert_eq!(error, format!("{}: no tensor `model.layers.9.mlp.up_proj.weight`", index.display()));
+}
+
+// --- Tokenizer ---
+
+fn builtin_with(change: impl FnOnce(&mut ModelFiles)) -> Result<Tokenizer, UsageError> {
+    load_with(TokenizerOptions::default(), change)
+}
+
+fn load_with(options: TokenizerOptions, change: impl FnOnce(&mut ModelFiles)) -> Result<Tokenizer, UsageError> {
+    let mut files = ModelSource::Builtin.resolve().unwrap();
+    change(&mut files);
+    Tokenizer::load(&files, &files.config().unwrap(), options)
+}
+
+/// `tokenizer_config.json` of the built-in model with further keys.
+fn settings(files: &mut ModelFiles, extra: Value) {
+    let mut all: Value = serde_json::from_str(&files.tokenizer_config.as_ref().unwrap().text).unwrap();
+    all.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    files.tokenizer_config = Some(TextFile { name: "tokenizer_config.json".into(), text: all.to_string().into() });
+}
+
+fn edit_tokenizer(files: &mut ModelFiles, edit: impl FnOnce(&mut Value)) {
+    let mut json: Value = serde_json::from_str(&files.tokenizer.text).unwrap();
+    edit(&mut json);
+    files.tokenizer = TextFile { name: "tokenizer.json".into(), text: json.to_string().into() };
+}
+
+#[test]
+fn ids_and_texts_equal_the_reference() {
+    let tokenizer = builtin_with(|_| ()).unwrap();
+    for entry in golden_json("tokenizer.json")["encode"].as_array().unwrap() {
+        let input = text(entry, "text");
+        let ids: Vec<u32> = serde_json::from_value(entry["ids"].clone()).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text(entry, "decoded"), "{input:?}");
+        assert_eq!(tokenizer.encode_text(input, false).unwrap()[..], ids[1..], "{input:?}");
+        // Only a text that brings its own BOS differs: the reference would make it two.
+        if !input.starts_with("<s>") {
+            let prompt = tokenizer.encode_prompt(input, "").unwrap();
+            assert_eq!(prompt.ids, ids, "{input:?}");
+            assert_eq!(prompt.bos_count, 1, "{input:?}");
+            assert_eq!(tokenizer.count_prompt(input, "").unwrap(), ids.len());
+        }
+    }
+}
+
+#[test]
+fn plain_text_survives_the_round_trip() {
+    let tokenizer = builtin_with(|_| ()).unwrap();
+    for input in ["VAR AB = 12345\n  indented", "Ünïcödé 🙂 数字", " leading", "trailing  "] {
+        let ids = tokenizer.encode_prompt(input, "").unwrap().ids;
+        assert_eq!(tokenizer.decode(&ids).unwrap(), input);
+    }
+}
+
+#[test]
+fn there_is_exactly_one_bos_however_it_comes() {
+    let template = "{{ bos_token }}[user] {{ messages[0].content }} [end]";
+    let without = "[user] {{ messages[0].content }} [end]";
+    let with_chat = |t: &str| builtin_with(|f| settings(f, json!({"chat_template": t}))).unwrap();
+    let no_processor = |f: &mut ModelFiles| edit_tokenizer(f, |j| j["post_processor"] = Value::Null);
+    let first = |t: &Tokenizer| {
+        let prompt = t.encode_prompt("hello", " Answer:").unwrap();
+        assert_eq!(t.count_prompt("hello", " Answer:").unwrap(), prompt.ids.len());
+        (prompt.ids[0], prompt.bos_count)
+    };
+    assert_eq!(first(&with_chat(template)), (1, 1));
+    assert_eq!(first(&with_chat(without)), (1, 1));
+    assert_eq!(first(&builtin_with(|_| ()).unwrap()), (1, 1));
+    // The config's word counts where the tokenizer itself adds nothing.
+    let stated = builtin_with(|f| {
+        no_processor(f);
+        settings(f, json!({"add_bos_token": true}));
+    });
+    assert_eq!(first(&stated.unwrap()), (1, 1));
+    assert_eq!(first(&builtin_with(no_processor).unwrap()).1, 0);
+    // But a false there does not stop a tokenizer that adds one.
+    assert_eq!(first(&builtin_with(|f| settings(f, json!({"add_bos_token": false}))).unwrap()), (1, 1));
+    let written = builtin_with(|_| ()).unwrap().encode_prompt("<s>hi <s>", "").unwrap();
+    assert_eq!(written.bos_count, 2);
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_ignored() {
+    let tokenizer = builtin_with(|f| {
+        edit_tokenizer(f, |j| {
+            j["truncation"] = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+            j["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+                "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"});
+        });
+    })
+    .unwrap();
+    let plain = builtin_with(|_| ()).unwrap();
+    let input = "one two three four five six seven eight";
+    assert_eq!(tokenizer.encode_prompt(input, "").unwrap().ids, plain.encode_prompt(input, "").unwrap().ids);
+}
+
+#[test]
+fn the_chat_template_wraps_the_turn_and_opens_the_answer() {
+    let template = "{{ bos_token }}User:\n{{ messages[0]['content'] | trim }}\nAssistant:";
+    let tokenizer = builtin_with(|f| settings(f, json!({"chat_template": template}))).unwrap();
+    assert!(tokenizer.has_chat());
+    let prompt = tokenizer.encode_prompt("  context. Question?", " The answer is").unwrap();
+    assert_eq!(prompt.text, "<s>User:\ncontext. Question?\nAssistant: The answer is");
+    assert_eq!((prompt.user_start, prompt.user_cut), (9, 2));
+    let question = "  context. ".len();
+    let token = prompt.token_of_user_byte(question);
+    assert!(prompt.text[prompt.offsets[token].0..].trim_start().starts_with("Question?"));
+    // A file of its own wins, a list has a default, and the template can be left out.
+    let own = builtin_with(|f| {
+        settings(f, json!({"chat_template": template}));
+        f.chat_template =
+            Some(TextFile { name: "chat_template.jinja".into(), text: "Q: {{ messages[0].content }}".into() });
+    });
+    assert_eq!(own.unwrap().encode_prompt("x", "!").unwrap().text, "Q: x!");
+    let list =
+        json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "D {{ messages[0].content }}"}]);
+    let list = builtin_with(|f| settings(f, json!({"chat_template": list}))).unwrap();
+    assert_eq!(list.encode_prompt("x", "!").unwrap().text, "D x!");
+    let plain = TokenizerOptions { chat: false, ..Default::default() };
+    let plain = load_with(plain, |f| settings(f, json!({"chat_template": template}))).unwrap();
+    assert_eq!(plain.encode_prompt("x", "!").unwrap().text, "x!");
+}
+
+#[test]
+fn thinking_is_off_unless_asked_for() {
+    let template =
+        "{{ messages[0].content }}{% if enable_thinking is defined and enable_thinking is false %}|no{% endif %}";
+    let text_with = |thinking: bool| {
+        let options = TokenizerOptions { thinking, ..Default::default() };
+        let tokenizer = load_with(options, |f| settings(f, json!({"chat_template": template}))).unwrap();
+        tokenizer.encode_prompt("x", "").unwrap().text
+    };
+    assert_eq!((text_with(false), text_with(true)), ("x|no".to_owned(), "x".to_owned()));
+}
+
+#[test]
+fn a_turn_is_found_even_if_its_words_occur_elsewhere() {
+    let template = "user says user: {{ messages[0].content }} (the user)";
+    let tokenizer = builtin_with(|f| settings(f, json!({"chat_template": template}))).unwrap();
+    assert_eq!(tokenizer.encode_prompt("user", "").unwrap().user_start, "user says user: ".len());
+    let shouting =
+        builtin_with(|f| settings(f, json!({"chat_template": "{{ messages[0].content | upper }}"}))).unwrap();
+    let error = shouting.encode_prompt("what?", "").unwrap_err().to_string();
+    assert_eq!(error, "builtin/tokenizer.json: the chat template changes the user's turn");
+}
+
+#[test]
+fn the_question_starts_with_the_first_token_that_holds_a_byte_of_it() {
+    let tokenizer = builtin_with(|_| ()).unwrap();
+    let context = "The grass is green. The number is 4820117. ";
+    let user = format!("{context}\nWhat is the number?");
+    let prompt = tokenizer.encode_prompt(&user, " It is").unwrap();
+    let token = prompt.token_of_user_byte(context.len());
+    let (start, end) = prompt.offsets[token];
+    assert!(start <= context.len() && context.len() < end);
+    assert!(prompt.offsets[..token].iter().all(|(_, end)| *end <= context.len()));
+    // In the middle of a word: the straddling token is the question's.
+    let inside = prompt.token_of_user_byte(1);
+    assert_eq!((inside, prompt.offsets[inside]), (1, (0, 3)));
+    assert_eq!(prompt.token_at(prompt.text.len()), prompt.ids.len());
+    assert_eq!(prompt.offsets[0], (0, 0));
+}
+
+#[test]
+fn offsets_are_bytes_also_behind_wide_characters() {
+    // A post-processor that trims offsets, as Llama 3 has, must not shift them either.
+    let trimming = |f: &mut ModelFiles| {
+        edit_tokenizer(f, |j| {
+            let byte_level =
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+            j["post_processor"] = json!({"type": "Sequence", "processors": [byte_level, j["post_processor"]]});
+        });
+    };
+    for tokenizer in [builtin_with(|_| ()).unwrap(), builtin_with(trimming).unwrap()] {
+        let prompt = tokenizer.encode_prompt("数字と🙂 café  \n\n end", "").unwrap();
+        assert_eq!(prompt.ids[0], 1);
+        let last = *prompt.offsets.last().unwrap();
+        assert_eq!(last.1, prompt.text.len());
+        assert_eq!(&prompt.text[last.0..last.1], " end");
+        for pair in prompt.offsets.windows(2) {
+            assert!(pair[0].1 <= pair[1].1 && pair[1].0 <= pair[0].1, "{:?}", prompt.offsets);
+        }
+    }
+}
+
+#[test]
+fn every_file_has_a_say_in_what_ends_a_generation() {
+    assert_eq!(builtin_with(|_| ()).unwrap().eos_ids(), [2]);
+    let tokenizer = builtin_with(|f| {
+        f.generation_config = Some(TextFile { name: "g".into(), text: r#"{"eos_token_id": [5, 7]}"#.into() });
+        settings(f, json!({"eos_token": {"content": "<pad>", "lstrip": false}}));
+        edit_tokenizer(f, |j| {
+            let token = |id: u32, content: &str, special: bool| {
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": special})
+            };
+            let added = j["added_tokens"].as_array_mut().unwrap();
+            added.push(token(6144, "<|im_end|>", true));
+            added.push(token(6145, "<|eot_id|>", false));
+        });
+    });
+    assert_eq!(tokenizer.unwrap().eos_ids(), [0, 2, 5, 7, 6144]);
+}
+
+#[test]
+fn faults_of_a_tokenizer_are_one_line() {
+    let message = |change: &dyn Fn(&mut ModelFiles)| {
+        let message = builtin_with(change).unwrap_err().to_string();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        message
+    };
+    let broken = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: "{\n}".into() });
+    assert!(broken.starts_with("t/tokenizer.json: not a tokenizer: "), "{broken}");
+    let config = message(&|f| f.tokenizer_config = Some(TextFile { name: "c.json".into(), text: "[]".into() }));
+    assert_eq!(config, "c.json: expected a JSON object");
+    let list = json!([{"name": "rag", "template": "x"}]);
+    let list = message(&|f| settings(f, json!({"chat_template": list})));
+    assert_eq!(list, "tokenizer_config.json: `chat_template`: no template named `default` in the list");
+    let template = message(&|f| settings(f, json!({"chat_template": "{% for %}"})));
+    assert!(template.starts_with("tokenizer_config.json: the chat template cannot be read: line 1: "), "{template}");
+}
+
+// --- The hub, against a server of our own ---
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A hub with one repository `org/model` made of the files of a folder.
+struct Hub {
+    address: String,
+    requests: Arc<AtomicUsize>,
+    open: Arc<AtomicBool>,
+}
+
+impl Hub {
+    fn start(folder: PathBuf) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (requests, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+        let (count, still_open) = (requests.clone(), open.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if !still_open.load(Ordering::SeqCst) {
+                    break;
+                }
+                count.fetch_add(1, Ordering::SeqCst);
+                serve(stream.unwrap(), &folder);
+            }
+        });
+        Self { address, requests, open }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    fn stop(&self) {
+        self.open.store(false, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address.trim_start_matches("http://"));
+    }
+}
+
+fn serve(mut stream: TcpStream, folder: &Path) {
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+    let request = lines.next().unwrap_or_default();
+    let headers: Vec<String> = lines.take_while(|l| !l.is_empty()).map(|l| l.to_lowercase()).collect();
+    let path = request.split(' ').nth(1).unwrap_or_default();
+    let answer = if path.starts_with("/api/models/org/model/revision/") {
+        let names = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let siblings: Vec<Value> = names.map(|n| json!({"rfilename": n})).collect();
+        ok(json!({"siblings": siblings, "sha": COMMIT}).to_string().as_bytes(), "")
+    } else if let Some(name) = path.strip_prefix(&format!("/org/model/resolve/{COMMIT}/")) {
+        part(&fs::read(folder.join(name)).unwrap(), name, &headers)
+    } else {
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec()
+    };
+    let _ = stream.write_all(&answer);
+}
+
+fn part(all: &[u8], name: &str, headers: &[String]) -> Vec<u8> {
+    let range = headers.iter().find_map(|h| h.strip_prefix("range: bytes=")).unwrap_or("0-").to_owned();
+    let (start, end) = range.split_once('-').unwrap();
+    let start: usize = start.parse().unwrap();
+    let end = end.parse().map_or(all.len(), |e: usize| (e + 1).min(all.len()));
+    let extra = format!(
+        "Content-Range: bytes {start}-{}/{}\r\nETag: \"{name}\"\r\nX-Repo-Commit: {COMMIT}\r\n",
+        end.saturating_sub(1),
+        all.len()
+    );
+    ok(&all[start..end], &extra)
+}
+
+fn ok(body: &[u8], extra: &str) -> Vec<u8> {
+    let head = format!("HTTP/1.1 200 OK\r\n{extra}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+fn options(cache: &TempDir, endpoint: &str) -> HubOptions {
+    HubOptions {
+        progress: false,
+        patience: Duration::from_secs(5),
+        ..HubOptions::new(cache.path(), Some(endpoint.into()))
+    }
+}
+
+fn hub_error(spec: &str, options: &HubOptions) -> UsageError {
+    let error = ModelSource::parse(spec).unwrap().resolve_with(options).unwrap_err();
+    let usage = error.downcast_ref::<UsageError>().unwrap_or_else(|| panic!("{error:#}")).clone();
+    assert_eq!(usage.what.lines().count(), 1);
+    usage
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_then_needs_no_network() {
+    let (remote, cache) = (copy_of("llama-sharded"), TempDir::new().unwrap());
+    let hub = Hub::start(remote.path().to_owned());
+    let source = ModelSource::parse("org/model").unwrap();
+    let files = source.resolve_with(&options(&cache, &hub.address)).unwrap();
+    assert_eq!((files.id.as_str(), files.revision.as_deref()), ("org/model", Some(COMMIT)));
+    assert_eq!(files.config().unwrap().layers, 3);
+    assert!(files.tokenizer_config.is_some() && files.chat_template.is_none() && files.notes.is_empty());
+    let embedding = files.weights.read("model.embed_tokens.weight", &[256, 64]).unwrap();
+    let original = Weights::open_folder(remote.path()).unwrap();
+    assert_eq!(embedding.bytes, original.read("model.embed_tokens.weight", &[256, 64]).unwrap().bytes);
+
+    let requests = hub.requests();
+    let again = source.resolve_with(&options(&cache, &hub.address)).unwrap();
+    assert_eq!((hub.requests(), again.revision.as_deref()), (requests, Some(COMMIT)));
+
+    hub.stop();
+    let offline = HubOptions { offline: true, ..options(&cache, &hub.address) };
+    for (spec, options) in
+        [("org/model", &offline), ("org/model@main", &offline), ("org/model", &options(&cache, "http://127.0.0.1:9"))]
+    {
+        let files = ModelSource::parse(spec).unwrap().resolve_with(options).unwrap();
+        assert_eq!(files.weights.sha256().unwrap(), original.sha256().unwrap());
+    }
+    let commit = format!("org/model@{COMMIT}");
+    assert!(ModelSource::parse(&commit).unwrap().resolve_with(&offline).is_ok());
+    // A shard lost from the cache is noticed before anything is loaded.
+    let snapshot = cache.path().join("models--org--model/snapshots").join(COMMIT);
+    fs::remove_file(snapshot.join("model-00002-of-00002.safetensors")).unwrap();
+    let error = hub_error("org/model", &offline);
+    let cache = cache.path().display();
+    assert_eq!(
+        error.what,
+        format!(
+            "org/model: `model-00002-of-00002.safetensors` is not in the cache {cache} and cannot be downloaded: HF_HUB_OFFLINE is set"
+        )
+    );
+}
+
+#[test]
+fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
+    let (remote, cache) = (copy_of("qwen3"), TempDir::new().unwrap());
+    let root = cache.path().join("models--org--model");
+    fs::create_dir_all(root.join("refs")).unwrap();
+    fs::write(root.join("refs/main"), COMMIT).unwrap();
+    fs::create_dir_all(root.join("snapshots").join(COMMIT)).unwrap();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        fs::copy(remote.path().join(file), root.join("snapshots").join(COMMIT).join(file)).unwrap();
+    }
+    let source = ModelSource::parse("org/model").unwrap();
+    let offline = HubOptions { offline: true, ..options(&cache, "http://127.0.0.1:9") };
+    let files = source.resolve_with(&offline).unwrap();
+    assert_eq!(files.notes, ["org/model: `tokenizer_config.json` is not in the cache (HF_HUB_OFFLINE is set)"]);
+    // With network the rest is fetched, and what is cached is not fetched again.
+    let hub = Hub::start(remote.path().to_owned());
+    let files = source.resolve_with(&options(&cache, &hub.address)).unwrap();
+    assert!(files.notes.is_empty() && files.tokenizer_config.is_some());
+    assert_eq!(hub.requests(), 3);
+}
+
+#[test]
+fn without_network_the_error_says_what_to_do_and_comes_soon() {
+    let cache = TempDir::new().unwrap();
+    // Accepts connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let started = Instant::now();
+    let patient = HubOptions { patience: Duration::from_secs(1), ..options(&cache, &endpoint) };
+    let error = hub_error("org/model", &patient);
+    assert!(started.elapsed() < Duration::from_secs(3));
+    let folder = cache.path().display();
+    assert_eq!(
+        error.what,
+        format!(
+            "org/model: `config.json` is not in the cache {folder} and cannot be downloaded: the hub does not answer within 1 s"
+        )
+    );
+    assert_eq!(
+        error.hint.unwrap(),
+        "download it on a machine with network (`hf download org/model`) and copy the cache, or give a local folder"
+    );
+    let refused = hub_error("org/model", &options(&cache, "http://127.0.0.1:9")).what;
+    assert!(refused.contains("cannot be downloaded: io: Connection refused"), "{refused}");
+}
+
+#[test]
+fn what_the_hub_does_not_have_is_told_apart_from_no_network() {
+    let (remote, cache) = (copy_of("qwen3"), TempDir::new().unwrap());
+    let hub = Hub::start(remote.path().to_owned());
+    let error = hub_error("org/typo@dev", &options(&cache, &hub.address));
+    assert_eq!(
+        error.what,
+        "org/typo: the hub has no revision `dev` of this model, or denies access (http status: 404)"
+    );
+    fs::remove_file(remote.path().join("model.safetensors")).unwrap();
+    fs::write(remote.path().join("pytorch_model.bin"), "x").unwrap();
+    assert_eq!(
+        hub_error("org/model", &options(&cache, &hub.address)).what,
+        "org/model: this repository has no safetensors weights"
+    );
+    fs::remove_file(remote.path().join("tokenizer.json")).unwrap();
+    assert_eq!(
+        hub_error("org/model", &options(&cache, &hub.address)).what,
+        "org/model: this repository has no tokenizer.json"
+    );
+}
