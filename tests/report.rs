@@ -102,3 +102,122 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
         assert!(same_percent(&scores, &row["score"]), "{scores:?}: {row}");
     }
 }
+
+// ---- records ----
+
+use proptest::prelude::*;
+use spattn::eval::record::Record;
+use spattn::eval::{stats, store, summary};
+use spattn::report::Report;
+use std::collections::BTreeMap;
+
+fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> Record {
+    let dense = method == "full";
+    Record {
+        key: format!("{task}/{method}/{params}/{sample}"),
+        model: "builtin".into(),
+        task: task.into(),
+        length: 4096,
+        sample,
+        seed: 7,
+        method: method.into(),
+        params: params.into(),
+        protocol: "question".into(),
+        source: "grammar".into(),
+        prediction: "…\n\u{1f}".into(),
+        references: vec!["é".into()],
+        score,
+        prompt_tokens: 4000 + sample % 50,
+        prefix_tokens: 3900,
+        new_tokens: 20,
+        max_new_tokens: 30,
+        stopped: true,
+        bos_tokens: Some(1),
+        density: if dense { 1.0 } else { 0.1 / (1.0 + sample as f64) },
+        density_sparse_layers: 0.05,
+        cost1: 0.1 / 3.0,
+        cost2: 0.1,
+        aux_bits: 32.0,
+        kv_bytes_per_token: 4096.0,
+        prefill_s: 0.3,
+        index_s: 0.01,
+        decode_s: 0.7 / (3.0 + sample as f64),
+        steps: 33,
+        fidelity: None,
+    }
+}
+
+/// Four tasks, `full` and five settings, twelve samples.
+fn sweep() -> Vec<Record> {
+    let settings =
+        [("full", ""), ("topk", "k=16"), ("topk", "k=64"), ("quest", "k=64"), ("random", "k=64"), ("topp", "")];
+    let mut records = Vec::new();
+    for task in ["ruler/vt", "ruler/cwe", "ruler/niah_multikey_2", "passkey"] {
+        for (m, (method, params)) in settings.into_iter().enumerate() {
+            records.extend((0..12).map(|i| record(task, method, params, i, ((i * 7 + m * 3) % 10) as f64 / 9.0)));
+        }
+    }
+    records
+}
+
+#[test]
+fn a_report_made_twice_is_the_same_to_the_byte() {
+    let records = sweep();
+    let made = |records: &[Record]| -> BTreeMap<String, Vec<u8>> {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Report::new(records, &[]).write_all(dir.path()).unwrap();
+        let name = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().display().to_string();
+        files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
+    };
+    let first = made(&records);
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["plots/score_vs_density.svg", "summary.csv", "summary.md"]);
+    assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
+}
+
+#[test]
+fn records_come_back_from_the_folder_and_give_the_same_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = serde_json::json!({"identity": {"seed": 7}});
+    let records = sweep();
+    let mut store = store::Store::open(dir.path(), store::OpenMode::Fresh, &manifest).unwrap();
+    for record in &records {
+        assert!(store.append(record).unwrap());
+    }
+    drop(store);
+    let loaded = store::load_records(dir.path()).unwrap();
+    assert!(loaded.notices.is_empty());
+    let csv = |records| spattn::report::csv::render(&summary::summarize(records, &[])).unwrap();
+    assert_eq!(csv(&loaded.records), csv(&records));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_interval_contains_its_mean(values in prop::collection::vec(-1e3..1e3, 1..40), seed: u64) {
+        let interval = stats::bootstrap_mean(&values, seed).unwrap();
+        prop_assert!(interval.low <= interval.mean && interval.mean <= interval.high);
+        // Up to rounding in the sums it lies within the values.
+        let within = |end: f64| values.iter().any(|v| *v <= end + 1e-9) && values.iter().any(|v| *v >= end - 1e-9);
+        prop_assert!(within(interval.low) && within(interval.high));
+    }
+
+    #[test]
+    fn metrics_take_any_text_and_stay_in_range(
+        prediction in "\\PC{0,40}|[\\x00-\\x20a-c.0-9#/`\n]{0,60}",
+        references in prop::collection::vec("\\PC{0,20}|[\\x00-\\x20a-c.0-9]{0,30}|Paragraph [0-9]{1,2}", 0..4),
+        classes in prop::collection::vec("[a-c]{0,3}", 0..5),
+    ) {
+        for metric in Metric::all() {
+            let cleaned = metric.postprocess(&prediction);
+            let score = metric.score(&cleaned, &references, &classes);
+            prop_assert!((0.0..=1.0).contains(&score), "{metric}: {score}");
+        }
+    }
+
+    #[test]
+    fn the_summary_does_not_depend_on_the_order_of_records(shuffled in Just(sweep()).prop_shuffle()) {
+        prop_assert_eq!(summary::summarize(&shuffled, &[]), summary::summarize(&sweep(), &[]));
+        prop_assert_eq!(spattn::eval::checks::check(&shuffled, &[]), spattn::eval::checks::check(&sweep(), &[]));
+    }
+}

@@ -1,6 +1,6 @@
 //! Scorers: a prediction and its references in, a number in 0..=1 out.
 //!
-//! One file per family of metrics, one table ([`RULES`]) that names them all, and [`datasets`], which
+//! One file per family of metrics, one table (`RULES`) that names them all, and [`datasets`], which
 //! says how each published data set is scored. Every rule reproduces the published scorer, its
 //! quirks included: numbers are only comparable with those of other tools if they are computed alike.
 //! Nothing here reads files or knows where a prediction came from.
