@@ -41,6 +41,9 @@ pub struct Record {
     pub prefix_tokens: usize,
     /// Generated tokens, a final EOS included.
     pub new_tokens: usize,
+    /// Tokens that could be generated at most; 0 in records from before it was kept.
+    #[serde(default)]
+    pub max_new_tokens: usize,
     /// Whether generation ended by an EOS token rather than by `max_new_tokens`.
     pub stopped: bool,
     /// Number of BOS tokens in the prompt (`None` if the model has none): a self-check.
@@ -147,4 +150,45 @@ pub struct SummaryRow {
     pub prefill_s: f64,
     /// Mean milliseconds per step after the prefix.
     pub decode_ms_per_token: f64,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A plausible record, for the tests of everything made from records.
+    pub(crate) fn record(task: &str, method: &str, sample: usize, score: f64) -> Record {
+        Record {
+            key: format!("{task}/{method}/{sample}"),
+            model: "builtin".into(),
+            task: task.into(),
+            length: 4096,
+            sample,
+            seed: 1,
+            method: method.into(),
+            params: String::new(),
+            protocol: "question".into(),
+            source: "grammar".into(),
+            prediction: "answer".into(),
+            references: vec!["answer".into()],
+            score,
+            prompt_tokens: 4050,
+            prefix_tokens: 4000,
+            new_tokens: 10,
+            max_new_tokens: 40,
+            stopped: true,
+            bos_tokens: Some(1),
+            density: if method == "full" { 1.0 } else { 0.1 },
+            density_sparse_layers: if method == "full" { 1.0 } else { 0.05 },
+            cost1: 0.01,
+            cost2: 0.1,
+            aux_bits: 32.0,
+            kv_bytes_per_token: 4096.0,
+            prefill_s: 1.0,
+            index_s: 0.0,
+            decode_s: 0.5,
+            steps: 60,
+            fidelity: None,
+        }
+    }
 }

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/metrics.json: what the published scoring rules give on inputs made up here.
+
+The rules are written out independently of the Rust ones, in the language they were published in,
+on top of the packages LongBench names:
+
+    pip install rouge==1.0.1 fuzzywuzzy==0.18.0      (without python-Levenshtein)
+    python3 scripts/make_metric_golden.py > tests/golden/metrics.json
+
+Run with CPython 3.11 and the standard recursion limit: two rules depend on it.
+"""
+
+import json
+import re
+import string
+import sys
+import warnings
+from collections import Counter
+
+warnings.filterwarnings("ignore")
+from fuzzywuzzy import fuzz  # noqa: E402
+from rouge import Rouge  # noqa: E402
+
+assert "Levenshtein" not in sys.modules, "golden values are those of difflib"
+
+
+def normalize(text):
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def qa_f1(prediction, answer, _classes):
+    p, a = normalize(prediction).split(), normalize(answer).split()
+    same = sum((Counter(p) & Counter(a)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(p), same / len(a)
+    return 2 * precision * recall / (precision + recall)
+
+
+def exact_match(prediction, answer, _classes):
+    return float(normalize(prediction) == normalize(answer))
+
+
+def rouge(which):
+    def score(prediction, answer, _classes):
+        try:
+            return Rouge(metrics=[which]).get_scores([prediction], [answer], avg=True)[which]["f"]
+        except (ValueError, RecursionError):
+            return 0.0
+
+    return score
+
+
+def classification(prediction, answer, classes):
+    found = [c for c in classes if c in prediction]
+    for term in found:  # removing while iterating is the published behaviour
+        if term in answer and term != answer:
+            found.remove(term)
+    return 1.0 / len(found) if answer in found else 0.0
+
+
+def numbers(prediction, wanted):
+    found = re.findall(r"\d+", prediction)
+    return found.count(wanted) / len(found) if found else 0.0
+
+
+def retrieval(label):
+    return lambda prediction, answer, _classes: numbers(prediction, re.findall(label + r"(\d+)", answer)[0])
+
+
+def count(prediction, answer, _classes):
+    return numbers(prediction, str(answer))
+
+
+def code_sim(prediction, answer, _classes):
+    lines = prediction.lstrip("\n").split("\n")
+    kept = [line for line in lines if "`" not in line and "#" not in line and "//" not in line]
+    return fuzz.ratio(kept[0] if kept else "", answer) / 100
+
+
+def clean(prediction):
+    return re.sub("[\x00-\x1f]", "\n", prediction.strip()).strip()
+
+
+def match(prediction, references):
+    return [1.0 if r.lower() in prediction.lower() else 0.0 for r in references]
+
+
+PER_ANSWER = {
+    "exact_match": exact_match,
+    "qa_f1": qa_f1,
+    "rouge_l": rouge("rouge-l"),
+    "rouge_1": rouge("rouge-1"),
+    "rouge_2": rouge("rouge-2"),
+    "classification": classification,
+    "retrieval": retrieval("Paragraph "),
+    "retrieval_zh": retrieval("段落"),
+    "count": count,
+    "code_sim": code_sim,
+}
+OVER_ALL = {
+    "string_match_all": lambda p, refs: sum(match(p, refs)) / len(refs),
+    "string_match_part": lambda p, refs: max(match(p, refs)),
+}
+
+WORDS = [
+    ("The lighthouse keeper, of course!", ["lighthouse keeper", "a keeper of course"]),
+    ("in 1,492 or so", ["1492", "or so in"]),
+    ("Æther and ÉCLAIR", ["æther an éclair"]),
+    ("an_apple the-end a.b", ["an apple theend ab"]),
+    ("“quoted” – dash", ["quoted dash", "“quoted” – dash"]),
+    ("\u3000wide\u00a0space\x1cseparated\u200b", ["wide space separated", "wide space separated\u200b"]),
+    ("tea tea tea for two", ["tea for two tea", "two for tea"]),
+    ("ΟΔΟΣ", ["οδος", "οδοσ"]),
+    ("", ["silence"]),
+    ("?!", ["?!", "word"]),
+    ("yes\nno", ["no", "yes"]),
+    ("x" * 40, ["x" * 40]),
+]
+TEXTS = [
+    ("Rain fell on the valley. The river rose by noon.", ["The river rose. Rain fell on the valley by noon."]),
+    ("Rain fell on the valley The river rose", ["Rain fell. The river rose.", "Snow fell"]),
+    ("one two two three three three", ["three two one", "one two three one two three"]),
+    ("a.b.c.d", ["a b c d", "d.c.b.a"]),
+    ("same same. same", ["same"]),
+    (" ", ["\n", "word"]),
+    ("...", ["word"]),
+    ("word", ["", "..."]),
+    ("Case matters", ["case matters", "Case matters"]),
+    ("tabs\tand\r\nlines  collapse", ["tabs and lines collapse"]),
+    ("v1.2 of the tool. It works", ["v1 2 of the tool It works."]),
+    ("alpha beta gamma delta epsilon zeta", ["beta alpha delta gamma zeta epsilon", "zeta eta theta. alpha beta. gamma"]),
+    ("。".join(["雨が降った"] * 2), ["雨が降った 雨が降った", "雨が降った。雨が降った"]),
+]
+# One sentence below and one above what the package's recursion can take (some 990 words when called as LongBench does).
+LONG_TEXTS = [(" ".join(map(str, range(n))), [" ".join(map(str, range(n)))]) for n in (900, 1100)]
+CLASSES = ["River", "River delta", "Delta", "delta", "Mountain", "Mountain range", "Lake", "a", "an inlet", "in"]
+LABELS = [
+    ("River delta", ["River delta"]),
+    ("This is a River delta.", ["River delta", "River"]),
+    ("Mountain range, an inlet", ["an inlet", "Mountain range"]),
+    ("mountain", ["Mountain"]),
+    ("Lake", ["Lake"]),
+    ("", ["Lake"]),
+    ("River, Delta, Lake", ["Delta", "Sea"]),
+]
+REPEATED = ["in", "in", "an inlet", "inlet"]
+PARAGRAPHS = [
+    ("Paragraph 12", ["Paragraph 12"]),
+    ("12, 13 or 12", ["Paragraph 12 (Paragraph 13)"]),
+    ("the 012th", ["Paragraph 12"]),
+    ("twelve", ["Paragraph 12", "Paragraph 1"]),
+    ("١٢ and 12½", ["Paragraph 12", "Paragraph ١٢"]),
+    ("12²", ["Paragraph 12"]),
+    ("①②", ["Paragraph 1"]),
+]
+COUNTS = [
+    ("There are 7 of them", ["7"]),
+    ("7 in 14, not 7.0", ["7", "0"]),
+    ("seven", ["7"]),
+    ("007", ["7", "007"]),
+    ("７ is 7", ["7"]),
+]
+LONG_LINE = "total += weights[index] * values[index] if index < limit else default_value(index); "
+CODE = [
+    ("    return total\n    pass", ["    return total", "return total"]),
+    ("```python\nfor i in range(3):\n```", ["for i in range(3):"]),
+    ("# only a comment\nx = 1  # trailing\ny = 2", ["x = 1", "y = 2"]),
+    ("\n\n\nvalue = 3", ["value = 4"]),
+    ("\r\nvalue = 3", ["value = 3"]),
+    ("// nothing else", ["", "int x;"]),
+    ("", ["x"]),
+    ("int résumé = naïve();", ["int resume = naive();"]),
+    ("abcd", ["bcda", "dcba", "abcde"]),
+    (LONG_LINE * 3, [LONG_LINE * 3 + "x", LONG_LINE[::-1] * 3, (LONG_LINE * 3)[7:]]),
+    (LONG_LINE * 2, [LONG_LINE * 4, LONG_LINE]),
+    ("self.assertEqual(result.total, 10)", ["self.assertEqual(total, result)", "assert result.total == 10"]),
+]
+PARTS = [
+    ("  Amber, birch and CEDAR\t", ["cedar", "birch", "oak"]),
+    ("\x07code\x00name\x1f", ["code\nname", "codename"]),
+    ("İZMİR", ["izmir", "i̇zmi̇r"]),
+    ("", ["", "x"]),
+    ("\x1e\x1d", ["\n"]),
+    ("Straße 5", ["STRASSE", "straße 5"]),
+]
+
+
+def cases():
+    for metric in ("qa_f1", "exact_match"):
+        yield from ((metric, p, refs, []) for p, refs in WORDS)
+    for metric in ("rouge_l", "rouge_1", "rouge_2"):
+        yield from ((metric, p, refs, []) for p, refs in TEXTS)
+    yield from (("rouge_l", p, refs, []) for p, refs in LONG_TEXTS)
+    yield from (("classification", p, refs, CLASSES) for p, refs in LABELS)
+    yield "classification", "an inlet in", ["an inlet"], REPEATED
+    yield from (("retrieval", p, refs, []) for p, refs in PARAGRAPHS)
+    yield "retrieval_zh", "段落3，段落4", ["段落4"], []
+    yield from (("count", p, refs, []) for p, refs in COUNTS)
+    yield from (("code_sim", p, refs, []) for p, refs in CODE)
+    for metric in OVER_ALL:
+        yield from ((metric, p, refs, []) for p, refs in PARTS)
+
+
+def score(metric, prediction, references, classes):
+    if metric in OVER_ALL:
+        return OVER_ALL[metric](clean(prediction), references)
+    return max([0.0] + [PER_ANSWER[metric](prediction, r, classes) for r in references])
+
+
+def rows():
+    for metric, prediction, references, classes in cases():
+        row = {"metric": metric, "prediction": prediction, "references": references}
+        if classes:
+            row["all_classes"] = classes
+        yield row | {"score": score(metric, prediction, references, classes)}
+
+
+if __name__ == "__main__":
+    print("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows()) + "\n]")

@@ -1,0 +1,382 @@
+//! Self-checks: what makes numbers of a run suspect, found in its records.
+//!
+//! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from
+//! methods, and show in the records if one looks. Nothing here stops a run.
+
+use super::record::Record;
+use super::stats::{self, Interval};
+use super::summary::{Cell, REFERENCE, SEED, group, place};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a warning is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Check {
+    /// Prompts without exactly one BOS token, on a model that has one.
+    Bos,
+    /// Examples that fill less than 95 % of the length asked for, or more than all of it.
+    Length,
+    /// Some samples were recorded more than once, by runs that differ.
+    RepeatedSamples,
+    /// Empty predictions.
+    EmptyPredictions,
+    /// The dense score is too low to tell methods apart.
+    LowReference,
+    /// A sparse method is better than dense beyond noise.
+    AboveReference,
+    /// A larger budget scores worse beyond noise.
+    NotMonotone,
+    /// Generations that ran into the token limit where dense ones stop.
+    Truncated,
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Check::Bos => "bos",
+            Check::Length => "length",
+            Check::RepeatedSamples => "repeated_samples",
+            Check::EmptyPredictions => "empty_predictions",
+            Check::LowReference => "low_reference",
+            Check::AboveReference => "above_reference",
+            Check::NotMonotone => "not_monotone",
+            Check::Truncated => "truncated",
+        })
+    }
+}
+
+/// One thing to look at before believing a number.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Warning {
+    /// What it is about.
+    pub code: Check,
+    /// Model id.
+    pub model: String,
+    /// Protocol.
+    pub protocol: String,
+    /// Full task name.
+    pub task: String,
+    /// Length asked for in tokens; 0 if a file fixes it.
+    pub length: usize,
+    /// Bare method name, where it is about one.
+    pub method: Option<String>,
+    /// Canonical parameters, where it is about one setting.
+    pub params: Option<String>,
+    /// One readable line with the numbers, without place and method.
+    pub message: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.task)?;
+        if self.length > 0 {
+            write!(f, " at {}", self.length)?;
+        }
+        if let Some(method) = &self.method {
+            write!(f, ", {method}")?;
+        }
+        if let Some(params) = self.params.as_deref().filter(|params| !params.is_empty()) {
+            write!(f, ":{params}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// Examples of a sized task should fill this share of the length.
+const LEAST_FILL: f64 = 0.95;
+/// From this share of empty predictions on they are worth a word.
+const EMPTY_SHARE: f64 = 0.05;
+/// Below this dense score, methods cannot be told apart.
+const LEAST_REFERENCE: f64 = 0.5;
+/// From this share of generations cut off at the token limit on.
+const TRUNCATED_SHARE: f64 = 0.5;
+/// Pairs needed before a difference counts as beyond noise: with fewer, a bootstrap interval excludes 0 by chance.
+const LEAST_PAIRS: usize = 5;
+
+/// All warnings about the records, in the order of the summary (`order` as there); independent of the order of
+/// the records.
+pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
+    let cells = group(records, order);
+    let mut warnings = Vec::new();
+    for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
+        let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
+        warnings.extend([bos(cells), length(cells), full.and_then(low_reference)].into_iter().flatten());
+        for cell in cells {
+            warnings.extend([repeated(cell), empty(cell)].into_iter().flatten());
+            if let Some(full) = full {
+                warnings.extend([truncated(cell, full), above(cell, full)].into_iter().flatten());
+            }
+        }
+        warnings.extend(not_monotone(cells));
+    }
+    warnings
+}
+
+fn at_place(code: Check, r: &Record, message: String) -> Warning {
+    let Record { model, protocol, task, length, .. } = r.clone();
+    Warning { code, model, protocol, task, length, method: None, params: None, message }
+}
+
+fn of_cell(code: Check, cell: &Cell, message: String) -> Warning {
+    let r = cell.head();
+    Warning { method: Some(r.method.clone()), params: Some(r.params.clone()), ..at_place(code, r, message) }
+}
+
+/// One record of each example, whatever the method.
+fn examples<'a>(cells: &[Cell<'a>]) -> Vec<&'a Record> {
+    let records = cells.iter().flat_map(|cell| &cell.records);
+    records.map(|r| ((r.seed, r.sample), *r)).collect::<BTreeMap<_, _>>().into_values().collect()
+}
+
+fn bos(cells: &[Cell]) -> Option<Warning> {
+    let all = examples(cells);
+    let wrong: Vec<usize> = all.iter().filter_map(|r| r.bos_tokens).filter(|n| *n != 1).collect();
+    let (least, most) = (wrong.iter().min()?, wrong.iter().max()?);
+    let count = if least == most { format!("{least}") } else { format!("{least} to {most}") };
+    let message = format!("{} of {} prompts have {count} BOS tokens instead of one", wrong.len(), all.len());
+    Some(at_place(Check::Bos, all[0], message))
+}
+
+fn length(cells: &[Cell]) -> Option<Warning> {
+    let all = examples(cells);
+    let asked = all.first()?.length as f64;
+    let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0);
+    let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
+    let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
+    if wrong == 0 {
+        return None;
+    }
+    let least = fills.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = fills.iter().copied().fold(0.0, f64::max);
+    let message = format!(
+        "{wrong} of {} examples fill less than 95 % or more than 100 % of {asked} tokens (from {:.1} % to {:.1} %)",
+        fills.len(),
+        100.0 * least,
+        100.0 * most
+    );
+    Some(at_place(Check::Length, all[0], message))
+}
+
+fn low_reference(full: &Cell) -> Option<Warning> {
+    let score = full.mean(|r| r.score);
+    (score < LEAST_REFERENCE).then(|| {
+        let message = format!(
+            "the dense score is {:.1} % (below {:.0} %): differences between methods say little here",
+            100.0 * score,
+            100.0 * LEAST_REFERENCE
+        );
+        of_cell(Check::LowReference, full, message)
+    })
+}
+
+fn repeated(cell: &Cell) -> Option<Warning> {
+    (cell.repeated > 0).then(|| {
+        let message = format!(
+            "{} records repeat one of the {} samples under another key and are left out; were different runs merged?",
+            cell.repeated,
+            cell.records.len()
+        );
+        of_cell(Check::RepeatedSamples, cell, message)
+    })
+}
+
+fn empty(cell: &Cell) -> Option<Warning> {
+    let n = cell.records.len();
+    let empty = cell.records.iter().filter(|r| r.prediction.trim().is_empty()).count();
+    (empty as f64 >= EMPTY_SHARE * n as f64 && empty > 0)
+        .then(|| of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
+}
+
+fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {
+    let cut = |cell: &Cell| cell.mean(|r| f64::from(u8::from(!r.stopped)));
+    let (ours, dense) = (cut(cell), cut(full));
+    (ours > TRUNCATED_SHARE && dense <= TRUNCATED_SHARE).then(|| {
+        let message = format!(
+            "{:.0} % of generations ran into the token limit without an EOS (dense: {:.0} %)",
+            100.0 * ours,
+            100.0 * dense
+        );
+        of_cell(Check::Truncated, cell, message)
+    })
+}
+
+fn above(cell: &Cell, full: &Cell) -> Option<Warning> {
+    let gain = significant_gain(cell, full)?;
+    let message = format!(
+        "better than dense beyond noise: {:+.1} points (95 % interval {:+.1} to {:+.1}); look for a flaw in the prompt",
+        gain.mean, gain.low, gain.high
+    );
+    Some(of_cell(Check::AboveReference, cell, message))
+}
+
+/// By how many points `a` is above `b` on common samples, if all of the interval is.
+fn significant_gain(a: &Cell, b: &Cell) -> Option<Interval> {
+    let differences = stats::differences(&a.scores(), &b.scores());
+    if differences.len() < LEAST_PAIRS {
+        return None;
+    }
+    stats::bootstrap_mean(&differences, SEED).filter(Interval::is_positive).map(|gain| gain.scaled(100.0))
+}
+
+// ---- budgets ----
+
+/// For each method and each numeric parameter that alone varies: the worst case of a larger density with a lower
+/// score beyond noise.
+fn not_monotone(cells: &[Cell]) -> Vec<Warning> {
+    let mut ladders: BTreeMap<Ladder, Vec<&Cell>> = BTreeMap::new();
+    for cell in cells {
+        for ladder in ladders_of(cell.head()) {
+            ladders.entry(ladder).or_default().push(cell);
+        }
+    }
+    ladders.into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, cells)).collect()
+}
+
+/// Settings of a method that differ in one parameter only.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Ladder {
+    method: String,
+    varied: String,
+    /// The other parameters, in their order.
+    fixed: Vec<String>,
+}
+
+fn ladders_of(r: &Record) -> Vec<Ladder> {
+    let params: Vec<&str> = r.params.split(',').collect();
+    let without = |at: usize| params.iter().enumerate().filter(move |(i, _)| *i != at).map(|(_, p)| (*p).to_owned());
+    let numeric = |param: &str| {
+        let (key, value) = param.split_once('=')?;
+        value.trim_end_matches('%').parse::<f64>().is_ok().then(|| key.to_owned())
+    };
+    let ladder = |at: usize, varied: String| Ladder { method: r.method.clone(), varied, fixed: without(at).collect() };
+    params.iter().enumerate().filter_map(|(at, param)| Some(ladder(at, numeric(param)?))).collect()
+}
+
+fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {
+    let density = |cell: &Cell| cell.mean(|r| r.density);
+    // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
+    let is_step = |low: &Cell, high: &Cell| density(high) > 1.02 * density(low);
+    cells.sort_by(|a, b| density(a).total_cmp(&density(b)));
+    let mut worst: Option<(Interval, &Cell, &Cell)> = None;
+    for (at, low) in cells.iter().enumerate() {
+        for high in cells[at + 1..].iter().filter(|high| is_step(low, high)) {
+            if let Some(gain) = significant_gain(low, high)
+                && worst.as_ref().is_none_or(|(worst, ..)| gain.low > worst.low)
+            {
+                worst = Some((gain, low, high));
+            }
+        }
+    }
+    let (gain, low, high) = worst?;
+    let message = format!(
+        "score falls as {} grows the budget: {:.1} % at density {:.4} ({}), {:.1} % at {:.4}, a loss of {:.1} points (95 % interval {:.1} to {:.1})",
+        ladder.varied,
+        100.0 * low.mean(|r| r.score),
+        density(low),
+        low.head().params,
+        100.0 * high.mean(|r| r.score),
+        density(high),
+        gain.mean,
+        gain.low,
+        gain.high
+    );
+    Some(of_cell(Check::NotMonotone, high, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+
+    const TASK: &str = "ruler/vt";
+
+    fn samples(method: &str, params: &str, score: impl Fn(usize) -> f64) -> Vec<Record> {
+        let make = |i| Record {
+            params: params.into(),
+            key: format!("{method}{params}{i}"),
+            ..record(TASK, method, i, score(i))
+        };
+        (0..20).map(make).collect()
+    }
+
+    fn codes(records: &[Record]) -> Vec<Check> {
+        check(records, &[]).into_iter().map(|w| w.code).collect()
+    }
+
+    #[test]
+    fn a_clean_run_has_no_warnings() {
+        let mut records = samples("full", "", |_| 1.0);
+        records.extend(samples("topk", "k=8", |i| f64::from(u8::from(i % 3 > 0))));
+        assert_eq!(codes(&records), []);
+        assert_eq!(codes(&[]), []);
+    }
+
+    #[test]
+    fn prompts_are_checked_once_an_example() {
+        let mut records = samples("full", "", |_| 1.0);
+        records.extend(samples("topk", "k=8", |_| 1.0));
+        for r in records.iter_mut().filter(|r| r.sample < 2) {
+            r.bos_tokens = Some(3);
+            r.prompt_tokens = 3000;
+        }
+        let warnings = check(&records, &[]);
+        assert_eq!(warnings[0].to_string(), "ruler/vt at 4096: 2 of 20 prompts have 3 BOS tokens instead of one");
+        assert_eq!((warnings.len(), warnings[1].code), (2, Check::Length));
+        assert!(
+            warnings[1].message.contains("2 of 20 examples") && warnings[1].message.contains("from 74.2 % to 99.9 %")
+        );
+    }
+
+    #[test]
+    fn unsized_tasks_have_no_length_to_fill() {
+        let mut records = samples("full", "", |_| 1.0);
+        records.iter_mut().for_each(|r| r.length = 0);
+        assert_eq!(codes(&records), []);
+    }
+
+    #[test]
+    fn empty_and_truncated_generations_are_counted_by_method() {
+        let mut records = samples("full", "", |_| 1.0);
+        records.extend(samples("topk", "k=8", |_| 1.0));
+        for r in records.iter_mut().filter(|r| r.method == "topk") {
+            r.stopped = false;
+            r.prediction = if r.sample < 3 { " \n".into() } else { "x".into() };
+        }
+        let warnings = check(&records, &[]);
+        assert_eq!(warnings.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::EmptyPredictions, Check::Truncated]);
+        assert_eq!(warnings[0].to_string(), "ruler/vt at 4096, topk:k=8: 3 of 20 predictions are empty");
+        records.iter_mut().for_each(|r| r.stopped = false);
+        assert_eq!(codes(&records), [Check::EmptyPredictions]);
+    }
+
+    #[test]
+    fn sparse_above_a_low_dense_score_raises_both_alarms() {
+        let mut records = samples("full", "", |i| if i < 8 { 1.0 } else { 0.0 });
+        records.extend(samples("topk", "k=8", |i| if i < 16 { 1.0 } else { 0.0 }));
+        assert_eq!(codes(&records), [Check::LowReference, Check::AboveReference]);
+    }
+
+    #[test]
+    fn a_falling_score_is_reported_for_the_worst_step_of_one_parameter() {
+        let mut records = samples("full", "", |_| 1.0);
+        for (k, density, right) in [(8, 0.01, 18), (16, 0.02, 17), (32, 0.04, 6), (64, 0.08, 19)] {
+            let mut of_k = samples("topk", &format!("k={k},page=16"), |i| f64::from(u8::from(i < right)));
+            of_k.iter_mut().for_each(|r| r.density = density);
+            records.extend(of_k);
+        }
+        let warnings = check(&records, &[]);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert_eq!(warnings[0].params.as_deref(), Some("k=32,page=16"));
+        assert!(warnings[0].message.starts_with("score falls as k grows the budget: 90.0 % at density 0.0100"));
+    }
+
+    #[test]
+    fn runs_merged_by_mistake_are_noticed() {
+        let mut records = samples("full", "", |_| 1.0);
+        let again: Vec<_> = records.iter().map(|r| Record { key: format!("z{}", r.key), ..r.clone() }).collect();
+        records.extend(again);
+        assert_eq!(codes(&records), [Check::RepeatedSamples]);
+    }
+}

@@ -1,0 +1,553 @@
+//! A run's folder: `manifest.json`, `samples.jsonl`, and the lock that keeps a second writer out.
+//!
+//! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
+//! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
+
+use super::record::Record;
+use crate::error::UsageError;
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Map, Value};
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Name of the file of records within a run's folder.
+pub const SAMPLES: &str = "samples.jsonl";
+/// Name of the manifest within a run's folder.
+pub const MANIFEST: &str = "manifest.json";
+/// Key of the manifest that holds everything that determines results.
+pub const IDENTITY: &str = "identity";
+const LOCK: &str = ".lock";
+/// Where the rest of the manifest of later, resumed runs is kept.
+const RESUMED: &str = "resumed";
+/// What a run draws from its records, and what `Overwrite` therefore removes.
+const DRAWN: [&str; 3] = ["summary.csv", "summary.md", "report.html"];
+const PLOTS: &str = "plots";
+
+/// What to do with a folder that holds records already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Refuse it.
+    Fresh,
+    /// Keep its records and add what is missing; an empty folder is as good as a fresh one.
+    Resume,
+    /// Throw its records away.
+    Overwrite,
+}
+
+/// Records read from a folder, and what had to be put right on the way.
+#[derive(Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// One record a key, in the order of the file.
+    pub records: Vec<Record>,
+    /// What was repaired or left out, one readable line each.
+    pub notices: Vec<String>,
+}
+
+/// A run's folder opened for writing by this process alone.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    samples: Samples,
+    loaded: Loaded,
+    keys: HashSet<String>,
+    lock: File,
+}
+
+impl Store {
+    /// Creates the folder where needed, makes sure that it can be written, locks it, and opens its records.
+    ///
+    /// `manifest` is an object; its field `identity` holds everything that determines results, and has to be
+    /// equal for records to be added. The rest of a resumed run's manifest is kept under `resumed`.
+    ///
+    /// # Errors
+    /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process is writing to it, or if
+    /// the manifest of a resumed run does not match; other errors if a file cannot be read or written.
+    pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
+        let lock = lock(dir)?;
+        let path = dir.join(SAMPLES);
+        match mode {
+            OpenMode::Fresh if path.exists() => return Err(already_there(dir).into()),
+            OpenMode::Overwrite => clear(dir)?,
+            OpenMode::Fresh | OpenMode::Resume => {}
+        }
+        let manifest = match path.exists() {
+            true => merged_manifest(dir, manifest)?,
+            false => manifest.clone(),
+        };
+        let mut loaded = Loaded::default();
+        if path.exists() {
+            repair(&path, &mut loaded.notices)?;
+            loaded = read_records(&path, loaded.notices)?;
+        }
+        write_whole(&dir.join(MANIFEST), &manifest)?;
+        let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
+        Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path, loaded.records.len())?, loaded, keys, lock })
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The records that were there when the folder was opened.
+    pub fn records(&self) -> &[Record] {
+        &self.loaded.records
+    }
+
+    /// What was repaired or left out when the folder was opened.
+    pub fn notices(&self) -> &[String] {
+        &self.loaded.notices
+    }
+
+    /// Whether a record with this key is stored.
+    pub fn contains(&self, key: &str) -> bool {
+        self.keys.contains(key)
+    }
+
+    /// Adds a record: the whole line in one write, then a flush. A key that is stored already changes nothing (the
+    /// first record stays); the return value says whether the record was added.
+    ///
+    /// # Errors
+    /// If the line cannot be written; what was written before stays readable. If the record would not be
+    /// readable again (a number that is not finite), nothing is written.
+    pub fn append(&mut self, record: &Record) -> Result<bool> {
+        if self.contains(&record.key) {
+            return Ok(false);
+        }
+        self.samples.append(&line(record)?)?;
+        self.keys.insert(record.key.clone());
+        Ok(true)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // The file stays, so that all writers ever lock the same one; only the process id in it goes.
+        let _ = self.lock.set_len(0);
+    }
+}
+
+/// The records in a folder, which may still be growing: a torn last line is left out, nothing is changed.
+///
+/// # Errors
+/// If the folder has no records file, or a line other than the last cannot be read.
+pub fn load_records(dir: &Path) -> Result<Loaded> {
+    let path = dir.join(SAMPLES);
+    if !path.is_file() {
+        return Err(UsageError::new(format!("{} holds no {SAMPLES}", dir.display()))
+            .hint("give the folder that a run was written to")
+            .into());
+    }
+    read_records(&path, Vec::new())
+}
+
+/// The manifest of a run's folder.
+///
+/// # Errors
+/// If it is missing or not JSON.
+pub fn load_manifest(dir: &Path) -> Result<Value> {
+    let path = dir.join(MANIFEST);
+    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", path.display()))
+}
+
+// ---- the file of records ----
+
+/// The open file of records, and how much of it is known to be whole.
+#[derive(Debug)]
+struct Samples {
+    path: PathBuf,
+    file: File,
+    whole: u64,
+    count: usize,
+}
+
+impl Samples {
+    fn open(path: &Path, count: usize) -> Result<Self> {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let whole = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), file, whole, count })
+    }
+
+    fn append(&mut self, line: &str) -> Result<()> {
+        if let Err(e) = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()) {
+            // Cut off what arrived of the line, so that a later line is not glued to it.
+            let _ = self.file.set_len(self.whole);
+            return Err(anyhow!(
+                "cannot write {}: {e}; the {} records before are safe, continue with --resume",
+                self.path.display(),
+                self.count
+            ));
+        }
+        self.whole += line.len() as u64;
+        self.count += 1;
+        Ok(())
+    }
+}
+
+/// The record as one line, sure to be readable again.
+fn line(record: &Record) -> Result<String> {
+    let mut line = serde_json::to_string(record)?;
+    serde_json::from_str::<Record>(&line).with_context(|| {
+        let Record { task, sample, method, .. } = record;
+        format!("the record of {task}, sample {sample}, method {method} cannot be stored")
+    })?;
+    line.push('\n');
+    Ok(line)
+}
+
+/// Completes or cuts off a last line without its newline, which a killed run may leave.
+fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
+    let failed = || format!("cannot repair {}", path.display());
+    let mut file = OpenOptions::new().read(true).write(true).open(path).with_context(failed)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).with_context(failed)?;
+    let (whole, tail) = split_torn(&bytes);
+    if tail.is_empty() {
+        return Ok(());
+    }
+    if serde_json::from_slice::<Record>(tail).is_ok() {
+        return file.write_all(b"\n").with_context(failed);
+    }
+    file.set_len(whole.len() as u64).with_context(failed)?;
+    notices.push(format!("{}: cut off a torn last line of {} bytes", path.display(), tail.len()));
+    Ok(())
+}
+
+/// The whole lines, and what follows the last newline.
+fn split_torn(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let end = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+    bytes.split_at(end)
+}
+
+fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (mut records, mut seen, mut repeated) = (Vec::new(), HashSet::new(), 0usize);
+    let (whole, tail) = split_torn(&bytes);
+    for (at, line) in whole.split(|b| *b == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let record: Record = serde_json::from_slice(line).map_err(|e| not_a_record(path, at + 1, &e))?;
+        match seen.insert(record.key.clone()) {
+            true => records.push(record),
+            false => repeated += 1,
+        }
+    }
+    match serde_json::from_slice::<Record>(tail) {
+        Ok(record) if seen.insert(record.key.clone()) => records.push(record),
+        Ok(_) => repeated += 1,
+        Err(_) if tail.is_empty() => {}
+        Err(_) => notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), tail.len())),
+    }
+    if repeated > 0 {
+        notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
+    }
+    Ok(Loaded { records, notices })
+}
+
+fn not_a_record(path: &Path, line: usize, error: &serde_json::Error) -> anyhow::Error {
+    UsageError::new(format!("{}:{line}: not a record: {error}", path.display()))
+        .hint("delete that line to have its example run again with --resume")
+        .into()
+}
+
+// ---- the folder ----
+
+/// Creates the folder and takes its lock, which also shows that it can be written.
+fn lock(dir: &Path) -> Result<File> {
+    let failed = || format!("cannot write to the folder {}", dir.display());
+    fs::create_dir_all(dir).with_context(failed)?;
+    let path = dir.join(LOCK);
+    let mut file =
+        OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).with_context(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
+        // Some network file systems have no locks; a run there is better than none.
+        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+    }
+    file.set_len(0).with_context(failed)?;
+    file.write_all(std::process::id().to_string().as_bytes()).with_context(failed)?;
+    Ok(file)
+}
+
+fn locked(dir: &Path, lock: &Path) -> UsageError {
+    let owner = fs::read_to_string(lock).ok().filter(|pid| !pid.trim().is_empty());
+    let owner = owner.map_or("another process".to_owned(), |pid| format!("process {}", pid.trim()));
+    UsageError::new(format!("{} is being written by {owner}", dir.display()))
+        .hint("wait for it to end, or choose another --out folder")
+}
+
+fn already_there(dir: &Path) -> UsageError {
+    UsageError::new(format!("{} already holds records of a run", dir.display()))
+        .hint("--resume continues it, --overwrite throws its records away, --out chooses another folder")
+}
+
+/// Removes the records and what was drawn from them; other people's files stay.
+fn clear(dir: &Path) -> Result<()> {
+    for name in DRAWN.iter().chain([&SAMPLES, &MANIFEST]) {
+        remove(&dir.join(name))?;
+    }
+    let Ok(plots) = fs::read_dir(dir.join(PLOTS)) else { return Ok(()) };
+    for plot in plots.flatten().map(|entry| entry.path()) {
+        if plot.extension().is_some_and(|e| e == "svg" || e == "png") {
+            remove(&plot)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+// ---- the manifest ----
+
+/// The stored manifest, with what this run adds to it.
+///
+/// # Errors
+/// If the two differ in anything that determines results.
+fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
+    let mut stored = load_manifest(dir)?;
+    let mut differing = BTreeSet::new();
+    differences("", &stored[IDENTITY], &manifest[IDENTITY], &mut differing);
+    if !differing.is_empty() {
+        let differing: Vec<String> = differing.into_iter().collect();
+        return Err(UsageError::new(format!(
+            "{} was run with other settings: {}",
+            dir.display(),
+            differing.join("; ")
+        ))
+        .hint("use the same settings, --overwrite, or another --out folder")
+        .into());
+    }
+    let (then, now) = (without_identity(&stored), without_identity(manifest));
+    if let Some(stored) = stored.as_object_mut()
+        && then != now
+    {
+        let resumed = stored.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
+        if let Some(resumed) = resumed.as_array_mut()
+            && !resumed.contains(&now)
+        {
+            resumed.push(now);
+        }
+    }
+    Ok(stored)
+}
+
+fn without_identity(manifest: &Value) -> Value {
+    let own = |key: &str| key != IDENTITY && key != RESUMED;
+    let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
+    Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
+}
+
+/// Names every key in which two values differ, nested keys with dots, with both values.
+fn differences(key: &str, stored: &Value, now: &Value, found: &mut BTreeSet<String>) {
+    if let (Value::Object(stored), Value::Object(now)) = (stored, now) {
+        let field = |object: &Map<String, Value>, name: &str| object.get(name).cloned().unwrap_or(Value::Null);
+        for name in stored.keys().chain(now.keys()) {
+            let nested = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+            differences(&nested, &field(stored, name), &field(now, name), found);
+        }
+    } else if stored != now {
+        let key = if key.is_empty() { IDENTITY } else { key };
+        found.insert(format!("`{key}` was {}, is {}", short(stored), short(now)));
+    }
+}
+
+/// A value as JSON, cut to a readable length.
+fn short(value: &Value) -> String {
+    const LONGEST: usize = 40;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// Writes the manifest beside its place and moves it there, so that it is never half there.
+fn write_whole(path: &Path, manifest: &Value) -> Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    let beside = path.with_extension("json.new");
+    fs::write(&beside, format!("{manifest:#}\n")).with_context(failed)?;
+    fs::rename(&beside, path).with_context(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use serde_json::json;
+
+    fn manifest(seed: u64) -> Value {
+        json!({"identity": {"seed": seed, "model": {"id": "builtin", "hash": "ab"}}, "machine": "one"})
+    }
+
+    fn usage(error: anyhow::Error) -> UsageError {
+        error.downcast().unwrap()
+    }
+
+    fn stored(dir: &Path, samples: usize) {
+        let mut store = Store::open(dir, OpenMode::Fresh, &manifest(1)).unwrap();
+        for sample in 0..samples {
+            assert!(store.append(&record("vt", "full", sample, 1.0)).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_second_fresh_run_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let error = usage(Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap_err());
+        assert!(error.hint.unwrap().contains("--resume"));
+    }
+
+    #[test]
+    fn a_torn_line_is_cut_off_and_the_rest_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 3);
+        let path = dir.path().join(SAMPLES);
+        let len = fs::metadata(&path).unwrap().len();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(len - 9).unwrap();
+        assert_eq!(load_records(dir.path()).unwrap().records.len(), 2);
+
+        let mut store = Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
+        assert_eq!(store.records().len(), 2);
+        assert_eq!(store.notices().len(), 1);
+        let missing = record("vt", "full", 2, 1.0);
+        assert!(!store.contains(&missing.key));
+        assert!(store.append(&missing).unwrap());
+        assert_eq!(load_records(dir.path()).unwrap().records.len(), 3);
+        assert!(load_records(dir.path()).unwrap().notices.is_empty());
+    }
+
+    #[test]
+    fn a_whole_last_line_without_newline_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 2);
+        let path = dir.path().join(SAMPLES);
+        let len = fs::metadata(&path).unwrap().len();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(len - 1).unwrap();
+        assert_eq!(load_records(dir.path()).unwrap().records.len(), 2);
+        let mut store = Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
+        assert!(store.notices().is_empty());
+        store.append(&record("vt", "full", 2, 1.0)).unwrap();
+        assert_eq!(load_records(dir.path()).unwrap().records.len(), 3);
+    }
+
+    #[test]
+    fn a_broken_line_in_the_middle_is_an_error_with_its_number() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 2);
+        let path = dir.path().join(SAMPLES);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("{\"key\"", "{key", 1)).unwrap();
+        assert!(usage(load_records(dir.path()).unwrap_err()).what.contains("samples.jsonl:1: not a record"));
+    }
+
+    #[test]
+    fn two_writers_are_kept_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
+        let error = usage(Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap_err());
+        assert!(error.what.contains(&format!("process {}", std::process::id())), "{error}");
+        drop(store);
+        Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
+    }
+
+    #[test]
+    fn resuming_under_other_settings_names_them() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let mut other = manifest(2);
+        other[IDENTITY]["model"]["hash"] = json!("cd");
+        other["machine"] = json!("two");
+        let error = usage(Store::open(dir.path(), OpenMode::Resume, &other).unwrap_err());
+        assert!(error.what.ends_with("`model.hash` was \"ab\", is \"cd\"; `seed` was 1, is 2"), "{error}");
+    }
+
+    #[test]
+    fn what_does_not_determine_results_may_change_and_is_noted_once() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let mut other = manifest(1);
+        other["machine"] = json!("two");
+        for _ in 0..2 {
+            Store::open(dir.path(), OpenMode::Resume, &other).unwrap();
+        }
+        let kept = load_manifest(dir.path()).unwrap();
+        assert_eq!((&kept["machine"], &kept[RESUMED]), (&json!("one"), &json!([{"machine": "two"}])));
+    }
+
+    #[test]
+    fn overwriting_removes_what_was_drawn_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 2);
+        fs::create_dir(dir.path().join(PLOTS)).unwrap();
+        for name in ["summary.csv", "notes.txt", "plots/old.svg", "plots/notes.txt"] {
+            fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let store = Store::open(dir.path(), OpenMode::Overwrite, &manifest(2)).unwrap();
+        assert!(store.records().is_empty());
+        let there = |name: &str| dir.path().join(name).exists();
+        assert!(there("notes.txt") && there("plots/notes.txt") && !there("summary.csv") && !there("plots/old.svg"));
+        assert_eq!(load_records(dir.path()).unwrap().records.len(), 0);
+    }
+
+    #[test]
+    fn the_first_record_of_a_key_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
+        let first = record("vt", "full", 0, 1.0);
+        assert!(store.append(&first).unwrap());
+        assert!(!store.append(&Record { score: 0.0, ..first.clone() }).unwrap());
+        let path = dir.path().join(SAMPLES);
+        let twice = fs::read_to_string(&path).unwrap().repeat(2);
+        fs::write(&path, twice).unwrap();
+        let loaded = load_records(dir.path()).unwrap();
+        assert_eq!((loaded.records, loaded.notices.len()), (vec![first], 1));
+    }
+
+    #[test]
+    fn numbers_that_json_cannot_hold_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
+        let error = store.append(&Record { cost1: f64::NAN, ..record("vt", "full", 0, 1.0) }).unwrap_err();
+        assert!(error.to_string().contains("sample 0"), "{error}");
+        assert!(load_records(dir.path()).unwrap().records.is_empty());
+    }
+
+    #[test]
+    fn a_full_disk_is_one_line() {
+        let full = Path::new("/dev/full");
+        let Ok(file) = OpenOptions::new().write(true).open(full) else {
+            return eprintln!("SKIPPED: there is no /dev/full here");
+        };
+        let mut samples = Samples { path: full.to_owned(), file, whole: 0, count: 7 };
+        let error = samples.append("{}\n").unwrap_err().to_string();
+        assert!(error.contains("the 7 records before are safe") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_found_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "x").unwrap();
+        // A file in the folder's place fails for the superuser too, which a read-only folder does not.
+        let error = Store::open(&file.join("run"), OpenMode::Fresh, &manifest(1)).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write to the folder"), "{error}");
+    }
+}

@@ -1,0 +1,307 @@
+//! From records to summary rows: grouping, order, means, and differences to `full`.
+//!
+//! The result does not depend on the order of the records, to the last bit: everything is summed in the order
+//! of the examples.
+
+use super::record::{Fidelity, Record, SummaryRow};
+use super::stats::{self, Interval};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// The method that all others are compared with.
+pub const REFERENCE: &str = "full";
+
+/// Seed of the intervals in a summary. Fixed, so that they depend on nothing but the scores.
+pub(super) const SEED: u64 = 0;
+
+/// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
+const TASK_ORDER: [&str; 13] = [
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+    "qa_1",
+    "qa_2",
+];
+
+/// One row for each (model, task, length, method, params, protocol).
+///
+/// Rows are sorted by model, protocol, task, length, and then method: `full` first, then as in `order` (pairs of
+/// method and params, as the user gave them), then in natural order of name and params. Where a sample is
+/// there twice, the record with the lesser key counts. Differences are to `full` of the same model,
+/// protocol, task and length, on the samples that both have; for `full` itself they are 0.
+pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryRow> {
+    let groups = group(records, order);
+    groups.iter().map(|cell| row(cell, cell.reference(&groups))).collect()
+}
+
+/// The records of one row, one a sample, in the order of the samples.
+pub(super) struct Cell<'a> {
+    /// The records, sorted by seed and sample; never empty.
+    pub records: Vec<&'a Record>,
+    /// How many further records repeat a sample, and are left out.
+    pub repeated: usize,
+}
+
+impl<'a> Cell<'a> {
+    /// Any record of the cell, for the fields that all share.
+    pub fn head(&self) -> &'a Record {
+        self.records[0]
+    }
+
+    /// The scores by example.
+    pub fn scores(&self) -> BTreeMap<(u64, usize), f64> {
+        self.records.iter().map(|r| ((r.seed, r.sample), r.score)).collect()
+    }
+
+    /// The cell of `full` on the same model, protocol, task and length.
+    pub fn reference<'b>(&self, cells: &'b [Cell<'a>]) -> Option<&'b Cell<'a>> {
+        cells.iter().find(|other| other.head().method == REFERENCE && place(other.head()) == place(self.head()))
+    }
+
+    /// Mean of a number over the records.
+    pub fn mean(&self, of: impl Fn(&Record) -> f64) -> f64 {
+        stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
+    }
+}
+
+/// The fields that rows to compare with each other share.
+pub(super) fn place(r: &Record) -> (&str, &str, &str, usize) {
+    (&r.model, &r.protocol, &r.task, r.length)
+}
+
+/// The records by row, in the order of the summary.
+pub(super) fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
+    let mut groups: BTreeMap<_, Vec<&Record>> = BTreeMap::new();
+    for r in records {
+        groups.entry((place(r), &r.method, &r.params)).or_default().push(r);
+    }
+    let mut cells: Vec<Cell> = groups.into_values().map(cell).collect();
+    cells.sort_by(|a, b| compare(a.head(), b.head(), order));
+    cells
+}
+
+/// Sorts by example and keeps one record of each.
+fn cell(mut records: Vec<&Record>) -> Cell<'_> {
+    // Equal keys with different contents are no run's work; comparing all of it keeps the choice defined.
+    let content = |r: &Record| serde_json::to_string(r).unwrap_or_default();
+    records.sort_by(|a, b| {
+        (a.seed, a.sample, &a.key).cmp(&(b.seed, b.sample, &b.key)).then_with(|| content(a).cmp(&content(b)))
+    });
+    let all = records.len();
+    records.dedup_by_key(|r| (r.seed, r.sample));
+    Cell { repeated: all - records.len(), records }
+}
+
+fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
+    let scores = cell.scores();
+    let in_order: Vec<f64> = scores.values().copied().collect();
+    let score = percent(stats::bootstrap_mean(&in_order, SEED)).unwrap_or(Interval { mean: 0.0, low: 0.0, high: 0.0 });
+    let delta = reference.and_then(|full| percent(stats::paired_difference(&scores, &full.scores(), SEED)));
+    let Record { model, task, length, method, params, protocol, .. } = cell.head();
+    let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
+    SummaryRow {
+        model: model.clone(),
+        task: task.clone(),
+        length: *length,
+        method: method.clone(),
+        params: params.clone(),
+        protocol: protocol.clone(),
+        n: cell.records.len(),
+        score: score.mean,
+        ci_low: score.low,
+        ci_high: score.high,
+        delta_full: delta.map(|d| d.mean),
+        delta_low: delta.map(|d| d.low),
+        delta_high: delta.map(|d| d.high),
+        density: cell.mean(|r| r.density),
+        cost1,
+        cost2,
+        cost_total: cost1 + cost2,
+        aux_bits: cell.mean(|r| r.aux_bits),
+        kv_bytes_per_token: cell.mean(|r| r.kv_bytes_per_token),
+        output_error: fidelity(cell, Fidelity::mean_error),
+        recall: fidelity(cell, Fidelity::mean_recall),
+        prefill_s: cell.mean(|r| r.prefill_s),
+        decode_ms_per_token: ms_per_step(cell),
+    }
+}
+
+fn percent(interval: Option<Interval>) -> Option<Interval> {
+    interval.map(|interval| interval.scaled(100.0))
+}
+
+/// Mean over the records that have it.
+fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> f64) -> Option<f64> {
+    let values: Vec<f64> = cell.records.iter().filter_map(|r| r.fidelity.as_ref()).map(of).collect();
+    (!values.is_empty()).then(|| stats::mean(&values))
+}
+
+/// Milliseconds of all steps over their number, so that long generations count for what they are.
+fn ms_per_step(cell: &Cell) -> f64 {
+    let steps: usize = cell.records.iter().map(|r| r.steps).sum();
+    let seconds: f64 = cell.records.iter().map(|r| r.decode_s).sum();
+    1000.0 * seconds / steps.max(1) as f64
+}
+
+// ---- order ----
+
+fn compare(a: &Record, b: &Record, order: &[(String, String)]) -> Ordering {
+    let method = |r: &Record| {
+        let given = order.iter().position(|(method, params)| *method == r.method && *params == r.params);
+        (r.method != REFERENCE, given.unwrap_or(usize::MAX))
+    };
+    natural(&a.model, &b.model)
+        .then_with(|| natural(&a.protocol, &b.protocol))
+        .then_with(|| compare_tasks(&a.task, &b.task))
+        .then_with(|| a.length.cmp(&b.length))
+        .then_with(|| method(a).cmp(&method(b)))
+        .then_with(|| natural(&a.method, &b.method))
+        .then_with(|| natural(&a.params, &b.params))
+}
+
+/// Orders task names by family, then RULER's tasks in their own order before others in natural order.
+pub fn compare_tasks(a: &str, b: &str) -> Ordering {
+    let split = |task: &str| task.rsplit_once('/').map_or((String::new(), task.to_owned()), owned);
+    let rank = |name: &str| TASK_ORDER.iter().position(|task| *task == name).unwrap_or(TASK_ORDER.len());
+    let ((family_a, a), (family_b, b)) = (split(a), split(b));
+    natural(&family_a, &family_b).then_with(|| rank(&a).cmp(&rank(&b))).then_with(|| natural(&a, &b))
+}
+
+fn owned((a, b): (&str, &str)) -> (String, String) {
+    (a.to_owned(), b.to_owned())
+}
+
+/// Orders text with the numbers in it by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
+pub fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        match (piece(&mut left), piece(&mut right)) {
+            (None, None) => return a.cmp(b),
+            (None, _) => return Ordering::Less,
+            (_, None) => return Ordering::Greater,
+            (Some(l), Some(r)) => match compare_pieces(l, r) {
+                Ordering::Equal => {}
+                unequal => return unequal,
+            },
+        }
+    }
+}
+
+fn compare_pieces(a: &str, b: &str) -> Ordering {
+    match (a.parse::<f64>(), b.parse::<f64>()) {
+        (Ok(a), Ok(b)) => a.total_cmp(&b),
+        _ => a.cmp(b),
+    }
+}
+
+/// Takes a number (digits with at most one point between them) or the text before the next off the front.
+fn piece<'a>(text: &mut &'a str) -> Option<&'a str> {
+    let bytes = text.as_bytes();
+    let is_number = bytes.first()?.is_ascii_digit();
+    let mut end = bytes.iter().position(|b| b.is_ascii_digit() != is_number).unwrap_or(bytes.len());
+    let is_point = is_number && bytes.get(end) == Some(&b'.') && bytes.get(end + 1).is_some_and(u8::is_ascii_digit);
+    if is_point {
+        end += 1 + bytes[end + 1..].iter().position(|b| !b.is_ascii_digit()).unwrap_or(bytes.len() - end - 1);
+    }
+    let (front, rest) = text.split_at(end);
+    *text = rest;
+    Some(front)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+
+    #[test]
+    fn numbers_in_text_sort_by_value() {
+        let mut params = ["k=16", "p=0.95", "k=8", "p=0.5", "k=8,page=16", "", "K=10,L=150", "K=10,L=75"];
+        params.sort_by(|a, b| natural(a, b));
+        assert_eq!(params, ["", "K=10,L=75", "K=10,L=150", "k=8", "k=8,page=16", "k=16", "p=0.5", "p=0.95"]);
+    }
+
+    #[test]
+    fn tasks_sort_as_their_benchmark_lists_them() {
+        let mut tasks = ["ruler/cwe", "ruler/qa_1", "longbench/qasper", "ruler/vt", "ruler/niah_multikey_2", "mcq/b"];
+        tasks.sort_by(|a, b| compare_tasks(a, b));
+        assert_eq!(
+            tasks,
+            ["longbench/qasper", "mcq/b", "ruler/niah_multikey_2", "ruler/vt", "ruler/cwe", "ruler/qa_1"]
+        );
+    }
+
+    fn method(name: &str, params: &str, sample: usize, score: f64) -> Record {
+        Record {
+            params: params.into(),
+            key: format!("{name}{params}{sample}"),
+            ..record("ruler/vt", name, sample, score)
+        }
+    }
+
+    #[test]
+    fn full_comes_first_then_the_given_order_then_the_rest() {
+        let records =
+            [("topk", "k=64"), ("topk", "k=8"), ("quest", ""), ("full", "")].map(|(m, p)| method(m, p, 0, 1.0));
+        let order = [("quest".to_owned(), String::new())];
+        let rows = summarize(&records, &order);
+        let listed: Vec<_> = rows.iter().map(|r| format!("{}{}", r.method, r.params)).collect();
+        assert_eq!(listed, ["full", "quest", "topkk=8", "topkk=64"]);
+    }
+
+    #[test]
+    fn differences_are_taken_on_common_samples() {
+        let mut records: Vec<_> = (0..4).map(|i| method("full", "", i, 1.0)).collect();
+        records.extend((2..6).map(|i| method("topk", "", i, if i < 4 { 0.5 } else { 1.0 })));
+        let rows = summarize(&records, &[]);
+        assert_eq!((rows[1].n, rows[1].score, rows[1].delta_full), (4, 75.0, Some(-50.0)));
+        assert_eq!(rows[0].delta_full, Some(0.0));
+        assert_eq!(summarize(&records[4..], &[])[0].delta_full, None);
+    }
+
+    #[test]
+    fn other_lengths_and_protocols_are_other_rows() {
+        let mut records = vec![method("full", "", 0, 1.0), method("topk", "", 0, 0.0)];
+        records.push(Record { protocol: "decode".into(), ..method("topk", "", 0, 1.0) });
+        records.push(Record { length: 512, ..method("topk", "", 0, 1.0) });
+        let deltas: Vec<_> =
+            summarize(&records, &[]).iter().map(|r| (r.protocol.clone(), r.length, r.delta_full)).collect();
+        let at = |p: &str, length, delta| (p.to_owned(), length, delta);
+        assert_eq!(
+            deltas,
+            [
+                at("decode", 4096, None),
+                at("question", 512, None),
+                at("question", 4096, Some(0.0)),
+                at("question", 4096, Some(-100.0))
+            ]
+        );
+    }
+
+    #[test]
+    fn a_repeated_sample_counts_once() {
+        let mut other = method("full", "", 0, 0.0);
+        other.key = "0 comes before".into();
+        let rows = summarize(&[method("full", "", 0, 1.0), other], &[]);
+        assert_eq!((rows[0].n, rows[0].score), (1, 0.0));
+    }
+
+    #[test]
+    fn time_a_step_weighs_long_generations() {
+        let short = Record { decode_s: 1.0, steps: 1, ..method("full", "", 0, 1.0) };
+        let long = Record { decode_s: 1.0, steps: 9, ..method("full", "", 1, 1.0) };
+        assert_eq!(summarize(&[short, long], &[])[0].decode_ms_per_token, 200.0);
+    }
+
+    #[test]
+    fn no_records_make_no_rows() {
+        assert!(summarize(&[], &[]).is_empty());
+    }
+}

@@ -1,0 +1,125 @@
+//! `summary.csv`: the contract for scripts.
+
+use crate::eval::record::SummaryRow;
+use anyhow::Result;
+
+/// The columns, in the order of [`SummaryRow`]'s fields.
+pub const COLUMNS: [&str; 23] = [
+    "model",
+    "task",
+    "length",
+    "method",
+    "params",
+    "protocol",
+    "n",
+    "score",
+    "ci_low",
+    "ci_high",
+    "delta_full",
+    "delta_low",
+    "delta_high",
+    "density",
+    "cost1",
+    "cost2",
+    "cost_total",
+    "aux_bits",
+    "kv_bytes_per_token",
+    "output_error",
+    "recall",
+    "prefill_s",
+    "decode_ms_per_token",
+];
+
+/// The rows as CSV with a heading line; absent values are empty.
+///
+/// Percentages have 4 decimals, shares and costs 8, bytes and bits 3, times 6: enough to tell apart what was
+/// measured apart, and the same text for the same rows.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn render(rows: &[SummaryRow]) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record(COLUMNS)?;
+    for row in rows {
+        writer.write_record(fields(row))?;
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+fn fields(r: &SummaryRow) -> [String; 23] {
+    const PERCENT: usize = 4;
+    const SHARE: usize = 8;
+    const SIZE: usize = 3;
+    const TIME: usize = 6;
+    [
+        r.model.clone(),
+        r.task.clone(),
+        r.length.to_string(),
+        r.method.clone(),
+        r.params.clone(),
+        r.protocol.clone(),
+        r.n.to_string(),
+        fixed(r.score, PERCENT),
+        fixed(r.ci_low, PERCENT),
+        fixed(r.ci_high, PERCENT),
+        optional(r.delta_full, PERCENT),
+        optional(r.delta_low, PERCENT),
+        optional(r.delta_high, PERCENT),
+        fixed(r.density, SHARE),
+        fixed(r.cost1, SHARE),
+        fixed(r.cost2, SHARE),
+        fixed(r.cost_total, SHARE),
+        fixed(r.aux_bits, SIZE),
+        fixed(r.kv_bytes_per_token, SIZE),
+        optional(r.output_error, SHARE),
+        optional(r.recall, SHARE),
+        fixed(r.prefill_s, TIME),
+        fixed(r.decode_ms_per_token, TIME),
+    ]
+}
+
+fn optional(x: Option<f64>, decimals: usize) -> String {
+    x.map_or(String::new(), |x| fixed(x, decimals))
+}
+
+/// Fixed decimals, without a sign before a zero.
+fn fixed(x: f64, decimals: usize) -> String {
+    let text = format!("{x:.decimals$}");
+    match text.strip_prefix('-') {
+        Some(zero) if zero.bytes().all(|b| b == b'0' || b == b'.') => zero.to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use crate::eval::summary::summarize;
+
+    #[test]
+    fn columns_are_the_fields_of_a_row() {
+        let row = &summarize(&[record("ruler/vt", "topk", 0, 1.0)], &[])[0];
+        let fields = serde_json::to_value(row).unwrap();
+        assert_eq!(fields.as_object().unwrap().keys().collect::<Vec<_>>(), COLUMNS);
+    }
+
+    #[test]
+    fn rows_read_back_and_absent_values_are_empty() {
+        let mut made = record("ruler/vt", "topk", 0, 1.0);
+        made.params = "k=8,page=\"16\"".into();
+        let rows = summarize(&[made], &[]);
+        let text = render(&rows).unwrap();
+        let read: Vec<SummaryRow> =
+            csv::Reader::from_reader(text.as_bytes()).deserialize().map(Result::unwrap).collect();
+        assert_eq!(read.len(), 1);
+        assert_eq!((read[0].delta_full, &read[0].params), (None, &rows[0].params));
+        assert!((read[0].decode_ms_per_token - rows[0].decode_ms_per_token).abs() < 1e-6);
+    }
+
+    #[test]
+    fn no_rows_leave_the_headings() {
+        assert_eq!(render(&[]).unwrap().lines().count(), 1);
+        assert_eq!(fixed(-0.000_001, 4), "0.0000");
+    }
+}

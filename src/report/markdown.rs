@@ -1,0 +1,159 @@
+//! `summary.md`: the page for people.
+
+use super::Report;
+use super::format::{LEGEND, MEASURED, distinct, number, setting, signed, tokens};
+use crate::eval::record::SummaryRow;
+use crate::eval::stats::mean;
+use crate::eval::summary::REFERENCE;
+use std::fmt::Write as _;
+
+/// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
+/// the files beside it (paths relative to the page).
+pub fn render(report: &Report, files: &[&str]) -> String {
+    let mut page = String::from("# Results\n\n");
+    page.push_str(&header(report));
+    page.push_str(&warnings(report));
+    for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
+        let _ = write!(page, "\n## {}\n", setting(&rows[0]));
+        page.push_str(&overall(rows));
+        for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
+            page.push_str(&task(rows));
+        }
+    }
+    let _ = write!(page, "\n{LEGEND}\n");
+    page.push_str(&file_list(files));
+    page
+}
+
+// ---- parts of the page ----
+
+fn header(report: &Report) -> String {
+    let records = report.records;
+    let list = |values: Vec<String>| if values.is_empty() { "none".to_owned() } else { values.join(", ") };
+    let sorted = |mut values: Vec<u64>| {
+        values.sort_unstable();
+        values.dedup();
+        list(values.iter().map(u64::to_string).collect())
+    };
+    let rows = &report.rows;
+    let lines = [
+        ("model", list(distinct(rows.iter().map(|r| r.model.clone())))),
+        ("sparse from", list(distinct(rows.iter().map(|r| r.protocol.clone())))),
+        ("seed", sorted(records.iter().map(|r| r.seed).collect())),
+        ("records", records.len().to_string()),
+    ];
+    lines.iter().map(|(name, value)| format!("- {name}: {value}\n")).collect()
+}
+
+fn warnings(report: &Report) -> String {
+    if report.warnings.is_empty() {
+        return "\nThe self-checks found nothing to warn about.\n".to_owned();
+    }
+    let mut text = format!("\n## Look at these first: {} warnings\n\n", report.warnings.len());
+    for warning in &report.warnings {
+        let _ = writeln!(text, "- `{}` {warning}", warning.code);
+    }
+    text
+}
+
+/// The mean over tasks, one table a length; nothing where there is one task only.
+fn overall(rows: &[SummaryRow]) -> String {
+    let mut lengths = distinct(rows.iter().map(|r| r.length));
+    lengths.sort_unstable();
+    lengths.into_iter().map(|length| overall_of(rows.iter().filter(|r| r.length == length).collect(), length)).collect()
+}
+
+fn overall_of(rows: Vec<&SummaryRow>, length: usize) -> String {
+    let tasks = distinct(rows.iter().map(|r| &r.task)).len();
+    if tasks < 2 {
+        return String::new();
+    }
+    let mut text = format!("\n### Mean over {tasks} tasks{}\n\n", at(length));
+    text.push_str(&line(["method", "params", "tasks", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"]));
+    text.push_str(&rule(2, 7));
+    for (method, params) in distinct(rows.iter().map(|r| (&r.method, &r.params))) {
+        let of_method: Vec<_> = rows.iter().filter(|r| (&r.method, &r.params) == (method, params)).collect();
+        let over = |value: fn(&SummaryRow) -> f64| mean(&of_method.iter().map(|r| value(r)).collect::<Vec<_>>());
+        let deltas: Option<Vec<f64>> = of_method.iter().map(|r| r.delta_full).collect();
+        text.push_str(&line([
+            method.clone(),
+            params.clone(),
+            of_method.len().to_string(),
+            format!("{:.1}", over(|r| r.score)),
+            deltas.filter(|_| method != REFERENCE).map_or(String::new(), |d| signed(mean(&d), 1)),
+            number(over(|r| r.density)),
+            number(over(|r| r.cost1)),
+            number(over(|r| r.cost2)),
+            number(over(|r| r.aux_bits)),
+        ]));
+    }
+    text
+}
+
+fn task(rows: &[SummaryRow]) -> String {
+    let mut text = format!("\n### {}{}\n\n", rows[0].task, at(rows[0].length));
+    text.push_str(&line(["method", "params"].into_iter().chain(MEASURED.iter().map(|c| c.heading))));
+    text.push_str(&rule(2, MEASURED.len()));
+    for row in rows {
+        let name = [row.method.clone(), row.params.clone()];
+        text.push_str(&line(name.into_iter().chain(MEASURED.iter().map(|c| (c.cell)(row)))));
+    }
+    text
+}
+
+fn file_list(files: &[&str]) -> String {
+    let mut text = String::from("\n## Files\n\n- [samples.jsonl](samples.jsonl): one record an example and method\n");
+    for file in files {
+        let _ = writeln!(text, "- [{file}]({file})");
+    }
+    for plot in files.iter().filter(|file| file.ends_with(".svg")) {
+        let _ = write!(text, "\n![score against density]({plot})\n");
+    }
+    text
+}
+
+// ---- Markdown ----
+
+fn at(length: usize) -> String {
+    if length == 0 { String::new() } else { format!(", {} tokens", tokens(length)) }
+}
+
+fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
+    let cells: Vec<String> = cells.into_iter().map(|cell| cell.as_ref().replace('|', "\\|")).collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// The line under the headings: text columns left, numbers right.
+fn rule(text: usize, numbers: usize) -> String {
+    format!("|{}{}\n", "---|".repeat(text), "---:|".repeat(numbers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+
+    #[test]
+    fn the_page_has_every_part() {
+        let records = ["ruler/vt", "ruler/cwe"]
+            .map(|task| [record(task, "full", 0, 0.25), record(task, "topk", 0, 0.0)])
+            .concat();
+        let page = render(&Report::new(&records, &[]), &["summary.csv", "plots/score_vs_density.svg"]);
+        for part in [
+            "- seed: 1\n",
+            "## builtin, sparse from question",
+            "### Mean over 2 tasks, 4K tokens",
+            "| topk |  | 2 | 0.0 | -25.0 |",
+            "### ruler/vt, 4K tokens",
+            "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
+            "![score against density](plots/score_vs_density.svg)",
+        ] {
+            assert!(page.contains(part), "{part} is missing in\n{page}");
+        }
+    }
+
+    #[test]
+    fn an_empty_report_is_a_page_too() {
+        assert!(render(&Report::new(&[], &[]), &[]).contains("- model: none"));
+    }
+}

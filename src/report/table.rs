@@ -1,0 +1,101 @@
+//! The table on the terminal.
+
+use super::format::{MEASURED, setting, tokens};
+use crate::eval::record::SummaryRow;
+use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
+
+/// A rule under the headings and nothing else.
+const STYLE: TableStyle = TableStyle::new()
+    .header_lines(ContentLineStyle::none().junction(' '))
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .content_lines(ContentLineStyle::none().junction(' '));
+
+/// Leading columns, which are text.
+const TEXT_COLUMNS: usize = 2;
+
+/// The rows as aligned tables, one for each model and protocol; within it, each task and length has a line of its
+/// own above its methods, which keeps the table within 120 characters for all but long parameters.
+///
+/// Rows are shown in the order given, which is that of the summary. Intervals are rounded to whole points; the
+/// files have them in full. Without rows it says so.
+pub fn render(rows: &[SummaryRow]) -> String {
+    if rows.is_empty() {
+        return "no results\n".to_owned();
+    }
+    let mut text = String::new();
+    for rows in rows.chunk_by(|a, b| setting(a) == setting(b)) {
+        text.push_str(&format!("{}\n\n{}\n", setting(&rows[0]), one_table(rows)));
+    }
+    text
+}
+
+fn one_table(rows: &[SummaryRow]) -> String {
+    let lines = aligned(rows);
+    // Rows are never wrapped, so the lines after the heading are the rows.
+    let (heading, body) = lines.split_at(lines.len() - rows.len());
+    let mut text: String = heading.concat();
+    let mut body = body.iter();
+    for (at, rows) in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)).enumerate() {
+        if at > 0 {
+            text.push('\n');
+        }
+        text.push_str(&place(&rows[0]));
+        text.extend(body.by_ref().take(rows.len()).map(String::as_str));
+    }
+    text
+}
+
+/// The task and length of the rows below.
+fn place(row: &SummaryRow) -> String {
+    match row.length {
+        0 => format!("{}\n", row.task),
+        length => format!("{}, {} tokens\n", row.task, tokens(length)),
+    }
+}
+
+/// The lines of the heading and of all rows.
+fn aligned(rows: &[SummaryRow]) -> Vec<String> {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
+    // Headings longer than their numbers take two lines.
+    let headings = MEASURED.iter().map(|c| c.heading.replace("aux ", "aux\n").replace('/', "/\n"));
+    table.set_header(["method", "params"].into_iter().map(str::to_owned).chain(headings));
+    for row in rows {
+        table.add_row(cells(row));
+    }
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if at >= TEXT_COLUMNS {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+fn cells(row: &SummaryRow) -> Vec<String> {
+    [row.method.clone(), row.params.clone()].into_iter().chain(MEASURED.iter().map(|c| (c.brief)(row))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use crate::eval::summary::summarize;
+
+    #[test]
+    fn tasks_are_named_once_and_kept_apart() {
+        let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "full"), ("ruler/cwe", "topk")]
+            .map(|(task, method)| record(task, method, 0, 1.0));
+        let text = render(&summarize(&records, &[]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "builtin, sparse from question");
+        assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
+        assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
+        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0 [100 100]  0.0 [0 0]"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_said_to_be_nothing() {
+        assert_eq!(render(&[]), "no results\n");
+    }
+}

@@ -1,0 +1,146 @@
+//! LongBench's code similarity: `fuzz.ratio` of `fuzzywuzzy` 0.18.0 on the first line of code.
+//!
+//! That ratio is `difflib`'s unless `python-Levenshtein` is installed, which LongBench does not ask for;
+//! the two differ on some inputs.
+
+use std::collections::HashMap;
+
+/// `code_sim_score`: [`ratio`] of the answer to the first line of the prediction without a backquote, `#` or
+/// `//` (or nothing, if every line has one).
+pub fn code_sim(prediction: &str, answer: &str) -> f64 {
+    let line = prediction.trim_start_matches('\n').split('\n').find(|line| !is_excluded(line)).unwrap_or("");
+    ratio(line, answer)
+}
+
+fn is_excluded(line: &str) -> bool {
+    line.contains('`') || line.contains('#') || line.contains("//")
+}
+
+/// `fuzz.ratio / 100`: equal texts give 1, an empty one 0, else twice the matching characters over all,
+/// rounded to whole percent (half to even).
+fn ratio(a: &str, b: &str) -> f64 {
+    if a == b {
+        return 1.0;
+    }
+    if a.is_empty() || b.is_empty() {
+        return 0.0;
+    }
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let matching = Matcher::new(&a, &b).matching();
+    let ratio = 2.0 * matching as f64 / (a.len() + b.len()) as f64;
+    (100.0 * ratio).round_ties_even() / 100.0
+}
+
+/// `difflib.SequenceMatcher(None, a, b)`: repeatedly the longest common block, then left and right of it.
+struct Matcher<'a> {
+    a: &'a [char],
+    b: &'a [char],
+    /// Where each character stands in `b`, the popular ones left out.
+    positions: HashMap<char, Vec<usize>>,
+}
+
+/// A common block: `a[start_a..start_a + len]` equals `b[start_b..start_b + len]`.
+#[derive(Clone, Copy)]
+struct Block {
+    start_a: usize,
+    start_b: usize,
+    len: usize,
+}
+
+impl<'a> Matcher<'a> {
+    fn new(a: &'a [char], b: &'a [char]) -> Self {
+        let mut positions: HashMap<char, Vec<usize>> = HashMap::new();
+        for (j, c) in b.iter().enumerate() {
+            positions.entry(*c).or_default().push(j);
+        }
+        // difflib's "autojunk": in texts of 200 characters and more, those that make up over 1 % start no block.
+        const AUTOJUNK_LEN: usize = 200;
+        if b.len() >= AUTOJUNK_LEN {
+            let popular = b.len() / 100 + 1;
+            positions.retain(|_, at| at.len() <= popular);
+        }
+        Self { a, b, positions }
+    }
+
+    /// Number of characters in all matching blocks.
+    fn matching(&self) -> usize {
+        let mut total = 0;
+        let mut open = vec![(0, self.a.len(), 0, self.b.len())];
+        while let Some((low_a, high_a, low_b, high_b)) = open.pop() {
+            let block = self.longest(low_a, high_a, low_b, high_b);
+            if block.len == 0 {
+                continue;
+            }
+            total += block.len;
+            open.push((low_a, block.start_a, low_b, block.start_b));
+            open.push((block.start_a + block.len, high_a, block.start_b + block.len, high_b));
+        }
+        total
+    }
+
+    /// `find_longest_match`: the longest block, the earliest in `a` and then in `b` among equals, grown over
+    /// popular characters at both ends.
+    fn longest(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
+        let mut block = self.longest_of_rare(low_a, high_a, low_b, high_b);
+        while block.start_a > low_a && block.start_b > low_b && self.a[block.start_a - 1] == self.b[block.start_b - 1] {
+            block = Block { start_a: block.start_a - 1, start_b: block.start_b - 1, len: block.len + 1 };
+        }
+        while block.start_a + block.len < high_a
+            && block.start_b + block.len < high_b
+            && self.a[block.start_a + block.len] == self.b[block.start_b + block.len]
+        {
+            block.len += 1;
+        }
+        block
+    }
+
+    fn longest_of_rare(&self, low_a: usize, high_a: usize, low_b: usize, high_b: usize) -> Block {
+        let mut best = Block { start_a: low_a, start_b: low_b, len: 0 };
+        // Length of the common block that ends at the previous character of `a` and at each one of `b`.
+        let mut ending: HashMap<usize, usize> = HashMap::new();
+        for i in low_a..high_a {
+            let mut next = HashMap::new();
+            for &j in self.positions.get(&self.a[i]).into_iter().flatten() {
+                if j < low_b {
+                    continue;
+                }
+                if j >= high_b {
+                    break;
+                }
+                let len = j.checked_sub(1).and_then(|before| ending.get(&before)).unwrap_or(&0) + 1;
+                next.insert(j, len);
+                if len > best.len {
+                    best = Block { start_a: i + 1 - len, start_b: j + 1 - len, len };
+                }
+            }
+            ending = next;
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_of_code_is_compared() {
+        assert_eq!(code_sim("\n\n```python\n# note\nreturn x\n", "return x"), 1.0);
+        assert_eq!(code_sim("x = 1 // 2", "x = 1 // 2"), 0.0);
+        assert_eq!(code_sim("# only", ""), 1.0);
+    }
+
+    #[test]
+    fn half_percents_round_to_even() {
+        // 2·1 / 16 = 12.5 %, 2·3 / 16 = 37.5 %.
+        assert_eq!(ratio("abcdefgh", "a1234567"), 0.12);
+        assert_eq!(ratio("abcdefgh", "abc12345"), 0.38);
+    }
+
+    #[test]
+    fn popular_characters_start_no_block_in_long_texts() {
+        let answer = "ab".repeat(100);
+        assert_eq!(ratio("xab", &answer), 0.0);
+        assert!(ratio("xab", &answer[..198]) > 0.0);
+    }
+}

@@ -1,0 +1,93 @@
+//! Question answering: SQuAD's normalisation, exact match, and the F1 of bags of words.
+
+use super::python::{is_word, strip, words};
+use std::collections::HashMap;
+
+/// `qa_f1_score`: F1 of the multisets of words after [`normalize`].
+pub fn qa_f1(prediction: &str, reference: &str) -> f64 {
+    let (prediction, reference) = (normalize(prediction), normalize(reference));
+    let same = common(&prediction, &reference);
+    if same == 0 {
+        return 0.0;
+    }
+    let precision = same as f64 / prediction.len() as f64;
+    let recall = same as f64 / reference.len() as f64;
+    (2.0 * precision * recall) / (precision + recall)
+}
+
+/// SQuAD's `exact_match_score`: 1 if both are equal after [`normalize`].
+///
+/// A reference that normalises to nothing (a choice `A`, or `!`) is compared as it stands, but for white
+/// space around it: SQuAD's rule would take any prediction without words for right.
+pub fn exact_match(prediction: &str, reference: &str) -> f64 {
+    let normalized = normalize(reference);
+    let equal = match normalized.is_empty() {
+        true => strip(prediction) == strip(reference),
+        false => normalize(prediction) == normalized,
+    };
+    f64::from(u8::from(equal))
+}
+
+/// `normalize_answer`, split into words: lower case, ASCII punctuation removed, articles removed, split at
+/// white space. Curly quotes and dashes stay.
+fn normalize(text: &str) -> Vec<String> {
+    let text: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    words(&without_articles(&text)).map(str::to_owned).collect()
+}
+
+/// `re.sub(r"\b(a|an|the)\b", " ", text)`.
+fn without_articles(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let word = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let run = rest[word..].find(is_word).map_or(rest.len(), |gap| word + gap);
+        kept.push_str(match &rest[..word] {
+            "a" | "an" | "the" => " ",
+            other => other,
+        });
+        kept.push_str(&rest[word..run]);
+        rest = &rest[run..];
+    }
+    kept
+}
+
+/// Size of the intersection of two multisets.
+fn common(a: &[String], b: &[String]) -> usize {
+    let mut left: HashMap<&str, usize> = HashMap::new();
+    for word in a {
+        *left.entry(word).or_default() += 1;
+    }
+    b.iter().filter(|word| left.get_mut(word.as_str()).is_some_and(take)).count()
+}
+
+fn take(count: &mut usize) -> bool {
+    let some = *count > 0;
+    *count = count.saturating_sub(1);
+    some
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn articles_go_only_as_whole_words() {
+        assert_eq!(without_articles("the thesis, an ant a"), "  thesis,   ant  ");
+        assert_eq!(without_articles(" …a_b the"), " …a_b  ");
+    }
+
+    #[test]
+    fn exact_match_normalises_but_keeps_choices_apart() {
+        assert_eq!(exact_match("The Nile.", "nile"), 1.0);
+        assert_eq!(exact_match(" A\n", "A"), 1.0);
+        assert_eq!(exact_match("the", "A"), 0.0);
+        assert_eq!(exact_match("", "A"), 0.0);
+    }
+
+    #[test]
+    fn repeated_words_count_as_often_as_both_have_them() {
+        let bag = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(common(&bag("x x y"), &bag("x x x z")), 2);
+    }
+}

@@ -1,0 +1,162 @@
+//! ROUGE as the Python package `rouge` 1.0.1 computes it, which is what LongBench uses.
+//!
+//! It is its own dialect: sentences end at every full stop, n-grams and words are counted once
+//! (sets), nothing is lower-cased or stemmed, and a perfect score is 0.999999995.
+
+use super::python::words;
+use std::collections::{HashMap, HashSet};
+
+/// F of ROUGE-N over sets of n-grams; 0 if either text has no sentence.
+pub fn rouge_n(n: usize, prediction: &str, reference: &str) -> f64 {
+    let (prediction, reference) = (sentences(prediction), sentences(reference));
+    if prediction.is_empty() || reference.is_empty() {
+        return 0.0;
+    }
+    let (prediction, reference) = (prediction.concat(), reference.concat());
+    let of_prediction: HashSet<&[&str]> = prediction.windows(n).collect();
+    let of_reference: HashSet<&[&str]> = reference.windows(n).collect();
+    let both = of_prediction.intersection(&of_reference).count();
+    f_score(both, of_prediction.len(), of_reference.len())
+}
+
+/// F of the summary-level ROUGE-L; 0 where the package raises, which LongBench's scorer turns into 0:
+/// a text without a sentence, and a walk too deep for Python's stack.
+pub fn rouge_l(prediction: &str, reference: &str) -> f64 {
+    let (prediction, reference) = (sentences(prediction), sentences(reference));
+    if prediction.is_empty() || reference.is_empty() {
+        return 0.0;
+    }
+    let mut ids = HashMap::new();
+    let prediction = numbered(&prediction, &mut ids);
+    let reference = numbered(&reference, &mut ids);
+    match union_of_lcs(&prediction, &reference) {
+        Some(union) => f_score(union.len(), distinct(&prediction), distinct(&reference)),
+        None => 0.0,
+    }
+}
+
+/// The words of the pieces between full stops. As in the package, a piece of white space only is a
+/// sentence with one empty word, while an empty piece is none.
+fn sentences(text: &str) -> Vec<Vec<&str>> {
+    text.split('.').filter(|piece| !piece.is_empty()).map(words_or_empty).collect()
+}
+
+fn words_or_empty(piece: &str) -> Vec<&str> {
+    let found: Vec<&str> = words(piece).collect();
+    if found.is_empty() { vec![""] } else { found }
+}
+
+/// The words as numbers, equal for equal words.
+fn numbered<'a>(sentences: &[Vec<&'a str>], ids: &mut HashMap<&'a str, u32>) -> Vec<Vec<u32>> {
+    let mut number = |word: &&'a str| {
+        let next = ids.len() as u32;
+        *ids.entry(*word).or_insert(next)
+    };
+    sentences.iter().map(|sentence| sentence.iter().map(&mut number).collect()).collect()
+}
+
+fn distinct(sentences: &[Vec<u32>]) -> usize {
+    sentences.iter().flatten().collect::<HashSet<_>>().len()
+}
+
+/// The package's F, with its 1e-8 against a division by zero, in its order of operations.
+fn f_score(both: usize, of_prediction: usize, of_reference: usize) -> f64 {
+    let share = |whole: usize| if whole == 0 { 0.0 } else { both as f64 / whole as f64 };
+    let (precision, recall) = (share(of_prediction), share(of_reference));
+    2.0 * ((precision * recall) / (precision + recall + 1e-8))
+}
+
+/// The words in the longest common subsequence of any pair of sentences; `None` if a walk is too deep.
+fn union_of_lcs(prediction: &[Vec<u32>], reference: &[Vec<u32>]) -> Option<HashSet<u32>> {
+    let mut union = HashSet::new();
+    for of_reference in reference {
+        for of_prediction in prediction {
+            union.extend(lcs(of_reference, of_prediction)?);
+        }
+    }
+    Some(union)
+}
+
+/// The package walks back through its table by recursion, one frame a step. Under CPython's standard limit of
+/// 1000 frames, LongBench's evaluation has room for 990 steps; beyond it the exception makes the score 0.
+const DEEPEST_WALK: usize = 990;
+
+/// The words of a longest common subsequence, chosen as the package chooses among equals;
+/// `None` if the walk through the table is longer than [`DEEPEST_WALK`].
+fn lcs(x: &[u32], y: &[u32]) -> Option<Vec<u32>> {
+    let table = LcsTable::new(x, y);
+    let mut found = Vec::new();
+    let (mut i, mut j, mut steps) = (x.len(), y.len(), 0);
+    while i > 0 && j > 0 {
+        if x[i - 1] == y[j - 1] {
+            found.push(x[i - 1]);
+            i -= 1;
+            j -= 1;
+        } else if table.at(i - 1, j) > table.at(i, j - 1) {
+            i -= 1;
+        } else {
+            j -= 1;
+        }
+        steps += 1;
+    }
+    (steps <= DEEPEST_WALK).then_some(found)
+}
+
+/// Lengths of the longest common subsequences of all pairs of beginnings.
+struct LcsTable {
+    lengths: Vec<u32>,
+    width: usize,
+}
+
+impl LcsTable {
+    fn new(x: &[u32], y: &[u32]) -> Self {
+        let width = y.len() + 1;
+        let mut lengths = vec![0; (x.len() + 1) * width];
+        for i in 1..=x.len() {
+            for j in 1..=y.len() {
+                lengths[i * width + j] = if x[i - 1] == y[j - 1] {
+                    lengths[(i - 1) * width + j - 1] + 1
+                } else {
+                    lengths[(i - 1) * width + j].max(lengths[i * width + j - 1])
+                };
+            }
+        }
+        Self { lengths, width }
+    }
+
+    fn at(&self, i: usize, j: usize) -> u32 {
+        self.lengths[i * self.width + j]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_perfect_score_is_just_below_one() {
+        assert_eq!(rouge_l("one two. three", "one two. three"), 0.999999995);
+        assert_eq!(rouge_n(2, "one two. three", "one two three"), 0.999999995);
+    }
+
+    #[test]
+    fn texts_without_a_sentence_score_zero() {
+        assert_eq!(rouge_l("", "x"), 0.0);
+        assert_eq!(rouge_l("...", "x"), 0.0);
+        assert_eq!(rouge_n(1, "x", ""), 0.0);
+        // White space is a sentence of one empty word.
+        assert_eq!(rouge_l(" ", "\n"), 0.999999995);
+    }
+
+    #[test]
+    fn one_word_has_no_bigram() {
+        assert_eq!(rouge_n(2, "word", "word"), 0.0);
+    }
+
+    #[test]
+    fn sentences_too_long_for_pythons_stack_score_zero() {
+        let long = |n: usize| (0..n).map(|i| format!("w{i} ")).collect::<String>();
+        assert!(rouge_l(&long(990), &long(990)) > 0.99);
+        assert_eq!(rouge_l(&long(991), &long(991)), 0.0);
+    }
+}

@@ -1,0 +1,223 @@
+//! Scorers, statistics, the run folder and what is drawn from it, through the public interface.
+
+use serde_json::Value;
+use spattn::tasks::metrics::Metric;
+use spattn::tasks::metrics::datasets::Dataset;
+
+/// Strings of a JSON list.
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().map(Vec::as_slice).unwrap_or_default().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-12
+}
+
+#[test]
+fn metrics_agree_with_our_golden_values() {
+    let rows: Vec<Value> = serde_json::from_str(include_str!("golden/metrics.json")).unwrap();
+    for row in &rows {
+        let metric = Metric::parse(row["metric"].as_str().unwrap()).unwrap();
+        let prediction = metric.postprocess(row["prediction"].as_str().unwrap());
+        let score = metric.score(&prediction, &strings(&row["references"]), &strings(&row["all_classes"]));
+        assert!(close(score, row["score"].as_f64().unwrap()), "{score} for {row}");
+    }
+    let covered = |metric: Metric| rows.iter().any(|row| row["metric"] == metric.name());
+    assert!(Metric::all().all(covered));
+}
+
+/// The larger set of golden values, of the official code itself, where it is at hand.
+fn shared_golden() -> Option<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data/metric_golden.json");
+    match std::fs::read(path) {
+        Ok(bytes) => Some(serde_json::from_slice(&bytes).unwrap()),
+        Err(e) => {
+            eprintln!("SKIPPED: the official golden values are not here ({path}: {e})");
+            None
+        }
+    }
+}
+
+#[test]
+fn metrics_agree_with_the_official_golden_values() {
+    let Some(golden) = shared_golden() else { return };
+    for (section, metric) in [
+        ("qa_f1_score", Metric::QaF1),
+        ("rouge_score", Metric::RougeL),
+        ("classification_score", Metric::Classification),
+        ("retrieval_score", Metric::Retrieval),
+        ("count_score", Metric::Count),
+        ("code_sim_score", Metric::CodeSim),
+    ] {
+        for row in golden["metrics"][section].as_array().unwrap() {
+            let classes = strings(&row["all_classes"]);
+            let prediction = row["prediction"].as_str().unwrap();
+            let score = |references: &[String]| metric.score(prediction, references, &classes);
+            let references = strings(&row["ground_truths"]);
+            assert!(close(score(&references), row["score"].as_f64().unwrap()), "{row}");
+            for (reference, expected) in references.iter().zip(row["scores"].as_array().unwrap()) {
+                assert!(close(score(std::slice::from_ref(reference)), expected.as_f64().unwrap()), "{row}");
+            }
+        }
+    }
+}
+
+/// Percent with two decimals, as the official tools print a mean.
+fn same_percent(scores: &[f64], printed: &Value) -> bool {
+    let mean = 100.0 * scores.iter().sum::<f64>() / scores.len() as f64;
+    (mean - printed.as_f64().unwrap()).abs() <= 0.005 + 1e-9
+}
+
+#[test]
+fn string_matching_agrees_with_the_official_golden_values() {
+    let Some(golden) = shared_golden() else { return };
+    for row in golden["metrics"]["ruler_string_match"].as_array().unwrap() {
+        let predictions = strings(&row["predictions"]);
+        let references: Vec<_> = row["references"].as_array().unwrap().iter().map(strings).collect();
+        for metric in [Metric::StringMatchAll, Metric::StringMatchPart] {
+            let cleaned: Vec<_> = predictions.iter().map(|p| metric.postprocess(p)).collect();
+            assert_eq!(cleaned, strings(&row["postprocessed"]));
+            let score = |predictions: &[String]| -> Vec<f64> {
+                predictions.iter().zip(&references).map(|(p, r)| metric.score(p, r, &[])).collect()
+            };
+            assert!(same_percent(&score(&cleaned), &row[metric.name()]), "{metric}: {row}");
+            assert!(same_percent(&score(&predictions), &row[format!("{metric}_raw")]), "{metric} raw: {row}");
+        }
+    }
+}
+
+#[test]
+fn whole_data_sets_agree_with_the_official_golden_values() {
+    let Some(golden) = shared_golden() else { return };
+    for row in golden["metrics"]["longbench_dataset_score"].as_array().unwrap() {
+        let dataset = Dataset::parse(row["dataset"].as_str().unwrap()).unwrap();
+        let metric = dataset.metric().unwrap();
+        let classes = strings(&row["all_classes"]);
+        let answers = row["answers"].as_array().unwrap().iter().map(strings);
+        let scores: Vec<f64> = strings(&row["predictions"])
+            .iter()
+            .zip(answers)
+            .map(|(p, answers)| metric.score(&dataset.postprocess(metric, p), &answers, &classes))
+            .collect();
+        assert!(same_percent(&scores, &row["score"]), "{scores:?}: {row}");
+    }
+}
+
+// ---- records ----
+
+use proptest::prelude::*;
+use spattn::eval::record::Record;
+use spattn::eval::{stats, store, summary};
+use spattn::report::Report;
+use std::collections::BTreeMap;
+
+fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> Record {
+    let dense = method == "full";
+    Record {
+        key: format!("{task}/{method}/{params}/{sample}"),
+        model: "builtin".into(),
+        task: task.into(),
+        length: 4096,
+        sample,
+        seed: 7,
+        method: method.into(),
+        params: params.into(),
+        protocol: "question".into(),
+        source: "grammar".into(),
+        prediction: "…\n\u{1f}".into(),
+        references: vec!["é".into()],
+        score,
+        prompt_tokens: 4000 + sample % 50,
+        prefix_tokens: 3900,
+        new_tokens: 20,
+        max_new_tokens: 30,
+        stopped: true,
+        bos_tokens: Some(1),
+        density: if dense { 1.0 } else { 0.1 / (1.0 + sample as f64) },
+        density_sparse_layers: 0.05,
+        cost1: 0.1 / 3.0,
+        cost2: 0.1,
+        aux_bits: 32.0,
+        kv_bytes_per_token: 4096.0,
+        prefill_s: 0.3,
+        index_s: 0.01,
+        decode_s: 0.7 / (3.0 + sample as f64),
+        steps: 33,
+        fidelity: None,
+    }
+}
+
+/// Four tasks, `full` and five settings, twelve samples.
+fn sweep() -> Vec<Record> {
+    let settings =
+        [("full", ""), ("topk", "k=16"), ("topk", "k=64"), ("quest", "k=64"), ("random", "k=64"), ("topp", "")];
+    let mut records = Vec::new();
+    for task in ["ruler/vt", "ruler/cwe", "ruler/niah_multikey_2", "passkey"] {
+        for (m, (method, params)) in settings.into_iter().enumerate() {
+            records.extend((0..12).map(|i| record(task, method, params, i, ((i * 7 + m * 3) % 10) as f64 / 9.0)));
+        }
+    }
+    records
+}
+
+#[test]
+fn a_report_made_twice_is_the_same_to_the_byte() {
+    let records = sweep();
+    let made = |records: &[Record]| -> BTreeMap<String, Vec<u8>> {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Report::new(records, &[]).write_all(dir.path()).unwrap();
+        let name = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().display().to_string();
+        files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
+    };
+    let first = made(&records);
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["plots/score_vs_density.svg", "summary.csv", "summary.md"]);
+    assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
+}
+
+#[test]
+fn records_come_back_from_the_folder_and_give_the_same_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = serde_json::json!({"identity": {"seed": 7}});
+    let records = sweep();
+    let mut store = store::Store::open(dir.path(), store::OpenMode::Fresh, &manifest).unwrap();
+    for record in &records {
+        assert!(store.append(record).unwrap());
+    }
+    drop(store);
+    let loaded = store::load_records(dir.path()).unwrap();
+    assert!(loaded.notices.is_empty());
+    let csv = |records| spattn::report::csv::render(&summary::summarize(records, &[])).unwrap();
+    assert_eq!(csv(&loaded.records), csv(&records));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_interval_contains_its_mean(values in prop::collection::vec(-1e3..1e3, 1..40), seed: u64) {
+        let interval = stats::bootstrap_mean(&values, seed).unwrap();
+        prop_assert!(interval.low <= interval.mean && interval.mean <= interval.high);
+        // Up to rounding in the sums it lies within the values.
+        let within = |end: f64| values.iter().any(|v| *v <= end + 1e-9) && values.iter().any(|v| *v >= end - 1e-9);
+        prop_assert!(within(interval.low) && within(interval.high));
+    }
+
+    #[test]
+    fn metrics_take_any_text_and_stay_in_range(
+        prediction in "\\PC{0,40}|[\\x00-\\x20a-c.0-9#/`\n]{0,60}",
+        references in prop::collection::vec("\\PC{0,20}|[\\x00-\\x20a-c.0-9]{0,30}|Paragraph [0-9]{1,2}", 0..4),
+        classes in prop::collection::vec("[a-c]{0,3}", 0..5),
+    ) {
+        for metric in Metric::all() {
+            let cleaned = metric.postprocess(&prediction);
+            let score = metric.score(&cleaned, &references, &classes);
+            prop_assert!((0.0..=1.0).contains(&score), "{metric}: {score}");
+        }
+    }
+
+    #[test]
+    fn the_summary_does_not_depend_on_the_order_of_records(shuffled in Just(sweep()).prop_shuffle()) {
+        prop_assert_eq!(summary::summarize(&shuffled, &[]), summary::summarize(&sweep(), &[]));
+        prop_assert_eq!(spattn::eval::checks::check(&shuffled, &[]), spattn::eval::checks::check(&sweep(), &[]));
+    }
+}
