@@ -70,8 +70,8 @@ impl Grammar {
 
     fn load() -> Self {
         // Embedded data: a mistake in it is ours, and the tests below find it.
-        let file: GrammarFile =
-            toml::from_str(include_str!("../../../tasks/text/grammar.toml")).expect("tasks/text/grammar.toml is well-formed");
+        let file: GrammarFile = toml::from_str(include_str!("../../../tasks/text/grammar.toml"))
+            .expect("tasks/text/grammar.toml is well-formed");
         let animals = petname::Petnames::medium();
         Self {
             patterns: file.patterns.iter().map(|p| parse(p)).collect(),
@@ -163,7 +163,9 @@ fn parse(pattern: &str) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut rest = pattern;
     while let Some((before, after)) = rest.split_once('{') {
-        let (name, tail) = after.split_once('}').expect("every brace of a pattern is closed");
+        let (name, tail) = after
+            .split_once('}')
+            .expect("every brace of a pattern is closed");
         if !before.is_empty() {
             pieces.push(Piece::Text(before.to_owned()));
         }
@@ -192,7 +194,11 @@ fn placeholder(name: &str) -> Piece {
 }
 
 fn with_article(word: &str) -> String {
-    let article = if word.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    let article = if word.starts_with(['a', 'e', 'i', 'o', 'u']) {
+        "an"
+    } else {
+        "a"
+    };
     format!("{article} {word}")
 }
 
@@ -221,7 +227,9 @@ mod tests {
     #[test]
     fn sentences_are_whole_and_hardly_repeat() {
         let mut draw = Draw::new(5, 0);
-        let sentences: Vec<String> = (0..5_000).map(|_| Grammar::house().sentence(&mut draw)).collect();
+        let sentences: Vec<String> = (0..5_000)
+            .map(|_| Grammar::house().sentence(&mut draw))
+            .collect();
         for s in &sentences {
             assert!(s.ends_with(['.', '?']), "{s}");
             assert!(s.starts_with(|c: char| c.is_uppercase()), "{s}");
