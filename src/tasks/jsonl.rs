@@ -375,6 +375,7 @@ mod tests {
     use super::*;
     use crate::tasks::ruler::testing::{Words, example, shared_data};
     use crate::tasks::{catalog, resolve};
+    use proptest::prelude::*;
 
     fn file(rows: &str) -> (tempfile::TempDir, String) {
         let dir = tempfile::tempdir().unwrap();
@@ -556,6 +557,39 @@ mod tests {
             .downcast()
             .unwrap();
         assert!(error.what.contains("/nowhere.jsonl"));
+    }
+
+    #[test]
+    fn files_recorded_under_one_name_are_refused() {
+        let row = r#"{"input": "x\nWhat is the special magic number for a?", "outputs": ["a"]}"#;
+        let ((_one, first), (_two, second)) = (file(row), file(row));
+        let error = resolve(&[first, second], &TaskOptions::default())
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "two files would both be recorded as `jsonl:rows`"
+        );
+    }
+
+    proptest! {
+        /// Whatever a prompt looks like, it is run byte for byte.
+        #[test]
+        fn no_byte_of_a_prompt_is_lost(
+            parts in proptest::collection::vec(0usize..8, 0..12),
+            tail in ".{0,20}",
+        ) {
+            let pieces = [
+                "\n", " Answer:", "Question: ", "\nQuestion: Find all variables that are assigned the value 1",
+                " The special magic number", "\nWhat is the special magic number for x?", "é\u{2028}", "{context}",
+            ];
+            let input: String = parts.iter().map(|&i| pieces[i]).chain([tail.as_str()]).collect();
+            let row = serde_json::json!({"input": input, "outputs": ["a"]});
+            let (_dir, name) = file(&row.to_string());
+            let task = open(&format!("{name}:metric=string_match_all,max_new_tokens=8")).unwrap();
+            let e = task.example(0, 0, 0, &Words).unwrap();
+            prop_assert_eq!(format!("{}{}{}", e.context, e.question, e.answer_prefix), input);
+        }
     }
 
     #[test]

@@ -171,8 +171,8 @@ pub fn catalog() -> Vec<TaskInfo> {
 /// (`jsonl:PATH`), in the order given; a task named twice is made once.
 ///
 /// # Errors
-/// A [`UsageError`] for an unknown name, a data folder that is not there, or data a task needs and
-/// does not find; other errors if data is unreadable or malformed.
+/// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
+/// not find, or two files that would be recorded under one name; other errors if data is unreadable or malformed.
 pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Task>>> {
     if let Some(data) = &options.data {
         check_folder(data)?;
@@ -186,10 +186,23 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
             }
         }
     }
-    wanted
+    let tasks = wanted
         .into_iter()
         .map(|(family, name)| family.make(&name, options))
-        .collect()
+        .collect::<Result<Vec<_>>>()?;
+    check_names(&tasks)?;
+    Ok(tasks)
+}
+
+/// Files of the same name in different folders would be one task in the records.
+fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
+    for (i, task) in tasks.iter().enumerate() {
+        if tasks[..i].iter().any(|t| t.name() == task.name()) {
+            let what = format!("two files would both be recorded as `{}`", task.name());
+            return Err(UsageError::new(what).hint("rename one of them, or run them separately"));
+        }
+    }
+    Ok(())
 }
 
 fn find(

@@ -211,7 +211,9 @@ impl Search {
             return None;
         }
         let guess = match self.too_long {
-            Some(_) if self.countings >= TRUST_INTERPOLATION && self.countings.is_multiple_of(2) => {
+            Some(_)
+                if self.countings >= TRUST_INTERPOLATION && self.countings.is_multiple_of(2) =>
+            {
                 low + (high - low) / 2
             }
             Some(too_long) => line(self.fits, too_long, self.length),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 
@@ -28,6 +29,17 @@ impl PromptCounter for Subwords {
                 .sum::<usize>()
         };
         Ok(20 + count(user) + count(answer_prefix))
+    }
+}
+
+/// Counts how often it is asked, and otherwise what `Subwords` does.
+#[derive(Default)]
+pub struct Asked(pub AtomicUsize);
+
+impl PromptCounter for Asked {
+    fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Subwords.prompt_tokens(user, answer_prefix)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests over all thirteen tasks: published templates, length, determinism.
 
-use super::testing::{Real, Subwords, Words, example, example_with, shared_data, task};
+use super::testing::{Asked, Real, Subwords, Words, example, example_with, shared_data, task};
 use super::*;
 
 /// The published templates (NVIDIA/RULER @c3f5e3b, `scripts/data/synthetic/constants.py`) and answer prefixes.
@@ -285,5 +285,20 @@ fn print_examples() {
             "{}⟦question⟧{}⟦prefix⟧{}⟦answers⟧{:?}\n",
             e.context, e.question, e.answer_prefix, e.references
         );
+    }
+}
+
+#[test]
+fn an_example_costs_few_countings() {
+    for name in all() {
+        for length in [2048, 8192, 65_536] {
+            for index in 0..4 {
+                let asked = Asked::default();
+                let task = task(&name, &TaskOptions::default());
+                task.example(length, index, 3, &asked).unwrap();
+                let countings = asked.0.into_inner();
+                assert!(countings <= 10, "{name} at {length}: {countings} countings");
+            }
+        }
     }
 }

@@ -34,8 +34,8 @@ struct GrammarFile {
 #[derive(Debug)]
 pub struct Grammar {
     patterns: Vec<Vec<Piece>>,
-    nouns: Vec<String>,
-    adjectives: Vec<String>,
+    nouns: Mixed,
+    adjectives: Mixed,
     verbs: Vec<String>,
     jobs: Vec<String>,
     sports: Vec<String>,
@@ -46,6 +46,32 @@ pub struct Grammar {
     place_ends: Vec<String>,
     country_ends: Vec<String>,
     company_ends: Vec<String>,
+}
+
+/// Words of our own, and those of a crate: many, but all animals or all flattering.
+#[derive(Debug)]
+struct Mixed {
+    own: Vec<String>,
+    more: Vec<String>,
+}
+
+impl Mixed {
+    fn new(own: &str, more: &[&str]) -> Self {
+        Self {
+            own: list(own),
+            more: more.iter().map(|w| (*w).to_owned()).collect(),
+        }
+    }
+
+    /// One word in three comes from the crate.
+    fn pick(&self, draw: &mut Draw) -> &str {
+        let words = if draw.below(3) == 0 {
+            &self.more
+        } else {
+            &self.own
+        };
+        draw.pick::<String>(words)
+    }
 }
 
 #[derive(Debug)]
@@ -72,11 +98,11 @@ impl Grammar {
         // Embedded data: a mistake in it is ours, and the tests below find it.
         let file: GrammarFile = toml::from_str(include_str!("../../../tasks/text/grammar.toml"))
             .expect("tasks/text/grammar.toml is well-formed");
-        let animals = petname::Petnames::medium();
+        let petnames = petname::Petnames::medium();
         Self {
             patterns: file.patterns.iter().map(|p| parse(p)).collect(),
-            nouns: merged(&file.nouns, &animals.nouns),
-            adjectives: merged(&file.adjectives, &animals.adjectives),
+            nouns: Mixed::new(&file.nouns, &petnames.nouns),
+            adjectives: Mixed::new(&file.adjectives, &petnames.adjectives),
             verbs: list(&file.verbs),
             jobs: list(&file.jobs),
             sports: list(&file.sports),
@@ -96,10 +122,10 @@ impl Grammar {
         for piece in draw.pick(&self.patterns) {
             let word = match piece {
                 Piece::Text(text) => text.clone(),
-                Piece::Noun => draw.pick(&self.nouns).clone(),
-                Piece::Adjective => draw.pick(&self.adjectives).clone(),
-                Piece::ANoun => with_article(draw.pick::<String>(&self.nouns)),
-                Piece::AnAdjective => with_article(draw.pick::<String>(&self.adjectives)),
+                Piece::Noun => self.nouns.pick(draw).to_owned(),
+                Piece::Adjective => self.adjectives.pick(draw).to_owned(),
+                Piece::ANoun => with_article(self.nouns.pick(draw)),
+                Piece::AnAdjective => with_article(self.adjectives.pick(draw)),
                 Piece::Verb => draw.pick(&self.verbs).clone(),
                 Piece::Person => self.person(draw),
                 Piece::Place => self.place(draw),
@@ -134,7 +160,7 @@ impl Grammar {
 
     /// A noun such as `lantern`.
     pub fn noun(&self, draw: &mut Draw) -> String {
-        draw.pick(&self.nouns).clone()
+        self.nouns.pick(draw).to_owned()
     }
 
     /// A year of the last three centuries.
@@ -204,14 +230,6 @@ fn with_article(word: &str) -> String {
 
 fn list(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
-}
-
-fn merged(text: &str, more: &[&str]) -> Vec<String> {
-    let mut words = list(text);
-    words.extend(more.iter().map(|w| (*w).to_owned()));
-    words.sort_unstable();
-    words.dedup();
-    words
 }
 
 #[cfg(test)]

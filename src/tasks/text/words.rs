@@ -17,9 +17,8 @@ use crate::tasks::seed::Draw;
 
 /// The least number of words in the pool for lists.
 const POOL: usize = 8_400;
-/// SHA-256 of `nounlist.txt` in wonderwords 3.0.1 and 2.2.0.
-const WONDERWORDS_NOUNS: [&str; 1] =
-    ["8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9"];
+/// SHA-256 of `nounlist.txt` in wonderwords 3.0.1.
+const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
 /// Beginnings of words that do not belong on a page one shows to others; the large list is a
 /// word-game dictionary and has them all.
 static BLOCKED: &str = include_str!("../../../tasks/text/blocked.txt");
@@ -256,7 +255,7 @@ fn is_wonderwords(folder: &Path) -> bool {
             .iter()
             .map(|b| format!("{b:02x}"))
             .collect();
-        WONDERWORDS_NOUNS.contains(&digest.as_str())
+        digest == WONDERWORDS_NOUNS
     })
 }
 
