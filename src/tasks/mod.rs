@@ -4,7 +4,7 @@
 //! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
 //! a task sees a model only as a [`PromptCounter`].
 //!
-//! Adding a family: one file that implements [`Family`], and one line in [`FAMILIES`].
+//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
 pub mod assets;
 pub mod jsonl;

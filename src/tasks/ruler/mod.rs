@@ -3,7 +3,7 @@
 //! One file a base task (`niah`, `vt`, `cwe`, `fwe`, `qa`), the size search in `fit`, the published
 //! fixed shuffles in `published`. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples
 //! come from the published distribution with a generator of our own, so they are not the published
-//! examples. Adding a base task: one file with a `BASE`, and one line in [`BASES`].
+//! examples. Adding a base task: one file with a `BASE`, and one line in `BASES`.
 
 mod cwe;
 mod fit;

@@ -35,7 +35,7 @@ pub struct Words {
 
 impl Words {
     /// The offline default. Keys come from petname's medium lists; the pool holds these, their
-    /// adverbs and the plainest words of `random_word`, [`POOL`] in all.
+    /// adverbs and the plainest words of `random_word`, some 8,400 words in all.
     pub fn from_crates() -> Self {
         CRATES.clone()
     }
