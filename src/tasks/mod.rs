@@ -3,13 +3,27 @@
 //! A family of tasks is one folder or file (`ruler/`, `jsonl.rs`); prompts and parameters live as
 //! data in the repository's `tasks/*.toml`. Nothing here knows a model or an attention method:
 //! a task sees a model only as a [`PromptCounter`].
+//!
+//! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
+pub mod assets;
 pub mod jsonl;
 pub mod metrics;
 pub mod ruler;
+pub mod seed;
+pub mod text;
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Result;
 use metrics::Metric;
+use serde::{Deserialize, Serialize};
+
+use crate::error::UsageError;
+
+/// Every family of tasks, in the order in which they are listed.
+static FAMILIES: [&dyn Family; 2] = [&ruler::Ruler, &jsonl::Jsonl];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -68,5 +82,255 @@ pub trait Task: Send + Sync {
     ///
     /// # Errors
     /// If the task cannot fit `length` tokens, or its data is malformed.
-    fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example>;
+    fn example(
+        &self,
+        length: usize,
+        index: usize,
+        seed: u64,
+        counter: &dyn PromptCounter,
+    ) -> Result<Example>;
+}
+
+/// How examples are placed and ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// Every shuffle is drawn anew for every example.
+    #[default]
+    Varied,
+    /// As the published generators do it, their fixed shuffles included: RULER's `qa`, `cwe` and `fwe`
+    /// then place what is asked for at the same depth in every example of the same size.
+    Published,
+}
+
+impl FromStr for Positions {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        match text {
+            "varied" => Ok(Self::Varied),
+            "published" => Ok(Self::Published),
+            other => Err(UsageError::unknown(
+                "positions",
+                other,
+                ["varied", "published"],
+            )),
+        }
+    }
+}
+
+/// What the user chose for tasks in general.
+#[derive(Debug, Clone, Default)]
+pub struct TaskOptions {
+    /// A folder with data sets, essays and word lists (`--data`); see [`assets`] for what is looked for.
+    pub data: Option<PathBuf>,
+    /// How examples are placed and ordered.
+    pub positions: Positions,
+}
+
+/// A task as `spattn list tasks` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TaskInfo {
+    /// Full name, such as `ruler/vt`.
+    pub name: String,
+    /// What it asks, in one line.
+    pub about: String,
+    /// How it is scored; `None` if that depends on the file.
+    pub metric: Option<Metric>,
+    /// Tokens to generate at most; `None` if that depends on the file.
+    pub max_new_tokens: Option<usize>,
+    /// Parameters and their values, in order of name.
+    pub parameters: Vec<(String, String)>,
+}
+
+/// A family of tasks.
+pub trait Family: Sync {
+    /// Every task of the family.
+    fn catalog(&self) -> Vec<TaskInfo>;
+    /// Names that stand for several tasks.
+    fn groups(&self) -> Vec<String>;
+    /// The full task names that `name` (a task, a group, or a file) stands for; `None` if `name` is
+    /// not of this family.
+    fn expand(&self, name: &str, options: &TaskOptions) -> Option<Vec<String>>;
+    /// The task with the full name `name`, one of those that [`Family::expand`] gives.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the task needs data that is not there; other errors if data is malformed.
+    fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>>;
+}
+
+/// All tasks there are, for listing.
+pub fn catalog() -> Vec<TaskInfo> {
+    FAMILIES
+        .iter()
+        .flat_map(|family| family.catalog())
+        .collect()
+}
+
+/// The tasks that `names` stand for: full names, groups (`ruler`, `ruler/niah`) and files
+/// (`jsonl:PATH`), in the order given; a task named twice is made once.
+///
+/// # Errors
+/// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
+/// not find, or two files that would be recorded under one name; other errors if data is unreadable or malformed.
+pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Task>>> {
+    if let Some(data) = &options.data {
+        check_folder(data)?;
+    }
+    let mut wanted: Vec<(&dyn Family, String)> = Vec::new();
+    for name in names {
+        let (family, members) = find(name, options)?;
+        for member in members {
+            if wanted.iter().all(|(_, known)| *known != member) {
+                wanted.push((family, member));
+            }
+        }
+    }
+    let tasks = wanted
+        .into_iter()
+        .map(|(family, name)| family.make(&name, options))
+        .collect::<Result<Vec<_>>>()?;
+    check_names(&tasks)?;
+    Ok(tasks)
+}
+
+/// Files of the same name in different folders would be one task in the records.
+fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
+    for (i, task) in tasks.iter().enumerate() {
+        if tasks[..i].iter().any(|t| t.name() == task.name()) {
+            let what = format!("two files would both be recorded as `{}`", task.name());
+            return Err(UsageError::new(what).hint("rename one of them, or run them separately"));
+        }
+    }
+    Ok(())
+}
+
+fn find(
+    name: &str,
+    options: &TaskOptions,
+) -> Result<(&'static dyn Family, Vec<String>), UsageError> {
+    FAMILIES
+        .iter()
+        .find_map(|family| Some((*family, family.expand(name, options)?)))
+        .ok_or_else(|| UsageError::unknown("task", name, known_names()))
+}
+
+fn known_names() -> Vec<String> {
+    let groups = FAMILIES.iter().flat_map(|family| family.groups());
+    groups
+        .chain(catalog().into_iter().map(|task| task.name))
+        .collect()
+}
+
+fn check_folder(data: &Path) -> Result<(), UsageError> {
+    std::fs::read_dir(data).map(drop).map_err(|e| {
+        UsageError::new(format!(
+            "cannot read the data folder {}: {e}",
+            data.display()
+        ))
+        .hint("--data takes a folder with data sets, such as squad/dev-v2.0.json or essays/*.txt")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(asked: &[&str]) -> Vec<String> {
+        let asked: Vec<String> = asked.iter().map(|n| (*n).to_owned()).collect();
+        resolve(&asked, &TaskOptions::default())
+            .unwrap()
+            .iter()
+            .map(|t| t.name().to_owned())
+            .collect()
+    }
+
+    fn error(asked: &str, options: &TaskOptions) -> UsageError {
+        let error = resolve(&[asked.to_owned()], options)
+            .err()
+            .expect("an error");
+        error.downcast::<UsageError>().unwrap()
+    }
+
+    #[test]
+    fn the_group_is_thirteen_tasks_with_stand_ins_for_missing_data() {
+        let all = names(&["ruler"]);
+        assert_eq!(all.len(), 13);
+        assert_eq!(all[..2], ["ruler/niah_single_1", "ruler/niah_single_2"]);
+        assert_eq!(all[11..], ["ruler/qa_synth", "ruler/qa_synth_hop2"]);
+        assert_eq!(names(&["ruler/niah"]).len(), 8);
+    }
+
+    #[test]
+    fn a_task_named_twice_is_made_once() {
+        assert_eq!(
+            names(&["ruler/vt", "ruler/niah", "ruler/vt", "ruler/niah_single_1"]).len(),
+            9
+        );
+        assert_eq!(
+            names(&["ruler/vt", "ruler/cwe", "ruler/vt"]),
+            ["ruler/vt", "ruler/cwe"]
+        );
+    }
+
+    #[test]
+    fn unknown_names_suggest_the_nearest() {
+        let error = error("ruler/niah_multikey", &TaskOptions::default());
+        assert_eq!(error.to_string(), "unknown task `ruler/niah_multikey`");
+        assert!(error.hint.unwrap().contains("ruler/niah_multikey_"));
+    }
+
+    #[test]
+    fn published_questions_need_their_data() {
+        let error = error("ruler/qa_1", &TaskOptions::default());
+        assert!(error.to_string().contains("ruler/qa_1"));
+        let hint = error.hint.unwrap();
+        assert!(
+            hint.contains("squad/dev-v2.0.json") && hint.contains("ruler/qa_synth"),
+            "{hint}"
+        );
+    }
+
+    #[test]
+    fn a_data_folder_must_be_there() {
+        let options = TaskOptions {
+            data: Some("/nowhere/at/all".into()),
+            ..TaskOptions::default()
+        };
+        assert!(
+            error("ruler/vt", &options)
+                .to_string()
+                .contains("/nowhere/at/all")
+        );
+    }
+
+    #[test]
+    fn the_catalog_names_every_task_once() {
+        let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
+        assert_eq!(all.len(), 16);
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 16);
+        let vt = catalog()
+            .into_iter()
+            .find(|t| t.name == "ruler/vt")
+            .unwrap();
+        assert_eq!(
+            (vt.metric, vt.max_new_tokens),
+            (Some(Metric::StringMatchAll), Some(30))
+        );
+        assert_eq!(
+            vt.parameters,
+            [
+                ("chains".to_owned(), "1".to_owned()),
+                ("hops".to_owned(), "4".to_owned())
+            ]
+        );
+    }
+
+    #[test]
+    fn positions_are_read_by_name() {
+        assert_eq!("published".parse(), Ok(Positions::Published));
+        assert!("fixed".parse::<Positions>().is_err());
+    }
 }

@@ -1,0 +1,338 @@
+//! Words for keys and lists: from maintained crates by default, or the exact lists of a folder.
+//!
+//! RULER takes adjective-noun keys and the words of its lists from the wonderwords package. No crate
+//! carries those lists; `petname` (curated adjectives, adverbs and animal names) with the plainest
+//! words of `random_word` gives the same task with other words. For RULER's own words put
+//! wonderwords' three files into a folder.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use anyhow::Result;
+use sha2::{Digest, Sha256};
+
+use crate::error::UsageError;
+use crate::tasks::seed::Draw;
+
+/// The least number of words in the pool for lists.
+const POOL: usize = 8_400;
+/// SHA-256 of `nounlist.txt` in wonderwords 3.0.1.
+const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
+/// Beginnings of words that do not belong on a page one shows to others; the large list is a
+/// word-game dictionary and has them all.
+static BLOCKED: &str = include_str!("../../../tasks/text/blocked.txt");
+static CRATES: LazyLock<Words> = LazyLock::new(Words::gather);
+
+/// Word lists: adjectives and nouns for keys, a pool of plain words for lists, and a long tail.
+#[derive(Debug, Clone)]
+pub struct Words {
+    adjectives: Arc<[String]>,
+    nouns: Arc<[String]>,
+    pool: Arc<[String]>,
+    label: &'static str,
+}
+
+impl Words {
+    /// The offline default. Keys come from petname's medium lists; the pool holds these, their
+    /// adverbs and the plainest words of `random_word`, some 8,400 words in all.
+    pub fn from_crates() -> Self {
+        CRATES.clone()
+    }
+
+    /// Lists read from `nounlist.txt`, `adjectivelist.txt` and `verblist.txt` in `folder`: one word a
+    /// line, as in wonderwords. The pool is all of them, as in RULER.
+    ///
+    /// # Errors
+    /// A [`UsageError`] naming the file if one is missing, unreadable or empty.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let nouns = read_list(folder, "nounlist.txt")?;
+        let adjectives = read_list(folder, "adjectivelist.txt")?;
+        let verbs = read_list(folder, "verblist.txt")?;
+        let pool = sorted_set(nouns.iter().chain(&adjectives).chain(&verbs).cloned());
+        let label = if is_wonderwords(folder) {
+            "wonderwords"
+        } else {
+            "wordlists"
+        };
+        Ok(Self {
+            adjectives: sorted_set(adjectives).into(),
+            nouns: sorted_set(nouns).into(),
+            pool: pool.into(),
+            label,
+        })
+    }
+
+    fn gather() -> Self {
+        let petnames = petname::Petnames::medium();
+        let list = |words: &[&str]| {
+            sorted_set(
+                words
+                    .iter()
+                    .filter(|w| is_plain(w))
+                    .map(|w| (*w).to_owned()),
+            )
+        };
+        let adjectives = list(&petnames.adjectives);
+        let nouns = list(&petnames.nouns);
+        let adverbs = list(&petnames.adverbs);
+        let mut pool = sorted_set(adjectives.iter().chain(&nouns).chain(&adverbs).cloned());
+        let known: HashSet<String> = pool.iter().cloned().collect();
+        let missing = POOL.saturating_sub(pool.len());
+        pool.extend(
+            plainest_words()
+                .filter(|w| !known.contains(*w))
+                .take(missing)
+                .map(str::to_owned),
+        );
+        pool.sort_unstable();
+        Self {
+            adjectives: adjectives.into(),
+            nouns: nouns.into(),
+            pool: pool.into(),
+            label: "petname",
+        }
+    }
+
+    /// Where the words come from, for the record: `petname`, `wonderwords` or `wordlists`.
+    pub fn label(&self) -> &'static str {
+        self.label
+    }
+
+    /// Number of words in the pool for lists.
+    pub fn pool_len(&self) -> usize {
+        self.pool.len()
+    }
+
+    /// An `adjective-noun` key, every pair equally likely.
+    pub fn key(&self, draw: &mut Draw) -> String {
+        let adjective = draw.pick(&self.adjectives);
+        let noun = draw.pick(&self.nouns);
+        format!("{adjective}-{noun}")
+    }
+
+    /// All words for lists in random order: the pool, then (for very long lists only) words of
+    /// `random_word` that are not in it. A list of n words takes the first n.
+    ///
+    /// RULER takes *all* words of a list from a second dictionary once the pool is too small; adding
+    /// to the pool instead keeps the length of a list growing smoothly with its words.
+    pub fn shuffled(&self, seed: u64, stream: u64) -> Shuffled<'_> {
+        let mut draw = Draw::new(seed, stream);
+        let mut order: Vec<&str> = self.pool.iter().map(String::as_str).collect();
+        draw.shuffle(&mut order);
+        Shuffled {
+            words: self,
+            order,
+            draw,
+            has_tail: false,
+        }
+    }
+}
+
+/// Words in random order, see [`Words::shuffled`].
+#[derive(Debug)]
+pub struct Shuffled<'a> {
+    words: &'a Words,
+    order: Vec<&'a str>,
+    draw: Draw,
+    has_tail: bool,
+}
+
+impl<'a> Shuffled<'a> {
+    /// The first `count` words, or all there are.
+    pub fn first(&mut self, count: usize) -> &[&'a str] {
+        if count > self.order.len() && !self.has_tail {
+            self.append_tail();
+        }
+        &self.order[..count.min(self.order.len())]
+    }
+
+    fn append_tail(&mut self) {
+        self.has_tail = true;
+        let pool: HashSet<&str> = self.words.pool.iter().map(String::as_str).collect();
+        let mut tail: Vec<&'static str> = dictionary().filter(|w| !pool.contains(*w)).collect();
+        self.draw.shuffle(&mut tail);
+        self.order.extend(tail);
+    }
+}
+
+/// The large dictionary without blocked and very short or very long words.
+fn dictionary() -> impl Iterator<Item = &'static str> {
+    random_word::all(random_word::Lang::En)
+        .iter()
+        .copied()
+        .filter(|w| is_plain(w))
+}
+
+/// Dictionary words of four to eight letters, those with most relatives (plays, played, player, replay,
+/// …) first. A word-game dictionary has no frequencies, and common words are those that breed.
+fn plainest_words() -> impl Iterator<Item = &'static str> {
+    let all: HashSet<&str> = random_word::all(random_word::Lang::En)
+        .iter()
+        .copied()
+        .collect();
+    let mut ranked: Vec<(usize, &'static str)> = dictionary()
+        .filter(|w| (4..=8).contains(&w.len()) && !is_inflected(w, &all))
+        .map(|w| (relatives(w, &all), w))
+        .collect();
+    ranked.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
+    ranked.into_iter().map(|(_, w)| w)
+}
+
+fn relatives(word: &str, all: &HashSet<&str>) -> usize {
+    const ENDINGS: [&str; 18] = [
+        "s", "es", "ed", "d", "ing", "er", "r", "ers", "rs", "ly", "ness", "able", "ful", "less",
+        "like", "y", "man", "work",
+    ];
+    const BEGINNINGS: [&str; 9] = [
+        "un", "re", "out", "over", "mis", "under", "pre", "sub", "inter",
+    ];
+    let stem = word.strip_suffix('e').unwrap_or(word);
+    let endings = ENDINGS
+        .iter()
+        .filter(|end| all.contains(format!("{word}{end}").as_str()))
+        .count();
+    let dropped_e = ["ing", "able", "y"]
+        .iter()
+        .filter(|end| stem != word && all.contains(format!("{stem}{end}").as_str()))
+        .count();
+    let beginnings = BEGINNINGS
+        .iter()
+        .filter(|start| all.contains(format!("{start}{word}").as_str()))
+        .count();
+    endings + dropped_e + beginnings
+}
+
+/// Whether `word` looks like a plural or a past tense of another word.
+fn is_inflected(word: &str, all: &HashSet<&str>) -> bool {
+    ["s", "es", "ed", "d", "ing"].iter().any(|end| {
+        word.strip_suffix(end)
+            .is_some_and(|stem| all.contains(stem))
+    })
+}
+
+fn is_plain(word: &str) -> bool {
+    (3..=12).contains(&word.len())
+        && word.bytes().all(|b| b.is_ascii_lowercase())
+        && !is_blocked(word)
+}
+
+fn is_blocked(word: &str) -> bool {
+    BLOCKED
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .any(|stem| word.contains(stem))
+}
+
+fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut words: Vec<String> = words.into_iter().collect();
+    words.sort_unstable();
+    words.dedup();
+    words
+}
+
+fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
+    let path = folder.join(file);
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        UsageError::new(format!("cannot read the word list {}: {e}", path.display()))
+            .hint("a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line")
+    })?;
+    let words: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|w| !w.is_empty())
+        .map(str::to_owned)
+        .collect();
+    if words.is_empty() {
+        return Err(UsageError::new(format!("the word list {} is empty", path.display())).into());
+    }
+    Ok(words)
+}
+
+fn is_wonderwords(folder: &Path) -> bool {
+    std::fs::read(folder.join("nounlist.txt")).is_ok_and(|bytes| {
+        let digest: String = Sha256::digest(&bytes)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        digest == WONDERWORDS_NOUNS
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_pool_is_large_plain_and_without_repeats() {
+        let words = Words::from_crates();
+        assert!(words.pool_len() >= 8_000);
+        let distinct: HashSet<&String> = words.pool.iter().collect();
+        assert_eq!(distinct.len(), words.pool_len());
+        assert!(words.pool.iter().all(|w| is_plain(w)));
+        assert!(
+            words.adjectives.len() * words.nouns.len() > 1_000_000,
+            "keys must hardly ever repeat"
+        );
+    }
+
+    #[test]
+    fn lists_longer_than_the_pool_go_on_with_new_words() {
+        let words = Words::from_crates();
+        let mut shuffled = words.shuffled(3, 0);
+        let short: Vec<String> = shuffled.first(500).iter().map(|w| w.to_string()).collect();
+        let long = shuffled.first(20_000);
+        assert_eq!(long.len(), 20_000);
+        assert_eq!(long[..500].to_vec(), short);
+        let distinct: HashSet<&&str> = long.iter().collect();
+        assert_eq!(distinct.len(), long.len());
+    }
+
+    #[test]
+    fn a_folder_gives_exactly_its_words() {
+        let dir = tempfile::tempdir().unwrap();
+        for (file, text) in [
+            ("nounlist.txt", "cat\ndog\n"),
+            ("adjectivelist.txt", "red\nred\n"),
+            ("verblist.txt", "go\ncat\n"),
+        ] {
+            std::fs::write(dir.path().join(file), text).unwrap();
+        }
+        let words = Words::from_folder(dir.path()).unwrap();
+        assert_eq!(words.pool.to_vec(), ["cat", "dog", "go", "red"]);
+        assert_eq!(words.label(), "wordlists");
+        assert!(["red-cat", "red-dog"].contains(&words.key(&mut Draw::new(0, 0)).as_str()));
+    }
+
+    #[test]
+    fn a_missing_list_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Words::from_folder(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("nounlist.txt"), "{error}");
+        std::fs::write(dir.path().join("nounlist.txt"), "\n\n").unwrap();
+        assert!(
+            Words::from_folder(dir.path())
+                .unwrap_err()
+                .to_string()
+                .contains("empty")
+        );
+    }
+
+    #[test]
+    fn wonderwords_lists_are_recognised() {
+        let folder = Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../shared/data/wordlists"
+        ));
+        if !folder.is_dir() {
+            eprintln!("skipped: no folder {}", folder.display());
+            return;
+        }
+        let words = Words::from_folder(folder).unwrap();
+        assert_eq!(words.label(), "wonderwords");
+        assert_eq!(
+            (words.nouns.len(), words.adjectives.len(), words.pool_len()),
+            (6_782, 910, 8_166)
+        );
+    }
+}
