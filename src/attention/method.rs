@@ -264,13 +264,7 @@ impl<M: Method> AnyMethod for M {
         Box::new(Method::start(self, index.downcast_ref().expect(OWN)))
     }
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
-        Method::select(
-            self,
-            step,
-            index.downcast_ref().expect(OWN),
-            state.downcast_mut().expect(OWN),
-            cost,
-        )
+        Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
     }
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Method::exact(self, policy, prefix_tokens, total_tokens)

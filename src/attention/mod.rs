@@ -13,9 +13,7 @@ mod policy;
 mod spec;
 
 pub use engine::{Fork, IndexCache};
-pub use method::{
-    AnyMethod, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed,
-};
+pub use method::{AnyMethod, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed};
 pub use policy::{DenseLayers, Policy};
 pub use spec::{Budget, MethodSpec, Params, expand_grid};
 

@@ -19,7 +19,8 @@ pub struct MethodSpec {
 /// `magicpig:K={8,9},L=75..150/25` gives eight specs.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let malformed = |why: &str| {
-        UsageError::new(format!("method spec `{text}`: {why}")).hint("write name or name:key=value,key={a,b},key=a..b/step")
+        UsageError::new(format!("method spec `{text}`: {why}"))
+            .hint("write name or name:key=value,key={a,b},key=a..b/step")
     };
     let (name, rest) = text.split_once(':').unwrap_or((text, ""));
     if name.is_empty() {

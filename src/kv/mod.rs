@@ -21,10 +21,7 @@ pub struct LayerKv {
 impl LayerKv {
     /// Room for `capacity` tokens; grows beyond it if need be.
     pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
-        Self {
-            keys: KvStore::new(dtype, kv_heads, d, capacity),
-            values: KvStore::new(dtype, kv_heads, d, capacity),
-        }
+        Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
     }
 
     /// Appends one token; `key` and `value` are `[kv_heads][d]`.

@@ -17,13 +17,7 @@ use super::text::words::Words;
 /// # Errors
 /// If an asset is there and cannot be read.
 pub fn essays(options: &TaskOptions) -> Result<Essays> {
-    if let Some(file) = first_file(
-        options,
-        &[
-            "ruler_assets/PaulGrahamEssays.json",
-            "PaulGrahamEssays.json",
-        ],
-    ) {
+    if let Some(file) = first_file(options, &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"]) {
         return Essays::from_json(&file);
     }
     for folder in folders(options, &["paul_graham_essays", "essays"]) {
@@ -52,38 +46,24 @@ pub fn squad(options: &TaskOptions) -> Option<PathBuf> {
 
 /// The first of `hotpotqa/*.json` by name, or `hotpot_dev_distractor_v1.json`.
 pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
-    let in_folder = folders(options, &["hotpotqa"])
-        .into_iter()
-        .find_map(|folder| {
-            let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
-                .ok()?
-                .filter_map(|e| Some(e.ok()?.path()))
-                .collect();
-            files.sort();
-            files
-                .into_iter()
-                .find(|f| f.extension().is_some_and(|e| e == "json"))
-        });
+    let in_folder = folders(options, &["hotpotqa"]).into_iter().find_map(|folder| {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path())).collect();
+        files.sort();
+        files.into_iter().find(|f| f.extension().is_some_and(|e| e == "json"))
+    });
     in_folder.or_else(|| first_file(options, &["hotpot_dev_distractor_v1.json"]))
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
     let data = options.data.as_ref()?;
-    names
-        .iter()
-        .map(|name| data.join(name))
-        .find(|path| path.is_file())
+    names.iter().map(|name| data.join(name)).find(|path| path.is_file())
 }
 
 fn folders(options: &TaskOptions, names: &[&str]) -> Vec<PathBuf> {
     let Some(data) = &options.data else {
         return Vec::new();
     };
-    names
-        .iter()
-        .map(|name| data.join(name))
-        .filter(|path| path.is_dir())
-        .collect()
+    names.iter().map(|name| data.join(name)).filter(|path| path.is_dir()).collect()
 }
 
 #[cfg(test)]
@@ -93,34 +73,20 @@ mod tests {
     #[test]
     fn an_asset_in_the_folder_wins_over_the_default() {
         let dir = tempfile::tempdir().unwrap();
-        let options = TaskOptions {
-            data: Some(dir.path().to_owned()),
-            ..TaskOptions::default()
-        };
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
         assert_eq!(essays(&options).unwrap().label(), "grammar");
         assert_eq!(words(&options).unwrap().label(), "petname");
         assert!(squad(&options).is_none() && hotpotqa(&options).is_none());
 
         std::fs::create_dir(dir.path().join("essays")).unwrap();
-        assert_eq!(
-            essays(&options).unwrap().label(),
-            "grammar",
-            "an empty folder is no haystack"
-        );
+        assert_eq!(essays(&options).unwrap().label(), "grammar", "an empty folder is no haystack");
         std::fs::write(dir.path().join("essays/a.txt"), "some text").unwrap();
         assert_eq!(essays(&options).unwrap().label(), "essays");
-        std::fs::write(
-            dir.path().join("PaulGrahamEssays.json"),
-            r#"{"text": "more text"}"#,
-        )
-        .unwrap();
+        std::fs::write(dir.path().join("PaulGrahamEssays.json"), r#"{"text": "more text"}"#).unwrap();
         assert_eq!(essays(&options).unwrap().label(), "PaulGrahamEssays.json");
 
         std::fs::create_dir(dir.path().join("wordlists")).unwrap();
-        assert!(
-            words(&options).is_err(),
-            "an incomplete folder is a mistake, not a reason for the default"
-        );
+        assert!(words(&options).is_err(), "an incomplete folder is a mistake, not a reason for the default");
         std::fs::create_dir(dir.path().join("hotpotqa")).unwrap();
         std::fs::write(dir.path().join("hotpotqa/x.json"), "[]").unwrap();
         assert!(hotpotqa(&options).unwrap().ends_with("hotpotqa/x.json"));

@@ -31,13 +31,10 @@ impl Family for Jsonl {
     fn catalog(&self) -> Vec<TaskInfo> {
         vec![TaskInfo {
             name: format!("{PREFIX}PATH"),
-            about: "rows of a prepared file in RULER's fields (input, outputs, answer_prefix)"
-                .to_owned(),
+            about: "rows of a prepared file in RULER's fields (input, outputs, answer_prefix)".to_owned(),
             metric: None,
             max_new_tokens: None,
-            parameters: OPTIONS
-                .map(|name| (name.to_owned(), "from the prompt".to_owned()))
-                .to_vec(),
+            parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
         }]
     }
 
@@ -65,11 +62,7 @@ struct Spec {
 impl Spec {
     fn parse(name: &str) -> Result<Self, UsageError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
-        let mut spec = Self {
-            path: rest.into(),
-            metric: None,
-            max_new_tokens: None,
-        };
+        let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None };
         let Some((path, options)) = rest.rsplit_once(':').filter(|(_, o)| o.contains('=')) else {
             return Ok(spec);
         };
@@ -91,9 +84,7 @@ impl Spec {
             "max_new_tokens" => {
                 let count = value.parse().ok().filter(|&n| n > 0);
                 self.max_new_tokens = Some(count.ok_or_else(|| {
-                    UsageError::new(format!(
-                        "`{name}`: max_new_tokens takes a number above 0, not `{value}`"
-                    ))
+                    UsageError::new(format!("`{name}`: max_new_tokens takes a number above 0, not `{value}`"))
                 })?);
             }
             _ => return Err(UsageError::unknown("option of jsonl:", key, OPTIONS)),
@@ -123,22 +114,14 @@ impl Rows {
             UsageError::new(format!("cannot read {}: {e}", spec.path.display()))
                 .hint("jsonl:PATH takes a file with one JSON object a line")
         })?;
-        let stem = spec
-            .path
-            .file_stem()
-            .map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let mut rows = Self {
-            spec: spec.clone(),
-            name: format!("{PREFIX}{stem}"),
-            starts: Vec::new(),
-        };
+        let stem = spec.path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        let mut rows = Self { spec: spec.clone(), name: format!("{PREFIX}{stem}"), starts: Vec::new() };
         let mut reader = BufReader::new(file);
         let (mut at, mut line, mut number) = (0u64, Vec::new(), 0);
         loop {
             line.clear();
-            let read = reader
-                .read_until(b'\n', &mut line)
-                .with_context(|| format!("cannot read {}", spec.path.display()))?;
+            let read =
+                reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", spec.path.display()))?;
             if read == 0 {
                 break;
             }
@@ -150,9 +133,7 @@ impl Rows {
             at += read as u64;
         }
         if rows.starts.is_empty() {
-            return Err(
-                UsageError::new(format!("{}: there is no row in it", spec.path.display())).into(),
-            );
+            return Err(UsageError::new(format!("{}: there is no row in it", spec.path.display())).into());
         }
         Ok(rows)
     }
@@ -160,15 +141,11 @@ impl Rows {
     /// A row, except for its place in the task.
     fn parse(&self, line: &[u8], number: usize) -> Result<Row, UsageError> {
         let place = format!("{}:{number}", self.spec.path.display());
-        let text = std::str::from_utf8(line)
-            .map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
+        let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
         let value: Value = serde_json::from_str(text).map_err(|e| {
-            UsageError::new(format!("{place}: not JSON: {e}"))
-                .hint("a prepared file has one JSON object a line")
+            UsageError::new(format!("{place}: not JSON: {e}")).hint("a prepared file has one JSON object a line")
         })?;
-        let fields = value
-            .as_object()
-            .ok_or_else(|| UsageError::new(format!("{place}: not a JSON object")))?;
+        let fields = value.as_object().ok_or_else(|| UsageError::new(format!("{place}: not a JSON object")))?;
         Row::read(fields, &self.spec, &place)
     }
 
@@ -197,16 +174,10 @@ impl Task for Rows {
     fn example(&self, _: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
         let path = &self.spec.path;
         let &(start, number) = self.starts.get(index).ok_or_else(|| {
-            UsageError::new(format!(
-                "{} has {} rows, none at {index}",
-                path.display(),
-                self.starts.len()
-            ))
-            .hint("ask for fewer samples (--samples)")
+            UsageError::new(format!("{} has {} rows, none at {index}", path.display(), self.starts.len()))
+                .hint("ask for fewer samples (--samples)")
         })?;
-        let line = self
-            .line(path, start)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let line = self.line(path, start).with_context(|| format!("cannot read {}", path.display()))?;
         let row = self.parse(&line, number)?;
         Ok(Example {
             task: self.name.clone(),
@@ -219,9 +190,7 @@ impl Task for Rows {
             all_classes: Vec::new(),
             metric: row.metric,
             max_new_tokens: row.max_new_tokens,
-            source: path
-                .file_name()
-                .map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
+            source: path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         })
     }
 }
@@ -239,33 +208,24 @@ struct Row {
 impl Row {
     fn read(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
         if fields.contains_key("context") && fields.contains_key("answers") {
-            return Err(
-                UsageError::new(format!("{place}: not supported yet: LongBench rows"))
-                    .hint("rows in RULER's fields (input, outputs, answer_prefix) can be run"),
-            );
+            return Err(UsageError::new(format!("{place}: not supported yet: LongBench rows"))
+                .hint("rows in RULER's fields (input, outputs, answer_prefix) can be run"));
         }
-        let input = text(fields, "input", place)?.ok_or_else(|| {
-            UsageError::new(format!("{place}: the field `input` is missing")).hint(FIELDS_HINT)
-        })?;
+        let input = text(fields, "input", place)?
+            .ok_or_else(|| UsageError::new(format!("{place}: the field `input` is missing")).hint(FIELDS_HINT))?;
         let given_prefix = text(fields, "answer_prefix", place)?;
         let references = outputs(fields, place)?;
         let recognised = recognise(input);
         let metric = spec.metric.or(recognised.as_ref().map(|r| r.shape.metric));
-        let max_new_tokens = spec
-            .max_new_tokens
-            .or(recognised.as_ref().map(|r| r.shape.max_new_tokens));
+        let max_new_tokens = spec.max_new_tokens.or(recognised.as_ref().map(|r| r.shape.max_new_tokens));
         let (Some(metric), Some(max_new_tokens)) = (metric, max_new_tokens) else {
-            return Err(UsageError::new(format!(
-                "{place}: this prompt is of no known task, so its metric is unknown"
-            ))
-            .hint(format!(
-                "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
-                spec.path.display()
-            )));
+            return Err(UsageError::new(format!("{place}: this prompt is of no known task, so its metric is unknown"))
+                .hint(format!(
+                    "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
+                    spec.path.display()
+                )));
         };
-        let question_at = recognised
-            .as_ref()
-            .map_or_else(|| last_question(input), |r| r.question_at);
+        let question_at = recognised.as_ref().map_or_else(|| last_question(input), |r| r.question_at);
         let prefix_at = match (given_prefix, &recognised) {
             (None, Some(r)) => r.prefix_at,
             _ => input.len(),
@@ -281,33 +241,21 @@ impl Row {
     }
 }
 
-const FIELDS_HINT: &str =
-    "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
+const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
 
-fn text<'a>(
-    fields: &'a Map<String, Value>,
-    name: &str,
-    place: &str,
-) -> Result<Option<&'a str>, UsageError> {
+fn text<'a>(fields: &'a Map<String, Value>, name: &str, place: &str) -> Result<Option<&'a str>, UsageError> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(
-            UsageError::new(format!("{place}: the field `{name}` is not text")).hint(FIELDS_HINT),
-        ),
+        Some(_) => Err(UsageError::new(format!("{place}: the field `{name}` is not text")).hint(FIELDS_HINT)),
     }
 }
 
 /// The answers: a list of texts or numbers, none of them empty (an empty answer is found in anything).
 fn outputs(fields: &Map<String, Value>, place: &str) -> Result<Vec<String>, UsageError> {
-    let wrong = |what: &str| {
-        UsageError::new(format!("{place}: the field `outputs` {what}")).hint(FIELDS_HINT)
-    };
-    let list = fields
-        .get("outputs")
-        .ok_or_else(|| wrong("is missing"))?
-        .as_array()
-        .ok_or_else(|| wrong("is not a list"))?;
+    let wrong = |what: &str| UsageError::new(format!("{place}: the field `outputs` {what}")).hint(FIELDS_HINT);
+    let list =
+        fields.get("outputs").ok_or_else(|| wrong("is missing"))?.as_array().ok_or_else(|| wrong("is not a list"))?;
     let answers: Option<Vec<String>> = list
         .iter()
         .map(|answer| match answer {
@@ -319,9 +267,7 @@ fn outputs(fields: &Map<String, Value>, place: &str) -> Result<Vec<String>, Usag
     match answers {
         Some(answers) if !answers.is_empty() => Ok(answers),
         Some(_) => Err(wrong("is empty")),
-        None => Err(wrong(
-            "holds something other than texts and numbers, or an empty text",
-        )),
+        None => Err(wrong("holds something other than texts and numbers, or an empty text")),
     }
 }
 
@@ -338,21 +284,12 @@ fn recognise(input: &str) -> Option<Recognised> {
     let found = ruler::shapes().filter_map(|shape| Some((question_start(input, &shape)?, shape)));
     let (question_at, shape) = found.max_by_key(|(at, _)| *at)?;
     let tail = &input[question_at..];
-    let prefix_at = tail
-        .rfind(shape.prefix_mark)
-        .filter(|&at| is_prefix(&tail[at..], &shape));
-    Some(Recognised {
-        prefix_at: prefix_at.map_or(input.len(), |at| question_at + at),
-        question_at,
-        shape,
-    })
+    let prefix_at = tail.rfind(shape.prefix_mark).filter(|&at| is_prefix(&tail[at..], &shape));
+    Some(Recognised { prefix_at: prefix_at.map_or(input.len(), |at| question_at + at), question_at, shape })
 }
 
 fn question_start(input: &str, shape: &ruler::Shape) -> Option<usize> {
-    let starts = shape
-        .question_marks
-        .iter()
-        .filter_map(|mark| input.rfind(&format!("\n{mark}")));
+    let starts = shape.question_marks.iter().filter_map(|mark| input.rfind(&format!("\n{mark}")));
     starts.max().map(|at| at + 1)
 }
 
@@ -390,37 +327,27 @@ mod tests {
 
     fn usage_error(rows: &str, options: &str) -> UsageError {
         let (_dir, name) = file(rows);
-        open(&format!("{name}{options}"))
-            .err()
-            .expect("an error")
-            .downcast()
-            .unwrap()
+        open(&format!("{name}{options}")).err().expect("an error").downcast().unwrap()
     }
 
     #[test]
     fn generated_examples_come_back_as_they_were() {
-        for info in catalog().iter().filter(|t| {
-            t.name.starts_with("ruler/") && !["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str())
-        }) {
+        for info in catalog()
+            .iter()
+            .filter(|t| t.name.starts_with("ruler/") && !["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str()))
+        {
             let e = example(&info.name, 2048, 0);
             let user = e.user_turn();
             let newer = serde_json::json!({"index": 0, "input": user, "outputs": e.references, "answer_prefix": e.answer_prefix});
             let older = serde_json::json!({"index": 9, "input": format!("{user}{}", e.answer_prefix), "outputs": e.references, "others": {}});
             let (_dir, name) = file(&format!("{newer}\n\n{older}\n"));
             let task = open(&name).unwrap();
-            assert_eq!(
-                (task.name(), task.available(), task.is_sized()),
-                ("jsonl:rows", Some(2), false)
-            );
+            assert_eq!((task.name(), task.available(), task.is_sized()), ("jsonl:rows", Some(2), false));
             for index in 0..2 {
                 let row = task.example(0, index, 0, &Words).unwrap();
                 assert_eq!(
                     (row.context, row.question, row.answer_prefix),
-                    (
-                        e.context.clone(),
-                        e.question.clone(),
-                        e.answer_prefix.clone()
-                    ),
+                    (e.context.clone(), e.question.clone(), e.answer_prefix.clone()),
                     "{}",
                     info.name
                 );
@@ -428,10 +355,7 @@ mod tests {
                     (row.metric, row.max_new_tokens, row.references),
                     (e.metric, e.max_new_tokens, e.references.clone())
                 );
-                assert_eq!(
-                    (row.length, row.index, row.source.as_str()),
-                    (0, index, "rows.jsonl")
-                );
+                assert_eq!((row.length, row.index, row.source.as_str()), (0, index, "rows.jsonl"));
             }
         }
     }
@@ -443,26 +367,21 @@ mod tests {
         let e = open(&name).unwrap().example(0, 0, 0, &Words).unwrap();
         assert_eq!(e.context, "[INST] A text.\n");
         assert!(e.question.ends_with("text? [/INST]"));
-        assert_eq!(
-            e.answer_prefix,
-            " The special magic number for a-b mentioned in the provided text is"
-        );
+        assert_eq!(e.answer_prefix, " The special magic number for a-b mentioned in the provided text is");
     }
 
     #[test]
     fn a_question_about_answers_is_not_cut() {
         let ask = "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\nQuestion: ";
         let row = |tail: &str| {
-            serde_json::json!({"outputs": ["x"], "input": format!("Documents\n\n{ask}What does Answer: mean?{tail}")}).to_string()
+            serde_json::json!({"outputs": ["x"], "input": format!("Documents\n\n{ask}What does Answer: mean?{tail}")})
+                .to_string()
         };
         let (_dir, name) = file(&format!("{}\n{}", row(""), row(" Answer:")));
         let task = open(&name).unwrap();
         for (index, prefix) in [(0, ""), (1, " Answer:")] {
             let e = task.example(0, index, 0, &Words).unwrap();
-            assert_eq!(
-                (e.context.as_str(), e.answer_prefix.as_str()),
-                ("Documents\n\n", prefix)
-            );
+            assert_eq!((e.context.as_str(), e.answer_prefix.as_str()), ("Documents\n\n", prefix));
             assert_eq!(e.question, format!("{ask}What does Answer: mean?"));
         }
     }
@@ -472,23 +391,15 @@ mod tests {
         let row = r#"{"input": "Some text.\nQuestion: why?\nThink.", "outputs": ["x", 3]}"#;
         let error = usage_error(row, "");
         assert!(
-            error.what.ends_with(
-                "rows.jsonl:1: this prompt is of no known task, so its metric is unknown"
-            ),
+            error.what.ends_with("rows.jsonl:1: this prompt is of no known task, so its metric is unknown"),
             "{error}"
         );
         assert!(error.hint.unwrap().contains("metric=string_match_all"));
         let (_dir, name) = file(row);
-        let task = open(&format!(
-            "{name}:metric=string_match_part,max_new_tokens=64"
-        ))
-        .unwrap();
+        let task = open(&format!("{name}:metric=string_match_part,max_new_tokens=64")).unwrap();
         let e = task.example(0, 0, 0, &Words).unwrap();
         assert_eq!((e.metric, e.max_new_tokens), (Metric::StringMatchPart, 64));
-        assert_eq!(
-            (e.context.as_str(), e.question.as_str()),
-            ("Some text.\n", "Question: why?\nThink.")
-        );
+        assert_eq!((e.context.as_str(), e.question.as_str()), ("Some text.\n", "Question: why?\nThink."));
         assert_eq!(e.references, ["x", "3"]);
     }
 
@@ -501,35 +412,21 @@ mod tests {
 
     #[test]
     fn malformed_rows_are_named_with_their_line() {
-        let good = r#"{"input": "x\nQuestion: What are the 10 most common words in the above list?", "outputs": ["a"]}"#;
+        let good =
+            r#"{"input": "x\nQuestion: What are the 10 most common words in the above list?", "outputs": ["a"]}"#;
         for (bad, what) in [
             ("{", "not JSON"),
             ("[1]", "not a JSON object"),
             (r#"{"outputs": ["a"]}"#, "the field `input` is missing"),
-            (
-                r#"{"input": 3, "outputs": ["a"]}"#,
-                "the field `input` is not text",
-            ),
+            (r#"{"input": 3, "outputs": ["a"]}"#, "the field `input` is not text"),
             (r#"{"input": "x"}"#, "the field `outputs` is missing"),
-            (
-                r#"{"input": "x", "outputs": "a"}"#,
-                "the field `outputs` is not a list",
-            ),
-            (
-                r#"{"input": "x", "outputs": []}"#,
-                "the field `outputs` is empty",
-            ),
+            (r#"{"input": "x", "outputs": "a"}"#, "the field `outputs` is not a list"),
+            (r#"{"input": "x", "outputs": []}"#, "the field `outputs` is empty"),
             (r#"{"input": "x", "outputs": [""]}"#, "an empty text"),
-            (
-                r#"{"context": "x", "input": "y", "answers": ["z"]}"#,
-                "not supported yet: LongBench rows",
-            ),
+            (r#"{"context": "x", "input": "y", "answers": ["z"]}"#, "not supported yet: LongBench rows"),
         ] {
             let error = usage_error(&format!("{good}\n\n{bad}\n"), "");
-            assert!(
-                error.what.contains("rows.jsonl:3: ") && error.what.contains(what),
-                "{error}"
-            );
+            assert!(error.what.contains("rows.jsonl:3: ") && error.what.contains(what), "{error}");
         }
         assert!(usage_error("\n", "").what.contains("no row"));
     }
@@ -537,25 +434,10 @@ mod tests {
     #[test]
     fn wrong_options_and_paths_are_usage_errors() {
         let row = r#"{"input": "x", "outputs": ["a"]}"#;
-        assert_eq!(
-            usage_error(row, ":metrik=x").hint.as_deref(),
-            Some("did you mean `metric`?")
-        );
-        assert!(
-            usage_error(row, ":metric=nonsense")
-                .what
-                .contains("unknown metric `nonsense`")
-        );
-        assert!(
-            usage_error(row, ":max_new_tokens=0")
-                .what
-                .contains("a number above 0")
-        );
-        let error: UsageError = open("jsonl:/nowhere.jsonl")
-            .err()
-            .unwrap()
-            .downcast()
-            .unwrap();
+        assert_eq!(usage_error(row, ":metrik=x").hint.as_deref(), Some("did you mean `metric`?"));
+        assert!(usage_error(row, ":metric=nonsense").what.contains("unknown metric `nonsense`"));
+        assert!(usage_error(row, ":max_new_tokens=0").what.contains("a number above 0"));
+        let error: UsageError = open("jsonl:/nowhere.jsonl").err().unwrap().downcast().unwrap();
         assert!(error.what.contains("/nowhere.jsonl"));
     }
 
@@ -563,13 +445,8 @@ mod tests {
     fn files_recorded_under_one_name_are_refused() {
         let row = r#"{"input": "x\nWhat is the special magic number for a?", "outputs": ["a"]}"#;
         let ((_one, first), (_two, second)) = (file(row), file(row));
-        let error = resolve(&[first, second], &TaskOptions::default())
-            .err()
-            .unwrap();
-        assert_eq!(
-            error.to_string(),
-            "two files would both be recorded as `jsonl:rows`"
-        );
+        let error = resolve(&[first, second], &TaskOptions::default()).err().unwrap();
+        assert_eq!(error.to_string(), "two files would both be recorded as `jsonl:rows`");
     }
 
     proptest! {
@@ -597,26 +474,13 @@ mod tests {
         let Some(data) = shared_data() else { return };
         let path = data.join("ruler_ready/4096/niah_multikey_3.jsonl");
         let task = open(&format!("jsonl:{}", path.display())).unwrap();
-        assert_eq!(
-            (task.name(), task.available()),
-            ("jsonl:niah_multikey_3", Some(100))
-        );
+        assert_eq!((task.name(), task.available()), ("jsonl:niah_multikey_3", Some(100)));
         for (index, line) in std::fs::read_to_string(&path).unwrap().lines().enumerate() {
             let row: Value = serde_json::from_str(line).unwrap();
             let e = task.example(0, index, 0, &Words).unwrap();
-            assert_eq!(
-                format!("{}{}{}", e.context, e.question, e.answer_prefix),
-                row["input"].as_str().unwrap()
-            );
-            assert!(
-                e.question
-                    .starts_with("What is the special magic uuid for ")
-                    && e.question.ends_with("text?")
-            );
-            assert!(
-                e.answer_prefix.starts_with(" The special magic uuid for ")
-                    && e.answer_prefix.ends_with(" is")
-            );
+            assert_eq!(format!("{}{}{}", e.context, e.question, e.answer_prefix), row["input"].as_str().unwrap());
+            assert!(e.question.starts_with("What is the special magic uuid for ") && e.question.ends_with("text?"));
+            assert!(e.answer_prefix.starts_with(" The special magic uuid for ") && e.answer_prefix.ends_with(" is"));
             assert_eq!((e.metric, e.max_new_tokens), (Metric::StringMatchAll, 128));
         }
     }

@@ -82,13 +82,7 @@ pub trait Task: Send + Sync {
     ///
     /// # Errors
     /// If the task cannot fit `length` tokens, or its data is malformed.
-    fn example(
-        &self,
-        length: usize,
-        index: usize,
-        seed: u64,
-        counter: &dyn PromptCounter,
-    ) -> Result<Example>;
+    fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example>;
 }
 
 /// How examples are placed and ordered.
@@ -110,11 +104,7 @@ impl FromStr for Positions {
         match text {
             "varied" => Ok(Self::Varied),
             "published" => Ok(Self::Published),
-            other => Err(UsageError::unknown(
-                "positions",
-                other,
-                ["varied", "published"],
-            )),
+            other => Err(UsageError::unknown("positions", other, ["varied", "published"])),
         }
     }
 }
@@ -161,10 +151,7 @@ pub trait Family: Sync {
 
 /// All tasks there are, for listing.
 pub fn catalog() -> Vec<TaskInfo> {
-    FAMILIES
-        .iter()
-        .flat_map(|family| family.catalog())
-        .collect()
+    FAMILIES.iter().flat_map(|family| family.catalog()).collect()
 }
 
 /// The tasks that `names` stand for: full names, groups (`ruler`, `ruler/niah`) and files
@@ -186,10 +173,7 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
             }
         }
     }
-    let tasks = wanted
-        .into_iter()
-        .map(|(family, name)| family.make(&name, options))
-        .collect::<Result<Vec<_>>>()?;
+    let tasks = wanted.into_iter().map(|(family, name)| family.make(&name, options)).collect::<Result<Vec<_>>>()?;
     check_names(&tasks)?;
     Ok(tasks)
 }
@@ -205,10 +189,7 @@ fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
     Ok(())
 }
 
-fn find(
-    name: &str,
-    options: &TaskOptions,
-) -> Result<(&'static dyn Family, Vec<String>), UsageError> {
+fn find(name: &str, options: &TaskOptions) -> Result<(&'static dyn Family, Vec<String>), UsageError> {
     FAMILIES
         .iter()
         .find_map(|family| Some((*family, family.expand(name, options)?)))
@@ -217,18 +198,13 @@ fn find(
 
 fn known_names() -> Vec<String> {
     let groups = FAMILIES.iter().flat_map(|family| family.groups());
-    groups
-        .chain(catalog().into_iter().map(|task| task.name))
-        .collect()
+    groups.chain(catalog().into_iter().map(|task| task.name)).collect()
 }
 
 fn check_folder(data: &Path) -> Result<(), UsageError> {
     std::fs::read_dir(data).map(drop).map_err(|e| {
-        UsageError::new(format!(
-            "cannot read the data folder {}: {e}",
-            data.display()
-        ))
-        .hint("--data takes a folder with data sets, such as squad/dev-v2.0.json or essays/*.txt")
+        UsageError::new(format!("cannot read the data folder {}: {e}", data.display()))
+            .hint("--data takes a folder with data sets, such as squad/dev-v2.0.json or essays/*.txt")
     })
 }
 
@@ -238,17 +214,11 @@ mod tests {
 
     fn names(asked: &[&str]) -> Vec<String> {
         let asked: Vec<String> = asked.iter().map(|n| (*n).to_owned()).collect();
-        resolve(&asked, &TaskOptions::default())
-            .unwrap()
-            .iter()
-            .map(|t| t.name().to_owned())
-            .collect()
+        resolve(&asked, &TaskOptions::default()).unwrap().iter().map(|t| t.name().to_owned()).collect()
     }
 
     fn error(asked: &str, options: &TaskOptions) -> UsageError {
-        let error = resolve(&[asked.to_owned()], options)
-            .err()
-            .expect("an error");
+        let error = resolve(&[asked.to_owned()], options).err().expect("an error");
         error.downcast::<UsageError>().unwrap()
     }
 
@@ -263,14 +233,8 @@ mod tests {
 
     #[test]
     fn a_task_named_twice_is_made_once() {
-        assert_eq!(
-            names(&["ruler/vt", "ruler/niah", "ruler/vt", "ruler/niah_single_1"]).len(),
-            9
-        );
-        assert_eq!(
-            names(&["ruler/vt", "ruler/cwe", "ruler/vt"]),
-            ["ruler/vt", "ruler/cwe"]
-        );
+        assert_eq!(names(&["ruler/vt", "ruler/niah", "ruler/vt", "ruler/niah_single_1"]).len(), 9);
+        assert_eq!(names(&["ruler/vt", "ruler/cwe", "ruler/vt"]), ["ruler/vt", "ruler/cwe"]);
     }
 
     #[test]
@@ -285,23 +249,13 @@ mod tests {
         let error = error("ruler/qa_1", &TaskOptions::default());
         assert!(error.to_string().contains("ruler/qa_1"));
         let hint = error.hint.unwrap();
-        assert!(
-            hint.contains("squad/dev-v2.0.json") && hint.contains("ruler/qa_synth"),
-            "{hint}"
-        );
+        assert!(hint.contains("squad/dev-v2.0.json") && hint.contains("ruler/qa_synth"), "{hint}");
     }
 
     #[test]
     fn a_data_folder_must_be_there() {
-        let options = TaskOptions {
-            data: Some("/nowhere/at/all".into()),
-            ..TaskOptions::default()
-        };
-        assert!(
-            error("ruler/vt", &options)
-                .to_string()
-                .contains("/nowhere/at/all")
-        );
+        let options = TaskOptions { data: Some("/nowhere/at/all".into()), ..TaskOptions::default() };
+        assert!(error("ruler/vt", &options).to_string().contains("/nowhere/at/all"));
     }
 
     #[test]
@@ -311,21 +265,9 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 16);
-        let vt = catalog()
-            .into_iter()
-            .find(|t| t.name == "ruler/vt")
-            .unwrap();
-        assert_eq!(
-            (vt.metric, vt.max_new_tokens),
-            (Some(Metric::StringMatchAll), Some(30))
-        );
-        assert_eq!(
-            vt.parameters,
-            [
-                ("chains".to_owned(), "1".to_owned()),
-                ("hops".to_owned(), "4".to_owned())
-            ]
-        );
+        let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
+        assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
+        assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);
     }
 
     #[test]

@@ -85,9 +85,7 @@ impl Draw {
 
     /// `length` random letters starting at `first` (`b'a'` or `b'A'`).
     pub fn letters(&mut self, length: usize, first: u8) -> String {
-        (0..length)
-            .map(|_| char::from(first + self.below(26) as u8))
-            .collect()
+        (0..length).map(|_| char::from(first + self.below(26) as u8)).collect()
     }
 }
 
@@ -112,10 +110,7 @@ mod tests {
     #[test]
     fn the_seed_of_an_example_never_changes() {
         // Recorded runs can only be repeated while this holds.
-        assert_eq!(
-            example_seed(42, "ruler/vt", 4096, 7),
-            2_604_015_748_980_615_328
-        );
+        assert_eq!(example_seed(42, "ruler/vt", 4096, 7), 2_604_015_748_980_615_328);
     }
 
     #[test]
@@ -125,10 +120,7 @@ mod tests {
         for _ in 0..10_000 {
             counts[draw.below(10)] += 1;
         }
-        assert!(
-            counts.iter().all(|&c| (850..1150).contains(&c)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|&c| (850..1150).contains(&c)), "{counts:?}");
         let mut sample = draw.distinct(50, 60);
         sample.sort_unstable();
         sample.dedup();
@@ -138,14 +130,8 @@ mod tests {
 
     #[test]
     fn streams_are_independent_of_each_other() {
-        let a: Vec<usize> = (0..8)
-            .map(|_| 0)
-            .scan(Draw::new(1, 0), |d, _| Some(d.below(1000)))
-            .collect();
-        let b: Vec<usize> = (0..8)
-            .map(|_| 0)
-            .scan(Draw::new(1, 1), |d, _| Some(d.below(1000)))
-            .collect();
+        let a: Vec<usize> = (0..8).map(|_| 0).scan(Draw::new(1, 0), |d, _| Some(d.below(1000))).collect();
+        let b: Vec<usize> = (0..8).map(|_| 0).scan(Draw::new(1, 1), |d, _| Some(d.below(1000))).collect();
         assert_ne!(a, b);
     }
 }

@@ -50,21 +50,19 @@ pub struct Preset {
 }
 
 /// All methods, in the order in which they are listed.
-pub const METHODS: &[MethodEntry] = &[
-    full::ENTRY,
-    topk::ENTRY,
-    oracle_sampling::ENTRY,
-    random::ENTRY,
-    streaming_llm::ENTRY,
-    quest::ENTRY,
-];
+pub const METHODS: &[MethodEntry] =
+    &[full::ENTRY, topk::ENTRY, oracle_sampling::ENTRY, random::ENTRY, streaming_llm::ENTRY, quest::ENTRY];
 
 /// Parameters that every method takes.
 pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo { key: "sink", default: "4", about: "first tokens, always attended" },
     ParamInfo { key: "local", default: "64", about: "last tokens of the prefix, always attended" },
     ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0+50%" },
-    ParamInfo { key: "preset", default: "matched", about: "paper | repo | matched: published settings, or the harness's" },
+    ParamInfo {
+        key: "preset",
+        default: "matched",
+        about: "paper | repo | matched: published settings, or the harness's",
+    },
 ];
 
 /// Looks a method up and reads its parameters; policy keys not given in the spec come from `policy`.
@@ -148,12 +146,7 @@ impl Granularity {
     }
 
     /// `select` on the scores `[group][n]` of each query head, or once on their sum over the group.
-    fn select(
-        self,
-        scores: &[f32],
-        group: usize,
-        mut select: impl FnMut(&[f32]) -> Vec<u32>,
-    ) -> super::Selection {
+    fn select(self, scores: &[f32], group: usize, mut select: impl FnMut(&[f32]) -> Vec<u32>) -> super::Selection {
         use super::{Picks, Selection};
         let n = scores.len() / group;
         match self {

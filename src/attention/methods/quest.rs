@@ -117,9 +117,8 @@ fn fold_channels(rows: &[f32], d: usize, fold: fn(f32, f32) -> f32) -> Vec<f32> 
 
 /// Upper bounds of `q·k` for each page, `[group][pages]`.
 fn page_bounds(step: &Step<'_>, pages: &Pages, cost: &mut Cost) -> Vec<f32> {
-    let part = |keep: fn(f32) -> bool| -> Vec<f32> {
-        step.queries.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect()
-    };
+    let part =
+        |keep: fn(f32) -> bool| -> Vec<f32> { step.queries.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect() };
     let (positive, negative) = (part(|q| q > 0.0), part(|q| q <= 0.0));
     let (max, min) = (pages.max.head(0), pages.min.head(0));
     let mut bounds = Step { queries: &positive, ..step.clone() }.score_rows(max, cost);

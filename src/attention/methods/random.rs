@@ -56,9 +56,7 @@ impl Method for Random {
     fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         match self.per {
             Granularity::KvHead => Selection::Shared(self.draw(step, 0)),
-            Granularity::QueryHead => {
-                Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect())
-            }
+            Granularity::QueryHead => Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect()),
         }
     }
 }

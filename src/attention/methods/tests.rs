@@ -252,12 +252,27 @@ fn topk_picks_the_largest_scores() {
     let keys = prefix.layer(0).keys.head(0);
     let queries = noise(D, 9);
     let step = Step {
-        layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0, keys, values: keys,
-        candidates: 10..100, context: 121, seed: 0,
+        layer: 0,
+        kv_head: 0,
+        queries: &queries,
+        d: D,
+        scale: 1.0,
+        keys,
+        values: keys,
+        candidates: 10..100,
+        context: 121,
+        seed: 0,
     };
     let method = configured("topk:k=5", &none()).method;
     let index = method.build(&HeadPrefix {
-        layer: 0, kv_head: 0, keys, values: keys, d: D, dtype: KvDtype::F32, candidates: 10..100, seed: 0,
+        layer: 0,
+        kv_head: 0,
+        keys,
+        values: keys,
+        d: D,
+        dtype: KvDtype::F32,
+        candidates: 10..100,
+        seed: 0,
     });
     let mut state = method.start(index.as_ref());
     let picked = method.select(&step, index.as_ref(), state.as_mut(), &mut crate::cost::Cost::default());
@@ -294,10 +309,13 @@ mod oracle_sampling_estimator {
         let (error_small, error_large) = (mean_square_error(&small, &exact), mean_square_error(&large, &exact));
         let ratio = error_small / error_large;
         assert!((11.0..23.0).contains(&ratio), "16 times the draws, {ratio} times less squared error");
-        let mean: Vec<f32> =
-            (0..D).map(|c| small.iter().map(|o| o[c]).sum::<f32>() / SEEDS as f32).collect();
+        let mean: Vec<f32> = (0..D).map(|c| small.iter().map(|o| o[c]).sum::<f32>() / SEEDS as f32).collect();
         let bias: f64 = mean.iter().zip(&exact).map(|(a, b)| ((a - b) as f64).powi(2)).sum();
-        assert!(bias < 3.0 * error_small / SEEDS as f64, "bias² {bias}, variance of the mean {}", error_small / SEEDS as f64);
+        assert!(
+            bias < 3.0 * error_small / SEEDS as f64,
+            "bias² {bias}, variance of the mean {}",
+            error_small / SEEDS as f64
+        );
     }
 
     #[test]
@@ -314,7 +332,9 @@ mod oracle_sampling_estimator {
         for budget in [8, 64, 512] {
             let spec = format!("oracle_sampling:budget={budget}");
             let distinct: f64 = (0..SEEDS)
-                .map(|s| run_seeded(&prefix, &spec, &none(), 1, 1, s).1.costs().total(|_| true).attended_tokens as f64 - 1.0)
+                .map(|s| {
+                    run_seeded(&prefix, &spec, &none(), 1, 1, s).1.costs().total(|_| true).attended_tokens as f64 - 1.0
+                })
                 .sum::<f64>()
                 / SEEDS as f64;
             assert!(distinct <= 1.0 + budget as f64 * (1.0 - largest), "{budget}: {distinct}");
@@ -333,7 +353,17 @@ fn specs_are_checked_and_canonical() {
         label("quest:preset=repo,k=512"),
         "quest:page=16,k=512,min_pages=3,per=query_head,sink=0,local=0,dense_layers=0+1"
     );
-    let bad = ["topkk", "topk:kk=3", "topk:k=0", "topk:k=3,ratio=0.1", "topk:ratio=1.5", "topk:per=head", "random:preset=paper", "quest:page=0", "topk:sink=-1"];
+    let bad = [
+        "topkk",
+        "topk:kk=3",
+        "topk:k=0",
+        "topk:k=3,ratio=0.1",
+        "topk:ratio=1.5",
+        "topk:per=head",
+        "random:preset=paper",
+        "quest:page=0",
+        "topk:sink=-1",
+    ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();
         assert!(!e.what.contains('\n'), "{spec}");

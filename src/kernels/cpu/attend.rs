@@ -83,14 +83,7 @@ pub fn attend_range(queries: &[f32], keys: Rows, values: Rows, acc: &mut Accumul
 /// Attends `queries: [g][d]` (already scaled) to the rows in `tokens`.
 ///
 /// `log_bias`, if not empty, is subtracted from each token's logit (`ln u` of MagicPIG's estimator).
-pub fn attend_list(
-    queries: &[f32],
-    keys: Rows,
-    values: Rows,
-    tokens: &[u32],
-    log_bias: &[f32],
-    acc: &mut Accumulator,
-) {
+pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], log_bias: &[f32], acc: &mut Accumulator) {
     assert!(log_bias.is_empty() || log_bias.len() == tokens.len(), "one bias a token");
     let available = keys.elements() / acc.d;
     assert!(tokens.iter().all(|&t| (t as usize) < available), "token out of range");

@@ -33,12 +33,8 @@ impl PackedHead {
         let tokens = keys.elements() / d;
         assert_eq!(keys.elements(), values.elements(), "as many keys as values");
         let blocks = tokens.div_ceil(KEY_BLOCK);
-        let mut packed = Self {
-            keys: vec![0.0; blocks * KEY_BLOCK * d],
-            values: vec![0.0; blocks * KEY_BLOCK * d],
-            tokens,
-            d,
-        };
+        let mut packed =
+            Self { keys: vec![0.0; blocks * KEY_BLOCK * d], values: vec![0.0; blocks * KEY_BLOCK * d], tokens, d };
         with_rows!(keys, data => packed.pack_keys(data));
         with_rows!(values, data => packed.pack_values(data));
         packed
@@ -319,12 +315,7 @@ mod tests {
                 let (k, v) = &kv[h / group];
                 let seen = 0..tokens - rows + i + 1;
                 let mut acc = Accumulator::new(1, d);
-                attend_range(
-                    &query,
-                    Rows::F16(k).slice(seen.clone(), d),
-                    Rows::F16(v).slice(seen, d),
-                    &mut acc,
-                );
+                attend_range(&query, Rows::F16(k).slice(seen.clone(), d), Rows::F16(v).slice(seen, d), &mut acc);
                 acc.finish(&mut out[at..at + d]);
             }
         }
@@ -339,8 +330,7 @@ mod tests {
             let q = noise(rows * heads * d, 1);
             let half = |seed| noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>();
             let kv: Vec<_> = (0..kv_heads as u64).map(|h| (half(2 + h), half(20 + h))).collect();
-            let packed: Vec<_> =
-                kv.iter().map(|(k, v)| PackedHead::new(Rows::F16(k), Rows::F16(v), d)).collect();
+            let packed: Vec<_> = kv.iter().map(|(k, v)| PackedHead::new(Rows::F16(k), Rows::F16(v), d)).collect();
             let scale = 1.0 / (d as f32).sqrt();
             let mut out = vec![f32::NAN; q.len()];
             causal_attention(&q, &packed, heads, scale, &mut out);

@@ -15,11 +15,7 @@ use crate::tasks::text::words::Words;
 use crate::tasks::{TaskOptions, assets};
 
 /// This base task.
-pub const BASE: Base = Base {
-    name: "cwe",
-    file: include_str!("../../../tasks/ruler/cwe.toml"),
-    make,
-};
+pub const BASE: Base = Base { name: "cwe", file: include_str!("../../../tasks/ruler/cwe.toml"), make };
 
 /// Parts of an example with draws of their own.
 mod part {
@@ -72,11 +68,7 @@ struct CommonWords {
     words: Words,
 }
 
-fn make(
-    definition: &Definition,
-    task: &TaskDefinition,
-    options: &TaskOptions,
-) -> Result<Box<dyn Generator>> {
+fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(CommonWords {
         definition: definition.clone(),
         shared: toml::from_str(BASE.file)?,
@@ -92,32 +84,16 @@ impl Generator for CommonWords {
 
     fn generate(&self, request: &Request) -> Result<Draft> {
         let is_short = request.length < self.parameters.short_below;
-        let times = if is_short {
-            self.parameters.short_list
-        } else {
-            self.parameters.list
-        };
+        let times = if is_short { self.parameters.short_list } else { self.parameters.list };
         let shot = self.shot(request, is_short);
-        let units = Units {
-            least: self.parameters.common + 1,
-            most: MOST_WORDS,
-            probe: 60,
-        };
+        let units = Units { least: self.parameters.common + 1, most: MOST_WORDS, probe: 60 };
         let mut shuffled: Vec<_> = Vec::new();
         fit::fill(request, units, |attempt, count| {
             if shuffled.len() as u64 <= attempt {
-                shuffled.push(
-                    self.words
-                        .shuffled(request.seed, request.stream(attempt, part::WORDS)),
-                );
+                shuffled.push(self.words.shuffled(request.seed, request.stream(attempt, part::WORDS)));
             }
             let words = shuffled[attempt as usize].first(count);
-            let mut draft = self.draft(
-                words,
-                times,
-                request,
-                &mut request.draw(attempt, part::ORDER),
-            );
+            let mut draft = self.draft(words, times, request, &mut request.draw(attempt, part::ORDER));
             draft.context.insert_str(0, &shot);
             Ok(draft)
         })
@@ -126,34 +102,16 @@ impl Generator for CommonWords {
 
 impl CommonWords {
     fn shot(&self, request: &Request, is_short: bool) -> String {
-        let list = if is_short {
-            self.parameters.short_shot_list
-        } else {
-            self.parameters.shot_list
-        };
-        let times = Times {
-            common_times: list.common_times,
-            other_times: list.other_times,
-        };
-        let mut shuffled = self
-            .words
-            .shuffled(request.seed, request.stream(0, part::SHOT_WORDS));
+        let list = if is_short { self.parameters.short_shot_list } else { self.parameters.shot_list };
+        let times = Times { common_times: list.common_times, other_times: list.other_times };
+        let mut shuffled = self.words.shuffled(request.seed, request.stream(0, part::SHOT_WORDS));
         let words = shuffled.first(list.words);
-        let draft = self.draft(
-            words,
-            times,
-            request,
-            &mut request.draw(0, part::SHOT_ORDER),
-        );
+        let draft = self.draft(words, times, request, &mut request.draw(0, part::SHOT_ORDER));
         let prompt = format!("{}{}", draft.context, draft.question);
         let answer = self.numbered(draft.references.iter().map(String::as_str));
         substitute(
             &self.shared.shot,
-            &[
-                ("prompt", &prompt),
-                ("answer_prefix", &draft.answer_prefix),
-                ("answer", &answer),
-            ],
+            &[("prompt", &prompt), ("answer_prefix", &draft.answer_prefix), ("answer", &answer)],
         )
     }
 
@@ -180,10 +138,7 @@ impl CommonWords {
             if i > 0 {
                 out.push(' ');
             }
-            out.push_str(&substitute(
-                &self.shared.item,
-                &[("number", &(i + 1).to_string()), ("word", word)],
-            ));
+            out.push_str(&substitute(&self.shared.item, &[("number", &(i + 1).to_string()), ("word", word)]));
         }
         out
     }
@@ -199,12 +154,7 @@ mod tests {
     /// How often each word of a numbered list appears, and at which numbers the words `of` stand.
     fn counts(list: &str) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
-        for (i, pair) in list
-            .split_whitespace()
-            .collect::<Vec<_>>()
-            .chunks(2)
-            .enumerate()
-        {
+        for (i, pair) in list.split_whitespace().collect::<Vec<_>>().chunks(2).enumerate() {
             assert_eq!(pair[0], format!("{}.", i + 1));
             *counts.entry(pair[1].to_owned()).or_default() += 1;
         }
@@ -228,17 +178,10 @@ mod tests {
             let (in_shot, in_main) = (counts(lists[0]), counts(lists[1]));
             assert_eq!(in_shot.len(), shot.0);
             assert_eq!(in_shot.values().filter(|&&n| n == shot.1).count(), 10);
-            assert_eq!(
-                in_shot.values().filter(|&&n| n == shot.2).count(),
-                shot.0 - 10
-            );
+            assert_eq!(in_shot.values().filter(|&&n| n == shot.2).count(), shot.0 - 10);
             assert_eq!(e.references.len(), 10);
             for (word, count) in &in_main {
-                let expected = if e.references.contains(word) {
-                    main.0
-                } else {
-                    main.1
-                };
+                let expected = if e.references.contains(word) { main.0 } else { main.1 };
                 assert_eq!(*count, expected, "{word}");
             }
         }
@@ -249,48 +192,24 @@ mod tests {
         let e = example("ruler/cwe", 4096, 2);
         let (shot, main) = e.context.split_once("\nBelow is").unwrap();
         assert!(main.starts_with(" a numbered list of words."));
-        let answer = shot
-            .rsplit_once("appear most often in the list are: ")
-            .unwrap()
-            .1;
+        let answer = shot.rsplit_once("appear most often in the list are: ").unwrap().1;
         let named: HashSet<String> = counts(answer).into_keys().collect();
-        let most: HashSet<String> = counts(lists(shot)[0])
-            .into_iter()
-            .filter(|(_, n)| *n == 10)
-            .map(|(w, _)| w)
-            .collect();
+        let most: HashSet<String> =
+            counts(lists(shot)[0]).into_iter().filter(|(_, n)| *n == 10).map(|(w, _)| w).collect();
         assert_eq!(named, most);
     }
 
     /// The numbers at which the first common word stands.
     fn places(positions: Positions, index: usize) -> Vec<usize> {
         let e = example_with("ruler/cwe", 4096, index, positions, &Words);
-        let words: Vec<&str> = lists(&e.context)[1]
-            .split_whitespace()
-            .skip(1)
-            .step_by(2)
-            .collect();
-        words
-            .iter()
-            .enumerate()
-            .filter(|(_, w)| **w == e.references[0])
-            .map(|(i, _)| i)
-            .collect()
+        let words: Vec<&str> = lists(&e.context)[1].split_whitespace().skip(1).step_by(2).collect();
+        words.iter().enumerate().filter(|(_, w)| **w == e.references[0]).map(|(i, _)| i).collect()
     }
 
     #[test]
     fn only_published_positions_repeat() {
-        let distinct = |positions| {
-            (0..6)
-                .map(|i| places(positions, i))
-                .collect::<HashSet<_>>()
-                .len()
-        };
-        assert_eq!(
-            distinct(Positions::Published),
-            1,
-            "equal numbers of words, equal order"
-        );
+        let distinct = |positions| (0..6).map(|i| places(positions, i)).collect::<HashSet<_>>().len();
+        assert_eq!(distinct(Positions::Published), 1, "equal numbers of words, equal order");
         assert_eq!(distinct(Positions::Varied), 6);
     }
 }

@@ -126,11 +126,7 @@ pub struct Fitted {
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit or if all units together do not fill the
 /// length; errors of `build` and of the counter.
-pub fn fill(
-    request: &Request,
-    units: Units,
-    mut build: impl FnMut(u64, usize) -> Result<Draft>,
-) -> Result<Draft> {
+pub fn fill(request: &Request, units: Units, mut build: impl FnMut(u64, usize) -> Result<Draft>) -> Result<Draft> {
     let mut best: Option<Fitted> = None;
     for attempt in 0..ATTEMPTS {
         let fitted = largest(request, units, |n| build(attempt, n))?;
@@ -144,8 +140,7 @@ pub fn fill(
             best = Some(fitted);
         }
     }
-    best.map(|b| b.draft)
-        .ok_or_else(|| request.cannot_fit(request.length).into())
+    best.map(|b| b.draft).ok_or_else(|| request.cannot_fit(request.length).into())
 }
 
 /// The example with the most units that fits, by interpolation between a size that fits and one that
@@ -153,19 +148,11 @@ pub fn fill(
 ///
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit; errors of `build` and of the counter.
-pub fn largest(
-    request: &Request,
-    units: Units,
-    mut build: impl FnMut(usize) -> Result<Draft>,
-) -> Result<Fitted> {
+pub fn largest(request: &Request, units: Units, mut build: impl FnMut(usize) -> Result<Draft>) -> Result<Fitted> {
     let mut measure = |n: usize| -> Result<Fitted> {
         let draft = build(n)?;
         let tokens = request.tokens(&draft)?;
-        Ok(Fitted {
-            draft,
-            units: n,
-            tokens,
-        })
+        Ok(Fitted { draft, units: n, tokens })
     };
     let smallest = measure(units.least)?;
     if smallest.tokens > request.length {
@@ -203,17 +190,13 @@ struct Search {
 impl Search {
     /// The next size to count; `None` when the largest that fits is known.
     fn next(&self) -> Option<usize> {
-        let end = self
-            .too_long
-            .map_or(self.units.most + 1, |(units, _)| units);
+        let end = self.too_long.map_or(self.units.most + 1, |(units, _)| units);
         let (low, high) = (self.fits.0 + 1, end.saturating_sub(1));
         if low > high {
             return None;
         }
         let guess = match self.too_long {
-            Some(_)
-                if self.countings >= TRUST_INTERPOLATION && self.countings.is_multiple_of(2) =>
-            {
+            Some(_) if self.countings >= TRUST_INTERPOLATION && self.countings.is_multiple_of(2) => {
                 low + (high - low) / 2
             }
             Some(too_long) => line(self.fits, too_long, self.length),
@@ -273,17 +256,10 @@ mod tests {
     }
 
     fn of_bytes(bytes: usize) -> Result<Draft> {
-        Ok(Draft {
-            context: "x".repeat(bytes),
-            ..Draft::default()
-        })
+        Ok(Draft { context: "x".repeat(bytes), ..Draft::default() })
     }
 
-    const UNITS: Units = Units {
-        least: 1,
-        most: 1_000_000,
-        probe: 20,
-    };
+    const UNITS: Units = Units { least: 1, most: 1_000_000, probe: 20 };
 
     #[test]
     fn too_short_a_length_is_an_error_that_says_so() {
@@ -293,35 +269,21 @@ mod tests {
             error.to_string(),
             "task `ruler/test` cannot fit 64 tokens: its smallest example needs 111, 10 of them for the answer"
         );
-        assert!(
-            error
-                .downcast_ref::<UsageError>()
-                .is_some_and(|e| e.hint.is_some())
-        );
+        assert!(error.downcast_ref::<UsageError>().is_some_and(|e| e.hint.is_some()));
     }
 
     #[test]
     fn material_that_runs_out_is_an_error() {
         let counter = Bytes(AtomicUsize::new(0));
-        let error = fill(
-            &request(1000, &counter),
-            Units { most: 30, ..UNITS },
-            |_, n| of_bytes(n),
-        )
-        .unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "task `ruler/test` cannot fill 1000 tokens: all of its material makes 40"
-        );
+        let error = fill(&request(1000, &counter), Units { most: 30, ..UNITS }, |_, n| of_bytes(n)).unwrap_err();
+        assert_eq!(error.to_string(), "task `ruler/test` cannot fill 1000 tokens: all of its material makes 40");
     }
 
     #[test]
     fn a_coarse_unit_takes_the_fullest_attempt() {
         let counter = Bytes(AtomicUsize::new(0));
-        let draft = fill(&request(500, &counter), UNITS, |attempt, n| {
-            of_bytes(400 * n + 10 * (attempt as usize % 4))
-        })
-        .unwrap();
+        let draft =
+            fill(&request(500, &counter), UNITS, |attempt, n| of_bytes(400 * n + 10 * (attempt as usize % 4))).unwrap();
         assert_eq!(draft.context.len(), 430);
     }
 
@@ -332,10 +294,7 @@ mod tests {
             let noisy = |n: usize| of_bytes(50 + per_unit * n + (n * 7919) % per_unit + n / 40);
             largest(&request(length, &counter), UNITS, noisy).unwrap();
             let countings = counter.0.load(Ordering::Relaxed);
-            assert!(
-                countings <= 10,
-                "{countings} countings for {per_unit} a unit at {length}"
-            );
+            assert!(countings <= 10, "{countings} countings for {per_unit} a unit at {length}");
         }
     }
 

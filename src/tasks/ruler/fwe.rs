@@ -16,11 +16,7 @@ use crate::tasks::TaskOptions;
 use crate::tasks::seed::Draw;
 
 /// This base task.
-pub const BASE: Base = Base {
-    name: "fwe",
-    file: include_str!("../../../tasks/ruler/fwe.toml"),
-    make,
-};
+pub const BASE: Base = Base { name: "fwe", file: include_str!("../../../tasks/ruler/fwe.toml"), make };
 
 /// Parts of an example with draws of their own.
 mod part {
@@ -48,11 +44,7 @@ struct FrequentWords {
     parameters: Parameters,
 }
 
-fn make(
-    definition: &Definition,
-    task: &TaskDefinition,
-    _: &TaskOptions,
-) -> Result<Box<dyn Generator>> {
+fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(FrequentWords {
         definition: definition.clone(),
         shared: toml::from_str(BASE.file)?,
@@ -69,19 +61,10 @@ impl Generator for FrequentWords {
         let prompt_tokens = request.length.saturating_sub(request.max_new_tokens);
         // Rank 1 is no answer, and one more rank shows where the answers end.
         let size = (prompt_tokens / self.shared.tokens_per_word).max(self.parameters.answers + 2);
-        let units = Units {
-            least: self.fewest_words(),
-            most: 8 * request.length.max(self.fewest_words()),
-            probe: 100,
-        };
+        let units = Units { least: self.fewest_words(), most: 8 * request.length.max(self.fewest_words()), probe: 100 };
         fit::fill(request, units, |attempt, words| {
             let vocabulary = self.vocabulary(size, &mut request.draw(attempt, part::WORDS));
-            Ok(self.draft(
-                &vocabulary,
-                words,
-                request,
-                &mut request.draw(attempt, part::ORDER),
-            ))
+            Ok(self.draft(&vocabulary, words, request, &mut request.draw(attempt, part::ORDER)))
         })
     }
 }
@@ -101,19 +84,12 @@ impl FrequentWords {
 
     /// The smallest N at which the last answer's count is ahead of the next rank's for good.
     fn fewest_words(&self) -> usize {
-        let share =
-            |rank: usize| (rank as f64).powf(-self.parameters.alpha) / zeta(self.parameters.alpha);
+        let share = |rank: usize| (rank as f64).powf(-self.parameters.alpha) / zeta(self.parameters.alpha);
         let last = self.parameters.answers + 1;
         (1.0 / (share(last) - share(last + 1))).ceil() as usize
     }
 
-    fn draft(
-        &self,
-        vocabulary: &[String],
-        words: usize,
-        request: &Request,
-        draw: &mut Draw,
-    ) -> Draft {
+    fn draft(&self, vocabulary: &[String], words: usize, request: &Request, draw: &mut Draw) -> Draft {
         let scale = words as f64 / zeta(self.parameters.alpha);
         let mut list: Vec<&str> = Vec::new();
         for (i, word) in vocabulary.iter().enumerate() {
@@ -121,11 +97,7 @@ impl FrequentWords {
             list.extend(std::iter::repeat_n(word.as_str(), count));
         }
         let order = shuffled_order(list.len(), request.positions, draw);
-        let context = order
-            .into_iter()
-            .map(|i| list[i])
-            .collect::<Vec<_>>()
-            .join(" ");
+        let context = order.into_iter().map(|i| list[i]).collect::<Vec<_>>().join(" ");
         Draft {
             context: substitute(&self.definition.context_template, &[("context", &context)]),
             question: self.definition.question_template.clone(),
@@ -141,8 +113,7 @@ fn zeta(s: f64) -> f64 {
     const N: f64 = 20.0;
     let head: f64 = (1..20).map(|k| f64::from(k).powf(-s)).sum();
     let tail = N.powf(1.0 - s) / (s - 1.0) + 0.5 * N.powf(-s);
-    let corrections = s / 12.0 * N.powf(-s - 1.0)
-        - s * (s + 1.0) * (s + 2.0) / 720.0 * N.powf(-s - 3.0)
+    let corrections = s / 12.0 * N.powf(-s - 1.0) - s * (s + 1.0) * (s + 2.0) / 720.0 * N.powf(-s - 3.0)
         + s * (s + 1.0) * (s + 2.0) * (s + 3.0) * (s + 4.0) / 30_240.0 * N.powf(-s - 5.0);
     head + tail + corrections
 }
@@ -168,8 +139,7 @@ mod tests {
         for word in list.split_whitespace() {
             *counts.entry(word).or_default() += 1;
         }
-        let mut ranked: Vec<(usize, String)> =
-            counts.into_iter().map(|(w, n)| (n, w.to_owned())).collect();
+        let mut ranked: Vec<(usize, String)> = counts.into_iter().map(|(w, n)| (n, w.to_owned())).collect();
         ranked.sort_by(|a, b| b.cmp(a));
         ranked
     }
@@ -193,32 +163,19 @@ mod tests {
         let first = ranked[0].0 as f64;
         for (k, (count, _)) in ranked.iter().take(10).enumerate() {
             let expected = first / ((k + 1) as f64).powi(2);
-            assert!(
-                (*count as f64 - expected).abs() <= 1.0,
-                "rank {}: {count}, not {expected}",
-                k + 1
-            );
+            assert!((*count as f64 - expected).abs() <= 1.0, "rank {}: {count}, not {expected}", k + 1);
         }
     }
 
     fn places(positions: Positions, index: usize) -> Vec<usize> {
         let e = example_with("ruler/fwe", 2048, index, positions, &Words);
         let list = e.context.rsplit_once("coded words. ").unwrap().1;
-        list.split_whitespace()
-            .enumerate()
-            .filter(|(_, w)| *w == e.references[0])
-            .map(|(i, _)| i)
-            .collect()
+        list.split_whitespace().enumerate().filter(|(_, w)| *w == e.references[0]).map(|(i, _)| i).collect()
     }
 
     #[test]
     fn only_published_positions_repeat() {
-        let distinct = |positions| {
-            (0..6)
-                .map(|i| places(positions, i))
-                .collect::<HashSet<_>>()
-                .len()
-        };
+        let distinct = |positions| (0..6).map(|i| places(positions, i)).collect::<HashSet<_>>().len();
         assert_eq!(distinct(Positions::Published), 1);
         assert_eq!(distinct(Positions::Varied), 6);
     }

@@ -32,15 +32,7 @@ const PREFIX: &str = "ruler/";
 
 static DEFINITIONS: LazyLock<Vec<(&'static Base, Definition)>> = LazyLock::new(|| {
     // Embedded files: a mistake in one is ours, and the tests find it.
-    BASES
-        .iter()
-        .map(|base| {
-            (
-                base,
-                toml::from_str(base.file).expect("tasks/ruler/*.toml is well-formed"),
-            )
-        })
-        .collect()
+    BASES.iter().map(|base| (base, toml::from_str(base.file).expect("tasks/ruler/*.toml is well-formed"))).collect()
 });
 
 /// A base task: its definition file and its generator.
@@ -111,28 +103,15 @@ impl Ruler {
 
     fn members(base: &str) -> Vec<String> {
         let of_base = DEFINITIONS.iter().filter(|(b, _)| b.name == base);
-        of_base
-            .flat_map(|(_, d)| d.tasks.iter().map(|t| format!("{PREFIX}{}", t.name)))
-            .collect()
+        of_base.flat_map(|(_, d)| d.tasks.iter().map(|t| format!("{PREFIX}{}", t.name))).collect()
     }
 
     /// The published thirteen, with a stand-in for each question set whose data is not there.
     fn thirteen(options: &TaskOptions) -> Vec<String> {
-        let mut all: Vec<String> = BASES
-            .iter()
-            .filter(|b| b.name != qa::BASE.name)
-            .flat_map(|b| Self::members(b.name))
-            .collect();
-        let first = if assets::squad(options).is_some() {
-            "qa_1"
-        } else {
-            "qa_synth"
-        };
-        let second = if assets::hotpotqa(options).is_some() {
-            "qa_2"
-        } else {
-            "qa_synth_hop2"
-        };
+        let mut all: Vec<String> =
+            BASES.iter().filter(|b| b.name != qa::BASE.name).flat_map(|b| Self::members(b.name)).collect();
+        let first = if assets::squad(options).is_some() { "qa_1" } else { "qa_synth" };
+        let second = if assets::hotpotqa(options).is_some() { "qa_2" } else { "qa_synth_hop2" };
         all.extend([first, second].map(|name| format!("{PREFIX}{name}")));
         all
     }
@@ -140,20 +119,15 @@ impl Ruler {
 
 impl Family for Ruler {
     fn catalog(&self) -> Vec<TaskInfo> {
-        let tasks = DEFINITIONS.iter().flat_map(|(_, definition)| {
-            definition.tasks.iter().map(move |task| (definition, task))
-        });
+        let tasks =
+            DEFINITIONS.iter().flat_map(|(_, definition)| definition.tasks.iter().map(move |task| (definition, task)));
         tasks
             .map(|(definition, task)| TaskInfo {
                 name: format!("{PREFIX}{}", task.name),
                 about: task.about.clone(),
                 metric: Some(definition.metric),
                 max_new_tokens: Some(definition.tokens_to_generate),
-                parameters: task
-                    .parameters
-                    .iter()
-                    .map(|(k, v)| (k.clone(), bare(v)))
-                    .collect(),
+                parameters: task.parameters.iter().map(|(k, v)| (k.clone(), bare(v))).collect(),
             })
             .collect()
     }
@@ -171,9 +145,8 @@ impl Family for Ruler {
     }
 
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
-        let (base, definition, task) = Self::find(name).ok_or_else(|| {
-            UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone()))
-        })?;
+        let (base, definition, task) = Self::find(name)
+            .ok_or_else(|| UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone())))?;
         Ok(Box::new(RulerTask {
             name: name.to_owned(),
             metric: definition.metric,
@@ -186,9 +159,7 @@ impl Family for Ruler {
 
 /// A TOML value without the quotes of a string.
 fn bare(value: &toml::Value) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 struct RulerTask {
@@ -226,13 +197,7 @@ impl Task for RulerTask {
         true
     }
 
-    fn example(
-        &self,
-        length: usize,
-        index: usize,
-        seed: u64,
-        counter: &dyn PromptCounter,
-    ) -> Result<Example> {
+    fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example> {
         let draft = self.generator.generate(&Request {
             task: &self.name,
             length,

@@ -20,11 +20,7 @@ use crate::tasks::text::words::Words;
 use crate::tasks::{TaskOptions, assets};
 
 /// This base task.
-pub const BASE: Base = Base {
-    name: "niah",
-    file: include_str!("../../../tasks/ruler/niah.toml"),
-    make,
-};
+pub const BASE: Base = Base { name: "niah", file: include_str!("../../../tasks/ruler/niah.toml"), make };
 
 /// Parts of an example with draws of their own.
 mod part {
@@ -88,38 +84,22 @@ struct Niah {
     essays: Essays,
 }
 
-fn make(
-    definition: &Definition,
-    task: &TaskDefinition,
-    options: &TaskOptions,
-) -> Result<Box<dyn Generator>> {
+fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let shared: Shared = toml::from_str(BASE.file)?;
     let mut parameters: Parameters = task.read()?;
     parameters.keys = parameters.keys.max(parameters.queries);
     let mut definition = definition.clone();
     if parameters.queries * parameters.values == 1 {
-        for template in [
-            &mut definition.context_template,
-            &mut definition.question_template,
-            &mut definition.answer_prefix,
-        ] {
+        for template in
+            [&mut definition.context_template, &mut definition.question_template, &mut definition.answer_prefix]
+        {
             for (plural, singular) in &shared.singular {
                 *template = template.replace(plural, singular);
             }
         }
     }
-    let essays = if parameters.haystack == Haystack::Essay {
-        assets::essays(options)?
-    } else {
-        Essays::Grammar
-    };
-    Ok(Box::new(Niah {
-        definition,
-        shared,
-        parameters,
-        words: assets::words(options)?,
-        essays,
-    }))
+    let essays = if parameters.haystack == Haystack::Essay { assets::essays(options)? } else { Essays::Grammar };
+    Ok(Box::new(Niah { definition, shared, parameters, words: assets::words(options)?, essays }))
 }
 
 impl Generator for Niah {
@@ -147,32 +127,16 @@ impl Niah {
     fn units(&self, length: usize) -> Units {
         let needles = self.parameters.keys * self.parameters.values;
         match self.parameters.haystack {
-            Haystack::Essay => Units {
-                least: 1,
-                most: 4 * length,
-                probe: 250,
-            },
-            Haystack::Noise => Units {
-                least: needles,
-                most: length,
-                probe: 20,
-            },
-            Haystack::Needle => Units {
-                least: needles,
-                most: length,
-                probe: 10,
-            },
+            Haystack::Essay => Units { least: 1, most: 4 * length, probe: 250 },
+            Haystack::Noise => Units { least: needles, most: length, probe: 20 },
+            Haystack::Needle => Units { least: needles, most: length, probe: 10 },
         }
     }
 
     /// The type as the question names it: singular when one value is asked for.
     fn asked_type(&self) -> &'static str {
         let plural = self.parameters.value.plural();
-        if self.parameters.queries * self.parameters.values == 1 {
-            &plural[..plural.len() - 1]
-        } else {
-            plural
-        }
+        if self.parameters.queries * self.parameters.values == 1 { &plural[..plural.len() - 1] } else { plural }
     }
 }
 
@@ -202,9 +166,7 @@ impl<'a> Attempt<'a> {
             taken: HashSet::new(),
             distractors: Vec::new(),
             distractor_draw: request.draw(number, part::HAYSTACK),
-            essay: niah
-                .essays
-                .reader(request.seed, request.stream(number, part::HAYSTACK)),
+            essay: niah.essays.reader(request.seed, request.stream(number, part::HAYSTACK)),
         };
         attempt.draw_needles();
         attempt
@@ -216,9 +178,8 @@ impl<'a> Attempt<'a> {
         let (mut keys, mut values, mut needles) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..parameters.keys {
             let key = self.new_key(&mut draw);
-            let of_key: Vec<String> = (0..parameters.values)
-                .map(|_| self.random(parameters.value, &mut draw))
-                .collect();
+            let of_key: Vec<String> =
+                (0..parameters.values).map(|_| self.random(parameters.value, &mut draw)).collect();
             needles.extend(of_key.iter().map(|value| self.needle(&key, value)));
             keys.push(key);
             values.push(of_key);
@@ -230,10 +191,7 @@ impl<'a> Attempt<'a> {
         let mut query_draw = self.request.draw(self.number, part::QUERY);
         let asked = query_draw.distinct(parameters.queries, parameters.keys);
         self.query = enumerate(&asked.iter().map(|&i| keys[i].as_str()).collect::<Vec<_>>());
-        self.answers = asked
-            .iter()
-            .flat_map(|&i| values[i].iter().cloned())
-            .collect();
+        self.answers = asked.iter().flat_map(|&i| values[i].iter().cloned()).collect();
     }
 
     fn random(&self, kind: Kind, draw: &mut Draw) -> String {
@@ -259,10 +217,7 @@ impl<'a> Attempt<'a> {
 
     fn needle(&self, key: &str, value: &str) -> String {
         let kind = self.niah.parameters.value.plural();
-        substitute(
-            &self.niah.shared.needle,
-            &[("type_needle_v", kind), ("key", key), ("value", value)],
-        )
+        substitute(&self.niah.shared.needle, &[("type_needle_v", kind), ("key", key), ("value", value)])
     }
 
     /// The haystack of `count` units with the needles in it.
@@ -326,11 +281,7 @@ impl<'a> Attempt<'a> {
 
     fn draft(&self, context: &str) -> Draft {
         let definition = &self.niah.definition;
-        let values = [
-            ("type_needle_v", self.niah.asked_type()),
-            ("query", self.query.as_str()),
-            ("context", context),
-        ];
+        let values = [("type_needle_v", self.niah.asked_type()), ("query", self.query.as_str()), ("context", context)];
         Draft {
             context: substitute(&definition.context_template, &values),
             question: substitute(&definition.question_template, &values),
@@ -355,14 +306,7 @@ fn uuid(bits: u128) -> String {
     let version = (bits & !(0xf << 76)) | 0x4 << 76;
     let variant = (version & !(0x3 << 62)) | 0x2 << 62;
     let hex = format!("{variant:032x}");
-    [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ]
-    .join("-")
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 #[cfg(test)]
@@ -391,40 +335,22 @@ mod tests {
         assert!(e.context.starts_with(
             "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.\nThe grass"
         ) || e.context.contains("afterwards.\nOne of the special magic numbers for "));
-        assert!(
-            e.question
-                .starts_with("What is the special magic number for ")
-        );
+        assert!(e.question.starts_with("What is the special magic number for "));
         assert!(e.question.ends_with(" mentioned in the provided text?"));
         assert!(
-            e.answer_prefix
-                .starts_with(" The special magic number for ")
-                && e.answer_prefix
-                    .ends_with(" mentioned in the provided text is")
+            e.answer_prefix.starts_with(" The special magic number for ")
+                && e.answer_prefix.ends_with(" mentioned in the provided text is")
         );
-        assert!(
-            e.context.contains("One of the special magic numbers for "),
-            "needles keep the plural"
-        );
+        assert!(e.context.contains("One of the special magic numbers for "), "needles keep the plural");
     }
 
     #[test]
     fn several_needles_read_in_the_plural() {
         for task in ["ruler/niah_multivalue", "ruler/niah_multiquery"] {
             let e = example(task, 1024, 3);
-            assert!(
-                e.context.starts_with(
-                    "Some special magic numbers are hidden within the following text."
-                )
-            );
-            assert!(
-                e.question
-                    .starts_with("What are all the special magic numbers for ")
-            );
-            assert!(
-                e.answer_prefix
-                    .ends_with(" mentioned in the provided text are")
-            );
+            assert!(e.context.starts_with("Some special magic numbers are hidden within the following text."));
+            assert!(e.question.starts_with("What are all the special magic numbers for "));
+            assert!(e.answer_prefix.ends_with(" mentioned in the provided text are"));
             assert_eq!(e.references.len(), 4);
         }
     }
@@ -446,13 +372,7 @@ mod tests {
                 assert_eq!(e.context.matches(answer.as_str()).count(), 1, "{task}");
                 let (before, _) = e.context.split_once(answer.as_str()).unwrap();
                 let start = before.rfind("One of the special magic ").unwrap();
-                let key = before[start..]
-                    .split(" for ")
-                    .nth(1)
-                    .unwrap()
-                    .split(" is: ")
-                    .next()
-                    .unwrap();
+                let key = before[start..].split(" for ").nth(1).unwrap().split(" is: ").next().unwrap();
                 assert!(e.question.contains(key), "{task}: {key} is asked for");
             }
         }
@@ -461,11 +381,8 @@ mod tests {
     #[test]
     fn keys_differ_within_an_example() {
         let e = example("ruler/niah_multikey_2", 8192, 0);
-        let keys: Vec<&str> = e
-            .context
-            .lines()
-            .filter_map(|l| l.split(" for ").nth(1)?.split(" is: ").next())
-            .collect();
+        let keys: Vec<&str> =
+            e.context.lines().filter_map(|l| l.split(" for ").nth(1)?.split(" is: ").next()).collect();
         let distinct: HashSet<&&str> = keys.iter().collect();
         assert!(keys.len() > 100 && distinct.len() == keys.len());
     }
@@ -477,19 +394,12 @@ mod tests {
 
     #[test]
     fn depths_are_spread_evenly_over_examples() {
-        for task in [
-            "ruler/niah_single_1",
-            "ruler/niah_single_2",
-            "ruler/niah_multikey_2",
-        ] {
+        for task in ["ruler/niah_single_1", "ruler/niah_single_2", "ruler/niah_multikey_2"] {
             let mut quarters = [0usize; 4];
             for index in 0..120 {
                 quarters[((depth(task, index) * 4.0) as usize).min(3)] += 1;
             }
-            assert!(
-                quarters.iter().all(|&n| (15..=48).contains(&n)),
-                "{task}: {quarters:?}"
-            );
+            assert!(quarters.iter().all(|&n| (15..=48).contains(&n)), "{task}: {quarters:?}");
         }
     }
 
@@ -497,25 +407,14 @@ mod tests {
     fn published_positions_fix_the_order_of_needles() {
         // Positions of the four values of one key, in the order they were drawn.
         let ranks = |positions, index| {
-            let e = example_with(
-                "ruler/niah_multivalue",
-                2048,
-                index,
-                positions,
-                &WordCounter,
-            );
-            let at: Vec<usize> = e
-                .references
-                .iter()
-                .map(|r| e.context.find(r.as_str()).unwrap())
-                .collect();
+            let e = example_with("ruler/niah_multivalue", 2048, index, positions, &WordCounter);
+            let at: Vec<usize> = e.references.iter().map(|r| e.context.find(r.as_str()).unwrap()).collect();
             let mut order: Vec<usize> = (0..4).collect();
             order.sort_by_key(|&i| at[i]);
             order
         };
         let varied: HashSet<Vec<usize>> = (0..12).map(|i| ranks(Positions::Varied, i)).collect();
-        let published: HashSet<Vec<usize>> =
-            (0..12).map(|i| ranks(Positions::Published, i)).collect();
+        let published: HashSet<Vec<usize>> = (0..12).map(|i| ranks(Positions::Published, i)).collect();
         assert!(varied.len() > 4);
         assert_eq!(published.len(), 1);
     }

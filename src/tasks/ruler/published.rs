@@ -50,9 +50,7 @@ impl Twister {
         let mut state = [word; SIZE];
         for i in 1..SIZE {
             let before = state[i - 1];
-            state[i] = 1_812_433_253u32
-                .wrapping_mul(before ^ (before >> 30))
-                .wrapping_add(i as u32);
+            state[i] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(i as u32);
         }
         state
     }
@@ -107,10 +105,7 @@ mod tests {
         // random.Random(42).getrandbits(32), four times.
         let mut twister = Twister::new(42);
         let words: Vec<u32> = (0..4).map(|_| twister.word()).collect();
-        assert_eq!(
-            words,
-            [2_746_317_213, 478_163_327, 107_420_369, 3_184_935_163]
-        );
+        assert_eq!(words, [2_746_317_213, 478_163_327, 107_420_369, 3_184_935_163]);
     }
 
     #[test]
@@ -118,21 +113,10 @@ mod tests {
         // l = list(range(n)); random.Random(42).shuffle(l)
         assert_eq!(order(5), [3, 1, 2, 4, 0]);
         assert_eq!(order(200)[..5], [66, 187, 101, 193, 111]);
-        for (count, first_goes_to) in [
-            (20, 18),
-            (40, 29),
-            (60, 26),
-            (80, 50),
-            (120, 84),
-            (200, 55),
-            (400, 234),
-            (800, 625),
-        ] {
-            assert_eq!(
-                order(count).iter().position(|&i| i == 0),
-                Some(first_goes_to),
-                "{count}"
-            );
+        for (count, first_goes_to) in
+            [(20, 18), (40, 29), (60, 26), (80, 50), (120, 84), (200, 55), (400, 234), (800, 625)]
+        {
+            assert_eq!(order(count).iter().position(|&i| i == 0), Some(first_goes_to), "{count}");
         }
         assert!(order(0).is_empty() && order(1) == [0]);
     }

@@ -19,11 +19,7 @@ use crate::error::UsageError;
 use crate::tasks::{Positions, TaskOptions, assets};
 
 /// This base task.
-pub const BASE: Base = Base {
-    name: "qa",
-    file: include_str!("../../../tasks/ruler/qa.toml"),
-    make,
-};
+pub const BASE: Base = Base { name: "qa", file: include_str!("../../../tasks/ruler/qa.toml"), make };
 
 /// Parts of an example with draws of their own.
 mod part {
@@ -51,28 +47,20 @@ enum Parameters {
     Synthetic { hops: usize },
 }
 
-fn make(
-    definition: &Definition,
-    task: &TaskDefinition,
-    options: &TaskOptions,
-) -> Result<Box<dyn Generator>> {
+fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let prompt = Prompt::new(definition)?;
     let collection = match task.read()? {
         Parameters::Synthetic { hops } => return qa_synth::make(prompt, BASE.file, hops),
         Parameters::Squad => match assets::squad(options) {
             Some(path) => read_squad(&path)?,
             None => {
-                return Err(
-                    needs_data("ruler/qa_1", "squad/dev-v2.0.json", "ruler/qa_synth").into(),
-                );
+                return Err(needs_data("ruler/qa_1", "squad/dev-v2.0.json", "ruler/qa_synth").into());
             }
         },
         Parameters::Hotpotqa => match assets::hotpotqa(options) {
             Some(path) => read_hotpotqa(&path)?,
             None => {
-                return Err(
-                    needs_data("ruler/qa_2", "hotpotqa/*.json", "ruler/qa_synth_hop2").into(),
-                );
+                return Err(needs_data("ruler/qa_2", "hotpotqa/*.json", "ruler/qa_synth_hop2").into());
             }
         },
     };
@@ -80,12 +68,8 @@ fn make(
 }
 
 fn needs_data(task: &str, file: &str, stand_in: &str) -> UsageError {
-    UsageError::new(format!(
-        "task `{task}` needs {file}, which is not in the data folder"
-    ))
-    .hint(format!(
-        "give --data DIR, a folder that holds {file}, or run `{stand_in}`"
-    ))
+    UsageError::new(format!("task `{task}` needs {file}, which is not in the data folder"))
+        .hint(format!("give --data DIR, a folder that holds {file}, or run `{stand_in}`"))
 }
 
 /// The templates of the base task.
@@ -97,33 +81,17 @@ pub struct Prompt {
 impl Prompt {
     fn new(definition: &Definition) -> Result<Self> {
         let shared: Shared = toml::from_str(BASE.file)?;
-        Ok(Self {
-            definition: definition.clone(),
-            document: shared.document,
-        })
+        Ok(Self { definition: definition.clone(), document: shared.document })
     }
 
     /// `question` over `documents`, numbered from 1 in the order given.
-    pub fn draft<'a>(
-        &self,
-        documents: impl Iterator<Item = &'a str>,
-        question: &str,
-        references: &[String],
-    ) -> Draft {
+    pub fn draft<'a>(&self, documents: impl Iterator<Item = &'a str>, question: &str, references: &[String]) -> Draft {
         let numbered: Vec<String> = documents
             .enumerate()
-            .map(|(i, text)| {
-                substitute(
-                    &self.document,
-                    &[("i", &(i + 1).to_string()), ("document", text)],
-                )
-            })
+            .map(|(i, text)| substitute(&self.document, &[("i", &(i + 1).to_string()), ("document", text)]))
             .collect();
         Draft {
-            context: substitute(
-                &self.definition.context_template,
-                &[("context", &numbered.join("\n\n"))],
-            ),
+            context: substitute(&self.definition.context_template, &[("context", &numbered.join("\n\n"))]),
             question: substitute(&self.definition.question_template, &[("query", question)]),
             answer_prefix: self.definition.answer_prefix.clone(),
             references: references.to_vec(),
@@ -188,8 +156,7 @@ struct HotpotRow {
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).map_err(|e| {
         let place = format!("{}:{}:{}", path.display(), e.line(), e.column());
         UsageError::new(format!("{place}: not {what}: {e}")).into()
@@ -197,8 +164,7 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path, what: &str) -> Result<
 }
 
 fn label(path: &Path) -> String {
-    path.file_name()
-        .map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
 /// Distinct documents in alphabetical order, each with its index.
@@ -216,52 +182,28 @@ fn read_squad(path: &Path) -> Result<Collection> {
     let index = index_documents(paragraphs().map(|p| p.context.as_str()));
     let mut questions = Vec::new();
     for article in &file.data {
-        let mut of_article: Vec<usize> = article
-            .paragraphs
-            .iter()
-            .map(|p| index[p.context.as_str()])
-            .collect();
+        let mut of_article: Vec<usize> = article.paragraphs.iter().map(|p| index[p.context.as_str()]).collect();
         of_article.sort_unstable();
         of_article.dedup();
         for paragraph in &article.paragraphs {
             let own = index[paragraph.context.as_str()];
             let related: Vec<usize> = of_article.iter().copied().filter(|&i| i != own).collect();
-            questions.extend(
-                paragraph
-                    .qas
-                    .iter()
-                    .filter(|q| !q.is_impossible)
-                    .map(|q| Question {
-                        text: q.question.clone(),
-                        answers: q.answers.iter().map(|a| a.text.clone()).collect(),
-                        own: vec![own],
-                        related: related.clone(),
-                    }),
-            );
+            questions.extend(paragraph.qas.iter().filter(|q| !q.is_impossible).map(|q| Question {
+                text: q.question.clone(),
+                answers: q.answers.iter().map(|a| a.text.clone()).collect(),
+                own: vec![own],
+                related: related.clone(),
+            }));
         }
     }
     let documents = index.into_keys().map(str::to_owned).collect();
-    checked(
-        path,
-        Collection {
-            label: label(path),
-            documents,
-            questions,
-        },
-    )
+    checked(path, Collection { label: label(path), documents, questions })
 }
 
 fn read_hotpotqa(path: &Path) -> Result<Collection> {
     let rows: Vec<HotpotRow> = read_json(path, "a HotpotQA file")?;
-    let texts: Vec<Vec<String>> = rows
-        .iter()
-        .map(|r| {
-            r.context
-                .iter()
-                .map(|(title, s)| format!("{title}\n{}", s.concat()))
-                .collect()
-        })
-        .collect();
+    let texts: Vec<Vec<String>> =
+        rows.iter().map(|r| r.context.iter().map(|(title, s)| format!("{title}\n{}", s.concat())).collect()).collect();
     let index = index_documents(texts.iter().flatten().map(String::as_str));
     let questions = rows
         .iter()
@@ -274,28 +216,14 @@ fn read_hotpotqa(path: &Path) -> Result<Collection> {
         })
         .collect();
     let documents = index.into_keys().map(str::to_owned).collect();
-    checked(
-        path,
-        Collection {
-            label: label(path),
-            documents,
-            questions,
-        },
-    )
+    checked(path, Collection { label: label(path), documents, questions })
 }
 
 fn checked(path: &Path, collection: Collection) -> Result<Collection> {
-    match collection
-        .questions
-        .iter()
-        .find(|q| q.answers.is_empty() || q.own.is_empty())
-    {
-        Some(q) => Err(UsageError::new(format!(
-            "{}: no answer or no document for “{}”",
-            path.display(),
-            q.text
-        ))
-        .into()),
+    match collection.questions.iter().find(|q| q.answers.is_empty() || q.own.is_empty()) {
+        Some(q) => {
+            Err(UsageError::new(format!("{}: no answer or no document for “{}”", path.display(), q.text)).into())
+        }
         None if collection.questions.is_empty() => {
             Err(UsageError::new(format!("{}: there is no question in it", path.display())).into())
         }
@@ -321,10 +249,8 @@ impl Generator for Documents {
     fn generate(&self, request: &Request) -> Result<Draft> {
         let count = self.collection.questions.len();
         if request.index >= count {
-            let e = UsageError::new(format!(
-                "task `{}` has {count} questions, none at {}",
-                request.task, request.index
-            ));
+            let e =
+                UsageError::new(format!("task `{}` has {count} questions, none at {}", request.task, request.index));
             return Err(e.hint("ask for fewer samples (--samples)").into());
         }
         let mut fullest: Option<Fitted> = None;
@@ -347,9 +273,7 @@ impl Generator for Documents {
         match fullest {
             Some(fitted) => Ok(fitted.draft),
             // No question fits: the asked one says how much too long it is.
-            None => Ok(self
-                .about(&self.collection.questions[request.index], request)?
-                .draft),
+            None => Ok(self.about(&self.collection.questions[request.index], request)?.draft),
         }
     }
 }
@@ -363,14 +287,8 @@ fn replacement(index: usize, try_number: usize, count: usize) -> usize {
 impl Documents {
     fn about(&self, question: &Question, request: &Request) -> Result<Fitted> {
         let ranked = self.ranked(question, request);
-        let units = Units {
-            least: question.own.len(),
-            most: ranked.len(),
-            probe: 3,
-        };
-        let fitted = fit::largest(request, units, |n| {
-            Ok(self.draft(question, &ranked[..n], request))
-        })?;
+        let units = Units { least: question.own.len(), most: ranked.len(), probe: 3 };
+        let fitted = fit::largest(request, units, |n| Ok(self.draft(question, &ranked[..n], request)))?;
         let fitted = self.top_up(question, &ranked, fitted, request)?;
         if !request.is_filled(fitted.tokens) && fitted.units == ranked.len() {
             return Err(request.runs_out(fitted.tokens).into());
@@ -394,43 +312,27 @@ impl Documents {
 
     fn draft(&self, question: &Question, chosen: &[usize], request: &Request) -> Draft {
         let all = self.collection.documents.len();
-        let before: Vec<usize> = if chosen.len() == all && request.positions == Positions::Published
-        {
+        let before: Vec<usize> = if chosen.len() == all && request.positions == Positions::Published {
             // As published: with every document in, they are shuffled from alphabetical order.
             (0..all).collect()
         } else {
             chosen.to_vec()
         };
-        let order = shuffled_order(
-            before.len(),
-            request.positions,
-            &mut request.draw(0, part::ORDER),
-        );
-        let texts = order
-            .iter()
-            .map(|&i| self.collection.documents[before[i]].as_str());
+        let order = shuffled_order(before.len(), request.positions, &mut request.draw(0, part::ORDER));
+        let texts = order.iter().map(|&i| self.collection.documents[before[i]].as_str());
         self.prompt.draft(texts, &question.text, &question.answers)
     }
 
     /// Fills what whole documents left free: adds a short unused document, or puts a longer one in the
     /// place of the last distractor. Related documents are taken before others.
-    fn top_up(
-        &self,
-        question: &Question,
-        ranked: &[usize],
-        fitted: Fitted,
-        request: &Request,
-    ) -> Result<Fitted> {
+    fn top_up(&self, question: &Question, ranked: &[usize], fitted: Fitted, request: &Request) -> Result<Fitted> {
         let used = fitted.units;
         let own = question.own.len();
         let related_end = own + question.related.len();
         let mut best = fitted;
         for unused in [&ranked[used..related_end.max(used)], &ranked[used..]] {
             for keep in [used, used - 1] {
-                if keep < own
-                    || request.length - best.tokens
-                        <= (CLOSE_ENOUGH * request.length as f64) as usize
-                {
+                if keep < own || request.length - best.tokens <= (CLOSE_ENOUGH * request.length as f64) as usize {
                     continue;
                 }
                 best = self.best_last(question, &ranked[..keep], unused, best, request)?;
@@ -470,11 +372,7 @@ impl Documents {
             let tokens = request.tokens(&draft)?;
             if tokens <= request.length {
                 if tokens > best.tokens {
-                    best = Fitted {
-                        draft,
-                        units: chosen.len(),
-                        tokens,
-                    };
+                    best = Fitted { draft, units: chosen.len(), tokens };
                 }
                 break;
             }
@@ -490,10 +388,7 @@ impl Documents {
 /// At which place the first document of a list of `count` ends up in published order.
 #[cfg(test)]
 fn published_place(count: usize) -> usize {
-    crate::tasks::ruler::published::order(count)
-        .iter()
-        .position(|&i| i == 0)
-        .unwrap()
+    crate::tasks::ruler::published::order(count).iter().position(|&i| i == 0).unwrap()
 }
 
 #[cfg(test)]
@@ -518,17 +413,13 @@ mod tests {
             serde_json::json!({"title": name, "paragraphs": paragraphs})
         };
         let dir = tempfile::tempdir().unwrap();
-        let file =
-            serde_json::json!({"version": "v2.0", "data": [article("Alpha"), article("Beta")]});
+        let file = serde_json::json!({"version": "v2.0", "data": [article("Alpha"), article("Beta")]});
         std::fs::write(dir.path().join("dev-v2.0.json"), file.to_string()).unwrap();
         dir
     }
 
     fn options(folder: &Path, positions: Positions) -> TaskOptions {
-        TaskOptions {
-            data: Some(folder.to_owned()),
-            positions,
-        }
+        TaskOptions { data: Some(folder.to_owned()), positions }
     }
 
     fn squad(positions: Positions) -> (tempfile::TempDir, Box<dyn Task>) {
@@ -542,10 +433,7 @@ mod tests {
     }
 
     fn gold_place(e: &Example) -> usize {
-        documents(e)
-            .iter()
-            .position(|d| d.contains(&format!("{}.", e.references[0])))
-            .unwrap()
+        documents(e).iter().position(|d| d.contains(&format!("{}.", e.references[0]))).unwrap()
     }
 
     #[test]
@@ -553,24 +441,10 @@ mod tests {
         let (_dir, task) = squad(Positions::Varied);
         assert_eq!(task.available(), Some(60));
         let e = task.example(1024, 3, 1, &Words).unwrap();
-        assert!(
-            e.question
-                .ends_with("\n\nQuestion: What does Alpha 3 hide?"),
-            "{}",
-            e.question
-        );
+        assert!(e.question.ends_with("\n\nQuestion: What does Alpha 3 hide?"), "{}", e.question);
         assert_eq!(e.references, ["goldAlpha3", "gold"]);
-        assert_eq!(
-            documents(&e)
-                .iter()
-                .filter(|d| d.contains("goldAlpha3."))
-                .count(),
-            1
-        );
-        assert!(
-            documents(&e).iter().all(|d| d.contains("Alpha")),
-            "distractors of the same article come first"
-        );
+        assert_eq!(documents(&e).iter().filter(|d| d.contains("goldAlpha3.")).count(), 1);
+        assert!(documents(&e).iter().all(|d| d.contains("Alpha")), "distractors of the same article come first");
         assert_eq!(e.source, "qa=dev-v2.0.json");
     }
 
@@ -581,14 +455,8 @@ mod tests {
             for length in [512, 1024, 2048, 4096] {
                 for index in 0..12 {
                     let e = task.example(length, index, 9, counter).unwrap();
-                    let total = counter
-                        .prompt_tokens(&e.user_turn(), &e.answer_prefix)
-                        .unwrap()
-                        + 32;
-                    assert!(
-                        total <= length && total * 100 >= length * 95,
-                        "{total} of {length}"
-                    );
+                    let total = counter.prompt_tokens(&e.user_turn(), &e.answer_prefix).unwrap() + 32;
+                    assert!(total <= length && total * 100 >= length * 95, "{total} of {length}");
                 }
             }
         }
@@ -598,16 +466,8 @@ mod tests {
     fn a_set_too_small_for_the_length_is_an_error() {
         let (_dir, task) = squad(Positions::Varied);
         let error = task.example(131_072, 0, 1, &Words).unwrap_err();
-        assert!(
-            error.to_string().contains("cannot fill 131072 tokens"),
-            "{error}"
-        );
-        assert!(
-            task.example(1024, 60, 1, &Words)
-                .unwrap_err()
-                .to_string()
-                .contains("60 questions")
-        );
+        assert!(error.to_string().contains("cannot fill 131072 tokens"), "{error}");
+        assert!(task.example(1024, 60, 1, &Words).unwrap_err().to_string().contains("60 questions"));
     }
 
     #[test]
@@ -615,17 +475,8 @@ mod tests {
         let (_dir, task) = squad(Positions::Varied);
         // Paragraph 29 alone has more than 200 words.
         let e = task.example(230, 29, 1, &Words).unwrap();
-        assert!(
-            e.source.starts_with("qa=dev-v2.0.json question="),
-            "{}",
-            e.source
-        );
-        assert!(
-            task.example(64, 0, 1, &Words)
-                .unwrap_err()
-                .to_string()
-                .contains("cannot fit 64 tokens")
-        );
+        assert!(e.source.starts_with("qa=dev-v2.0.json question="), "{}", e.source);
+        assert!(task.example(64, 0, 1, &Words).unwrap_err().to_string().contains("cannot fit 64 tokens"));
     }
 
     #[test]
@@ -636,9 +487,7 @@ mod tests {
             assert_eq!(gold_place(&e), published_place(documents(&e).len()));
         }
         let (_dir, task) = squad(Positions::Varied);
-        let mut places: Vec<usize> = (0..10)
-            .map(|i| gold_place(&task.example(2048, i, 5, &Words).unwrap()))
-            .collect();
+        let mut places: Vec<usize> = (0..10).map(|i| gold_place(&task.example(2048, i, 5, &Words).unwrap())).collect();
         places.sort_unstable();
         places.dedup();
         assert!(places.len() > 3, "{places:?}");
@@ -648,42 +497,25 @@ mod tests {
     fn malformed_files_are_named_with_their_line() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("dev-v2.0.json"), "{\n\"data\": [\n{]}").unwrap();
-        let error = crate::tasks::resolve(
-            &["ruler/qa_1".to_owned()],
-            &options(dir.path(), Positions::Varied),
-        )
-        .err()
-        .unwrap();
+        let error =
+            crate::tasks::resolve(&["ruler/qa_1".to_owned()], &options(dir.path(), Positions::Varied)).err().unwrap();
         assert!(error.to_string().contains("dev-v2.0.json:3:"), "{error}");
         std::fs::write(dir.path().join("dev-v2.0.json"), r#"{"data": []}"#).unwrap();
-        let error = crate::tasks::resolve(
-            &["ruler/qa_1".to_owned()],
-            &options(dir.path(), Positions::Varied),
-        )
-        .err()
-        .unwrap();
+        let error =
+            crate::tasks::resolve(&["ruler/qa_1".to_owned()], &options(dir.path(), Positions::Varied)).err().unwrap();
         assert!(error.to_string().contains("no question"), "{error}");
     }
 
     #[test]
     fn the_real_sets_fill_too() {
         let Some(data) = shared_data() else { return };
-        for (name, lengths) in [
-            ("ruler/qa_1", [512, 1024, 2048, 8192]),
-            ("ruler/qa_2", [2048, 4096, 8192, 16_384]),
-        ] {
+        for (name, lengths) in [("ruler/qa_1", [512, 1024, 2048, 8192]), ("ruler/qa_2", [2048, 4096, 8192, 16_384])] {
             let task = task(name, &options(&data, Positions::Varied));
             for length in lengths {
                 for index in 0..6 {
                     let e = task.example(length, index, 3, &Subwords).unwrap();
-                    let total = Subwords
-                        .prompt_tokens(&e.user_turn(), &e.answer_prefix)
-                        .unwrap()
-                        + 32;
-                    assert!(
-                        total <= length && total * 100 >= length * 95,
-                        "{name}: {total} of {length}"
-                    );
+                    let total = Subwords.prompt_tokens(&e.user_turn(), &e.answer_prefix).unwrap() + 32;
+                    assert!(total <= length && total * 100 >= length * 95, "{name}: {total} of {length}");
                     if name == "ruler/qa_1" {
                         assert!(e.references.iter().all(|r| e.context.contains(r.as_str())));
                     }
@@ -699,11 +531,6 @@ mod tests {
         assert_eq!(task.available(), Some(60));
         let e = task.example(4096, 0, 3, &Words).unwrap();
         assert!(documents(&e).len() >= 10);
-        assert!(
-            task.example(512, 0, 3, &Words)
-                .unwrap_err()
-                .to_string()
-                .contains("cannot fit 512 tokens")
-        );
+        assert!(task.example(512, 0, 3, &Words).unwrap_err().to_string().contains("cannot fit 512 tokens"));
     }
 }

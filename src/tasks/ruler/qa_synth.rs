@@ -70,11 +70,7 @@ struct SyntheticQa {
 /// If the file is malformed.
 pub fn make(prompt: Prompt, file: &str, hops: usize) -> Result<Box<dyn Generator>> {
     let file: File = toml::from_str(file)?;
-    Ok(Box::new(SyntheticQa {
-        prompt,
-        text: file.synthetic,
-        hops,
-    }))
+    Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }
 
 impl Generator for SyntheticQa {
@@ -84,11 +80,7 @@ impl Generator for SyntheticQa {
 
     fn generate(&self, request: &Request) -> Result<Draft> {
         let mut attempts: Vec<Attempt> = Vec::new();
-        let units = Units {
-            least: 0,
-            most: request.length,
-            probe: 15,
-        };
+        let units = Units { least: 0, most: request.length, probe: 15 };
         fit::fill(request, units, |attempt, sentences| {
             if attempts.len() as u64 <= attempt {
                 attempts.push(Attempt::new(self, request, attempt)?);
@@ -130,9 +122,7 @@ struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     fn new(qa: &'a SyntheticQa, request: &'a Request<'a>, number: u64) -> Result<Self> {
         let mut draw = request.draw(number, part::WORLD);
-        let countries = (0..COUNTRIES)
-            .map(|_| Grammar::house().country(&mut draw))
-            .collect();
+        let countries = (0..COUNTRIES).map(|_| Grammar::house().country(&mut draw)).collect();
         let mut attempt = Self {
             qa,
             request,
@@ -154,12 +144,7 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self) -> Result<()> {
         let qa = self.qa;
         let mut draw = self.request.draw(self.number, part::QUESTION);
-        let questions: Vec<&Question> = qa
-            .text
-            .questions
-            .iter()
-            .filter(|q| q.hops() == qa.hops)
-            .collect();
+        let questions: Vec<&Question> = qa.text.questions.iter().filter(|q| q.hops() == qa.hops).collect();
         let question = *questions
             .get(draw.below(questions.len().max(1)))
             .ok_or_else(|| anyhow!("no question has {} hops", qa.hops))?;
@@ -173,11 +158,7 @@ impl<'a> Attempt<'a> {
         for kind in qa.text.documents.keys() {
             let document = self.document(kind, &group.facts, &question.uses)?;
             let is_own = *kind == question.of || question.via.as_ref() == Some(kind);
-            if is_own {
-                self.own.push(document)
-            } else {
-                self.others.push(document)
-            }
+            if is_own { self.own.push(document) } else { self.others.push(document) }
         }
         self.groups.push(group);
         Ok(())
@@ -193,11 +174,7 @@ impl<'a> Attempt<'a> {
         let person = self.unique(Grammar::person);
         let draw = &mut self.draw;
         let mut earlier = || {
-            if number > 0 && draw.below(2) == 0 {
-                draw.below(number)
-            } else {
-                number
-            }
+            if number > 0 && draw.below(2) == 0 { draw.below(number) } else { number }
         };
         let (born_in, works_at) = (earlier(), earlier());
         let facts = BTreeMap::from([
@@ -212,11 +189,7 @@ impl<'a> Attempt<'a> {
             ("job", grammar.job(draw)),
             ("sport", grammar.sport(draw)),
         ]);
-        Group {
-            facts,
-            born_in,
-            works_at,
-        }
+        Group { facts, born_in, works_at }
     }
 
     fn unique(&mut self, make: fn(&Grammar, &mut Draw) -> String) -> String {
@@ -233,25 +206,12 @@ impl<'a> Attempt<'a> {
     }
 
     /// The first sentence, those in `needed`, some of the others, and filler.
-    fn document(
-        &mut self,
-        kind: &str,
-        facts: &BTreeMap<&'static str, String>,
-        needed: &[String],
-    ) -> Result<Document> {
+    fn document(&mut self, kind: &str, facts: &BTreeMap<&'static str, String>, needed: &[String]) -> Result<Document> {
         let qa = self.qa;
-        let names = qa
-            .text
-            .documents
-            .get(kind)
-            .ok_or_else(|| anyhow!("no document `{kind}`"))?;
+        let names = qa.text.documents.get(kind).ok_or_else(|| anyhow!("no document `{kind}`"))?;
         let mut document = Vec::new();
         for (i, name) in names.iter().enumerate() {
-            let sentence = qa
-                .text
-                .sentences
-                .get(name)
-                .ok_or_else(|| anyhow!("no sentence `{name}`"))?;
+            let sentence = qa.text.sentences.get(name).ok_or_else(|| anyhow!("no sentence `{name}`"))?;
             if i == 0 || needed.contains(name) || self.draw.below(3) > 0 {
                 document.push(substitute(sentence, &pairs(facts)));
             }
@@ -298,18 +258,12 @@ impl<'a> Attempt<'a> {
         let mut draw = self.request.draw(self.number, part::ORDER);
         let order = shuffled_order(documents.len(), self.request.positions, &mut draw);
         let ordered = order.iter().map(|&i| documents[i].as_str());
-        Ok(self
-            .qa
-            .prompt
-            .draft(ordered, &self.question, std::slice::from_ref(&self.answer)))
+        Ok(self.qa.prompt.draft(ordered, &self.question, std::slice::from_ref(&self.answer)))
     }
 }
 
 fn pairs<'a>(facts: &'a BTreeMap<&'static str, String>) -> Vec<(&'a str, &'a str)> {
-    facts
-        .iter()
-        .map(|(name, value)| (*name, value.as_str()))
-        .collect()
+    facts.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
 #[cfg(test)]
@@ -319,10 +273,7 @@ mod tests {
     use crate::tasks::ruler::testing::example;
 
     fn documents(e: &Example) -> Vec<&str> {
-        let (_, list) = e
-            .context
-            .split_once("The following are given documents.\n\n")
-            .unwrap();
+        let (_, list) = e.context.split_once("The following are given documents.\n\n").unwrap();
         list.trim_end().split("\n\n").collect()
     }
 
@@ -336,15 +287,10 @@ mod tests {
         for index in 0..40 {
             let e = example("ruler/qa_synth", 1024, index);
             assert_eq!(e.references.len(), 1);
-            let subject: Vec<&str> = asked(&e)
-                .split(' ')
-                .filter(|w| w.len() > 4 && w.starts_with(char::is_uppercase))
-                .collect();
+            let subject: Vec<&str> =
+                asked(&e).split(' ').filter(|w| w.len() > 4 && w.starts_with(char::is_uppercase)).collect();
             let name = subject.last().unwrap().trim_end_matches('?');
-            let with_both = documents(&e)
-                .iter()
-                .filter(|d| d.contains(name) && d.contains(&e.references[0]))
-                .count();
+            let with_both = documents(&e).iter().filter(|d| d.contains(name) && d.contains(&e.references[0])).count();
             assert!(with_both >= 1, "{} {:?}", asked(&e), e.references);
             shapes.insert(asked(&e).split(' ').take(2).collect::<Vec<_>>().join(" "));
         }
@@ -355,44 +301,22 @@ mod tests {
     fn solve_two_hops(e: &Example) -> String {
         let text = documents(e).join("\n");
         let after = |start: &str, end: &str| -> String {
-            let from = text
-                .find(start)
-                .unwrap_or_else(|| panic!("`{start}` is in the text"))
-                + start.len();
+            let from = text.find(start).unwrap_or_else(|| panic!("`{start}` is in the text")) + start.len();
             text[from..].split(end).next().unwrap().to_owned()
         };
         let question = asked(e);
-        if let Some(person) = question
-            .strip_prefix("In which country was ")
-            .and_then(|q| q.strip_suffix(" born?"))
-        {
+        if let Some(person) = question.strip_prefix("In which country was ").and_then(|q| q.strip_suffix(" born?")) {
             let city = after(&format!("{person} was born in "), ".");
             return after(&format!("{city} is a city in "), ".");
         }
-        let person = question
-            .split("where ")
-            .nth(1)
-            .unwrap()
-            .split(" works")
-            .next()
-            .unwrap();
+        let person = question.split("where ").nth(1).unwrap().split(" works").next().unwrap();
         let job = after(&format!("{person} works as a "), ".");
         let company = job.split(" at ").nth(1).unwrap();
-        let of_company = after(
-            &format!("{company} is a company that was founded in "),
-            "\n",
-        );
+        let of_company = after(&format!("{company} is a company that was founded in "), "\n");
         if question.starts_with("When") {
             return of_company.split('.').next().unwrap().to_owned();
         }
-        of_company
-            .split("Its director is ")
-            .nth(1)
-            .unwrap()
-            .split('.')
-            .next()
-            .unwrap()
-            .to_owned()
+        of_company.split("Its director is ").nth(1).unwrap().split('.').next().unwrap().to_owned()
     }
 
     #[test]
@@ -400,10 +324,7 @@ mod tests {
         for index in 0..40 {
             let e = example("ruler/qa_synth_hop2", 1024, index);
             assert_eq!(e.references, [solve_two_hops(&e)], "{}", asked(&e));
-            let holders = documents(&e)
-                .iter()
-                .filter(|d| d.contains(&e.references[0]))
-                .count();
+            let holders = documents(&e).iter().filter(|d| d.contains(&e.references[0])).count();
             assert!(holders >= 1);
         }
     }
@@ -417,11 +338,7 @@ mod tests {
             .chain(e.context.lines())
             .filter_map(|s| s.split(" was born in ").next().filter(|n| *n != s))
             .collect();
-        let cities: Vec<&str> = e
-            .context
-            .lines()
-            .filter_map(|l| l.split_once(" is a city in ").map(|c| c.0))
-            .collect();
+        let cities: Vec<&str> = e.context.lines().filter_map(|l| l.split_once(" is a city in ").map(|c| c.0)).collect();
         let distinct: HashSet<&&str> = cities.iter().collect();
         assert!(born.len() > 20 && cities.len() > 20);
         assert_eq!(distinct.len(), cities.len());
@@ -430,9 +347,6 @@ mod tests {
     #[test]
     fn names_of_the_stand_ins_say_so() {
         let e = example("ruler/qa_synth", 1024, 0);
-        assert_eq!(
-            (e.task.as_str(), e.source.as_str()),
-            ("ruler/qa_synth", "documents=synthetic")
-        );
+        assert_eq!((e.task.as_str(), e.source.as_str()), ("ruler/qa_synth", "documents=synthetic"));
     }
 }

@@ -52,18 +52,14 @@ impl TaskDefinition {
 /// Replaces each `{name}` of `template` by its value, in one pass: braces in a value stay as they are,
 /// and so does a placeholder without a value.
 pub fn substitute(template: &str, values: &[(&str, &str)]) -> String {
-    let mut out =
-        String::with_capacity(template.len() + values.iter().map(|(_, v)| v.len()).sum::<usize>());
+    let mut out = String::with_capacity(template.len() + values.iter().map(|(_, v)| v.len()).sum::<usize>());
     let mut rest = template;
     while let Some(open) = rest.find('{') {
         out.push_str(&rest[..open]);
         rest = &rest[open..];
         let known = rest.find('}').and_then(|close| {
             let name = &rest[1..close];
-            values
-                .iter()
-                .find(|(n, _)| *n == name)
-                .map(|(_, value)| (close, value))
+            values.iter().find(|(n, _)| *n == name).map(|(_, value)| (close, value))
         });
         match known {
             Some((close, value)) => {
@@ -86,10 +82,7 @@ mod tests {
 
     #[test]
     fn values_are_put_in_once() {
-        assert_eq!(
-            substitute("a {x} {y} {z} {", &[("x", "{y}"), ("y", "2")]),
-            "a {y} 2 {z} {"
-        );
+        assert_eq!(substitute("a {x} {y} {z} {", &[("x", "{y}"), ("y", "2")]), "a {y} 2 {z} {");
         assert_eq!(substitute("{{x}}", &[("x", "1")]), "{1}");
     }
 }

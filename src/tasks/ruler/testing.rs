@@ -23,11 +23,7 @@ pub struct Subwords;
 
 impl PromptCounter for Subwords {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
-        let count = |text: &str| {
-            text.split_whitespace()
-                .map(|word| word.len().div_ceil(3))
-                .sum::<usize>()
-        };
+        let count = |text: &str| text.split_whitespace().map(|word| word.len().div_ceil(3)).sum::<usize>();
         Ok(20 + count(user) + count(answer_prefix))
     }
 }
@@ -50,30 +46,19 @@ impl Real {
     /// That of the built-in model or of a checkpoint beside the repository, if there is one.
     pub fn find() -> Option<Self> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let places = [
-            "models/builtin/tokenizer.json",
-            "../shared/models/builtin-probe/tokenizer.json",
-        ];
+        let places = ["models/builtin/tokenizer.json", "../shared/models/builtin-probe/tokenizer.json"];
         let file = places.iter().map(|p| root.join(p)).find(|p| p.is_file());
         if file.is_none() {
             eprintln!("skipped: no {}", places.join(" and no "));
         }
-        Some(Self(Mutex::new(
-            tokenizers::Tokenizer::from_file(file?).unwrap(),
-        )))
+        Some(Self(Mutex::new(tokenizers::Tokenizer::from_file(file?).unwrap())))
     }
 }
 
 impl PromptCounter for Real {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
         let text = format!("{user}{answer_prefix}");
-        Ok(self
-            .0
-            .lock()
-            .unwrap()
-            .encode(text, true)
-            .map_err(|e| anyhow::anyhow!("{e}"))?
-            .len())
+        Ok(self.0.lock().unwrap().encode(text, true).map_err(|e| anyhow::anyhow!("{e}"))?.len())
     }
 }
 
@@ -105,11 +90,6 @@ pub fn example_with(
     positions: Positions,
     counter: &dyn PromptCounter,
 ) -> Example {
-    let options = TaskOptions {
-        positions,
-        ..TaskOptions::default()
-    };
-    task(name, &options)
-        .example(length, index, 42, counter)
-        .unwrap()
+    let options = TaskOptions { positions, ..TaskOptions::default() };
+    task(name, &options).example(length, index, 42, counter).unwrap()
 }

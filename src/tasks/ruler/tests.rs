@@ -44,31 +44,17 @@ fn all() -> Vec<String> {
 }
 
 fn total(e: &Example, counter: &dyn PromptCounter) -> usize {
-    counter
-        .prompt_tokens(&e.user_turn(), &e.answer_prefix)
-        .unwrap()
-        + e.max_new_tokens
+    counter.prompt_tokens(&e.user_turn(), &e.answer_prefix).unwrap() + e.max_new_tokens
 }
 
 #[test]
 fn templates_are_the_published_ones_byte_for_byte() {
-    for ((base, definition), (name, template, prefix, tokens)) in DEFINITIONS.iter().zip(PUBLISHED)
-    {
+    for ((base, definition), (name, template, prefix, tokens)) in DEFINITIONS.iter().zip(PUBLISHED) {
         assert_eq!(base.name, name);
-        assert_eq!(
-            format!(
-                "{}{}",
-                definition.context_template, definition.question_template
-            ),
-            template
-        );
+        assert_eq!(format!("{}{}", definition.context_template, definition.question_template), template);
         assert_eq!(definition.answer_prefix, prefix);
         assert_eq!(definition.tokens_to_generate, tokens);
-        let metric = if name == "qa" {
-            Metric::StringMatchPart
-        } else {
-            Metric::StringMatchAll
-        };
+        let metric = if name == "qa" { Metric::StringMatchPart } else { Metric::StringMatchAll };
         assert_eq!(definition.metric, metric);
     }
 }
@@ -83,29 +69,18 @@ fn every_context_ends_where_its_question_begins() {
                 || e.question.starts_with("Question: ")
                 || e.question.starts_with("Answer the question")
         );
-        assert!(
-            !e.question.contains('{') && !e.answer_prefix.contains('{') && !e.context.contains('{'),
-            "{name}"
-        );
+        assert!(!e.question.contains('{') && !e.answer_prefix.contains('{') && !e.context.contains('{'), "{name}");
         assert!(!e.references.is_empty() && e.references.iter().all(|r| !r.is_empty()));
     }
 }
 
 /// A needle of two uuids is about an eighth of 512 tokens: there whole needles may leave up to that free.
 fn least_percent(name: &str, length: usize) -> usize {
-    if name == "ruler/niah_multikey_3" && length == 512 {
-        88
-    } else {
-        95
-    }
+    if name == "ruler/niah_multikey_3" && length == 512 { 88 } else { 95 }
 }
 
 /// Checks `samples` examples of every task at each length; returns which did not fit.
-fn check_lengths(
-    counter: &dyn PromptCounter,
-    lengths: &[usize],
-    samples: usize,
-) -> Vec<(String, usize)> {
+fn check_lengths(counter: &dyn PromptCounter, lengths: &[usize], samples: usize) -> Vec<(String, usize)> {
     let mut too_short = Vec::new();
     for name in all() {
         let task = task(&name, &TaskOptions::default());
@@ -121,10 +96,7 @@ fn check_lengths(
                         );
                     }
                     Err(e) => {
-                        assert!(
-                            e.to_string().contains("cannot fit"),
-                            "{name} at {length}: {e}"
-                        );
+                        assert!(e.to_string().contains("cannot fit"), "{name} at {length}: {e}");
                         too_short.push((name.clone(), length));
                         break;
                     }
@@ -145,24 +117,15 @@ fn examples_fill_their_length_counted_in_words() {
 fn examples_fill_their_length_counted_in_subwords() {
     let too_short = check_lengths(&Subwords, &[512, 1024, 2048, 4096, 8192], 6);
     let names: Vec<&str> = too_short.iter().map(|(name, _)| name.as_str()).collect();
-    assert!(
-        too_short.iter().all(|(_, length)| *length == 512),
-        "{too_short:?}"
-    );
-    assert!(
-        names.iter().all(|n| ["ruler/vt", "ruler/cwe"].contains(n)),
-        "{names:?}"
-    );
+    assert!(too_short.iter().all(|(_, length)| *length == 512), "{too_short:?}");
+    assert!(names.iter().all(|n| ["ruler/vt", "ruler/cwe"].contains(n)), "{names:?}");
 }
 
 #[test]
 fn examples_fill_their_length_with_a_real_tokenizer() {
     let Some(real) = Real::find() else { return };
     let too_short = check_lengths(&real, &[512, 1024, 2048, 4096], 4);
-    assert!(
-        too_short.iter().all(|(_, length)| *length == 512),
-        "{too_short:?}"
-    );
+    assert!(too_short.iter().all(|(_, length)| *length == 512), "{too_short:?}");
 }
 
 #[test]
@@ -178,12 +141,7 @@ fn no_task_spins_when_nothing_fits() {
         for length in [0, 1, 64] {
             let error = task.example(length, 0, 1, &Words).unwrap_err();
             let usage = error.downcast_ref::<UsageError>().expect("a usage error");
-            assert!(
-                usage
-                    .what
-                    .contains(&format!("task `{name}` cannot fit {length} tokens")),
-                "{usage}"
-            );
+            assert!(usage.what.contains(&format!("task `{name}` cannot fit {length} tokens")), "{usage}");
             assert!(usage.hint.is_some());
         }
     }
@@ -198,68 +156,36 @@ fn an_example_depends_on_seed_length_and_index_alone() {
         for index in 0..3 {
             again.example(1024, index, 7, &Subwords).unwrap();
         }
-        assert_eq!(
-            again.example(2048, 5, 7, &Subwords).unwrap(),
-            first,
-            "{name}"
-        );
-        assert_ne!(
-            again.example(2048, 6, 7, &Subwords).unwrap().context,
-            first.context,
-            "{name}"
-        );
-        assert_ne!(
-            again.example(2048, 5, 8, &Subwords).unwrap().context,
-            first.context,
-            "{name}"
-        );
+        assert_eq!(again.example(2048, 5, 7, &Subwords).unwrap(), first, "{name}");
+        assert_ne!(again.example(2048, 6, 7, &Subwords).unwrap().context, first.context, "{name}");
+        assert_ne!(again.example(2048, 5, 8, &Subwords).unwrap().context, first.context, "{name}");
     }
 }
 
 #[test]
 fn the_record_says_where_text_came_from() {
-    assert_eq!(
-        example("ruler/niah_single_1", 1024, 0).source,
-        "words=petname"
-    );
-    assert_eq!(
-        example("ruler/niah_single_2", 1024, 0).source,
-        "essays=grammar words=petname"
-    );
+    assert_eq!(example("ruler/niah_single_1", 1024, 0).source, "words=petname");
+    assert_eq!(example("ruler/niah_single_2", 1024, 0).source, "essays=grammar words=petname");
     assert_eq!(example("ruler/cwe", 2048, 0).source, "words=petname");
     let published = example_with("ruler/vt", 1024, 0, Positions::Published, &Words);
     assert_eq!(published.source, "generated positions=published");
     let Some(data) = shared_data() else { return };
-    let options = TaskOptions {
-        data: Some(data),
-        ..TaskOptions::default()
-    };
-    let e = task("ruler/niah_single_2", &options)
-        .example(1024, 0, 1, &Words)
-        .unwrap();
+    let options = TaskOptions { data: Some(data), ..TaskOptions::default() };
+    let e = task("ruler/niah_single_2", &options).example(1024, 0, 1, &Words).unwrap();
     assert_eq!(e.source, "essays=PaulGrahamEssays.json words=wonderwords");
-    assert_eq!(
-        Ruler.expand("ruler", &options).unwrap()[11..],
-        ["ruler/qa_1", "ruler/qa_2"]
-    );
+    assert_eq!(Ruler.expand("ruler", &options).unwrap()[11..], ["ruler/qa_1", "ruler/qa_2"]);
 }
 
 #[test]
 fn published_essays_and_words_fill_too() {
     let Some(data) = shared_data() else { return };
-    let options = TaskOptions {
-        data: Some(data),
-        ..TaskOptions::default()
-    };
+    let options = TaskOptions { data: Some(data), ..TaskOptions::default() };
     for name in ["ruler/niah_single_2", "ruler/niah_multiquery", "ruler/cwe"] {
         let task = task(name, &options);
         for length in [1024, 8192, 131_072] {
             let e = task.example(length, 1, 2, &Subwords).unwrap();
             let total = total(&e, &Subwords);
-            assert!(
-                total <= length && total * 100 >= length * 95,
-                "{name}: {total} of {length}"
-            );
+            assert!(total <= length && total * 100 >= length * 95, "{name}: {total} of {length}");
         }
     }
 }
@@ -269,22 +195,14 @@ fn published_essays_and_words_fill_too() {
 #[test]
 #[ignore = "prints examples for reading"]
 fn print_examples() {
-    let options = TaskOptions {
-        data: shared_data(),
-        ..TaskOptions::default()
-    };
+    let options = TaskOptions { data: shared_data(), ..TaskOptions::default() };
     let mut names = all();
     names.extend(["ruler/qa_1".to_owned(), "ruler/qa_2".to_owned()]);
     for name in names {
         let length = if name == "ruler/qa_2" { 2048 } else { 1024 };
-        let e = task(&name, &options)
-            .example(length, 0, 42, &Words)
-            .unwrap();
+        let e = task(&name, &options).example(length, 0, 42, &Words).unwrap();
         println!("===== {name} ({}), {} words", e.source, total(&e, &Words));
-        println!(
-            "{}⟦question⟧{}⟦prefix⟧{}⟦answers⟧{:?}\n",
-            e.context, e.question, e.answer_prefix, e.references
-        );
+        println!("{}⟦question⟧{}⟦prefix⟧{}⟦answers⟧{:?}\n", e.context, e.question, e.answer_prefix, e.references);
     }
 }
 

@@ -17,11 +17,7 @@ use crate::tasks::seed::{Draw, example_seed};
 use crate::tasks::{Positions, TaskOptions};
 
 /// This base task.
-pub const BASE: Base = Base {
-    name: "vt",
-    file: include_str!("../../../tasks/ruler/vt.toml"),
-    make,
-};
+pub const BASE: Base = Base { name: "vt", file: include_str!("../../../tasks/ruler/vt.toml"), make };
 
 /// Parts of an example with draws of their own.
 mod part {
@@ -55,11 +51,7 @@ struct Tracking {
     parameters: Parameters,
 }
 
-fn make(
-    definition: &Definition,
-    task: &TaskDefinition,
-    _: &TaskOptions,
-) -> Result<Box<dyn Generator>> {
+fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(Tracking {
         definition: definition.clone(),
         shared: toml::from_str(BASE.file)?,
@@ -75,22 +67,12 @@ impl Generator for Tracking {
     fn generate(&self, request: &Request) -> Result<Draft> {
         let shot = self.shot(request)?;
         let most = request.length;
-        fit::fill(
-            request,
-            Units {
-                least: self.fewest_lines(),
-                most,
-                probe: 20,
-            },
-            |attempt, lines| {
-                let chains =
-                    self.chains(self.shared.letters, &mut request.draw(attempt, part::NAMES));
-                let mut draft =
-                    self.draft(&chains, lines, &mut request.draw(attempt, part::PLACES));
-                draft.context.insert_str(0, &shot);
-                Ok(draft)
-            },
-        )
+        fit::fill(request, Units { least: self.fewest_lines(), most, probe: 20 }, |attempt, lines| {
+            let chains = self.chains(self.shared.letters, &mut request.draw(attempt, part::NAMES));
+            let mut draft = self.draft(&chains, lines, &mut request.draw(attempt, part::PLACES));
+            draft.context.insert_str(0, &shot);
+            Ok(draft)
+        })
     }
 }
 
@@ -109,28 +91,13 @@ impl Tracking {
     /// The solved example, as long as fits into its own share of tokens (its shortest if none fits).
     fn shot(&self, request: &Request) -> Result<String> {
         let frame = request.counter.prompt_tokens("", "")?;
-        let alone = Request {
-            length: frame + self.shared.shot_tokens,
-            max_new_tokens: 0,
-            ..*request
-        };
-        let chains = self.chains(
-            self.shared.shot_letters,
-            &mut request.draw(0, part::SHOT_NAMES),
-        );
-        let units = Units {
-            least: self.fewest_lines(),
-            most: self.shared.shot_tokens,
-            probe: 4,
-        };
+        let alone = Request { length: frame + self.shared.shot_tokens, max_new_tokens: 0, ..*request };
+        let chains = self.chains(self.shared.shot_letters, &mut request.draw(0, part::SHOT_NAMES));
+        let units = Units { least: self.fewest_lines(), most: self.shared.shot_tokens, probe: 4 };
         let build = |lines| {
             let draft = self.draft(&chains, lines, &mut self.shot_places(request));
             // Counted as published: its text alone, before the answer.
-            Ok(Draft {
-                question: draft.question + &draft.answer_prefix,
-                answer_prefix: String::new(),
-                ..draft
-            })
+            Ok(Draft { question: draft.question + &draft.answer_prefix, answer_prefix: String::new(), ..draft })
         };
         let draft = match fit::largest(&alone, units, build) {
             Ok(fitted) => fitted.draft,
@@ -139,23 +106,15 @@ impl Tracking {
         };
         let prompt = format!("{}{}", draft.context, draft.question);
         let answer = draft.references.join(" ");
-        Ok(substitute(
-            &self.shared.shot,
-            &[
-                ("prompt", &prompt),
-                ("answer_prefix", ""),
-                ("answer", &answer),
-            ],
-        ))
+        Ok(substitute(&self.shared.shot, &[("prompt", &prompt), ("answer_prefix", ""), ("answer", &answer)]))
     }
 
     fn shot_places(&self, request: &Request) -> Draw {
         match request.positions {
             Positions::Varied => request.draw(0, part::SHOT_PLACES),
-            Positions::Published => Draw::new(
-                example_seed(request.run_seed, request.task, request.length, 0),
-                part::SHOT_PLACES,
-            ),
+            Positions::Published => {
+                Draw::new(example_seed(request.run_seed, request.task, request.length, 0), part::SHOT_PLACES)
+            }
         }
     }
 
@@ -163,14 +122,9 @@ impl Tracking {
         let mut taken = HashSet::new();
         (0..self.parameters.chains)
             .map(|_| {
-                let variables = (0..=self.parameters.hops)
-                    .map(|_| new_name(letters, &mut taken, draw))
-                    .collect();
+                let variables = (0..=self.parameters.hops).map(|_| new_name(letters, &mut taken, draw)).collect();
                 // The published bounds: randint(10000, 99999) without its upper end.
-                Chain {
-                    variables,
-                    value: draw.between(10_000, 99_998).to_string(),
-                }
+                Chain { variables, value: draw.between(10_000, 99_998).to_string() }
             })
             .collect()
     }
@@ -179,11 +133,7 @@ impl Tracking {
         let asked = &chains[0];
         let num_v = (self.parameters.hops + 1).to_string();
         let context = self.context(chains, lines, places);
-        let values = [
-            ("context", context.as_str()),
-            ("query", asked.value.as_str()),
-            ("num_v", num_v.as_str()),
-        ];
+        let values = [("context", context.as_str()), ("query", asked.value.as_str()), ("num_v", num_v.as_str())];
         Draft {
             context: substitute(&self.definition.context_template, &values),
             question: substitute(&self.definition.question_template, &values),
@@ -208,16 +158,11 @@ impl Tracking {
     }
 
     fn assignments(&self, chain: &Chain) -> Vec<String> {
-        let first = substitute(
-            &self.shared.first,
-            &[("variable", &chain.variables[0]), ("value", &chain.value)],
-        );
-        let links = chain.variables.windows(2).map(|pair| {
-            substitute(
-                &self.shared.link,
-                &[("previous", &pair[0]), ("variable", &pair[1])],
-            )
-        });
+        let first = substitute(&self.shared.first, &[("variable", &chain.variables[0]), ("value", &chain.value)]);
+        let links = chain
+            .variables
+            .windows(2)
+            .map(|pair| substitute(&self.shared.link, &[("previous", &pair[0]), ("variable", &pair[1])]));
         std::iter::once(first).chain(links).collect()
     }
 }
@@ -242,9 +187,7 @@ mod tests {
         for line in text.lines().filter_map(|l| l.strip_prefix("VAR ")) {
             let (name, from) = line.split_once(" = ").unwrap();
             let from = from.trim_end();
-            let known = from
-                .strip_prefix("VAR ")
-                .is_some_and(|v| holders.iter().any(|h| h == v));
+            let known = from.strip_prefix("VAR ").is_some_and(|v| holders.iter().any(|h| h == v));
             if from == value || known {
                 holders.push(name.to_owned());
             }
@@ -256,20 +199,11 @@ mod tests {
     fn the_chain_in_the_text_is_the_answer() {
         for index in 0..20 {
             let e = example("ruler/vt", 2048, index);
-            let value = e
-                .question
-                .split("the value ")
-                .nth(1)
-                .unwrap()
-                .split(' ')
-                .next()
-                .unwrap();
+            let value = e.question.split("the value ").nth(1).unwrap().split(' ').next().unwrap();
             let (_, main) = e.context.rsplit_once("Memorize and track").unwrap();
             assert_eq!(follow(main, value), e.references);
             assert_eq!(e.references.len(), 5);
-            assert!(e.answer_prefix.contains(&format!(
-                "5 variables are assigned the value {value}, they are: "
-            )));
+            assert!(e.answer_prefix.contains(&format!("5 variables are assigned the value {value}, they are: ")));
         }
     }
 
@@ -277,60 +211,35 @@ mod tests {
     fn a_solved_example_comes_first() {
         let e = example("ruler/vt", 2048, 4);
         let (shot, main) = e.context.split_once("\n\nMemorize and track").unwrap();
-        assert!(shot.starts_with("Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"));
+        assert!(
+            shot.starts_with(
+                "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+            )
+        );
         let answer = shot.rsplit_once("they are:  ").unwrap().1;
-        let value = shot
-            .rsplit_once("assigned the value ")
-            .unwrap()
-            .1
-            .split(',')
-            .next()
-            .unwrap();
+        let value = shot.rsplit_once("assigned the value ").unwrap().1.split(',').next().unwrap();
         assert_eq!(follow(shot, value), answer.split(' ').collect::<Vec<_>>());
         assert!(answer.split(' ').all(|name| name.len() == 3));
         assert!(main.starts_with(" the chain(s)"));
-        let words = shot
-            .rsplit_once("they are: ")
-            .unwrap()
-            .0
-            .split_whitespace()
-            .count();
-        assert!(
-            (460..=500).contains(&words),
-            "the solved example has {words} words"
-        );
+        let words = shot.rsplit_once("they are: ").unwrap().0.split_whitespace().count();
+        assert!((460..=500).contains(&words), "the solved example has {words} words");
     }
 
     #[test]
     fn links_keep_the_published_trailing_space() {
         let e = example("ruler/vt", 1024, 0);
-        assert_eq!(
-            e.context
-                .lines()
-                .filter(|l| l.starts_with("VAR ") && l.ends_with(' '))
-                .count(),
-            8
-        );
+        assert_eq!(e.context.lines().filter(|l| l.starts_with("VAR ") && l.ends_with(' ')).count(), 8);
     }
 
     fn shot_lines(positions: Positions, index: usize) -> Vec<usize> {
         let e = example_with("ruler/vt", 2048, index, positions, &Words);
         let shot = e.context.split("\n\nMemorize").next().unwrap().to_owned();
-        shot.lines()
-            .enumerate()
-            .filter(|(_, l)| l.starts_with("VAR"))
-            .map(|(i, _)| i)
-            .collect()
+        shot.lines().enumerate().filter(|(_, l)| l.starts_with("VAR")).map(|(i, _)| i).collect()
     }
 
     #[test]
     fn the_solved_example_is_laid_out_once_only_if_published() {
-        let distinct = |positions| {
-            (0..8)
-                .map(|i| shot_lines(positions, i))
-                .collect::<HashSet<_>>()
-                .len()
-        };
+        let distinct = |positions| (0..8).map(|i| shot_lines(positions, i)).collect::<HashSet<_>>().len();
         assert_eq!(distinct(Positions::Published), 1);
         assert!(distinct(Positions::Varied) > 4);
     }

@@ -40,15 +40,10 @@ impl Essays {
     /// # Errors
     /// If the file cannot be read, is not such JSON, or has no words.
     pub fn from_json(path: &Path) -> Result<Self> {
-        let json = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let json = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let file: EssayFile = serde_json::from_str(&json).map_err(|e| {
-            UsageError::new(format!(
-                "{}:{}: not an essay file: {e}",
-                path.display(),
-                e.line()
-            ))
-            .hint("expected one JSON object with the field `text`")
+            UsageError::new(format!("{}:{}: not an essay file: {e}", path.display(), e.line()))
+                .hint("expected one JSON object with the field `text`")
         })?;
         Self::from_text(path, &file.text)
     }
@@ -60,8 +55,7 @@ impl Essays {
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let mut text = String::new();
         for path in text_files(folder)? {
-            let bytes =
-                std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
             text.push_str(&String::from_utf8_lossy(&bytes));
             text.push('\n');
         }
@@ -73,13 +67,8 @@ impl Essays {
         if words.is_empty() {
             return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
         }
-        let label = path
-            .file_name()
-            .map_or_else(|| "essays".to_owned(), |n| n.to_string_lossy().into_owned());
-        Ok(Self::Text {
-            label,
-            words: words.into(),
-        })
+        let label = path.file_name().map_or_else(|| "essays".to_owned(), |n| n.to_string_lossy().into_owned());
+        Ok(Self::Text { label, words: words.into() })
     }
 
     /// `grammar` or the name of the file or folder, for the record.
@@ -93,10 +82,7 @@ impl Essays {
     /// A reader from the beginning of the haystack; `seed` and `stream` choose the grammar's text.
     pub fn reader(&self, seed: u64, stream: u64) -> Reader {
         match self {
-            Self::Grammar => Reader::Growing {
-                words: Vec::new(),
-                draw: Box::new(Draw::new(seed, stream)),
-            },
+            Self::Grammar => Reader::Growing { words: Vec::new(), draw: Box::new(Draw::new(seed, stream)) },
             Self::Text { words, .. } => Reader::Fixed(Arc::clone(words)),
         }
     }
@@ -107,13 +93,10 @@ impl Essays {
 /// # Errors
 /// If the folder cannot be read.
 pub fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder)
-        .with_context(|| format!("cannot read the folder {}", folder.display()))?;
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry
-            .with_context(|| format!("cannot read the folder {}", folder.display()))?
-            .path();
+        let path = entry.with_context(|| format!("cannot read the folder {}", folder.display()))?.path();
         if path.extension().is_some_and(|e| e == "txt") {
             files.push(path);
         }
@@ -185,8 +168,8 @@ pub fn sentences(text: &str) -> Vec<&str> {
 
 fn ends_sentence(word: &str) -> bool {
     const ABBREVIATIONS: [&str; 22] = [
-        "mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "e.g", "i.e", "cf", "no",
-        "vol", "fig", "inc", "co", "ltd", "u.s", "a.m", "p.m",
+        "mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "e.g", "i.e", "cf", "no", "vol", "fig", "inc",
+        "co", "ltd", "u.s", "a.m", "p.m",
     ];
     let word = word.trim_end_matches(['"', '\'', ')', ']', '”', '’']);
     if word.ends_with(['!', '?']) {
@@ -195,18 +178,13 @@ fn ends_sentence(word: &str) -> bool {
     let Some(stem) = word.strip_suffix('.') else {
         return false;
     };
-    let stem = stem
-        .trim_start_matches(['"', '\'', '(', '[', '“', '‘'])
-        .to_lowercase();
-    let is_initial =
-        stem.chars().count() == 1 && stem != "i" && stem.chars().all(char::is_alphabetic);
+    let stem = stem.trim_start_matches(['"', '\'', '(', '[', '“', '‘']).to_lowercase();
+    let is_initial = stem.chars().count() == 1 && stem != "i" && stem.chars().all(char::is_alphabetic);
     !is_initial && !ABBREVIATIONS.contains(&stem.as_str())
 }
 
 fn may_start_sentence(rest: &str) -> bool {
-    rest.chars()
-        .find(|c| c.is_alphanumeric())
-        .is_none_or(|c| !c.is_lowercase())
+    rest.chars().find(|c| c.is_alphanumeric()).is_none_or(|c| !c.is_lowercase())
 }
 
 #[cfg(test)]
@@ -252,21 +230,10 @@ mod tests {
         std::fs::write(dir.path().join("b.txt"), "two").unwrap();
         std::fs::write(dir.path().join("a.txt"), "one").unwrap();
         std::fs::write(dir.path().join("c.md"), "no").unwrap();
-        assert_eq!(
-            Essays::from_folder(dir.path())
-                .unwrap()
-                .reader(0, 0)
-                .text(2),
-            "one two"
-        );
+        assert_eq!(Essays::from_folder(dir.path()).unwrap().reader(0, 0).text(2), "one two");
         let bad = dir.path().join("e.json");
         std::fs::write(&bad, "{\n\"text\": 3}").unwrap();
-        assert!(
-            Essays::from_json(&bad)
-                .unwrap_err()
-                .to_string()
-                .contains("e.json:2")
-        );
+        assert!(Essays::from_json(&bad).unwrap_err().to_string().contains("e.json:2"));
         assert!(Essays::from_folder(&dir.path().join("none")).is_err());
     }
 

@@ -57,19 +57,12 @@ struct Mixed {
 
 impl Mixed {
     fn new(own: &str, more: &[&str]) -> Self {
-        Self {
-            own: list(own),
-            more: more.iter().map(|w| (*w).to_owned()).collect(),
-        }
+        Self { own: list(own), more: more.iter().map(|w| (*w).to_owned()).collect() }
     }
 
     /// One word in three comes from the crate.
     fn pick(&self, draw: &mut Draw) -> &str {
-        let words = if draw.below(3) == 0 {
-            &self.more
-        } else {
-            &self.own
-        };
+        let words = if draw.below(3) == 0 { &self.more } else { &self.own };
         draw.pick::<String>(words)
     }
 }
@@ -189,9 +182,7 @@ fn parse(pattern: &str) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut rest = pattern;
     while let Some((before, after)) = rest.split_once('{') {
-        let (name, tail) = after
-            .split_once('}')
-            .expect("every brace of a pattern is closed");
+        let (name, tail) = after.split_once('}').expect("every brace of a pattern is closed");
         if !before.is_empty() {
             pieces.push(Piece::Text(before.to_owned()));
         }
@@ -220,11 +211,7 @@ fn placeholder(name: &str) -> Piece {
 }
 
 fn with_article(word: &str) -> String {
-    let article = if word.starts_with(['a', 'e', 'i', 'o', 'u']) {
-        "an"
-    } else {
-        "a"
-    };
+    let article = if word.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {word}")
 }
 
@@ -245,9 +232,7 @@ mod tests {
     #[test]
     fn sentences_are_whole_and_hardly_repeat() {
         let mut draw = Draw::new(5, 0);
-        let sentences: Vec<String> = (0..5_000)
-            .map(|_| Grammar::house().sentence(&mut draw))
-            .collect();
+        let sentences: Vec<String> = (0..5_000).map(|_| Grammar::house().sentence(&mut draw)).collect();
         for s in &sentences {
             assert!(s.ends_with(['.', '?']), "{s}");
             assert!(s.starts_with(|c: char| c.is_uppercase()), "{s}");

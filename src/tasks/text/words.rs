@@ -50,11 +50,7 @@ impl Words {
         let adjectives = read_list(folder, "adjectivelist.txt")?;
         let verbs = read_list(folder, "verblist.txt")?;
         let pool = sorted_set(nouns.iter().chain(&adjectives).chain(&verbs).cloned());
-        let label = if is_wonderwords(folder) {
-            "wonderwords"
-        } else {
-            "wordlists"
-        };
+        let label = if is_wonderwords(folder) { "wonderwords" } else { "wordlists" };
         Ok(Self {
             adjectives: sorted_set(adjectives).into(),
             nouns: sorted_set(nouns).into(),
@@ -65,33 +61,16 @@ impl Words {
 
     fn gather() -> Self {
         let petnames = petname::Petnames::medium();
-        let list = |words: &[&str]| {
-            sorted_set(
-                words
-                    .iter()
-                    .filter(|w| is_plain(w))
-                    .map(|w| (*w).to_owned()),
-            )
-        };
+        let list = |words: &[&str]| sorted_set(words.iter().filter(|w| is_plain(w)).map(|w| (*w).to_owned()));
         let adjectives = list(&petnames.adjectives);
         let nouns = list(&petnames.nouns);
         let adverbs = list(&petnames.adverbs);
         let mut pool = sorted_set(adjectives.iter().chain(&nouns).chain(&adverbs).cloned());
         let known: HashSet<String> = pool.iter().cloned().collect();
         let missing = POOL.saturating_sub(pool.len());
-        pool.extend(
-            plainest_words()
-                .filter(|w| !known.contains(*w))
-                .take(missing)
-                .map(str::to_owned),
-        );
+        pool.extend(plainest_words().filter(|w| !known.contains(*w)).take(missing).map(str::to_owned));
         pool.sort_unstable();
-        Self {
-            adjectives: adjectives.into(),
-            nouns: nouns.into(),
-            pool: pool.into(),
-            label: "petname",
-        }
+        Self { adjectives: adjectives.into(), nouns: nouns.into(), pool: pool.into(), label: "petname" }
     }
 
     /// Where the words come from, for the record: `petname`, `wonderwords` or `wordlists`.
@@ -120,12 +99,7 @@ impl Words {
         let mut draw = Draw::new(seed, stream);
         let mut order: Vec<&str> = self.pool.iter().map(String::as_str).collect();
         draw.shuffle(&mut order);
-        Shuffled {
-            words: self,
-            order,
-            draw,
-            has_tail: false,
-        }
+        Shuffled { words: self, order, draw, has_tail: false }
     }
 }
 
@@ -158,19 +132,13 @@ impl<'a> Shuffled<'a> {
 
 /// The large dictionary without blocked and very short or very long words.
 fn dictionary() -> impl Iterator<Item = &'static str> {
-    random_word::all(random_word::Lang::En)
-        .iter()
-        .copied()
-        .filter(|w| is_plain(w))
+    random_word::all(random_word::Lang::En).iter().copied().filter(|w| is_plain(w))
 }
 
 /// Dictionary words of four to eight letters, those with most relatives (plays, played, player, replay,
 /// …) first. A word-game dictionary has no frequencies, and common words are those that breed.
 fn plainest_words() -> impl Iterator<Item = &'static str> {
-    let all: HashSet<&str> = random_word::all(random_word::Lang::En)
-        .iter()
-        .copied()
-        .collect();
+    let all: HashSet<&str> = random_word::all(random_word::Lang::En).iter().copied().collect();
     let mut ranked: Vec<(usize, &'static str)> = dictionary()
         .filter(|w| (4..=8).contains(&w.len()) && !is_inflected(w, &all))
         .map(|w| (relatives(w, &all), w))
@@ -181,47 +149,29 @@ fn plainest_words() -> impl Iterator<Item = &'static str> {
 
 fn relatives(word: &str, all: &HashSet<&str>) -> usize {
     const ENDINGS: [&str; 18] = [
-        "s", "es", "ed", "d", "ing", "er", "r", "ers", "rs", "ly", "ness", "able", "ful", "less",
-        "like", "y", "man", "work",
+        "s", "es", "ed", "d", "ing", "er", "r", "ers", "rs", "ly", "ness", "able", "ful", "less", "like", "y", "man",
+        "work",
     ];
-    const BEGINNINGS: [&str; 9] = [
-        "un", "re", "out", "over", "mis", "under", "pre", "sub", "inter",
-    ];
+    const BEGINNINGS: [&str; 9] = ["un", "re", "out", "over", "mis", "under", "pre", "sub", "inter"];
     let stem = word.strip_suffix('e').unwrap_or(word);
-    let endings = ENDINGS
-        .iter()
-        .filter(|end| all.contains(format!("{word}{end}").as_str()))
-        .count();
-    let dropped_e = ["ing", "able", "y"]
-        .iter()
-        .filter(|end| stem != word && all.contains(format!("{stem}{end}").as_str()))
-        .count();
-    let beginnings = BEGINNINGS
-        .iter()
-        .filter(|start| all.contains(format!("{start}{word}").as_str()))
-        .count();
+    let endings = ENDINGS.iter().filter(|end| all.contains(format!("{word}{end}").as_str())).count();
+    let dropped_e =
+        ["ing", "able", "y"].iter().filter(|end| stem != word && all.contains(format!("{stem}{end}").as_str())).count();
+    let beginnings = BEGINNINGS.iter().filter(|start| all.contains(format!("{start}{word}").as_str())).count();
     endings + dropped_e + beginnings
 }
 
 /// Whether `word` looks like a plural or a past tense of another word.
 fn is_inflected(word: &str, all: &HashSet<&str>) -> bool {
-    ["s", "es", "ed", "d", "ing"].iter().any(|end| {
-        word.strip_suffix(end)
-            .is_some_and(|stem| all.contains(stem))
-    })
+    ["s", "es", "ed", "d", "ing"].iter().any(|end| word.strip_suffix(end).is_some_and(|stem| all.contains(stem)))
 }
 
 fn is_plain(word: &str) -> bool {
-    (3..=12).contains(&word.len())
-        && word.bytes().all(|b| b.is_ascii_lowercase())
-        && !is_blocked(word)
+    (3..=12).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase()) && !is_blocked(word)
 }
 
 fn is_blocked(word: &str) -> bool {
-    BLOCKED
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.is_empty())
-        .any(|stem| word.contains(stem))
+    BLOCKED.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).any(|stem| word.contains(stem))
 }
 
 fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
@@ -237,12 +187,7 @@ fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
         UsageError::new(format!("cannot read the word list {}: {e}", path.display()))
             .hint("a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line")
     })?;
-    let words: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|w| !w.is_empty())
-        .map(str::to_owned)
-        .collect();
+    let words: Vec<String> = text.lines().map(str::trim).filter(|w| !w.is_empty()).map(str::to_owned).collect();
     if words.is_empty() {
         return Err(UsageError::new(format!("the word list {} is empty", path.display())).into());
     }
@@ -251,10 +196,7 @@ fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
 
 fn is_wonderwords(folder: &Path) -> bool {
     std::fs::read(folder.join("nounlist.txt")).is_ok_and(|bytes| {
-        let digest: String = Sha256::digest(&bytes)
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
+        let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
         digest == WONDERWORDS_NOUNS
     })
 }
@@ -270,10 +212,7 @@ mod tests {
         let distinct: HashSet<&String> = words.pool.iter().collect();
         assert_eq!(distinct.len(), words.pool_len());
         assert!(words.pool.iter().all(|w| is_plain(w)));
-        assert!(
-            words.adjectives.len() * words.nouns.len() > 1_000_000,
-            "keys must hardly ever repeat"
-        );
+        assert!(words.adjectives.len() * words.nouns.len() > 1_000_000, "keys must hardly ever repeat");
     }
 
     #[test]
@@ -291,11 +230,9 @@ mod tests {
     #[test]
     fn a_folder_gives_exactly_its_words() {
         let dir = tempfile::tempdir().unwrap();
-        for (file, text) in [
-            ("nounlist.txt", "cat\ndog\n"),
-            ("adjectivelist.txt", "red\nred\n"),
-            ("verblist.txt", "go\ncat\n"),
-        ] {
+        for (file, text) in
+            [("nounlist.txt", "cat\ndog\n"), ("adjectivelist.txt", "red\nred\n"), ("verblist.txt", "go\ncat\n")]
+        {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
         let words = Words::from_folder(dir.path()).unwrap();
@@ -310,29 +247,18 @@ mod tests {
         let error = Words::from_folder(dir.path()).unwrap_err();
         assert!(error.to_string().contains("nounlist.txt"), "{error}");
         std::fs::write(dir.path().join("nounlist.txt"), "\n\n").unwrap();
-        assert!(
-            Words::from_folder(dir.path())
-                .unwrap_err()
-                .to_string()
-                .contains("empty")
-        );
+        assert!(Words::from_folder(dir.path()).unwrap_err().to_string().contains("empty"));
     }
 
     #[test]
     fn wonderwords_lists_are_recognised() {
-        let folder = Path::new(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../shared/data/wordlists"
-        ));
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data/wordlists"));
         if !folder.is_dir() {
             eprintln!("skipped: no folder {}", folder.display());
             return;
         }
         let words = Words::from_folder(folder).unwrap();
         assert_eq!(words.label(), "wonderwords");
-        assert_eq!(
-            (words.nouns.len(), words.adjectives.len(), words.pool_len()),
-            (6_782, 910, 8_166)
-        );
+        assert_eq!((words.nouns.len(), words.adjectives.len(), words.pool_len()), (6_782, 910, 8_166));
     }
 }
