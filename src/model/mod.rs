@@ -5,7 +5,9 @@
 
 pub mod chat;
 pub mod config;
+pub mod decoder;
 pub mod hub;
+pub mod linear;
 pub mod rope;
 pub mod source;
 pub mod tokenizer;

@@ -1,0 +1,364 @@
+//! The decoder: dense prefill into a shared prefix, then steps in which each stream attends by its own
+//! method.
+//!
+//! Streams of one example run in lock-step: all their rows pass each weight matrix together, so the
+//! weights are read once for all methods and budgets. A row's arithmetic does not depend on the rows
+//! it shares a step with.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+
+use super::config::ModelConfig;
+use super::linear::{Linear, Matrix};
+use super::rope::{Rope, RopeTable, apply};
+use super::weights::{Weights, WeightsError};
+use crate::attention::Fork;
+use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
+use crate::kernels::cpu::prefill::{PackedHead, causal_attention};
+use crate::kv::{KvDtype, LayerKv, Prefix};
+
+/// Prompt tokens that pass the layers together; bounds the memory of activations.
+const PREFILL_CHUNK: usize = 2048;
+
+/// Weight bytes up to which threads work on streams of their own rather than share each product:
+/// weights that stay in the caches cost nothing to read twice.
+const SMALL_MODEL_BYTES: usize = 64 << 20;
+
+/// A Llama-family decoder with its weights in memory.
+pub struct Decoder {
+    config: ModelConfig,
+    rope: Rope,
+    embedding: Matrix,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: Matrix,
+    dtype: KvDtype,
+}
+
+struct Layer {
+    attention_norm: Vec<f32>,
+    /// Queries, keys and values stacked.
+    qkv: Linear,
+    /// Norms of each query and key head (Qwen3).
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    output: Linear,
+    mlp_norm: Vec<f32>,
+    /// Gate and up projections stacked.
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// What prefill leaves: the shared prefix and the logits of its last token.
+pub struct Prefill {
+    /// Keys and values of all layers.
+    pub prefix: Arc<Prefix>,
+    /// `[vocab_size]`, empty if the prefix is.
+    pub logits: Vec<f32>,
+}
+
+/// One run's part of a step: tokens to read, in order, under its method.
+pub struct Stream<'a> {
+    /// The run.
+    pub fork: &'a mut Fork,
+    /// Tokens that follow what the fork holds; at least one.
+    pub tokens: &'a [u32],
+}
+
+impl Decoder {
+    /// Reads the weights, converted to `dtype`, which keys and values are stored in as well.
+    ///
+    /// # Errors
+    /// A tensor that is missing, misshapen or cannot be read.
+    pub fn load(config: &ModelConfig, weights: &Weights, dtype: KvDtype) -> Result<Self, WeightsError> {
+        let loader = Loader { config, weights, dtype };
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = loader.matrix(&["model.embed_tokens"], &[vocab], hidden)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding.clone(),
+            false => loader.matrix(&["lm_head"], &[vocab], hidden)?,
+        };
+        Ok(Self {
+            rope: Rope::new(&config.rope, config.head_dim, config.max_position_embeddings),
+            embedding,
+            layers: (0..config.layers).into_par_iter().map(|l| loader.layer(l)).collect::<Result<_, _>>()?,
+            norm: loader.vector("model.norm.weight", hidden)?,
+            head,
+            dtype,
+            config: config.clone(),
+        })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Storage type of weights, keys and values.
+    pub fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// Bytes of all weights in memory.
+    pub fn weight_bytes(&self) -> usize {
+        let layer =
+            |l: &Layer| [&l.qkv, &l.output, &l.gate_up, &l.down].iter().map(|m| m.weight.bytes()).sum::<usize>();
+        let head = if self.config.tie_word_embeddings { 0 } else { self.head.bytes() };
+        self.embedding.bytes() + head + self.layers.iter().map(layer).sum::<usize>()
+    }
+
+    /// Whether streams should be dealt out to threads instead of sharing each product.
+    pub fn is_small(&self) -> bool {
+        self.weight_bytes() <= SMALL_MODEL_BYTES
+    }
+
+    /// Bytes of keys and values of one token over all layers.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()
+    }
+
+    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights.
+    pub fn prefill_bytes(&self, tokens: usize) -> usize {
+        let c = &self.config;
+        let rows = tokens.min(PREFILL_CHUNK);
+        let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
+        let packed = 2 * tokens * c.kv_heads * c.head_dim;
+        tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
+    }
+
+    /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
+    /// these are the beginning; only `dynamic` RoPE depends on it.
+    ///
+    /// # Errors
+    /// If a matrix product fails.
+    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill> {
+        let c = &self.config;
+        let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
+        let mut kv: Vec<LayerKv> = (0..c.layers).map(new_layer).collect();
+        let mut table = RopeTable::new(&self.rope, prompt_tokens);
+        table.grow(tokens.len());
+        let mut last = Vec::new();
+        for (i, chunk) in tokens.chunks(PREFILL_CHUNK).enumerate() {
+            let mut x = self.embed(chunk);
+            for (layer, kv) in self.layers.iter().zip(&mut kv) {
+                self.prefill_layer(layer, kv, &table, i * PREFILL_CHUNK, &mut x)?;
+            }
+            last = x.split_off(x.len() - c.hidden_size);
+        }
+        let logits = if last.is_empty() { Vec::new() } else { self.logits(&last) };
+        Ok(Prefill { prefix: Prefix::new(kv), logits })
+    }
+
+    /// Logits `[tokens][vocab_size]` at every position of a prompt read densely in one piece.
+    ///
+    /// # Errors
+    /// If a matrix product fails.
+    pub fn all_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let c = &self.config;
+        let mut table = RopeTable::new(&self.rope, tokens.len());
+        table.grow(tokens.len());
+        let mut x = self.embed(tokens);
+        for layer in &self.layers {
+            let mut kv = LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
+            self.prefill_layer(layer, &mut kv, &table, 0, &mut x)?;
+        }
+        self.head.times_many(self.normed(&x, &self.norm)).context("output matrix")
+    }
+
+    fn prefill_layer(
+        &self,
+        layer: &Layer,
+        kv: &mut LayerKv,
+        table: &RopeTable,
+        first: usize,
+        x: &mut [f32],
+    ) -> Result<()> {
+        let c = &self.config;
+        let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
+        let mut qkv = layer.qkv.many(self.normed(x, &layer.attention_norm)).context("qkv projection")?;
+        qkv.par_chunks_exact_mut(width).enumerate().for_each(|(i, row)| {
+            self.rotate(layer, row, table.cos(first + i), table.sin(first + i));
+        });
+        for row in qkv.chunks_exact(width) {
+            let (key, value) = row[q_width..].split_at(c.kv_heads * d);
+            kv.append(key, value);
+        }
+        let packed: Vec<PackedHead> =
+            (0..c.kv_heads).into_par_iter().map(|h| PackedHead::new(kv.keys.head(h), kv.values.head(h), d)).collect();
+        let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
+        drop(qkv);
+        let mut attended = vec![0.0; queries.len()];
+        causal_attention(&queries, &packed, c.heads, 1.0 / (d as f32).sqrt(), &mut attended);
+        drop((queries, packed));
+        add(x, &layer.output.many(attended).context("attention output")?);
+        let gate_up = layer.gate_up.many(self.normed(x, &layer.mlp_norm)).context("mlp")?;
+        let mut gated = vec![0.0; gate_up.len() / 2];
+        silu_gate(&gate_up, c.intermediate_size, &mut gated);
+        drop(gate_up);
+        add(x, &layer.down.many(gated).context("mlp output")?);
+        Ok(())
+    }
+
+    /// Feeds each stream its tokens, in lock-step through the layers; returns the logits after the last
+    /// token of each. `prompt_tokens` is the length of the example's prompt.
+    pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+        let c = &self.config;
+        let angles = self.angles(streams, prompt_tokens);
+        let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
+        let mut x = self.embed(&tokens);
+        for (l, layer) in self.layers.iter().enumerate() {
+            let qkv = layer.qkv.few(&self.normed(&x, &layer.attention_norm));
+            let attended = self.attend_streams(l, layer, streams, qkv, &angles);
+            add(&mut x, &layer.output.few(&attended));
+            let gate_up = layer.gate_up.few(&self.normed(&x, &layer.mlp_norm));
+            let mut gated = vec![0.0; gate_up.len() / 2];
+            silu_gate(&gate_up, c.intermediate_size, &mut gated);
+            add(&mut x, &layer.down.few(&gated));
+        }
+        let mut end = 0;
+        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
+        for stream in streams {
+            end += stream.tokens.len();
+            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
+        }
+        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Cos and sin, one after the other, for each row of a step.
+    fn angles(&self, streams: &[Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+        let half = self.config.head_dim / 2;
+        let row = |position: usize| {
+            let mut both = vec![0.0; 2 * half];
+            let (cos, sin) = both.split_at_mut(half);
+            self.rope.row(position, prompt_tokens.max(position + 1), cos, sin);
+            both
+        };
+        streams.iter().flat_map(|s| (0..s.tokens.len()).map(|i| s.fork.tokens() + i)).map(row).collect()
+    }
+
+    fn attend_streams(
+        &self,
+        index: usize,
+        layer: &Layer,
+        streams: &mut [Stream<'_>],
+        mut qkv: Vec<f32>,
+        angles: &[Vec<f32>],
+    ) -> Vec<f32> {
+        let c = &self.config;
+        let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let width = q_width + 2 * kv_width;
+        let mut attended = vec![0.0; qkv.len() / width * q_width];
+        let mut work = Vec::with_capacity(streams.len());
+        let (mut qkv_rest, mut out_rest, mut angles_rest) = (qkv.as_mut_slice(), attended.as_mut_slice(), angles);
+        for stream in streams {
+            let rows = stream.tokens.len();
+            let (qkv, out, angle);
+            (qkv, qkv_rest) = qkv_rest.split_at_mut(rows * width);
+            (out, out_rest) = out_rest.split_at_mut(rows * q_width);
+            (angle, angles_rest) = angles_rest.split_at(rows);
+            work.push((&mut *stream.fork, qkv, out, angle));
+        }
+        let attend = |(fork, qkv, out, angles): (&mut Fork, &mut [f32], &mut [f32], &[Vec<f32>])| {
+            for ((row, out), angle) in qkv.chunks_exact_mut(width).zip(out.chunks_exact_mut(q_width)).zip(angles) {
+                let (cos, sin) = angle.split_at(c.head_dim / 2);
+                self.rotate(layer, row, cos, sin);
+                let (query, kv) = row.split_at(q_width);
+                let (key, value) = kv.split_at(kv_width);
+                fork.step(index, query, key, value, out);
+            }
+        };
+        match self.is_small() {
+            true => work.into_iter().for_each(attend),
+            false => work.into_par_iter().for_each(attend),
+        }
+        attended
+    }
+
+    /// Norms (Qwen3) and rotates the query and key heads of one row of the stacked projection.
+    fn rotate(&self, layer: &Layer, row: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let c = &self.config;
+        let (queries, rest) = row.split_at_mut(c.heads * c.head_dim);
+        let keys = &mut rest[..c.kv_heads * c.head_dim];
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            for (heads, weight) in [(&mut *queries, q_norm), (&mut *keys, k_norm)] {
+                let normed = self.normed(heads, weight);
+                heads.copy_from_slice(&normed);
+            }
+        }
+        for head in queries.chunks_exact_mut(c.head_dim).chain(keys.chunks_exact_mut(c.head_dim)) {
+            apply(head, cos, sin);
+        }
+    }
+
+    fn embed(&self, tokens: &[u32]) -> Vec<f32> {
+        let hidden = self.config.hidden_size;
+        let mut x = vec![0.0; tokens.len() * hidden];
+        for (row, token) in x.chunks_exact_mut(hidden).zip(tokens) {
+            self.embedding.read_row(*token as usize, row);
+        }
+        x
+    }
+
+    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
+        out
+    }
+
+    fn logits(&self, x: &[f32]) -> Vec<f32> {
+        self.head.times_few(&self.normed(x, &self.norm))
+    }
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Names and shapes of a checkpoint's tensors.
+struct Loader<'a> {
+    config: &'a ModelConfig,
+    weights: &'a Weights,
+    dtype: KvDtype,
+}
+
+impl Loader<'_> {
+    fn layer(&self, index: usize) -> Result<Layer, WeightsError> {
+        let c = self.config;
+        let (hidden, q, kv, inner) =
+            (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size);
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let [wq, wk, wv, wo] = ["q", "k", "v", "o"].map(|p| name(&format!("self_attn.{p}_proj")));
+        let [gate, up, down] = ["gate", "up", "down"].map(|p| name(&format!("mlp.{p}_proj")));
+        let qk_norm = |part: &str| self.vector(&name(&format!("self_attn.{part}_norm.weight")), c.head_dim);
+        Ok(Layer {
+            attention_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
+            qkv: self.linear(&[&wq, &wk, &wv], &[q, kv, kv], hidden, c.qkv_bias)?,
+            qk_norm: if c.qk_norm { Some((qk_norm("q")?, qk_norm("k")?)) } else { None },
+            output: self.linear(&[&wo], &[hidden], q, c.output_bias)?,
+            mlp_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            gate_up: self.linear(&[&gate, &up], &[inner, inner], hidden, c.mlp_bias)?,
+            down: self.linear(&[&down], &[hidden], inner, c.mlp_bias)?,
+        })
+    }
+
+    fn linear(&self, names: &[&str], outputs: &[usize], inputs: usize, bias: bool) -> Result<Linear, WeightsError> {
+        let part = |(name, n): (&&str, &usize)| self.vector(&format!("{name}.bias"), *n);
+        let bias: Vec<Vec<f32>> =
+            if bias { names.iter().zip(outputs).map(part).collect::<Result<_, _>>()? } else { Vec::new() };
+        Ok(Linear {
+            weight: self.matrix(names, outputs, inputs)?,
+            bias: (!bias.is_empty()).then(|| bias.concat()),
+        })
+    }
+
+    fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
+        let read = |(name, n): (&&str, &usize)| self.weights.read(&format!("{name}.weight"), &[*n, inputs]);
+        let tensors: Vec<_> = names.iter().zip(outputs).map(read).collect::<Result<_, _>>()?;
+        Ok(Matrix::stack(&tensors, inputs, self.dtype))
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        Ok(self.weights.read(name, &[len])?.to_f32())
+    }
+}

@@ -1,0 +1,143 @@
+//! The forward pass against Hugging Face transformers, on tiny random checkpoints of every supported
+//! architecture and RoPE variant, at positions beyond 1,000 (`scripts/make_golden_models.py`).
+
+use std::path::Path;
+
+use serde_json::Value;
+use spattn::attention::methods::configure;
+use spattn::attention::{Fork, IndexCache, Policy, expand_grid};
+use spattn::kernels::cpu::topk::argmax;
+use spattn::kv::KvDtype;
+use spattn::model::config::ModelConfig;
+use spattn::model::decoder::{Decoder, Prefill, Stream};
+use spattn::model::weights::Weights;
+
+const MODELS: [&str; 9] = [
+    "llama3",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-yarn",
+    "llama-bias",
+    "llama-sharded",
+    "mistral",
+    "qwen2",
+    "qwen3",
+];
+
+struct Golden {
+    decoder: Decoder,
+    prompt: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<Vec<f32>>,
+    continuation: Vec<u32>,
+    last_logits: Vec<f32>,
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn load(name: &str) -> Golden {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models").join(name);
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let config = ModelConfig::parse(&read("config.json"), "config.json").unwrap();
+    let weights = Weights::open_folder(&folder).unwrap();
+    let golden: Value = serde_json::from_str(&read("golden.json")).unwrap();
+    Golden {
+        decoder: Decoder::load(&config, &weights, KvDtype::F32).unwrap(),
+        prompt: ids(&golden["prompt"]),
+        positions: ids(&golden["positions"]).into_iter().map(|p| p as usize).collect(),
+        logits: golden["logits"].as_array().unwrap().iter().map(floats).collect(),
+        continuation: ids(&golden["continuation"]),
+        last_logits: floats(&golden["last_logits"]),
+    }
+}
+
+fn full_fork(prefill: &Prefill) -> Fork {
+    let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();
+    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&full, false)
+}
+
+fn assert_close(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "{what}: off by {worst}");
+}
+
+#[test]
+fn logits_equal_the_reference_at_positions_beyond_1000() {
+    for name in MODELS {
+        let g = load(name);
+        let all = g.decoder.all_logits(&g.prompt).unwrap();
+        let vocab = g.decoder.config().vocab_size;
+        for (position, expected) in g.positions.iter().zip(&g.logits) {
+            assert_close(&all[position * vocab..][..vocab], expected, &format!("{name} at {position}"));
+        }
+    }
+}
+
+#[test]
+fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
+    for name in MODELS {
+        let g = load(name);
+        let n = g.prompt.len();
+        for prefix in [n, n - 40, 3] {
+            let prefill = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
+            let mut fork = full_fork(&prefill);
+            let mut logits = prefill.logits;
+            if prefix < n {
+                let mut streams = [Stream { fork: &mut fork, tokens: &g.prompt[prefix..] }];
+                logits = g.decoder.step(&mut streams, n).remove(0);
+            }
+            let mut continuation = vec![argmax(&logits) as u32];
+            while continuation.len() < g.continuation.len() {
+                let last = [*continuation.last().unwrap()];
+                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).remove(0);
+                continuation.push(argmax(&logits) as u32);
+            }
+            assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
+            assert_close(&logits, &g.last_logits, &format!("{name}, last step, prefix of {prefix}"));
+        }
+    }
+}
+
+#[test]
+fn a_stream_gets_the_same_bits_alone_and_beside_others() {
+    let g = load("qwen3");
+    let n = g.prompt.len();
+    let prefill = g.decoder.prefill(&g.prompt[..n - 9], n).unwrap();
+    let alone = {
+        let mut fork = full_fork(&prefill);
+        g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &g.prompt[n - 9..] }], n).remove(0)
+    };
+    let mut forks: Vec<Fork> = (0..5).map(|_| full_fork(&prefill)).collect();
+    let mut streams: Vec<Stream> = forks
+        .iter_mut()
+        .enumerate()
+        .map(|(i, fork)| Stream { fork, tokens: if i % 2 == 0 { &g.prompt[n - 9..] } else { &g.prompt[..4] } })
+        .collect();
+    let together = g.decoder.step(&mut streams, n);
+    for i in [0, 2, 4] {
+        assert_eq!(together[i], alone);
+    }
+}
+
+#[test]
+fn sixteen_bit_storage_stays_near() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/qwen2");
+    let config =
+        ModelConfig::parse(&std::fs::read_to_string(folder.join("config.json")).unwrap(), "config.json").unwrap();
+    let weights = Weights::open_folder(&folder).unwrap();
+    let prompt = load("qwen2").prompt;
+    let last = |dtype| Decoder::load(&config, &weights, dtype).unwrap().prefill(&prompt, prompt.len()).unwrap().logits;
+    let exact = last(KvDtype::F32);
+    for dtype in [KvDtype::F16, KvDtype::Bf16] {
+        let near = last(dtype);
+        let worst = near.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst > 0.0 && worst < 0.25, "{dtype:?}: off by {worst}");
+    }
+}
