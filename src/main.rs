@@ -1,1 +1,5 @@
-fn main() {}
+//! The `spattn` program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    spattn::cli::main()
+}

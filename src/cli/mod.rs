@@ -1,3 +1,113 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
+pub mod eval;
+pub mod list;
 pub mod score;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::error::UsageError;
+
+/// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
+///
+/// Without a subcommand's arguments, `spattn eval` runs a small matrix on the built-in model in about a minute.
+#[derive(Debug, Parser)]
+#[command(name = "spattn", version, about, propagate_version = true, max_term_width = 100, help_expected = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Eval(Box<eval::EvalArgs>),
+    List(list::ListArgs),
+    Score(score::ScoreArgs),
+    /// Print a completion script for a shell
+    ///
+    /// Example: spattn completions bash > /etc/bash_completion.d/spattn
+    Completions {
+        /// bash, elvish, fish, powershell or zsh
+        ///
+        /// Example: spattn completions zsh
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Exit status of a run that was interrupted from the keyboard, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// How a command ended, other than by an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Done {
+    /// All was done.
+    Completed,
+    /// The user stopped it; what was done is kept.
+    Interrupted,
+}
+
+/// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
+/// arguments or configs.
+pub fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(Done::Completed) => ExitCode::SUCCESS,
+        Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+fn dispatch(command: Command) -> anyhow::Result<Done> {
+    match command {
+        Command::Eval(args) => return eval::run(*args),
+        Command::List(args) => list::run(args)?,
+        Command::Score(args) => score::run(args)?,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "spattn", &mut script);
+            std::io::stdout().lock().write_all(&script)?;
+        }
+    }
+    Ok(Done::Completed)
+}
+
+/// Whoever read our output has seen enough (`spattn list tasks | head`).
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Prints an error as one line, then its hint.
+fn report(error: &anyhow::Error) -> ExitCode {
+    let line: Vec<String> = error.chain().map(|e| e.to_string().replace('\n', " ")).collect();
+    eprintln!("error: {}", line.join(": "));
+    match error.downcast_ref::<UsageError>() {
+        Some(usage) => {
+            if let Some(hint) = &usage.hint {
+                eprintln!("  hint: {hint}");
+            }
+            ExitCode::from(2)
+        }
+        None => ExitCode::from(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_argument_has_help_with_an_example() {
+        let mut cli = Cli::command();
+        cli.build();
+        cli.clone().debug_assert();
+        for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
+            for argument in command.get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str())) {
+                let help = argument.get_long_help().map(|h| h.to_string()).unwrap_or_default();
+                assert!(help.contains("xample:"), "{} {}: {help}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+}

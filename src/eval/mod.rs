@@ -1,7 +1,12 @@
-//! Running a matrix: plan, runner, records, store and statistics.
+//! Running a matrix: settings, one example under many methods, records, store and statistics.
 
 pub mod checks;
+pub mod config;
+pub mod generate;
+pub mod manifest;
+pub mod protocol;
 pub mod record;
+pub mod run;
 pub mod stats;
 pub mod store;
 pub mod summary;

@@ -346,10 +346,7 @@ impl Loader<'_> {
         let part = |(name, n): (&&str, &usize)| self.vector(&format!("{name}.bias"), *n);
         let bias: Vec<Vec<f32>> =
             if bias { names.iter().zip(outputs).map(part).collect::<Result<_, _>>()? } else { Vec::new() };
-        Ok(Linear {
-            weight: self.matrix(names, outputs, inputs)?,
-            bias: (!bias.is_empty()).then(|| bias.concat()),
-        })
+        Ok(Linear { weight: self.matrix(names, outputs, inputs)?, bias: (!bias.is_empty()).then(|| bias.concat()) })
     }
 
     fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {

@@ -286,3 +286,8 @@ impl Place<'_> {
 fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
+
+/// The folder that `--data` names.
+pub fn data_folder(data: Option<&Path>) -> Result<Option<PathBuf>> {
+    Ok(data.map(Path::to_owned))
+}

@@ -12,3 +12,53 @@ pub mod rope;
 pub mod source;
 pub mod tokenizer;
 pub mod weights;
+
+use anyhow::Result;
+
+use crate::kv::KvDtype;
+use config::CheckpointType;
+use decoder::Decoder;
+use source::ModelSource;
+use tokenizer::{Tokenizer, TokenizerOptions};
+
+/// A model ready to run.
+pub struct Model {
+    /// As the user named it.
+    pub id: String,
+    /// Commit of the hub's repository, if it came from there.
+    pub revision: Option<String>,
+    /// Identity of the weights.
+    pub weights_sha256: String,
+    /// The forward pass.
+    pub decoder: Decoder,
+    /// Text to tokens and back, chat template included.
+    pub tokenizer: Tokenizer,
+    /// What the user should know about the files, one line each.
+    pub notes: Vec<String>,
+}
+
+impl Model {
+    /// Finds, checks and loads a model. `dtype` is what weights, keys and values are stored in; the
+    /// checkpoint's own type if `None`.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve`], [`Tokenizer::load`] and [`Decoder::load`].
+    pub fn load(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
+        let files = source.resolve()?;
+        let config = files.config()?;
+        let tokenizer = Tokenizer::load(&files, &config, options)?;
+        let stored = match config.checkpoint_type {
+            Some(CheckpointType::F16) => KvDtype::F16,
+            Some(CheckpointType::Bf16) => KvDtype::Bf16,
+            Some(CheckpointType::F32) | None => KvDtype::F32,
+        };
+        Ok(Self {
+            decoder: Decoder::load(&config, &files.weights, dtype.unwrap_or(stored))?,
+            weights_sha256: files.weights.sha256()?,
+            id: files.id,
+            revision: files.revision,
+            tokenizer,
+            notes: files.notes,
+        })
+    }
+}

@@ -1,0 +1,284 @@
+//! What a run is: settings from flags, a config file and the defaults, resolved into one [`RunConfig`].
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::protocol::Protocol;
+use crate::attention::methods::configure;
+use crate::attention::{Configured, DenseLayers, Policy, expand_grid};
+use crate::error::UsageError;
+use crate::kv::KvDtype;
+use crate::tasks::Positions;
+
+/// A config shipped with the program.
+pub struct ShippedConfig {
+    /// Name for `--config`.
+    pub name: &'static str,
+    /// The file's text.
+    pub text: &'static str,
+}
+
+/// Configs that can be named without a path.
+pub const SHIPPED: &[ShippedConfig] =
+    &[ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") }];
+
+/// Settings of a run, each of which may be left to a lower layer: flags over a config file over
+/// `configs/quick.toml`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// One line that says what the config is for.
+    pub about: Option<String>,
+    /// `builtin`, a folder or a hub id.
+    pub model: Option<String>,
+    /// Task names and groups.
+    pub tasks: Option<Vec<String>>,
+    /// Lengths in tokens, for tasks that are generated to a length.
+    pub lengths: Option<Vec<usize>>,
+    /// Method specs.
+    pub methods: Option<Vec<String>>,
+    /// Examples for each task and length.
+    pub samples: Option<usize>,
+    /// Seed of examples and of methods that draw.
+    pub seed: Option<u64>,
+    /// `decode`, `question`, `last:N` or `prefill`.
+    pub sparse_from: Option<String>,
+    /// First tokens always attended.
+    pub sink: Option<usize>,
+    /// Last prefix tokens always attended.
+    pub local: Option<usize>,
+    /// Layers left dense.
+    pub dense_layers: Option<String>,
+    /// Whether to compare each step with exact attention.
+    pub fidelity: Option<bool>,
+    /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
+    pub dtype: Option<String>,
+    /// Folder with data sets, essays and word lists.
+    pub data: Option<PathBuf>,
+    /// `varied` or `published`.
+    pub positions: Option<Positions>,
+    /// Whether prompts go through the model's chat template, if it has one.
+    pub chat: Option<bool>,
+    /// Whether `full` is left out.
+    pub no_full: Option<bool>,
+    /// Whether lengths beyond the model's context are allowed.
+    pub allow_extrapolation: Option<bool>,
+}
+
+impl Settings {
+    /// Reads a config's text; `file` names it in errors.
+    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
+        toml::from_str(text).map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(String::new(), |s| format!(":{}", text[..s.start].matches('\n').count() + 1));
+            UsageError::new(format!("{file}{line}: {}", e.message().replace('\n', " ")))
+                .hint("`spattn list configs` shows configs that work")
+        })
+    }
+
+    /// A shipped config by name, or a file.
+    ///
+    /// # Errors
+    /// If it is neither, or cannot be read.
+    pub fn load(name: &str) -> Result<Self, UsageError> {
+        if let Some(shipped) = SHIPPED.iter().find(|c| c.name == name) {
+            return Self::parse(shipped.text, name);
+        }
+        let text = std::fs::read_to_string(name).map_err(|e| {
+            let known: Vec<&str> = SHIPPED.iter().map(|c| c.name).collect();
+            UsageError::new(format!("cannot read config {name}: {e}"))
+                .hint(format!("give a TOML file, or a shipped config: {}", known.join(", ")))
+        })?;
+        Self::parse(&text, name)
+    }
+
+    /// These settings, with those of `base` where these are silent.
+    pub fn over(self, base: Self) -> Self {
+        Self {
+            about: self.about.or(base.about),
+            model: self.model.or(base.model),
+            tasks: self.tasks.or(base.tasks),
+            lengths: self.lengths.or(base.lengths),
+            methods: self.methods.or(base.methods),
+            samples: self.samples.or(base.samples),
+            seed: self.seed.or(base.seed),
+            sparse_from: self.sparse_from.or(base.sparse_from),
+            sink: self.sink.or(base.sink),
+            local: self.local.or(base.local),
+            dense_layers: self.dense_layers.or(base.dense_layers),
+            fidelity: self.fidelity.or(base.fidelity),
+            dtype: self.dtype.or(base.dtype),
+            data: self.data.or(base.data),
+            positions: self.positions.or(base.positions),
+            chat: self.chat.or(base.chat),
+            no_full: self.no_full.or(base.no_full),
+            allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
+        }
+    }
+}
+
+/// Everything about a run that the user decides, checked.
+#[derive(Debug, Clone)]
+pub struct RunConfig {
+    /// The settings as resolved; goes into the manifest.
+    pub settings: Settings,
+    /// Model as named.
+    pub model: String,
+    /// Task names and groups.
+    pub tasks: Vec<String>,
+    /// Lengths in tokens.
+    pub lengths: Vec<usize>,
+    /// Methods to run, `full` first unless left out.
+    pub methods: Vec<Configured>,
+    /// Examples for each task and length.
+    pub samples: usize,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Where sparse attention starts.
+    pub protocol: Protocol,
+    /// Whether to compare each step with exact attention.
+    pub fidelity: bool,
+    /// Storage type; the checkpoint's if `None`.
+    pub dtype: Option<KvDtype>,
+    /// Data folder.
+    pub data: Option<PathBuf>,
+    /// How examples are placed.
+    pub positions: Positions,
+    /// Whether chat templates are used.
+    pub chat: bool,
+    /// Whether lengths beyond the model's context are allowed.
+    pub allow_extrapolation: bool,
+}
+
+impl RunConfig {
+    /// Checks settings and fills in what is still missing from the program's defaults.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with them.
+    pub fn resolve(settings: Settings) -> Result<Self, UsageError> {
+        let s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
+        let policy = Policy {
+            sink: s.sink.unwrap_or(Policy::default().sink),
+            local: s.local.unwrap_or(Policy::default().local),
+            dense_layers: DenseLayers::parse(s.dense_layers.as_deref().unwrap_or("none"))?,
+        };
+        let protocol: Protocol = s.sparse_from.as_deref().unwrap_or("question").parse()?;
+        let methods = resolve_methods(&s, &policy)?;
+        check_prefill(protocol, &methods)?;
+        let config = Self {
+            model: s.model.clone().unwrap_or_else(|| "builtin".to_owned()),
+            tasks: s.tasks.clone().unwrap_or_default(),
+            lengths: s.lengths.clone().unwrap_or_default(),
+            methods,
+            samples: s.samples.unwrap_or(10),
+            seed: s.seed.unwrap_or(42),
+            protocol,
+            fidelity: s.fidelity.unwrap_or(false),
+            dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
+            data: s.data.clone(),
+            positions: s.positions.unwrap_or_default(),
+            chat: s.chat.unwrap_or(true),
+            allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
+            settings: s,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), UsageError> {
+        if self.samples == 0 {
+            return Err(UsageError::new("0 samples were asked for").hint("--samples takes a whole number from 1"));
+        }
+        if self.tasks.is_empty() {
+            return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
+        }
+        if self.lengths.contains(&0) {
+            return Err(UsageError::new("a length of 0 was asked for").hint("for example --length 4096"));
+        }
+        Ok(())
+    }
+
+    /// `(name, params)` of the methods, in their order.
+    pub fn method_order(&self) -> Vec<(String, String)> {
+        self.methods.iter().map(|m| (m.name.to_owned(), m.params.clone())).collect()
+    }
+}
+
+fn resolve_methods(s: &Settings, policy: &Policy) -> Result<Vec<Configured>, UsageError> {
+    let reference = (s.no_full != Some(true)).then(|| "full".to_owned());
+    let mut methods: Vec<Configured> = Vec::new();
+    for text in reference.iter().chain(s.methods.iter().flatten()) {
+        for spec in expand_grid(text)? {
+            let method = configure(&spec, policy)?;
+            if methods.iter().all(|m| m.label() != method.label()) {
+                methods.push(method);
+            }
+        }
+    }
+    if methods.is_empty() {
+        return Err(UsageError::new("no method is left to run").hint("give one with -m, or leave out --no-full"));
+    }
+    Ok(methods)
+}
+
+fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
+    if protocol != Protocol::Prefill {
+        return Ok(());
+    }
+    match methods.iter().find(|m| m.method.prefill_pattern().is_none()) {
+        None => Ok(()),
+        Some(m) => Err(UsageError::new(format!(
+            "method `{}` has no prefill pattern, so it cannot be sparse from prefill",
+            m.name
+        ))
+        .hint("use --sparse-from decode, question or last:N for this method")),
+    }
+}
+
+fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
+    let all = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16];
+    all.into_iter()
+        .find(|d| d.name() == name)
+        .ok_or_else(|| UsageError::unknown("dtype", name, all.iter().map(|d| d.name())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(text: &str) -> Result<RunConfig, UsageError> {
+        RunConfig::resolve(Settings::parse(text, "test.toml")?)
+    }
+
+    #[test]
+    fn every_shipped_config_resolves_and_says_what_it_is_for() {
+        for shipped in SHIPPED {
+            let settings = Settings::load(shipped.name).unwrap();
+            assert!(settings.about.is_some(), "{}", shipped.name);
+            assert_eq!(RunConfig::resolve(settings).unwrap().methods[0].name, "full");
+        }
+    }
+
+    #[test]
+    fn grids_multiply_and_repeated_methods_run_once() {
+        let c = resolve("methods = ['topk:k={16,64}', 'topk:k=64', 'full']").unwrap();
+        let labels: Vec<String> = c.methods.iter().map(Configured::label).collect();
+        assert_eq!(labels, ["full", "topk:k=16,per=query_head", "topk:k=64,per=query_head"]);
+    }
+
+    #[test]
+    fn mistakes_name_the_file_and_line() {
+        let e = resolve("samples = 3\nlenghts = [1]").unwrap_err();
+        assert!(e.what.starts_with("test.toml:2") && e.what.contains("lenghts"), "{}", e.what);
+        assert!(resolve("samples = 0").unwrap_err().what.contains("0 samples"));
+        assert!(resolve("dtype = 'f64'").unwrap_err().what.contains("f64"));
+        assert!(resolve("no_full = true\nmethods = []").unwrap_err().what.contains("no method"));
+    }
+
+    #[test]
+    fn sparse_prefill_needs_a_pattern() {
+        let e = resolve("sparse_from = 'prefill'\nmethods = ['topk']").unwrap_err();
+        assert!(e.what.contains("topk") && e.what.contains("prefill pattern"));
+        assert!(resolve("sparse_from = 'prefill'\nmethods = []").is_ok());
+    }
+}

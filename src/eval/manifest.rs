@@ -1,0 +1,80 @@
+//! The manifest of a run: what determines its results, and where it was made.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::config::RunConfig;
+use super::store::IDENTITY;
+use crate::kernels::cpu::isa_name;
+use crate::model::Model;
+use crate::tasks::Positions;
+
+/// Raised whenever the same settings may give other records than before.
+pub const RESULTS_VERSION: u32 = 1;
+
+/// Everything that determines a record besides task, length, example and method.
+///
+/// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
+/// (the former) or nothing (the latter).
+pub fn identity(config: &RunConfig, model: &Model) -> Value {
+    json!({
+        "results_version": RESULTS_VERSION,
+        "model": model.id,
+        "weights_sha256": model.weights_sha256,
+        "tokenizer_sha256": model.tokenizer.sha256(),
+        "chat_template": model.tokenizer.has_chat(),
+        "dtype": model.decoder.dtype().name(),
+        "protocol": config.protocol.to_string(),
+        "seed": config.seed,
+        "positions": match config.positions { Positions::Varied => "varied", Positions::Published => "published" },
+        "data": config.data,
+        "fidelity": config.fidelity,
+    })
+}
+
+/// The whole manifest.
+pub fn manifest(config: &RunConfig, model: &Model, command: &[String]) -> Value {
+    let c = model.decoder.config();
+    let longest = config.lengths.iter().copied().max().unwrap_or(0);
+    json!({
+        "program": { "name": "spattn", "version": env!("CARGO_PKG_VERSION") },
+        "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        "command": command,
+        IDENTITY: identity(config, model),
+        "methods": config.methods.iter().map(|m| json!({
+            "method": m.name,
+            "params": m.params,
+            "sink": m.policy.sink,
+            "local": m.policy.local,
+            "dense_layers": m.policy.dense_layers.to_string(),
+        })).collect::<Vec<_>>(),
+        "config": config.settings,
+        "model": {
+            "id": model.id,
+            "revision": model.revision,
+            "architecture": c.architecture.class_name(),
+            "layers": c.layers,
+            "heads": c.heads,
+            "kv_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "context_limit": c.context_limit(),
+            "weight_bytes": model.decoder.weight_bytes(),
+            "kv_bytes_per_token": model.decoder.kv_bytes_per_token(),
+        },
+        "memory": { "largest_example_bytes": model.decoder.prefill_bytes(longest) },
+        "machine": {
+            "cpu": cpu_name(),
+            "simd": isa_name(),
+            "threads": rayon::current_num_threads(),
+            "os": std::env::consts::OS,
+            "arch": std::env::consts::ARCH,
+        },
+    })
+}
+
+fn cpu_name() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|l| l.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}

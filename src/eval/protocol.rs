@@ -1,0 +1,78 @@
+//! Where sparse attention starts: the recorded axis that moves scores more than most methods do.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::UsageError;
+use crate::model::tokenizer::PromptTokens;
+
+/// Which tokens of a prompt are read densely, as the prefix that all methods share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// The whole prompt is dense; only generated tokens are sparse. The first answer token then comes
+    /// from dense attention, which flatters every method.
+    Decode,
+    /// Sparse from the first token of the question.
+    Question,
+    /// Sparse for the last so many prompt tokens.
+    Last(usize),
+    /// Sparse from the first token, by the method's prefill pattern.
+    Prefill,
+}
+
+impl Protocol {
+    /// Number of prompt tokens in the dense prefix; `context_bytes` is where the question begins in the
+    /// user's turn.
+    pub fn prefix_tokens(self, prompt: &PromptTokens, context_bytes: usize) -> usize {
+        let all = prompt.ids.len();
+        match self {
+            Protocol::Decode | Protocol::Prefill => all,
+            // At least one token is left, to take the first logits from.
+            Protocol::Question => prompt.token_of_user_byte(context_bytes).min(all - 1),
+            Protocol::Last(n) => all.saturating_sub(n),
+        }
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        match text {
+            "decode" => Ok(Self::Decode),
+            "question" => Ok(Self::Question),
+            "prefill" => Ok(Self::Prefill),
+            _ => match text.strip_prefix("last:").and_then(|n| n.parse().ok()) {
+                Some(n) if n > 0 => Ok(Self::Last(n)),
+                _ => Err(UsageError::new(format!("`{text}` is no place for sparse attention to start"))
+                    .hint("use decode, question, last:N (N from 1) or prefill")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Protocol::Decode => f.write_str("decode"),
+            Protocol::Question => f.write_str("question"),
+            Protocol::Last(n) => write!(f, "last:{n}"),
+            Protocol::Prefill => f.write_str("prefill"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for name in ["decode", "question", "last:32", "prefill"] {
+            assert_eq!(name.parse::<Protocol>().unwrap().to_string(), name);
+        }
+        for name in ["", "last", "last:0", "last:x", "Question"] {
+            assert!(name.parse::<Protocol>().unwrap_err().hint.is_some(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The loop over examples: whatever is not in the store yet is generated, scored and recorded.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+
+use super::config::RunConfig;
+use super::generate::{Outcome, Request, run_example};
+use super::manifest::identity;
+use super::record::Record;
+use super::store::Store;
+use crate::attention::Configured;
+use crate::error::UsageError;
+use crate::model::Model;
+use crate::model::tokenizer::PromptTokens;
+use crate::model::weights::sha256_hex;
+use crate::tasks::seed::example_seed;
+use crate::tasks::{Example, PromptCounter, Task};
+
+/// One share of a run split over machines: examples whose running number is `index` modulo `count`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// From 0.
+    pub index: usize,
+    /// Number of shares.
+    pub count: usize,
+}
+
+impl Shard {
+    /// Everything.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Reads `I/N` with I from 1 to N.
+    pub fn parse(text: &str) -> Result<Self, UsageError> {
+        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
+        match parts {
+            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
+            _ => Err(UsageError::new(format!("`{text}` is no share of a run")).hint("write --shard 1/4 to 4/4")),
+        }
+    }
+}
+
+/// What one step of the loop tells whoever shows progress.
+pub struct Progress<'a> {
+    /// Examples done, those found in the store included.
+    pub done: usize,
+    /// Examples of this share.
+    pub total: usize,
+    /// The example just done.
+    pub task: &'a str,
+    /// Its length asked for.
+    pub length: usize,
+    /// Its new records.
+    pub records: &'a [Record],
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Everything is recorded.
+    Complete,
+    /// It was told to stop; what is recorded stays.
+    Interrupted,
+}
+
+/// A run's fixed parts.
+pub struct Runner<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// What to run.
+    pub config: &'a RunConfig,
+    /// The tasks, resolved.
+    pub tasks: &'a [Box<dyn Task>],
+    /// Which share of it.
+    pub shard: Shard,
+}
+
+/// An example's place in the run.
+struct Place<'a> {
+    task: &'a dyn Task,
+    length: usize,
+    index: usize,
+}
+
+impl Runner<'_> {
+    /// Checks what can be checked before any work: lengths against the model's context, dense layers
+    /// against its depth.
+    ///
+    /// # Errors
+    /// A [`UsageError`] for the first that does not fit.
+    pub fn check(&self) -> Result<(), UsageError> {
+        let c = self.model.decoder.config();
+        let generated = self.tasks.iter().any(|t| t.is_sized());
+        if generated && self.config.lengths.is_empty() {
+            return Err(UsageError::new("no length was given").hint("for example --length 4096"));
+        }
+        if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
+            self.check_length(*length, "the length asked for")?;
+        }
+        for method in &self.config.methods {
+            if let Some(layer) = method.policy.dense_layers.highest().filter(|l| *l >= c.layers) {
+                return Err(UsageError::new(format!("dense layer {layer} of `{}` does not exist", method.label()))
+                    .hint(format!("the model has layers 0 to {}", c.layers - 1)));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, length: usize, what: &str) -> Result<(), UsageError> {
+        let limit = self.model.decoder.config().context_limit();
+        if length <= limit || self.config.allow_extrapolation {
+            return Ok(());
+        }
+        Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
+            .hint("choose a shorter --length, or see what happens with --allow-extrapolation"))
+    }
+
+    /// Runs what is missing from `store`, telling `progress` after each example, until all is done or
+    /// `stop` is raised.
+    ///
+    /// # Errors
+    /// If an example cannot be made or run, or a record cannot be written; earlier records stay.
+    pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
+        let places = self.places();
+        let identity = identity(self.config, self.model).to_string();
+        for (done, place) in places.iter().enumerate() {
+            let missing: Vec<Configured> = self
+                .config
+                .methods
+                .iter()
+                .filter(|m| !store.contains(&record_key(&identity, place, m)))
+                .cloned()
+                .collect();
+            let mut records = Vec::new();
+            if !missing.is_empty() {
+                match self.records(place, &missing, &identity, stop)? {
+                    Some(new) => records = new,
+                    None => return Ok(End::Interrupted),
+                }
+            }
+            for record in &records {
+                store.append(record)?;
+            }
+            progress(Progress {
+                done: done + 1,
+                total: places.len(),
+                task: place.task.name(),
+                length: place.length,
+                records: &records,
+            });
+            if stop.load(Ordering::Relaxed) && done + 1 < places.len() {
+                return Ok(End::Interrupted);
+            }
+        }
+        Ok(End::Complete)
+    }
+
+    fn places(&self) -> Vec<Place<'_>> {
+        let mut places = Vec::new();
+        for task in self.tasks {
+            let lengths: &[usize] = if task.is_sized() { &self.config.lengths } else { &[0] };
+            let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
+            for &length in lengths {
+                places.extend((0..samples).map(|index| Place { task: task.as_ref(), length, index }));
+            }
+        }
+        let mine = |(number, _): &(usize, Place)| number % self.shard.count == self.shard.index;
+        places.into_iter().enumerate().filter(mine).map(|(_, place)| place).collect()
+    }
+
+    fn records(
+        &self,
+        place: &Place<'_>,
+        methods: &[Configured],
+        identity: &str,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Record>>> {
+        let Place { task, length, index } = *place;
+        let what = || format!("{} example {index} at length {length}", task.name());
+        let counter = Counter(self.model);
+        let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
+        let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
+        self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer")
+            .with_context(what)?;
+        let prefix_tokens = self.config.protocol.prefix_tokens(&prompt, example.context.len());
+        let request = Request {
+            prompt: &prompt.ids,
+            prefix_tokens,
+            methods,
+            max_new_tokens: example.max_new_tokens,
+            seed: example_seed(self.config.seed, task.name(), length, index),
+            fidelity: self.config.fidelity,
+        };
+        let Some(outcome) = run_example(self.model, request, stop).with_context(what)? else { return Ok(None) };
+        let made = Made { place, example: &example, prompt: &prompt, prefix_tokens, identity };
+        self.score(made, methods, outcome).map(Some)
+    }
+
+    fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
+        let Made { place, example, prompt, prefix_tokens, identity } = made;
+        let prefill_s = outcome.prefill.as_secs_f64();
+        let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
+            let prediction = self.model.tokenizer.decode(&run.tokens)?;
+            let cleaned = example.metric.postprocess(&prediction);
+            Ok(Record {
+                key: record_key(identity, place, method),
+                model: self.model.id.clone(),
+                task: example.task.clone(),
+                length: example.length,
+                sample: example.index,
+                seed: self.config.seed,
+                method: method.name.to_owned(),
+                params: method.params.clone(),
+                protocol: self.config.protocol.to_string(),
+                source: example.source.clone(),
+                score: example.metric.score(&cleaned, &example.references, &example.all_classes),
+                prediction,
+                references: example.references.clone(),
+                max_new_tokens: example.max_new_tokens,
+                prompt_tokens: prompt.ids.len(),
+                prefix_tokens,
+                new_tokens: run.tokens.len(),
+                stopped: run.stopped,
+                bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
+                density: run.density,
+                density_sparse_layers: run.density_sparse_layers,
+                cost1: run.cost1,
+                cost2: run.cost2,
+                aux_bits: run.aux_bits,
+                kv_bytes_per_token: run.kv_bytes_per_step,
+                prefill_s,
+                index_s: run.index.as_secs_f64(),
+                decode_s: run.decode.as_secs_f64(),
+                steps: run.steps,
+                fidelity: run.fidelity,
+            })
+        };
+        methods.iter().zip(outcome.runs).map(record).collect()
+    }
+}
+
+/// An example with what was made of it.
+struct Made<'a> {
+    place: &'a Place<'a>,
+    example: &'a Example,
+    prompt: &'a PromptTokens,
+    prefix_tokens: usize,
+    identity: &'a str,
+}
+
+/// Hash of all that determines a record; known before the example is made.
+fn record_key(identity: &str, place: &Place<'_>, method: &Configured) -> String {
+    let text = format!("{identity}\n{}\n{}\n{}\n{}", place.task.name(), place.length, place.index, method.label());
+    sha256_hex(text.as_bytes())[..32].to_owned()
+}
+
+struct Counter<'a>(&'a Model);
+
+impl PromptCounter for Counter<'_> {
+    fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
+        Ok(self.0.tokenizer.count_prompt(user, answer_prefix)?)
+    }
+}
