@@ -1,0 +1,111 @@
+//! Times of the CPU kernels at the built-in model's shapes and at Llama-3.1-8B's, with the bytes or
+//! FLOPs that bound them.
+//!
+//! Run with `cargo bench`; `scripts/bench_reference.py` times PyTorch on the same shapes.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use half::bf16;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use spattn::kernels::cpu::linear::linear_rows;
+use spattn::kernels::cpu::prefill::{PackedHead, causal_attention};
+use spattn::kernels::cpu::topk::top_k;
+use spattn::kernels::cpu::{Accumulator, Rows, attend_list, attend_range};
+use spattn::kv::KvDtype;
+use spattn::model::linear::Matrix;
+use spattn::model::weights::{RawTensor, WeightType};
+
+fn noise(n: usize) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(n as u64);
+    (0..n).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+fn narrow(n: usize) -> Vec<bf16> {
+    noise(n).into_iter().map(bf16::from_f32).collect()
+}
+
+/// (name, query heads, KV heads, head width)
+const SHAPES: [(&str, usize, usize, usize); 2] = [("builtin", 4, 2, 64), ("llama-3.1-8b", 32, 8, 128)];
+
+fn prefill(c: &mut Criterion) {
+    let mut group = c.benchmark_group("prefill_attention");
+    group.sample_size(10);
+    for (name, heads, kv_heads, d) in SHAPES {
+        let tokens = 4096;
+        let q = noise(tokens * heads * d);
+        let (k, v) = (narrow(tokens * d), narrow(tokens * d));
+        let mut out = vec![0.0; q.len()];
+        // Half of the full square, 2 products of 2 FLOPs a channel.
+        group.throughput(Throughput::Elements((tokens * tokens / 2 * heads * d * 4) as u64));
+        group.bench_function(format!("{name}/{tokens}"), |b| {
+            b.iter(|| {
+                let packed: Vec<PackedHead> =
+                    (0..kv_heads).map(|_| PackedHead::new(Rows::Bf16(&k), Rows::Bf16(&v), d)).collect();
+                causal_attention(&q, &packed, heads, 0.125, &mut out);
+                black_box(&out);
+            })
+        });
+    }
+}
+
+fn decode(c: &mut Criterion) {
+    let mut group = c.benchmark_group("decode_attention");
+    for (name, heads, kv_heads, d) in SHAPES {
+        let (tokens, g) = (16_384, heads / kv_heads);
+        let q = noise(g * d);
+        let (k, v) = (narrow(tokens * d), narrow(tokens * d));
+        let picks: Vec<u32> = (0..tokens as u32).step_by(16).collect();
+        let mut out = vec![0.0; g * d];
+        let mut run = |picks: Option<&[u32]>| {
+            let mut acc = Accumulator::new(g, d);
+            match picks {
+                None => attend_range(&q, Rows::Bf16(&k), Rows::Bf16(&v), &mut acc),
+                Some(picks) => attend_list(&q, Rows::Bf16(&k), Rows::Bf16(&v), picks, &[], &mut acc),
+            }
+            acc.finish(&mut out);
+            black_box(&out);
+        };
+        group.throughput(Throughput::Bytes((tokens * d * 4) as u64));
+        group.bench_function(format!("{name}/full/{tokens}"), |b| b.iter(|| run(None)));
+        group.throughput(Throughput::Bytes((picks.len() * d * 4) as u64));
+        group.bench_function(format!("{name}/gather_1_16/{tokens}"), |b| b.iter(|| run(Some(&picks))));
+    }
+}
+
+fn linear(c: &mut Criterion) {
+    let mut group = c.benchmark_group("linear");
+    group.sample_size(20);
+    let (outputs, inputs) = (1536, 256);
+    let w = narrow(outputs * inputs);
+    for rows in [1, 8, 64] {
+        let x = noise(rows * inputs);
+        let mut out = vec![0.0; rows * outputs];
+        group.throughput(Throughput::Elements((2 * rows * outputs * inputs) as u64));
+        group.bench_function(format!("few/{rows}x{inputs}x{outputs}"), |b| {
+            b.iter(|| linear_rows(&x, &w, inputs, black_box(&mut out)))
+        });
+    }
+    let bytes = noise(outputs * inputs).iter().flat_map(|x| x.to_le_bytes()).collect();
+    let raw = RawTensor { dtype: WeightType::F32, shape: vec![outputs, inputs], bytes };
+    let matrix = Matrix::stack(&[raw], inputs, KvDtype::Bf16);
+    let rows = 2048;
+    let x = noise(rows * inputs);
+    group.throughput(Throughput::Elements((2 * rows * outputs * inputs) as u64));
+    group.bench_function(format!("many/{rows}x{inputs}x{outputs}"), |b| {
+        b.iter(|| black_box(matrix.times_many(x.clone()).expect("shapes fit")))
+    });
+}
+
+fn select(c: &mut Criterion) {
+    let mut group = c.benchmark_group("top_k");
+    let scores = noise(16_384);
+    group.throughput(Throughput::Elements(scores.len() as u64));
+    for k in [64, 1024] {
+        group.bench_function(format!("{k}_of_{}", scores.len()), |b| b.iter(|| black_box(top_k(&scores, k))));
+    }
+}
+
+criterion_group!(kernels, prefill, decode, linear, select);
+criterion_main!(kernels);
