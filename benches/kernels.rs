@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 
+use candle_core::{Device, Tensor};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use rand::{RngExt, SeedableRng};
@@ -13,9 +14,6 @@ use spattn::kernels::cpu::linear::linear_rows;
 use spattn::kernels::cpu::prefill::{PackedHead, causal_attention};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cpu::{Accumulator, Rows, attend_list, attend_range};
-use spattn::kv::KvDtype;
-use spattn::model::linear::Matrix;
-use spattn::model::weights::{RawTensor, WeightType};
 
 fn noise(n: usize) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(n as u64);
@@ -79,22 +77,21 @@ fn linear(c: &mut Criterion) {
     group.sample_size(20);
     let (outputs, inputs) = (1536, 256);
     let w = narrow(outputs * inputs);
-    for rows in [1, 8, 64] {
+    for rows in [1, 8, 64, 2048] {
         let x = noise(rows * inputs);
         let mut out = vec![0.0; rows * outputs];
         group.throughput(Throughput::Elements((2 * rows * outputs * inputs) as u64));
-        group.bench_function(format!("few/{rows}x{inputs}x{outputs}"), |b| {
+        group.bench_function(format!("ours/{rows}x{inputs}x{outputs}"), |b| {
             b.iter(|| linear_rows(&x, &w, inputs, black_box(&mut out)))
         });
     }
-    let bytes = noise(outputs * inputs).iter().flat_map(|x| x.to_le_bytes()).collect();
-    let raw = RawTensor { dtype: WeightType::F32, shape: vec![outputs, inputs], bytes };
-    let matrix = Matrix::stack(&[raw], inputs, KvDtype::Bf16);
     let rows = 2048;
-    let x = noise(rows * inputs);
+    let (x, w) = (noise(rows * inputs), noise(outputs * inputs));
+    let x = Tensor::from_vec(x, (rows, inputs), &Device::Cpu).expect("shape fits");
+    let w = Tensor::from_vec(w, (outputs, inputs), &Device::Cpu).expect("shape fits").t().expect("a matrix");
     group.throughput(Throughput::Elements((2 * rows * outputs * inputs) as u64));
-    group.bench_function(format!("many/{rows}x{inputs}x{outputs}"), |b| {
-        b.iter(|| black_box(matrix.times_many(x.clone()).expect("shapes fit")))
+    group.bench_function(format!("candle/{rows}x{inputs}x{outputs}"), |b| {
+        b.iter(|| black_box(x.matmul(&w).expect("shapes fit")))
     });
 }
 

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use rayon::prelude::*;
 
 use super::record::Fidelity;
@@ -69,16 +68,13 @@ pub struct Run {
 }
 
 /// Runs an example; `None` if `stop` was raised meanwhile.
-///
-/// # Errors
-/// If the forward pass fails.
-pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
+pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
     let decoder = &model.decoder;
     let start = Instant::now();
-    let prefill = decoder.prefill(&request.prompt[..request.prefix_tokens], request.prompt.len())?;
+    let prefill = decoder.prefill(&request.prompt[..request.prefix_tokens], request.prompt.len());
     let prefill_time = start.elapsed();
     if stop.load(Ordering::Relaxed) {
-        return Ok(None);
+        return None;
     }
     let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed);
     let unread = &request.prompt[request.prefix_tokens..];
@@ -92,9 +88,9 @@ pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Re
     let group = lanes.len().div_ceil(groups.max(1)).max(1);
     lanes.par_chunks_mut(group).for_each(|lanes| run_lanes(decoder, lanes, request.prompt.len(), stop));
     if stop.load(Ordering::Relaxed) {
-        return Ok(None);
+        return None;
     }
-    Ok(Some(Outcome { prefill: prefill_time, runs: lanes.into_iter().map(Lane::finish).collect() }))
+    Some(Outcome { prefill: prefill_time, runs: lanes.into_iter().map(Lane::finish).collect() })
 }
 
 /// One method on its way through an example.

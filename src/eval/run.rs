@@ -191,7 +191,7 @@ impl Runner<'_> {
             seed: example_seed(self.config.seed, task.name(), length, index),
             fidelity: self.config.fidelity,
         };
-        let Some(outcome) = run_example(self.model, request, stop).with_context(what)? else { return Ok(None) };
+        let Some(outcome) = run_example(self.model, request, stop) else { return Ok(None) };
         let made = Made { place, example: &example, prompt: &prompt, prefix_tokens, identity };
         self.score(made, methods, outcome).map(Some)
     }

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
 use rayon::prelude::*;
 
 use super::config::ModelConfig;
@@ -129,10 +128,7 @@ impl Decoder {
 
     /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
     /// these are the beginning; only `dynamic` RoPE depends on it.
-    ///
-    /// # Errors
-    /// If a matrix product fails.
-    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill> {
+    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Prefill {
         let c = &self.config;
         let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
         let mut kv: Vec<LayerKv> = (0..c.layers).map(new_layer).collect();
@@ -142,41 +138,31 @@ impl Decoder {
         for (i, chunk) in tokens.chunks(PREFILL_CHUNK).enumerate() {
             let mut x = self.embed(chunk);
             for (layer, kv) in self.layers.iter().zip(&mut kv) {
-                self.prefill_layer(layer, kv, &table, i * PREFILL_CHUNK, &mut x)?;
+                self.prefill_layer(layer, kv, &table, i * PREFILL_CHUNK, &mut x);
             }
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last) };
-        Ok(Prefill { prefix: Prefix::new(kv), logits })
+        Prefill { prefix: Prefix::new(kv), logits }
     }
 
     /// Logits `[tokens][vocab_size]` at every position of a prompt read densely in one piece.
-    ///
-    /// # Errors
-    /// If a matrix product fails.
-    pub fn all_logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+    pub fn all_logits(&self, tokens: &[u32]) -> Vec<f32> {
         let c = &self.config;
         let mut table = RopeTable::new(&self.rope, tokens.len());
         table.grow(tokens.len());
         let mut x = self.embed(tokens);
         for layer in &self.layers {
             let mut kv = LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
-            self.prefill_layer(layer, &mut kv, &table, 0, &mut x)?;
+            self.prefill_layer(layer, &mut kv, &table, 0, &mut x);
         }
-        self.head.times_many(self.normed(&x, &self.norm)).context("output matrix")
+        self.head.times(&self.normed(&x, &self.norm))
     }
 
-    fn prefill_layer(
-        &self,
-        layer: &Layer,
-        kv: &mut LayerKv,
-        table: &RopeTable,
-        first: usize,
-        x: &mut [f32],
-    ) -> Result<()> {
+    fn prefill_layer(&self, layer: &Layer, kv: &mut LayerKv, table: &RopeTable, first: usize, x: &mut [f32]) {
         let c = &self.config;
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
-        let mut qkv = layer.qkv.many(self.normed(x, &layer.attention_norm)).context("qkv projection")?;
+        let mut qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
         qkv.par_chunks_exact_mut(width).enumerate().for_each(|(i, row)| {
             self.rotate(layer, row, table.cos(first + i), table.sin(first + i));
         });
@@ -191,13 +177,12 @@ impl Decoder {
         let mut attended = vec![0.0; queries.len()];
         causal_attention(&queries, &packed, c.heads, 1.0 / (d as f32).sqrt(), &mut attended);
         drop((queries, packed));
-        add(x, &layer.output.many(attended).context("attention output")?);
-        let gate_up = layer.gate_up.many(self.normed(x, &layer.mlp_norm)).context("mlp")?;
+        add(x, &layer.output.apply(&attended));
+        let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
         let mut gated = vec![0.0; gate_up.len() / 2];
         silu_gate(&gate_up, c.intermediate_size, &mut gated);
         drop(gate_up);
-        add(x, &layer.down.many(gated).context("mlp output")?);
-        Ok(())
+        add(x, &layer.down.apply(&gated));
     }
 
     /// Feeds each stream its tokens, in lock-step through the layers; returns the logits after the last
@@ -208,13 +193,13 @@ impl Decoder {
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
         for (l, layer) in self.layers.iter().enumerate() {
-            let qkv = layer.qkv.few(&self.normed(&x, &layer.attention_norm));
+            let qkv = layer.qkv.apply(&self.normed(&x, &layer.attention_norm));
             let attended = self.attend_streams(l, layer, streams, qkv, &angles);
-            add(&mut x, &layer.output.few(&attended));
-            let gate_up = layer.gate_up.few(&self.normed(&x, &layer.mlp_norm));
+            add(&mut x, &layer.output.apply(&attended));
+            let gate_up = layer.gate_up.apply(&self.normed(&x, &layer.mlp_norm));
             let mut gated = vec![0.0; gate_up.len() / 2];
             silu_gate(&gate_up, c.intermediate_size, &mut gated);
-            add(&mut x, &layer.down.few(&gated));
+            add(&mut x, &layer.down.apply(&gated));
         }
         let mut end = 0;
         let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
@@ -307,7 +292,7 @@ impl Decoder {
     }
 
     fn logits(&self, x: &[f32]) -> Vec<f32> {
-        self.head.times_few(&self.normed(x, &self.norm))
+        self.head.times(&self.normed(x, &self.norm))
     }
 }
 

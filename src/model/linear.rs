@@ -1,19 +1,14 @@
-//! Weight matrices and the two ways of multiplying by them.
+//! Weight matrices as they are stored, and multiplying by them.
 //!
-//! Weights stay in their storage type (f32, f16 or bf16); arithmetic is f32. A few rows (decoding) go
-//! through [`linear_rows`], which streams the weights once and gives each row the same bits in any
-//! batch. Many rows (prefill) go through candle's matrix product over a widened copy.
+//! Weights stay in f32, f16 or bf16; arithmetic is f32 ([`linear_rows`]).
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::weights::RawTensor;
+use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::linear::linear_rows;
-use crate::kernels::cpu::{Elem, Rows};
 use crate::kv::KvDtype;
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -69,8 +64,8 @@ impl Matrix {
         self.rows().read(row, out);
     }
 
-    /// `x · Wᵀ` for a few rows of `x`; a row's result does not depend on the others.
-    pub fn times_few(&self, x: &[f32]) -> Vec<f32> {
+    /// `x · Wᵀ` for rows of `x`; a row's result does not depend on the others.
+    pub fn times(&self, x: &[f32]) -> Vec<f32> {
         let mut out = vec![0.0; x.len() / self.columns * self.len()];
         match &*self.data {
             Data::F32(w) => linear_rows(x, w, self.columns, &mut out),
@@ -78,25 +73,6 @@ impl Matrix {
             Data::Bf16(w) => linear_rows(x, w, self.columns, &mut out),
         }
         out
-    }
-
-    /// `x · Wᵀ` for many rows of `x`.
-    pub fn times_many(&self, x: Vec<f32>) -> candle_core::Result<Vec<f32>> {
-        let rows = x.len() / self.columns;
-        let x = Tensor::from_vec(x, (rows, self.columns), &Device::Cpu)?;
-        let w = Tensor::from_vec(self.widened().into_owned(), (self.len(), self.columns), &Device::Cpu)?;
-        x.matmul(&w.t()?)?.flatten_all()?.to_vec1()
-    }
-
-    fn widened(&self) -> Cow<'_, [f32]> {
-        fn widen<T: Elem>(data: &[T]) -> Vec<f32> {
-            data.par_iter().with_min_len(1 << 14).map(|x| x.to_f32()).collect()
-        }
-        match &*self.data {
-            Data::F32(w) => Cow::Borrowed(w),
-            Data::F16(w) => Cow::Owned(widen(w)),
-            Data::Bf16(w) => Cow::Owned(widen(w)),
-        }
     }
 }
 
@@ -110,17 +86,9 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// For a few rows (see [`Matrix::times_few`]).
-    pub fn few(&self, x: &[f32]) -> Vec<f32> {
-        self.with_bias(self.weight.times_few(x))
-    }
-
-    /// For many rows (see [`Matrix::times_many`]).
-    pub fn many(&self, x: Vec<f32>) -> candle_core::Result<Vec<f32>> {
-        Ok(self.with_bias(self.weight.times_many(x)?))
-    }
-
-    fn with_bias(&self, mut out: Vec<f32>) -> Vec<f32> {
+    /// `x · Wᵀ + b` for rows of `x`; a row's result does not depend on the others.
+    pub fn apply(&self, x: &[f32]) -> Vec<f32> {
+        let mut out = self.weight.times(x);
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(bias.len()) {
                 row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
@@ -136,18 +104,19 @@ mod tests {
     use crate::model::weights::WeightType;
 
     #[test]
-    fn both_products_agree_in_every_type() {
+    fn stacked_matrices_multiply_alike_in_every_type() {
         let (rows, columns) = (70, 96);
         let values: Vec<f32> = (0..rows * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let raw = RawTensor { dtype: WeightType::F32, shape: vec![rows, columns], bytes };
-        let x: Vec<f32> = (0..5 * columns).map(|i| ((i * 13 % 29) as f32 - 14.0) / 16.0).collect();
+        let x: Vec<f32> = (0..columns).map(|i| ((i * 13 % 29) as f32 - 14.0) / 16.0).collect();
         for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
-            let matrix = Matrix::stack(&[raw.clone(), raw.clone()], columns, dtype);
-            assert_eq!(matrix.len(), 2 * rows);
-            let (few, many) = (matrix.times_few(&x), matrix.times_many(x.clone()).unwrap());
-            for (a, b) in few.iter().zip(&many) {
-                assert!((a - b).abs() < 1e-3, "{dtype:?}: {a} against {b}");
+            let weight = Matrix::stack(&[raw.clone(), raw.clone()], columns, dtype);
+            assert_eq!((weight.len(), weight.bytes()), (2 * rows, 2 * rows * columns * dtype.bytes()));
+            let out = Linear { weight, bias: Some(vec![1.0; 2 * rows]) }.apply(&x);
+            for (o, got) in out.iter().enumerate() {
+                let exact: f32 = values[o % rows * columns..][..columns].iter().zip(&x).map(|(a, b)| a * b).sum();
+                assert!((got - exact - 1.0).abs() < 2e-2, "{dtype:?}: {got} against {exact} + 1");
             }
         }
     }

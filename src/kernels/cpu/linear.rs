@@ -1,7 +1,7 @@
-//! Thin matrix products: a few rows of activations times stored weights, the shape of decoding.
+//! Matrix products of activations with stored weights, for one row (decoding) to thousands (prefill).
 //!
-//! Weights stay in their storage type and are read once for all rows. Each output is one dot product
-//! in a fixed order of summation, so a row's result does not depend on which rows it was batched with;
+//! Weights stay in their storage type and are widened in registers. Each output is one dot product in
+//! a fixed order of summation, so a row's result does not depend on which rows it was batched with;
 //! that is what lets runs of many methods share a step and still be reproducible one by one.
 
 use rayon::prelude::*;
@@ -11,6 +11,10 @@ use super::simd::{Simd, dispatch};
 
 /// Multiply-adds below which a product is not worth splitting over threads.
 const PARALLEL_WORK: usize = 1 << 22;
+/// Rows and columns of activations worked on together, so that they stay in the second-level cache
+/// while the weights stream past. Part of the order of summation: partial sums are per column block.
+const ROW_BLOCK: usize = 64;
+const COLUMN_BLOCK: usize = 1024;
 
 /// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
 ///
@@ -60,6 +64,10 @@ impl OutputColumns {
         // SAFETY: `column` is within the slice that `ptr` and `len` describe.
         Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
     }
+
+    fn from_row(self, row: usize) -> Self {
+        self.from_column(row * self.stride)
+    }
 }
 
 dispatch! {
@@ -70,49 +78,83 @@ dispatch! {
 unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
     assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
-    let mut o = 0;
-    while o < outputs {
-        let mut r = 0;
-        while r < rows {
-            // SAFETY: the CPU supports `S` (caller); row and output indices are clamped inside.
-            r += unsafe {
-                match rows - r {
-                    4.. => block::<S, T, 4>(x, w, columns, out, r, o, outputs),
-                    2 | 3 => block::<S, T, 2>(x, w, columns, out, r, o, outputs),
-                    _ => block::<S, T, 1>(x, w, columns, out, r, o, outputs),
-                }
+    for first_row in (0..rows).step_by(ROW_BLOCK) {
+        for first_column in (0..columns).step_by(COLUMN_BLOCK) {
+            let block = Block {
+                x: &x[first_row * columns..],
+                w,
+                columns,
+                span: first_column..(first_column + COLUMN_BLOCK).min(columns),
+                outputs,
+                out: out.from_row(first_row),
             };
+            // SAFETY: the CPU supports `S` (caller); the block's rows exist in `x` and in the output.
+            unsafe { block.multiply::<S>((rows - first_row).min(ROW_BLOCK)) };
         }
-        o += 4;
     }
 }
 
-/// Writes outputs `o..o+4` (as far as they exist) of rows `r..r+R`; returns `R`.
-#[inline(always)]
-unsafe fn block<S: Simd, T: Elem, const R: usize>(
-    x: &[f32],
-    w: &[T],
+/// Some rows of `x` and a span of columns, against all rows of `w`.
+struct Block<'a, T> {
+    x: &'a [f32],
+    w: &'a [T],
     columns: usize,
-    out: OutputColumns,
-    r: usize,
-    o: usize,
+    span: std::ops::Range<usize>,
     outputs: usize,
-) -> usize {
-    // The last outputs repeat a row rather than take another path: same order of summation everywhere.
-    let last = outputs - 1;
-    let starts = [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * columns);
-    // SAFETY: `starts` are beginnings of whole rows of `w`, `r..r+R` are rows of `x`; CPU supports `S`.
-    let sums = unsafe { dot_tile::<S, T, R>(x.as_ptr().add(r * columns), columns, w.as_ptr(), starts, columns) };
-    for (i, row) in sums.iter().enumerate() {
-        for (j, &sum) in row.iter().enumerate().take(outputs - o) {
-            // SAFETY: `(r + i) * stride + o + j` is within the output, asserted in `dots_kernel`.
-            unsafe { *out.ptr.add((r + i) * out.stride + o + j) = sum };
-        }
-    }
-    R
+    out: OutputColumns,
 }
 
-/// Dot products of `R` rows of `x` (`x_stride` apart) with four rows of `w` that begin at `starts`.
+impl<T: Elem> Block<'_, T> {
+    /// # Safety
+    /// `rows` rows exist in `x` and in the output; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn multiply<S: Simd>(&self, rows: usize) {
+        for o in (0..self.outputs).step_by(4) {
+            let mut r = 0;
+            while r < rows {
+                // SAFETY: `r..r + R` are among `rows`, `o` is an output; the rest is the caller's.
+                unsafe {
+                    match rows - r {
+                        4.. => self.tile::<S, 4>(r, o),
+                        2 | 3 => self.tile::<S, 2>(r, o),
+                        _ => self.tile::<S, 1>(r, o),
+                    }
+                }
+                r += match rows - r {
+                    4.. => 4,
+                    2 | 3 => 2,
+                    _ => 1,
+                };
+            }
+        }
+    }
+
+    /// Adds this span's part to outputs `o..o+4` (as far as they exist) of rows `r..r+R`.
+    ///
+    /// # Safety
+    /// Rows `r..r + R` exist in `x` and in the output, `o < outputs`; the CPU supports `S`.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) {
+        // The last outputs repeat a row rather than take another path: same order of summation everywhere.
+        let last = self.outputs - 1;
+        let starts =
+            [o, (o + 1).min(last), (o + 2).min(last), (o + 3).min(last)].map(|i| i * self.columns + self.span.start);
+        // SAFETY: `starts` are within whole rows of `w`, as the span is within the columns.
+        let sums = unsafe {
+            let x = self.x.as_ptr().add(r * self.columns + self.span.start);
+            dot_tile::<S, T, R>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
+        };
+        for (i, row) in sums.iter().enumerate() {
+            for (j, &sum) in row.iter().enumerate().take(self.outputs - o) {
+                // SAFETY: row `r + i` and output `o + j` exist (caller, and `take`).
+                let out = unsafe { &mut *self.out.ptr.add((r + i) * self.out.stride + o + j) };
+                *out = if self.span.start == 0 { sum } else { *out + sum };
+            }
+        }
+    }
+}
+
+/// Dot products over `columns` of `R` rows of `x` (`x_stride` apart) with four rows of `w` from `starts`.
 ///
 /// # Safety
 /// All rows must hold `columns` elements; the CPU must support `S`.
@@ -185,13 +227,15 @@ mod tests {
         let mut out = vec![f32::NAN; rows * outputs];
         linear_rows(&x, &w, columns, &mut out);
         for (a, b) in out.iter().zip(reference(&x, &exact, columns)) {
-            assert!((a - b).abs() < 1e-4, "{rows}x{outputs}x{columns}: {a} against {b}");
+            assert!((a - b).abs() < 2e-4, "{rows}x{outputs}x{columns}: {a} against {b}");
         }
     }
 
     #[test]
     fn equals_the_plain_product_in_every_shape_and_type() {
-        for (rows, outputs, columns) in [(1, 1, 1), (1, 5, 16), (2, 4, 33), (3, 7, 64), (7, 130, 256), (64, 300, 259)] {
+        for (rows, outputs, columns) in
+            [(1, 1, 1), (1, 5, 16), (2, 4, 33), (3, 7, 64), (7, 130, 256), (67, 300, 259), (130, 9, 2500)]
+        {
             check::<f32>(rows, outputs, columns);
             check::<f16>(rows, outputs, columns);
             check::<bf16>(rows, outputs, columns);
@@ -200,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
-        let (rows, outputs, columns) = (37, 517, 320);
+        let (rows, outputs, columns) = (97, 517, 1320);
         let x = noise(rows * columns, 3);
         let w: Vec<bf16> = noise(outputs * columns, 4).into_iter().map(bf16::from_f32).collect();
         let mut together = vec![0.0; rows * outputs];
