@@ -34,7 +34,7 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
     let chunk = outputs.div_ceil(threads * 4).next_multiple_of(4);
     let base = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: outputs };
     w.par_chunks(chunk * columns).enumerate().for_each(|(i, w)| {
-        dots(x, w, columns, base.from_column(i * chunk));
+        dots(x, w, columns, base.at_column(i * chunk));
     });
 }
 
@@ -59,14 +59,14 @@ unsafe impl Send for OutputColumns {}
 unsafe impl Sync for OutputColumns {}
 
 impl OutputColumns {
-    fn from_column(self, column: usize) -> Self {
+    fn at_column(self, column: usize) -> Self {
         assert!(column <= self.len);
         // SAFETY: `column` is within the slice that `ptr` and `len` describe.
         Self { ptr: unsafe { self.ptr.add(column) }, len: self.len - column, ..self }
     }
 
-    fn from_row(self, row: usize) -> Self {
-        self.from_column(row * self.stride)
+    fn at_row(self, row: usize) -> Self {
+        self.at_column(row * self.stride)
     }
 }
 
@@ -86,7 +86,7 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
                 columns,
                 span: first_column..(first_column + COLUMN_BLOCK).min(columns),
                 outputs,
-                out: out.from_row(first_row),
+                out: out.at_row(first_row),
             };
             // SAFETY: the CPU supports `S` (caller); the block's rows exist in `x` and in the output.
             unsafe { block.multiply::<S>((rows - first_row).min(ROW_BLOCK)) };
