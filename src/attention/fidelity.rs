@@ -1,6 +1,6 @@
 //! Comparison with exact attention on the same inputs, step by step.
 
-use super::engine::HeadKv;
+use super::head::HeadKv;
 use super::method::{Exact, Selection, score_into};
 use crate::kernels::cpu::Accumulator;
 use crate::kernels::cpu::topk::top_k;

@@ -7,6 +7,7 @@
 
 mod engine;
 pub mod fidelity;
+mod head;
 mod method;
 pub mod methods;
 mod policy;

@@ -1,0 +1,122 @@
+//! One KV head of a run: the shared prefix and the private tail seen as one sequence, and attending to it.
+
+use std::ops::Range;
+
+use super::method::{Exact, Picks, Selection, Weighting};
+use crate::cost::Cost;
+use crate::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
+use crate::kv::{LayerKv, Prefix};
+
+/// Keys and values of one head: prefix and tail.
+pub(super) struct HeadKv<'a> {
+    pub(super) prefix_keys: Rows<'a>,
+    pub(super) prefix_values: Rows<'a>,
+    pub(super) tail_keys: Rows<'a>,
+    pub(super) tail_values: Rows<'a>,
+    pub(super) prefix_tokens: usize,
+    pub(super) tail_tokens: usize,
+    pub(super) d: usize,
+}
+
+impl<'a> HeadKv<'a> {
+    pub(super) fn new(prefix: &'a Prefix, tail: &'a LayerKv, layer: usize, kv_head: usize) -> Self {
+        let kv = prefix.layer(layer);
+        Self {
+            prefix_keys: kv.keys.head(kv_head),
+            prefix_values: kv.values.head(kv_head),
+            tail_keys: tail.keys.head(kv_head),
+            tail_values: tail.values.head(kv_head),
+            prefix_tokens: prefix.tokens(),
+            tail_tokens: tail.tokens(),
+            d: kv.keys.d(),
+        }
+    }
+
+    /// Attends positions `range` (of prefix and tail together) into `acc`; returns how many there were.
+    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) -> usize {
+        let p = self.prefix_tokens;
+        let in_prefix = range.start.min(p)..range.end.min(p);
+        let in_tail = range.start.max(p) - p..range.end.max(p) - p;
+        if !in_prefix.is_empty() {
+            attend_range(
+                scaled,
+                self.prefix_keys.slice(in_prefix.clone(), self.d),
+                self.prefix_values.slice(in_prefix.clone(), self.d),
+                acc,
+            );
+        }
+        if !in_tail.is_empty() {
+            attend_range(
+                scaled,
+                self.tail_keys.slice(in_tail.clone(), self.d),
+                self.tail_values.slice(in_tail.clone(), self.d),
+                acc,
+            );
+        }
+        in_prefix.len() + in_tail.len()
+    }
+
+    /// Tokens in context.
+    pub(super) fn total(&self) -> usize {
+        self.prefix_tokens + self.tail_tokens
+    }
+
+    fn row_bytes(&self) -> usize {
+        2 * self.d * self.prefix_keys.elem_bytes()
+    }
+
+    /// Attends the exact parts and the selection; returns tokens attended by each query head.
+    pub(super) fn attend(
+        &self,
+        queries: &[f32],
+        scale: f32,
+        exact: Exact,
+        selection: Option<&Selection>,
+        out: &mut [f32],
+        cost: &mut Cost,
+    ) -> Vec<usize> {
+        let group = queries.len() / self.d;
+        let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
+        let mut acc = Accumulator::new(group, self.d);
+        let fixed = self.attend_positions(&scaled, 0..exact.sink, &mut acc)
+            + self.attend_positions(&scaled, exact.recent..self.total(), &mut acc);
+        let mut read = fixed;
+        let mut attended = vec![fixed; group];
+        match selection {
+            None => {}
+            Some(Selection::Shared(picks)) => {
+                self.attend_picks(&scaled, picks, &mut acc);
+                read += picks.tokens.len();
+                attended.iter_mut().for_each(|n| *n += picks.tokens.len());
+            }
+            Some(Selection::PerHead(heads)) => {
+                assert_eq!(heads.len(), group, "one set of picks for each query head");
+                for (h, picks) in heads.iter().enumerate() {
+                    let mut own = Accumulator::new(1, self.d);
+                    self.attend_picks(&scaled[h * self.d..][..self.d], picks, &mut own);
+                    acc.merge_query(h, &own);
+                    read += picks.tokens.len();
+                    attended[h] += picks.tokens.len();
+                }
+            }
+        }
+        cost.kv_bytes += (read * self.row_bytes()) as u64;
+        acc.finish(out);
+        attended
+    }
+
+    fn attend_picks(&self, scaled: &[f32], picks: &Picks, acc: &mut Accumulator) {
+        let (keys, values) = (self.prefix_keys, self.prefix_values);
+        match &picks.weighting {
+            Weighting::Softmax => attend_list(scaled, keys, values, &picks.tokens, &[], acc),
+            Weighting::LogBias(bias) => attend_list(scaled, keys, values, &picks.tokens, bias, acc),
+            Weighting::Direct { weights, log_mass } => {
+                let mut output = vec![0.0; self.d];
+                weighted_list(values, &picks.tokens, weights, &mut output);
+                for h in 0..acc.queries() {
+                    acc.merge(h, *log_mass, &output);
+                }
+            }
+        }
+    }
+}
