@@ -25,7 +25,8 @@ use std::sync::Arc;
 pub struct Configured {
     /// Bare name, such as `topk`.
     pub name: &'static str,
-    /// Canonical `key=value,...`: own parameters always, policy only where it differs from the default.
+    /// Canonical `key=value,...`: what sets the budget always, other parameters and the policy only where
+    /// they differ from the default.
     pub params: String,
     /// Sink, window and dense layers.
     pub policy: Policy,

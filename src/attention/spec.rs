@@ -148,7 +148,16 @@ impl Params {
         Ok(value)
     }
 
-    /// One of `choices`, the first being the default; becomes part of the canonical form.
+    /// Like [`Self::get_positive`], but part of the canonical form only if it differs from `default`.
+    pub fn get_minor(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
+        let value = self.get_positive(key, default)?;
+        if value == default {
+            self.canonical.pop();
+        }
+        Ok(value)
+    }
+
+    /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
         let chosen = match self.take(key) {
             Some(text) => *choices
@@ -157,7 +166,9 @@ impl Params {
                 .ok_or_else(|| self.bad_value(key, &text, &format!("one of {}", choices.join(", "))))?,
             None => choices[0],
         };
-        self.canonical.push((key, chosen.to_owned()));
+        if chosen != choices[0] {
+            self.canonical.push((key, chosen.to_owned()));
+        }
         Ok(chosen)
     }
 

@@ -45,7 +45,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let page = params.get_positive("page", 16)?;
         let budget = params.budget(Budget::Ratio(0.0625))?;
-        let min_pages = params.get_positive("min_pages", 1)?;
+        let min_pages = params.get_minor("min_pages", 1)?;
         Ok(Arc::new(Quest { page, budget, min_pages, per: Granularity::read(params)? }))
     },
 };

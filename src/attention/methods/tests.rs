@@ -346,12 +346,12 @@ mod oracle_sampling_estimator {
 fn specs_are_checked_and_canonical() {
     let label = |spec| configured(spec, &Policy::default()).label();
     assert_eq!(label("full"), "full");
-    assert_eq!(label("topk"), "topk:k=64,per=query_head");
+    assert_eq!(label("topk"), "topk:k=64");
     assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
-    assert_eq!(label("topk:sink=8"), "topk:k=64,per=query_head,sink=8");
+    assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
     assert_eq!(
         label("quest:preset=repo,k=512"),
-        "quest:page=16,k=512,min_pages=3,per=query_head,sink=0,local=0,dense_layers=0+1"
+        "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1"
     );
     let bad = [
         "topkk",
