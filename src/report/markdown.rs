@@ -2,9 +2,8 @@
 
 use super::Report;
 use super::format::{LEGEND, MEASURED, distinct, number, setting, signed, tokens};
+use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::mean;
-use crate::eval::summary::REFERENCE;
 use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
@@ -15,7 +14,7 @@ pub fn render(report: &Report, files: &[&str]) -> String {
     page.push_str(&warnings(report));
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
-        page.push_str(&overall(rows));
+        page.push_str(&means(rows));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows));
         }
@@ -57,34 +56,25 @@ fn warnings(report: &Report) -> String {
 }
 
 /// The mean over tasks, one table a length; nothing where there is one task only.
-fn overall(rows: &[SummaryRow]) -> String {
-    let mut lengths = distinct(rows.iter().map(|r| r.length));
-    lengths.sort_unstable();
-    lengths.into_iter().map(|length| overall_of(rows.iter().filter(|r| r.length == length).collect(), length)).collect()
+fn means(rows: &[SummaryRow]) -> String {
+    overall(rows).iter().map(means_at).collect()
 }
 
-fn overall_of(rows: Vec<&SummaryRow>, length: usize) -> String {
-    let tasks = distinct(rows.iter().map(|r| &r.task)).len();
-    if tasks < 2 {
-        return String::new();
-    }
-    let mut text = format!("\n### Mean over {tasks} tasks{}\n\n", at(length));
+fn means_at(overall: &Overall) -> String {
+    let mut text = format!("\n### Mean over {} tasks{}\n\n", overall.tasks, at(overall.length));
     text.push_str(&line(["method", "params", "tasks", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"]));
     text.push_str(&rule(2, 7));
-    for (method, params) in distinct(rows.iter().map(|r| (&r.method, &r.params))) {
-        let of_method: Vec<_> = rows.iter().filter(|r| (&r.method, &r.params) == (method, params)).collect();
-        let over = |value: fn(&SummaryRow) -> f64| mean(&of_method.iter().map(|r| value(r)).collect::<Vec<_>>());
-        let deltas: Option<Vec<f64>> = of_method.iter().map(|r| r.delta_full).collect();
+    for m in &overall.means {
         text.push_str(&line([
-            method.clone(),
-            params.clone(),
-            of_method.len().to_string(),
-            format!("{:.1}", over(|r| r.score)),
-            deltas.filter(|_| method != REFERENCE).map_or(String::new(), |d| signed(mean(&d), 1)),
-            number(over(|r| r.density)),
-            number(over(|r| r.cost1)),
-            number(over(|r| r.cost2)),
-            number(over(|r| r.aux_bits)),
+            m.method.clone(),
+            m.params.clone(),
+            m.tasks.to_string(),
+            format!("{:.1}", m.score),
+            m.delta.map_or(String::new(), |d| signed(d, 1)),
+            number(m.density),
+            number(m.cost1),
+            number(m.cost2),
+            number(m.aux_bits),
         ]));
     }
     text

@@ -10,6 +10,7 @@ pub mod plots;
 pub mod table;
 
 mod format;
+mod overall;
 
 use crate::eval::checks::{self, Warning};
 use crate::eval::record::{Record, SummaryRow};

@@ -1,6 +1,7 @@
 //! The table on the terminal.
 
-use super::format::{MEASURED, setting, tokens};
+use super::format::{MEASURED, number, setting, signed, tokens};
+use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
@@ -24,7 +25,8 @@ pub fn render(rows: &[SummaryRow]) -> String {
     }
     let mut text = String::new();
     for rows in rows.chunk_by(|a, b| setting(a) == setting(b)) {
-        text.push_str(&format!("{}\n\n{}\n", setting(&rows[0]), one_table(rows)));
+        text.push_str(&format!("{}\n\n{}", setting(&rows[0]), one_table(rows)));
+        text.extend(overall(rows).iter().map(means));
     }
     text
 }
@@ -53,16 +55,35 @@ fn place(row: &SummaryRow) -> String {
     }
 }
 
+/// The means over tasks, below the tasks.
+fn means(overall: &Overall) -> String {
+    let headings = ["method", "params", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"];
+    let rows = overall.means.iter().map(|m| {
+        let measured = [m.density, m.cost1, m.cost2, m.aux_bits].map(number);
+        let delta = m.delta.map_or(String::new(), |d| signed(d, 1));
+        [m.method.clone(), m.params.clone(), format!("{:.1}", m.score), delta].into_iter().chain(measured).collect()
+    });
+    let place = if overall.length > 0 { format!(", {} tokens", tokens(overall.length)) } else { String::new() };
+    format!(
+        "\nmean over {} tasks{place}\n{}",
+        overall.tasks,
+        lines(headings.map(str::to_owned).into(), rows.collect()).concat()
+    )
+}
+
 /// The lines of the heading and of all rows.
 fn aligned(rows: &[SummaryRow]) -> Vec<String> {
-    let mut table = Table::new();
-    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
     // Headings longer than their numbers take two lines.
     let headings = MEASURED.iter().map(|c| c.heading.replace("aux ", "aux\n").replace('/', "/\n"));
-    table.set_header(["method", "params"].into_iter().map(str::to_owned).chain(headings));
-    for row in rows {
-        table.add_row(cells(row));
-    }
+    let headings = ["method", "params"].into_iter().map(str::to_owned).chain(headings).collect();
+    lines(headings, rows.iter().map(cells).collect())
+}
+
+fn lines(headings: Vec<String>, rows: Vec<Vec<String>>) -> Vec<String> {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(headings);
+    table.add_rows(rows);
     for (at, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 1));
         if at >= TEXT_COLUMNS {

@@ -349,10 +349,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk"), "topk:k=64");
     assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
     assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
-    assert_eq!(
-        label("quest:preset=repo,k=512"),
-        "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1"
-    );
+    assert_eq!(label("quest:preset=repo,k=512"), "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1");
     let bad = [
         "topkk",
         "topk:kk=3",

@@ -1,0 +1,67 @@
+//! Means over tasks: one figure a method, for those who look at one.
+
+use super::format::distinct;
+use crate::eval::record::SummaryRow;
+use crate::eval::stats::mean;
+use crate::eval::summary::REFERENCE;
+
+/// All methods at one length, averaged over tasks of equal weight.
+pub struct Overall {
+    /// Length asked for in tokens; 0 if files fix it.
+    pub length: usize,
+    /// Number of tasks.
+    pub tasks: usize,
+    /// One for each method, in order of appearance.
+    pub means: Vec<Mean>,
+}
+
+/// One method's means.
+pub struct Mean {
+    /// Bare name.
+    pub method: String,
+    /// Canonical parameters.
+    pub params: String,
+    /// Tasks this method has rows for.
+    pub tasks: usize,
+    /// Percent.
+    pub score: f64,
+    /// Mean difference to the reference in points; none for the reference, or where it was not run.
+    pub delta: Option<f64>,
+    /// Share of tokens attended.
+    pub density: f64,
+    /// Scoring FLOPs over full attention's.
+    pub cost1: f64,
+    /// Attention FLOPs over full attention's.
+    pub cost2: f64,
+    /// Bits per token per KV head.
+    pub aux_bits: f64,
+}
+
+/// The means of rows of one model and protocol, by length; lengths with a single task are left out.
+pub fn overall(rows: &[SummaryRow]) -> Vec<Overall> {
+    let mut lengths = distinct(rows.iter().map(|r| r.length));
+    lengths.sort_unstable();
+    let at = |length| overall_of(&rows.iter().filter(|r| r.length == length).collect::<Vec<_>>(), length);
+    lengths.into_iter().map(at).filter(|o| o.tasks > 1).collect()
+}
+
+fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
+    let methods = distinct(rows.iter().map(|r| (&r.method, &r.params)));
+    let means = methods.into_iter().map(|(method, params)| {
+        let of_method: Vec<_> = rows.iter().filter(|r| (&r.method, &r.params) == (method, params)).collect();
+        let over = |value: fn(&SummaryRow) -> f64| mean(&of_method.iter().map(|r| value(r)).collect::<Vec<_>>());
+        let deltas: Option<Vec<f64>> = of_method.iter().map(|r| r.delta_full).collect();
+        Mean {
+            method: method.clone(),
+            params: params.clone(),
+            tasks: of_method.len(),
+            score: over(|r| r.score),
+            delta: deltas.filter(|_| method != REFERENCE).map(|d| mean(&d)),
+            density: over(|r| r.density),
+            cost1: over(|r| r.cost1),
+            cost2: over(|r| r.cost2),
+            aux_bits: over(|r| r.aux_bits),
+        }
+    });
+    Overall { length, tasks: distinct(rows.iter().map(|r| &r.task)).len(), means: means.collect() }
+}
