@@ -48,6 +48,7 @@ def main():
     c, P, state = M.read_parameters(args.checkpoint)
     tensors = {full_name(k): v.to(torch.bfloat16).contiguous() for k, v in P.items()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     write = lambda name, value: (out / name).write_text(json.dumps(value, indent=1) + "\n")
     write("config.json", config(c))
     write("generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False})

@@ -1,13 +1,14 @@
-"""Pack and unpack the books that are trained on.
+"""Pack and unpack what the training needs: the books, and the program that makes the rows.
 
-  python3 prepare.py pack --books BOOKS --out train_data      (*.txt.gz -> train_data/packed/*.bz2)
-  python3 prepare.py unpack --data train_data                 (-> train_data/books/*.txt, in seconds)
+  python3 prepare.py pack --books BOOKS --binary PROGRAM      (-> train_data/packed/*.bz2, train_data/spattn.xz)
+  python3 prepare.py unpack --data train_data                 (-> train_data/books/*.txt, train_data/spattn)
 
 Nothing is changed in the texts: the generator of training rows reads them as they are.
 """
 import argparse
 import bz2
 import gzip
+import lzma
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["pack", "unpack"])
     parser.add_argument("--books", type=Path, help="folder of *.txt.gz or *.txt")
+    parser.add_argument("--binary", type=Path, help="stripped program, to be packed beside the books")
     parser.add_argument("--out", type=Path, default=Path("train_data"))
     parser.add_argument("--data", type=Path, default=Path("train_data"))
     args = parser.parse_args()
@@ -47,6 +49,13 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     if not jobs:
         parser.error("no books found")
+    packed_binary = (args.out if args.what == "pack" else args.data) / "spattn.xz"
+    if args.what == "pack" and args.binary:
+        packed_binary.write_bytes(lzma.compress(args.binary.read_bytes(), preset=3))
+    if args.what == "unpack" and packed_binary.exists():
+        binary = packed_binary.with_suffix("")
+        binary.write_bytes(lzma.decompress(packed_binary.read_bytes()))
+        binary.chmod(0o755)
     run(pack_one if args.what == "pack" else unpack_one, jobs)
 
 

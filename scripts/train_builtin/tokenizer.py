@@ -77,10 +77,15 @@ def build(rows, books, vocab, digits, seed, text_share):
         return state, sum(w not in state["model"]["vocab"] for w in wanted)
 
     # Some of the forced tokens are learnt anyway: find how many to learn so that the sum is the wish.
-    state, missing = train(vocab - len(wanted))
-    state, missing = train(vocab - missing)
-    while len(state["model"]["vocab"]) + missing > vocab:
-        state, missing = train(len(state["model"]["vocab"]) - 8)
+    size = vocab - len(wanted)
+    for _ in range(8):
+        state, missing = train(size)
+        off = vocab - len(state["model"]["vocab"]) - missing
+        if off == 0:
+            break
+        size += off
+    else:
+        state, missing = train(size - 8)
     tokens = state["model"]["vocab"]
     for a, b in forced:
         tokens.setdefault(a + b, len(tokens))
@@ -107,7 +112,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = build(args.rows, args.books, args.vocab, args.digits, args.seed, args.text_share)
-    tokenizer.save(args.out)
+    tokenizer.save(args.out, pretty=False)
     probe = Path(sorted(Path(args.books).glob("*.txt"))[0]).read_text(encoding="utf-8")[:200_000]
     ids = tokenizer.encode(probe, add_special_tokens=False).ids
     print(f"{args.out}: {tokenizer.get_vocab_size()} tokens, {len(ids) / len(probe.split()):.2f} a word of a book")

@@ -182,9 +182,12 @@ class Trainer:
         self.P = {k: v.to(M.DEVICE).requires_grad_(True) for k, v in P.items()}
         self.network = M.Network(self.c, self.P, not args.no_compile)
         self.optimiser = M.Optimiser(self.P, args.muon_lr, args.adam_lr)
-        self.resumed_at = self.step
         found = M.read_optimiser(args.load, self.optimiser, self.step) if args.load else []
+        # Without the optimiser's state the rate rises from 0 again.
+        self.warm_from = self.step if args.load and len(found) < 2 else 0
         size = sum(v.numel() for v in P.values())
+        vocabulary = json.loads(Path(args.tokenizer).read_text())["model"]["vocab"]
+        assert max(vocabulary.values()) < self.c.vocab, "the tokenizer has more tokens than the model"
         self.log({"event": "start", "parameters": size, "bf16_mb": round(size * 2 / 1e6, 2), "config": self.c.__dict__,
                   "batches_done": self.done, "optimiser": found})
         self.log({"event": "attention_ms", **self.network.attention.tune(self.c, args.batch)})
@@ -237,8 +240,7 @@ class Trainer:
                 assert batch[0] == self.done
                 ce = self.gradient(batch, parts, text_families)
                 self.done += 1
-            warm = self.step - self.resumed_at if self.resumed_at else self.step
-            factor = rate_factor(part, warm, args.warmup if not self.resumed_at else 30, args.decay_from)
+            factor = rate_factor(part, self.step - self.warm_from, args.warmup, args.decay_from)
             self.optimiser.step(factor)
             self.step += 1
             if self.step % args.watch_every == 0:
@@ -268,14 +270,14 @@ class Trainer:
         args = self.args
         wanted = [n for n in (512, 4096, 32768) if n <= min(args.longest, args.batch)] or [args.batch]
         plan = [f"{n} {args.batch // n}" for n in wanted for _ in range(3)]
-        rows = Rows(args, plan + [f"4096 {max(1, args.batch // 4096)}"] * 400, 0, args.seed)
+        rows = Rows(args, plan + [f"{wanted[-1]} {args.batch // wanted[-1]}"] * 4000, 0, args.seed)
         text_families = {rows.families.index("books")}
         for i, n in enumerate(wanted):
             for j in range(3):
                 started = time.time()
                 ce = self.gradient(rows.next(), 1, text_families)
                 self.optimiser.step(0.01)
-                loss = float(ce.mean())
+                loss = float(ce.detach().mean())
                 if j != 1:
                     self.log({"event": "smoke", "length": n, "seconds": round(time.time() - started, 3),
                               "loss": round(loss, 3),
@@ -309,7 +311,7 @@ def main():
     p.add_argument("--smoke", action="store_true", help="only try everything out")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--seconds", type=float, default=560, help="end after so much wall time, saving included later")
-    p.add_argument("--tokens", type=int, default=3_000_000_000, help="tokens of the whole training")
+    p.add_argument("--tokens", type=int, default=2_800_000_000, help="tokens of the whole training")
     p.add_argument("--batch", type=int, default=65536, help="tokens in a batch")
     p.add_argument("--longest", type=int, default=32768)
     p.add_argument("--seed", type=int, default=0)

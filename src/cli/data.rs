@@ -110,9 +110,9 @@ fn export_train(args: &ExportArgs) -> Result<()> {
         .map_err(|e| UsageError::new(format!("{}: {e}", args.tokenizer.display())))?;
     let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;
     let mut out: Box<dyn Write + Send> = match &args.out {
-        Some(path) => Box::new(BufWriter::new(
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-        )),
+        Some(path) => {
+            Box::new(BufWriter::new(File::create(path).with_context(|| format!("cannot write {}", path.display()))?))
+        }
         None => Box::new(BufWriter::new(std::io::stdout())),
     };
     if !args.jsonl {
@@ -172,7 +172,8 @@ fn make(group: &[Batch], trainer: &Trainer, encoder: &PieceEncoder, args: &Expor
                     .map(|s| json!({ "text": s.text, "class": s.class as u8, "ends": s.ends }))
                     .collect();
                 let family = &trainer.families()[row.family];
-                let whole = json!({ "family": family, "length": batch.length, "tokens": ids.len(), "segments": segments });
+                let whole =
+                    json!({ "family": family, "length": batch.length, "tokens": ids.len(), "segments": segments });
                 serde_json::to_writer(&mut line, &whole)?;
                 line.push(b'\n');
             }

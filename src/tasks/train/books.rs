@@ -93,7 +93,7 @@ impl Books {
         let kept = kept(text);
         let (low, high) = if held_out { (kept, text.len()) } else { (0, kept) };
         let latest = high.saturating_sub(bytes).max(low);
-        let start = line_start(text, low + draw.below(latest - low + 1));
+        let start = line_start(text, low + draw.below(latest - low + 1)).max(low);
         let mut end = (start + bytes).min(high);
         while !text.is_char_boundary(end) {
             end -= 1;

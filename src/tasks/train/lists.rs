@@ -45,7 +45,8 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
     const AROUND: usize = 3;
     let costs = |page: &Page, word: &str| page.cost(&format!(" {word}")) + AROUND;
     let other_times = *draw.pick(&[1, 1, 2, 3, 3, 3]);
-    let wished = if percent(40, draw) && other_times == 3 { 30 } else { draw.between((2 * other_times + 2).max(6), 40) };
+    let wished =
+        if percent(40, draw) && other_times == 3 { 30 } else { draw.between((2 * other_times + 2).max(6), 40) };
     let a_round: usize = asked.iter().map(|w| costs(page, w)).sum();
     // At most three quarters of the list, at least enough to stand out.
     let common_times = wished.min(room * 3 / 4 / a_round.max(1)).max(other_times + 1);
@@ -148,9 +149,8 @@ pub fn write_frequent(page: &mut Page, draw: &mut Draw) -> Result<()> {
     let room = page.room().saturating_sub(page.cost(after) + page.cost(&text.ask) + 30);
     let alpha = if percent(40, draw) { 2.0 } else { 1.6 + 1.2 * fraction(draw) };
     let jitter = if percent(60, draw) { 0.0 } else { 0.3 };
-    let shares: Vec<f64> = (0..words.len())
-        .map(|i| ((i + 1) as f64).powf(-alpha) * (1.0 + jitter * (fraction(draw) - 0.5)))
-        .collect();
+    let shares: Vec<f64> =
+        (0..words.len()).map(|i| ((i + 1) as f64).powf(-alpha) * (1.0 + jitter * (fraction(draw) - 0.5))).collect();
     let mut counts = largest_counts(&shares, &costs, room);
     // The dots are the first; the answer is the next three, clearly ahead of the rest.
     let mut ranked: Vec<usize> = (1..words.len()).collect();

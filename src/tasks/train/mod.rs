@@ -24,9 +24,9 @@ use anyhow::Result;
 use serde::Deserialize;
 
 pub use self::books::Books;
+use self::page::Page;
 pub use self::page::{Class, Encoder, Row, Segment};
 pub use self::tokens::PieceEncoder;
-use self::page::Page;
 use super::seed::{Draw, example_seed};
 use crate::error::UsageError;
 

@@ -180,7 +180,9 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     let intro = text.with(&text.intro, value, style == Style::Single, &[]);
     let (before, after) = intro.split_once("{context}").context("an introduction has a {context}")?;
     page.context(before);
-    let for_questions = (length as f64 * (0.03 + 0.37 * fraction(draw))) as usize;
+    let few = haystack != Haystack::Needle && percent(30, draw);
+    // Few keys leave little to ask, and a question asked again is only copied.
+    let for_questions = if few { 0 } else { (length as f64 * (0.03 + 0.37 * fraction(draw))) as usize };
     let least = least_question(page, &text, key, value, style);
     let room = page.room().saturating_sub(page.cost(after) + for_questions.max(least));
 
@@ -193,7 +195,12 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
         takes_several_keys: wording.is_none(),
         draw,
     };
-    let units = scene.fill(page, room, haystack, key, style, &shared, books);
+    let most = match haystack {
+        Haystack::Needle => usize::MAX,
+        _ if few => scene.draw.between(1, 4),
+        _ => log_uniform(2.0, (length as f64 / 40.0).max(2.0), scene.draw).max(1),
+    };
+    let units = scene.fill(page, room, haystack, (key, most), style, &shared, books);
     let joined = units.join(if haystack == Haystack::Essay { " " } else { "\n" });
     page.context(&joined);
     page.context(after);
@@ -226,17 +233,12 @@ impl Scene<'_> {
         page: &Page,
         room: usize,
         haystack: Haystack,
-        key: Kind,
+        (key, most): (Kind, usize),
         style: Style,
         shared: &Shared,
         books: &Books,
     ) -> Vec<String> {
         let separator = if haystack == Haystack::Essay { " " } else { "\n" };
-        let most = match haystack {
-            Haystack::Needle => usize::MAX,
-            _ if percent(30, self.draw) => self.draw.between(1, 4),
-            _ => log_uniform(2.0, (page.length() as f64 / 40.0).max(2.0), self.draw).max(1),
-        };
         let for_needles = if haystack == Haystack::Needle { room } else { room * 6 / 10 };
         let mut taken = HashSet::new();
         let mut needles: Vec<String> = Vec::new();
@@ -246,8 +248,7 @@ impl Scene<'_> {
             if !taken.insert(drawn.clone()) {
                 continue;
             }
-            let values: Vec<String> =
-                (0..self.number_of_values(style)).map(|_| self.value.draw(self.draw)).collect();
+            let values: Vec<String> = (0..self.number_of_values(style)).map(|_| self.value.draw(self.draw)).collect();
             let of_key: Vec<String> = values.iter().map(|value| self.needle(&drawn, value)).collect();
             let cost: usize = of_key.iter().map(|n| page.cost(&format!("{separator}{n}"))).sum();
             if used + cost > for_needles && (!self.entries.is_empty() || used + cost > room) {
@@ -288,6 +289,8 @@ impl Scene<'_> {
             // Too short a row for a single needle.
             return;
         }
+        let mut asked = HashSet::new();
+        let mut repeats = 0;
         for number in 0.. {
             let style = match (number, self.draw.below(20)) {
                 (0, _) => style,
@@ -296,6 +299,13 @@ impl Scene<'_> {
                 _ => Style::SeveralKeys,
             };
             let (question, answer) = self.question(style, context);
+            if !asked.insert(question.clone()) {
+                repeats += 1;
+                if repeats > 20 {
+                    return;
+                }
+                continue;
+            }
             let question = if number == 0 { question } else { format!("\n{question}") };
             if !page.ask(&question, &answer, Class::Answer) || percent(2, self.draw) {
                 return;

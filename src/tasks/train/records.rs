@@ -24,9 +24,8 @@ pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
         _ => (draw.between(10_000, 9_999_999).to_string(), word_key(draw)),
     };
     let line = |(key, value): &(String, String)| format!("\"{key}\": \"{value}\"");
-    let a_question = |(key, value): &(String, String)| {
-        (substitute(&text.ask, &[("key", key)]), format!(" \"{value}\""))
-    };
+    let a_question =
+        |(key, value): &(String, String)| (substitute(&text.ask, &[("key", key)]), format!(" \"{value}\""));
     let first = record(draw);
     let (question, answer) = a_question(&first);
     let one = page.question_cost(&question, &answer) + 2;
@@ -50,11 +49,9 @@ pub fn write_pairs(page: &mut Page, draw: &mut Draw) {
     let lines: Vec<String> = records.iter().map(line).collect();
     page.context(&format!("{{{}}}", lines.join(",\n ")));
     page.context(after);
-    for number in 0.. {
-        if records.is_empty() {
-            return;
-        }
-        let (question, answer) = a_question(&records[draw.below(records.len())]);
+    draw.shuffle(&mut records);
+    for (number, asked) in records.iter().enumerate() {
+        let (question, answer) = a_question(asked);
         let question = if number == 0 { question } else { format!("\n\n{question}") };
         if !page.ask(&question, &answer, Class::Answer) {
             return;

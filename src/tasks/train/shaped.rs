@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
-use super::page::{Class, Encoder, Page};
 use super::needles::several_answers;
+use super::page::{Class, Encoder, Page};
 use crate::tasks::ruler::{self, shapes};
 use crate::tasks::{Example, PromptCounter, Task, TaskOptions};
 
 /// Most tokens an answer takes, its end included.
-const ANSWER: usize = 72;
+pub(super) const ANSWER: usize = 72;
 
 /// Counts as an evaluation does: the token that starts the prompt, and its text.
-struct Counter<'a>(&'a dyn Encoder);
+pub(super) struct Counter<'a>(pub &'a dyn Encoder);
 
 impl PromptCounter for Counter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
@@ -26,9 +26,8 @@ pub struct Shaped {
 
 impl Shaped {
     pub fn new(names: &[(String, usize)]) -> Result<Self> {
-        let make = |(name, _): &(String, usize)| {
-            Ok((name.clone(), ruler::for_training(name, &TaskOptions::default())?))
-        };
+        let make =
+            |(name, _): &(String, usize)| Ok((name.clone(), ruler::for_training(name, &TaskOptions::default())?));
         Ok(Self { tasks: names.iter().map(make).collect::<Result<_>>()? })
     }
 
