@@ -155,10 +155,18 @@ fn parse_plan(text: &str, path: &Path) -> Result<Vec<Batch>, UsageError> {
     text.lines().enumerate().map(parse).collect()
 }
 
+/// A row in tokens, and its line of JSON if that was asked for.
+struct Made {
+    family: u8,
+    ids: Vec<u16>,
+    classes: Vec<u8>,
+    line: Vec<u8>,
+}
+
 /// The bytes of each batch of a group.
 fn make(group: &[Batch], trainer: &Trainer, encoder: &PieceEncoder, args: &ExportArgs) -> Result<Vec<Vec<u8>>> {
     let wanted: Vec<(&Batch, usize)> = group.iter().flat_map(|b| (0..b.rows).map(move |row| (b, row))).collect();
-    let rows: Vec<(u8, Vec<u16>, Vec<u8>, Vec<u8>)> = wanted
+    let rows: Vec<Made> = wanted
         .into_par_iter()
         .map(|(batch, number)| {
             let index = batch.number * ROWS_A_BATCH + number;
@@ -177,25 +185,25 @@ fn make(group: &[Batch], trainer: &Trainer, encoder: &PieceEncoder, args: &Expor
                 serde_json::to_writer(&mut line, &whole)?;
                 line.push(b'\n');
             }
-            Ok((row.family as u8, ids, classes, line))
+            Ok(Made { family: row.family as u8, ids, classes, line })
         })
         .collect::<Result<_>>()?;
     let mut rows = rows.into_iter();
     let of_batch = |batch: &Batch| {
         let rows: Vec<_> = rows.by_ref().take(batch.rows).collect();
         if args.jsonl {
-            return rows.into_iter().flat_map(|(_, _, _, line)| line).collect();
+            return rows.into_iter().flat_map(|row| row.line).collect();
         }
         let mut bytes = Vec::with_capacity(12 + batch.rows * (1 + 3 * batch.length));
         for number in [batch.number, batch.rows, batch.length] {
             bytes.extend((number as u32).to_le_bytes());
         }
-        bytes.extend(rows.iter().map(|r| r.0));
-        for (_, ids, _, _) in &rows {
+        bytes.extend(rows.iter().map(|row| row.family));
+        for Made { ids, .. } in &rows {
             bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
             bytes.resize(bytes.len() + 2 * (batch.length - ids.len()), 0);
         }
-        for (_, _, classes, _) in &rows {
+        for Made { classes, .. } in &rows {
             bytes.extend_from_slice(classes);
             bytes.resize(bytes.len() + batch.length - classes.len(), 0);
         }
