@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
+pub mod data;
 pub mod eval;
 pub mod list;
 pub mod score;
@@ -24,6 +25,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Eval(Box<eval::EvalArgs>),
+    Data(data::DataArgs),
     List(list::ListArgs),
     Score(score::ScoreArgs),
     /// Print a completion script for a shell
@@ -63,6 +65,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
+        Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
         Command::Score(args) => score::run(args)?,
         Command::Completions { shell } => {
@@ -103,7 +106,9 @@ mod tests {
         let mut cli = Cli::command();
         cli.build();
         cli.clone().debug_assert();
-        for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
+        let inner = |c: &clap::Command| c.get_subcommands().cloned().collect::<Vec<_>>();
+        let commands = inner(&cli).into_iter().flat_map(|c| inner(&c).into_iter().chain([c]));
+        for command in commands.filter(|c| c.get_name() != "help") {
             for argument in command.get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str())) {
                 let help = argument.get_long_help().map(|h| h.to_string()).unwrap_or_default();
                 assert!(help.contains("xample:"), "{} {}: {help}", command.get_name(), argument.get_id());

@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod ruler;
 pub mod seed;
 pub mod text;
+pub mod train;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

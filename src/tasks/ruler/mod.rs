@@ -8,11 +8,11 @@
 mod cwe;
 mod fit;
 mod fwe;
-mod niah;
+pub(in crate::tasks) mod niah;
 mod published;
 mod qa;
-mod qa_synth;
-mod template;
+pub(in crate::tasks) mod qa_synth;
+pub(in crate::tasks) mod template;
 mod vt;
 
 use std::sync::LazyLock;
@@ -36,7 +36,7 @@ static DEFINITIONS: LazyLock<Vec<(&'static Base, Definition)>> = LazyLock::new(|
 });
 
 /// A base task: its definition file and its generator.
-struct Base {
+pub(in crate::tasks) struct Base {
     /// Name, which is also that of the group of its tasks.
     name: &'static str,
     /// The definition file's text.
@@ -46,7 +46,7 @@ struct Base {
 }
 
 /// Makes the examples of one task.
-trait Generator: Send + Sync {
+pub(in crate::tasks) trait Generator: Send + Sync {
     /// Where text and words come from, for the record.
     fn source(&self) -> String;
     /// The largest example that fits the request.
@@ -89,6 +89,24 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
     })
 }
 
+/// The definition of a base task and its file's text, for those who build other rows from the same templates.
+pub(in crate::tasks) fn definition(base: &str) -> Option<(&'static Definition, &'static str)> {
+    DEFINITIONS.iter().find(|(b, _)| b.name == base).map(|(b, d)| (d, b.file))
+}
+
+/// Tokens the task `name` may generate.
+pub(in crate::tasks) fn max_new_tokens(name: &str) -> Option<usize> {
+    Ruler::find(name).map(|(_, definition, _)| definition.tokens_to_generate)
+}
+
+/// The task `name`, its examples seeded under another name (`train/ruler/vt` for `ruler/vt`): what it
+/// makes is shaped like the task's examples and never one of them.
+pub(in crate::tasks) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
+    let mut task = Ruler.build(name, options)?;
+    task.name.insert_str(0, super::train::SEED_DOMAIN);
+    Ok(Box::new(task))
+}
+
 /// The RULER family: `ruler/<task>`, the groups `ruler` and `ruler/niah`.
 pub struct Ruler;
 
@@ -98,6 +116,18 @@ impl Ruler {
         DEFINITIONS.iter().find_map(|(base, definition)| {
             let task = definition.tasks.iter().find(|task| task.name == short)?;
             Some((*base, definition, task))
+        })
+    }
+
+    fn build(&self, name: &str, options: &TaskOptions) -> Result<RulerTask> {
+        let (base, definition, task) = Self::find(name)
+            .ok_or_else(|| UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone())))?;
+        Ok(RulerTask {
+            name: name.to_owned(),
+            metric: definition.metric,
+            max_new_tokens: definition.tokens_to_generate,
+            positions: options.positions,
+            generator: (base.make)(definition, task, options)?,
         })
     }
 
@@ -145,15 +175,7 @@ impl Family for Ruler {
     }
 
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
-        let (base, definition, task) = Self::find(name)
-            .ok_or_else(|| UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone())))?;
-        Ok(Box::new(RulerTask {
-            name: name.to_owned(),
-            metric: definition.metric,
-            max_new_tokens: definition.tokens_to_generate,
-            positions: options.positions,
-            generator: (base.make)(definition, task, options)?,
-        }))
+        Ok(Box::new(self.build(name, options)?))
     }
 }
 

@@ -31,11 +31,15 @@ mod part {
     pub const HAYSTACK: u64 = 4;
 }
 
+/// What all needle tasks share.
 #[derive(Debug, Clone, Deserialize)]
-struct Shared {
-    needle: String,
-    noise: String,
-    singular: Vec<(String, String)>,
+pub(in crate::tasks) struct Shared {
+    /// The sentence that gives a key its value.
+    pub needle: String,
+    /// One line of the noise haystack.
+    pub noise: String,
+    /// What is replaced in the templates when one value is asked for.
+    pub singular: Vec<(String, String)>,
     depths: usize,
 }
 
@@ -293,7 +297,7 @@ impl<'a> Attempt<'a> {
 }
 
 /// `a`, or `a, and b`, or `a, b, and c`.
-fn enumerate(keys: &[&str]) -> String {
+pub(in crate::tasks) fn enumerate(keys: &[&str]) -> String {
     match keys {
         [] => String::new(),
         [one] => (*one).to_owned(),
@@ -302,7 +306,7 @@ fn enumerate(keys: &[&str]) -> String {
 }
 
 /// Version 4 of RFC 9562 from 128 random bits.
-fn uuid(bits: u128) -> String {
+pub(in crate::tasks) fn uuid(bits: u128) -> String {
     let version = (bits & !(0xf << 76)) | 0x4 << 76;
     let variant = (version & !(0x3 << 62)) | 0x2 << 62;
     let hex = format!("{variant:032x}");

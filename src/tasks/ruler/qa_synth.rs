@@ -29,27 +29,39 @@ const COUNTRIES: usize = 30;
 /// Most filler sentences of a document.
 const FILLER: usize = 3;
 
+/// The part of the definition file that describes the made-up world.
 #[derive(Debug, Clone, Deserialize)]
-struct File {
-    synthetic: Synthetic,
+pub(in crate::tasks) struct File {
+    /// Sentences, documents and questions.
+    pub synthetic: Synthetic,
 }
 
+/// Sentences, documents and questions of the made-up world.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Synthetic {
-    sentences: BTreeMap<String, String>,
-    documents: BTreeMap<String, Vec<String>>,
-    questions: Vec<Question>,
+pub(in crate::tasks) struct Synthetic {
+    /// Sentence forms by name.
+    pub sentences: BTreeMap<String, String>,
+    /// Names of the sentences of each kind of document.
+    pub documents: BTreeMap<String, Vec<String>>,
+    /// Question forms.
+    pub questions: Vec<Question>,
 }
 
+/// One question form.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Question {
-    ask: String,
-    answer: String,
-    of: String,
-    via: Option<String>,
-    uses: Vec<String>,
+pub(in crate::tasks) struct Question {
+    /// The question.
+    pub ask: String,
+    /// The fact that answers it.
+    pub answer: String,
+    /// The kind of document it names.
+    pub of: String,
+    /// The kind of document it leads to.
+    pub via: Option<String>,
+    /// Sentences that must be there.
+    pub uses: Vec<String>,
 }
 
 impl Question {

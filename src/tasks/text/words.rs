@@ -83,6 +83,11 @@ impl Words {
         self.pool.len()
     }
 
+    /// The words of the pool for lists.
+    pub fn pool(&self) -> &[String] {
+        &self.pool
+    }
+
     /// An `adjective-noun` key, every pair equally likely.
     pub fn key(&self, draw: &mut Draw) -> String {
         let adjective = draw.pick(&self.adjectives);
@@ -128,6 +133,12 @@ impl<'a> Shuffled<'a> {
         self.draw.shuffle(&mut tail);
         self.order.extend(tail);
     }
+}
+
+/// Every word of the large dictionary that is fit to show, in its own order.
+pub fn dictionary_words() -> &'static [&'static str] {
+    static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| dictionary().collect());
+    &ALL
 }
 
 /// The large dictionary without blocked and very short or very long words.
