@@ -119,7 +119,7 @@ fn comparable(out: &Path) -> BTreeMap<String, Value> {
 fn summary(out: &Path) -> Vec<Vec<String>> {
     let text = fs::read_to_string(out.join("summary.csv")).expect("a summary was written");
     let cells = |line: &str| line.split(',').map(str::to_owned).collect::<Vec<_>>();
-    text.lines().map(|l| cells(l)).map(|c| c[..c.len() - 2].to_vec()).collect()
+    text.lines().map(cells).map(|c| c[..c.len() - 2].to_vec()).collect()
 }
 
 fn temp() -> TempDir {
@@ -328,7 +328,7 @@ fn an_interrupted_run_keeps_its_records_and_says_how_to_go_on() {
     ran.assert(ran.status == Some(130), "exits as interrupted");
     ran.assert(ran.stderr.contains("records are kept") && ran.stderr.contains("--resume"), "says how to go on");
     let kept = records(&out).len();
-    assert!((2..80).contains(&kept) && kept % 2 == 0, "whole examples: {kept}");
+    assert!((2..80).contains(&kept) && kept.is_multiple_of(2), "whole examples: {kept}");
     eval(&out, &[&settings[..], &["--resume"]].concat()).ok();
     assert_eq!(records(&out).len(), 80);
 }
