@@ -417,7 +417,7 @@ fn mistakes_in_arguments_are_one_line_with_a_hint() {
         (&["--dtype", "f64"], &["f64"]),
         (&["--sparse-from", "answer"], &["answer", "question"]),
         (&["--sparse-from", "prefill"], &["topk", "prefill pattern"]),
-        (&["--length", "20000"], &["20000", "16384", "--allow-extrapolation"]),
+        (&["--length", "40000"], &["40000", "32768", "--allow-extrapolation"]),
         (&["--length", "64"], &["ruler/niah_single_1", "64"]),
         (&["--length", "0"], &["length"]),
         (&["--samples", "0"], &["samples"]),
@@ -445,7 +445,7 @@ fn lengths_beyond_the_context_run_when_asked_to() {
     let model = model_copy();
     let config = model.path().join("config.json");
     let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, text.replace("\"max_position_embeddings\": 16384", "\"max_position_embeddings\": 256")).unwrap();
+    fs::write(&config, text.replace("\"max_position_embeddings\": 32768", "\"max_position_embeddings\": 256")).unwrap();
     let dir = temp();
     let out = dir.path().join("run");
     eval(&out, &["--model", path(&model)]).fails(2, &["512", "256"]);
@@ -493,7 +493,7 @@ fn damaged_models_are_named_file_by_file() {
     .fails(2, &["config.json"]);
     damaged(&|m| {
         let text = fs::read_to_string(m.join("config.json")).unwrap();
-        fs::write(m.join("config.json"), text.replace("\"num_hidden_layers\": 6", "\"num_hidden_layers\": 9")).unwrap();
+        fs::write(m.join("config.json"), text.replace("\"num_hidden_layers\": 10", "\"num_hidden_layers\": 12")).unwrap();
     })
     .fails(1, &["model.safetensors", "model.layers."]);
     assert!(!out.exists(), "nothing is written for a model that cannot be loaded");

@@ -501,11 +501,11 @@ fn every_file_has_a_say_in_what_ends_a_generation() {
                     "normalized": false, "special": special})
             };
             let added = j["added_tokens"].as_array_mut().unwrap();
-            added.push(token(6144, "<|im_end|>", true));
+            added.push(token(8192, "<|im_end|>", true));
             added.push(token(6145, "<|eot_id|>", false));
         });
     });
-    assert_eq!(tokenizer.unwrap().eos_ids(), [0, 2, 5, 7, 6144]);
+    assert_eq!(tokenizer.unwrap().eos_ids(), [0, 2, 5, 7, 8192]);
 }
 
 #[test]
