@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use spattn::error::UsageError;
 use spattn::model::chat::{ChatTemplate, Message};
 use spattn::model::config::{ModelConfig, RopeScaling};
+use spattn::model::data::{DataFolder, DataSource};
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
 use spattn::model::source::{ModelFiles, ModelSource, TextFile};
@@ -530,7 +531,7 @@ fn faults_of_a_tokenizer_are_one_line() {
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A hub with one repository `org/model` made of the files of a folder.
+/// A hub with the files of a folder as the model `org/model` and as the data set `org/data`.
 struct Hub {
     address: String,
     requests: Arc<AtomicUsize>,
@@ -570,16 +571,31 @@ fn serve(mut stream: TcpStream, folder: &Path) {
     let request = lines.next().unwrap_or_default();
     let headers: Vec<String> = lines.take_while(|l| !l.is_empty()).map(|l| l.to_lowercase()).collect();
     let path = request.split(' ').nth(1).unwrap_or_default();
-    let answer = if path.starts_with("/api/models/org/model/revision/") {
-        let names = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-        let siblings: Vec<Value> = names.map(|n| json!({"rfilename": n})).collect();
+    let listings = ["/api/models/org/model/revision/", "/api/datasets/org/data/revision/"];
+    let files = ["/org/model", "/datasets/org/data"].map(|repo| format!("{repo}/resolve/{COMMIT}/"));
+    let answer = if listings.iter().any(|l| path.starts_with(l)) {
+        let siblings: Vec<Value> = names_below(folder).iter().map(|n| json!({"rfilename": n})).collect();
         ok(json!({"siblings": siblings, "sha": COMMIT}).to_string().as_bytes(), "")
-    } else if let Some(name) = path.strip_prefix(&format!("/org/model/resolve/{COMMIT}/")) {
+    } else if let Some(name) = files.iter().find_map(|f| path.strip_prefix(f.as_str())) {
         part(&fs::read(folder.join(name)).unwrap(), name, &headers)
     } else {
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec()
     };
     let _ = stream.write_all(&answer);
+}
+
+/// Paths of all files, relative to the folder.
+fn names_below(folder: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        match entry.path().is_dir() {
+            true => names.extend(names_below(&entry.path()).iter().map(|below| format!("{name}/{below}"))),
+            false => names.push(name),
+        }
+    }
+    names.sort();
+    names
 }
 
 fn part(all: &[u8], name: &str, headers: &[String]) -> Vec<u8> {
@@ -588,9 +604,10 @@ fn part(all: &[u8], name: &str, headers: &[String]) -> Vec<u8> {
     let start: usize = start.parse().unwrap();
     let end = end.parse().map_or(all.len(), |e: usize| (e + 1).min(all.len()));
     let extra = format!(
-        "Content-Range: bytes {start}-{}/{}\r\nETag: \"{name}\"\r\nX-Repo-Commit: {COMMIT}\r\n",
+        "Content-Range: bytes {start}-{}/{}\r\nETag: \"{}\"\r\nX-Repo-Commit: {COMMIT}\r\n",
         end.saturating_sub(1),
-        all.len()
+        all.len(),
+        name.replace('/', "-"),
     );
     ok(&all[start..end], &extra)
 }
@@ -721,4 +738,135 @@ fn what_the_hub_does_not_have_is_told_apart_from_no_network() {
         hub_error("org/model", &options(&cache, &hub.address)).what,
         "org/model: this repository has no tokenizer.json"
     );
+}
+
+// --- Data sets ---
+
+const PATTERNS: [&str; 3] = ["PaulGrahamEssays.json", "squad/dev-v2.0.json", "wordlists/*.txt"];
+
+/// A data set with three files that match and two that do not.
+fn data_set() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for name in ["README.md", "squad/dev-v2.0.json", "squad/train.json", "wordlists/a.txt", "wordlists/b.txt"] {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("text of {name}")).unwrap();
+    }
+    folder
+}
+
+fn data(spec: &str, options: &HubOptions) -> anyhow::Result<DataFolder> {
+    DataSource::parse(Path::new(spec))?.resolve_with(&PATTERNS, options)
+}
+
+fn data_error(spec: &str, options: &HubOptions) -> UsageError {
+    let error = data(spec, options).unwrap_err();
+    let usage = error.downcast_ref::<UsageError>().unwrap_or_else(|| panic!("{error:#}")).clone();
+    assert_eq!(usage.what.lines().count(), 1);
+    usage
+}
+
+#[test]
+fn a_data_set_is_downloaded_once_and_then_needs_no_network() {
+    let (remote, cache) = (data_set(), TempDir::new().unwrap());
+    let hub = Hub::start(remote.path().to_owned());
+    let online = options(&cache, &hub.address);
+    let found = data("hub:org/data", &online).unwrap();
+    assert_eq!(found.folder, cache.path().join("datasets--org--data/snapshots").join(COMMIT));
+    assert_eq!(found.id, format!("hub:org/data@{COMMIT} (files: 3)"));
+    assert!(found.notes.is_empty());
+    let names = ["squad/dev-v2.0.json", "wordlists/a.txt", "wordlists/b.txt"];
+    assert_eq!(names_below(&found.folder), names);
+    for name in names {
+        assert_eq!(fs::read_to_string(found.folder.join(name)).unwrap(), format!("text of {name}"));
+    }
+
+    let requests = hub.requests();
+    assert_eq!((data("hub:org/data@main", &online).unwrap(), hub.requests()), (found.clone(), requests));
+    hub.stop();
+    let offline = HubOptions { offline: true, ..online };
+    let unreachable = options(&cache, "http://127.0.0.1:9");
+    let commit = format!("hub:org/data@{COMMIT}");
+    for (spec, options) in [("hub:org/data", &offline), ("hub:org/data", &unreachable), (commit.as_str(), &offline)] {
+        assert_eq!(data(spec, options).unwrap(), found);
+    }
+
+    fs::remove_file(found.folder.join("wordlists/a.txt")).unwrap();
+    let error = data_error("hub:org/data", &offline).what;
+    assert!(error.starts_with("org/data: `wordlists/a.txt` is not in the cache "), "{error}");
+}
+
+#[test]
+fn a_download_of_data_that_was_broken_off_is_completed() {
+    let (remote, cache) = (data_set(), TempDir::new().unwrap());
+    let hub = Hub::start(remote.path().to_owned());
+    let online = options(&cache, &hub.address);
+    let spec = format!("hub:org/data@{COMMIT}");
+    let found = data(&spec, &online).unwrap();
+    fs::remove_file(found.folder.join("squad/dev-v2.0.json")).unwrap();
+    assert_eq!(data(&spec, &online).unwrap(), found);
+    assert_eq!(names_below(&found.folder).len(), 3);
+}
+
+#[test]
+fn data_that_other_tools_have_cached_is_used_with_a_word_of_doubt() {
+    let (remote, cache) = (data_set(), TempDir::new().unwrap());
+    let root = cache.path().join("datasets--org--data");
+    let snapshot = root.join("snapshots").join(COMMIT);
+    fs::create_dir_all(root.join("refs")).unwrap();
+    fs::write(root.join("refs/main"), COMMIT).unwrap();
+    fs::create_dir_all(snapshot.join("wordlists")).unwrap();
+    fs::write(snapshot.join("README.md"), "").unwrap();
+    let offline = HubOptions { offline: true, ..options(&cache, "http://127.0.0.1:9") };
+    assert!(data_error("hub:org/data", &offline).what.starts_with("org/data: the data set is not in the cache "));
+
+    fs::copy(remote.path().join("wordlists/a.txt"), snapshot.join("wordlists/a.txt")).unwrap();
+    let part = data("hub:org/data", &offline).unwrap();
+    assert_eq!(part.notes, ["org/data: the cache may not have all files of this data set (HF_HUB_OFFLINE is set)"]);
+    // Runs on a part must not pass for runs on the whole.
+    assert_eq!(part.id, format!("hub:org/data@{COMMIT} (files: 1)"));
+
+    let hub = Hub::start(remote.path().to_owned());
+    let whole = data("hub:org/data", &options(&cache, &hub.address)).unwrap();
+    assert_eq!((whole.notes.len(), whole.id), (0, format!("hub:org/data@{COMMIT} (files: 3)")));
+    assert!(data("hub:org/data", &offline).unwrap().notes.is_empty());
+}
+
+#[test]
+fn data_that_is_not_to_be_had_is_said_in_one_line() {
+    let cache = TempDir::new().unwrap();
+    let offline = HubOptions { offline: true, ..options(&cache, "http://127.0.0.1:9") };
+    let error = data_error("hub:org/data", &offline);
+    let folder = cache.path().display();
+    assert_eq!(
+        error.what,
+        format!("org/data: the data set is not in the cache {folder} and cannot be downloaded: HF_HUB_OFFLINE is set")
+    );
+    assert_eq!(
+        error.hint.unwrap(),
+        "download it on a machine with network (`hf download --repo-type dataset org/data`) and copy the cache, or give a local folder"
+    );
+
+    let hint = data_error("hub:org/data@v1", &offline).hint.unwrap();
+    assert!(hint.contains("`hf download --repo-type dataset org/data --revision v1`"), "{hint}");
+
+    let remote = TempDir::new().unwrap();
+    fs::write(remote.path().join("README.md"), "").unwrap();
+    let hub = Hub::start(remote.path().to_owned());
+    let error = data_error("hub:org/data", &options(&cache, &hub.address));
+    assert_eq!(error.what, "org/data: this data set has none of the files that are looked for");
+    assert_eq!(error.hint.unwrap(), "it may have PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/*.txt");
+    let error = data_error("hub:org/typo", &options(&cache, &hub.address));
+    assert_eq!(
+        error.what,
+        "org/typo: the hub has no revision `main` of this data set, or denies access (http status: 404)"
+    );
+}
+
+#[test]
+fn a_plain_folder_of_data_stays_what_it_is() {
+    let (folder, cache) = (data_set(), TempDir::new().unwrap());
+    let path = folder.path().to_str().unwrap();
+    let found = data(path, &options(&cache, "http://127.0.0.1:9")).unwrap();
+    assert_eq!(found, DataFolder { folder: path.into(), id: path.to_owned(), notes: Vec::new() });
 }

@@ -17,11 +17,11 @@ use crate::eval::manifest::manifest;
 use crate::eval::run::{End, Progress, Runner, Shard};
 use crate::eval::store::{OpenMode, Store, load_records};
 use crate::model::Model;
-use crate::model::hub;
+use crate::model::data::{DataFolder, DataSource};
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::report::{Report, json, table};
-use crate::tasks::{Positions, TaskOptions, resolve};
+use crate::tasks::{Positions, TaskOptions, assets, resolve};
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///
@@ -154,10 +154,11 @@ pub struct EvalArgs {
     #[arg(long, value_name = "I/N")]
     shard: Option<String>,
 
-    /// Folder (or hub:ORG/DATASET) with essays, word lists, SQuAD and HotpotQA for RULER
+    /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER
     ///
-    /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/nounlist.txt ...)
-    #[arg(long, value_name = "DIR")]
+    /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/nounlist.txt ...),
+    /// --data hub:org/ruler-assets@main
+    #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
 
     /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
@@ -255,13 +256,15 @@ pub fn run(args: EvalArgs) -> Result<Done> {
     let (out, mode) = args.output()?;
     check_device(&args.device)?;
     set_threads(args.threads)?;
-    let options = TaskOptions { data: hub::data_folder(config.data.as_deref())?, positions: config.positions };
+    let data = config.data.as_deref().map(find_data).transpose()?;
+    let options = TaskOptions { data: data.as_ref().map(|d| d.folder.clone()), positions: config.positions };
     let tasks = resolve(&config.tasks, &options)?;
     let model = load_model(&config, args.quiet)?;
-    let runner = Runner { model: &model, config: &config, tasks: &tasks, shard };
+    let data = data.as_ref().map(|d| d.id.as_str());
+    let runner = Runner { model: &model, config: &config, tasks: &tasks, data, shard };
     runner.check()?;
     let command: Vec<String> = std::env::args().collect();
-    let mut store = Store::open(&out, mode, &manifest(&config, &model, &command))?;
+    let mut store = Store::open(&out, mode, &manifest(&config, &model, data, &command))?;
     store.notices().iter().for_each(|n| eprintln!("note: {n}"));
     let stop = stop_on_interrupt()?;
     let bar = progress_bar(args.quiet);
@@ -296,6 +299,12 @@ fn set_threads(threads: Option<usize>) -> Result<()> {
         Some(0) => Err(UsageError::new("0 threads were asked for").hint("--threads takes a number from 1").into()),
         Some(n) => rayon::ThreadPoolBuilder::new().num_threads(n).build_global().context("cannot start threads"),
     }
+}
+
+fn find_data(spec: &Path) -> Result<DataFolder> {
+    let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
+    data.notes.iter().for_each(|n| eprintln!("note: {n}"));
+    Ok(data)
 }
 
 fn load_model(config: &RunConfig, quiet: bool) -> Result<Model> {

@@ -140,7 +140,7 @@ pub struct RunConfig {
     pub fidelity: bool,
     /// Storage type; the checkpoint's if `None`.
     pub dtype: Option<KvDtype>,
-    /// Data folder.
+    /// Data set as named: a folder or `hub:` and a hub id.
     pub data: Option<PathBuf>,
     /// How examples are placed.
     pub positions: Positions,

@@ -16,8 +16,9 @@ pub const RESULTS_VERSION: u32 = 1;
 /// Everything that determines a record besides task, length, example and method.
 ///
 /// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
-/// (the former) or nothing (the latter).
-pub fn identity(config: &RunConfig, model: &Model) -> Value {
+/// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
+/// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
+pub fn identity(config: &RunConfig, model: &Model, data: Option<&str>) -> Value {
     json!({
         "results_version": RESULTS_VERSION,
         "model": model.id,
@@ -28,20 +29,20 @@ pub fn identity(config: &RunConfig, model: &Model) -> Value {
         "protocol": config.protocol.to_string(),
         "seed": config.seed,
         "positions": match config.positions { Positions::Varied => "varied", Positions::Published => "published" },
-        "data": config.data,
+        "data": data,
         "fidelity": config.fidelity,
     })
 }
 
-/// The whole manifest.
-pub fn manifest(config: &RunConfig, model: &Model, command: &[String]) -> Value {
+/// The whole manifest; `data` as for [`identity`].
+pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: &[String]) -> Value {
     let c = model.decoder.config();
     let longest = config.lengths.iter().copied().max().unwrap_or(0);
     json!({
         "program": { "name": "spattn", "version": env!("CARGO_PKG_VERSION") },
         "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         "command": command,
-        IDENTITY: identity(config, model),
+        IDENTITY: identity(config, model, data),
         "methods": config.methods.iter().map(|m| json!({
             "method": m.name,
             "params": m.params,

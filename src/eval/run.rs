@@ -71,7 +71,9 @@ pub struct Runner<'a> {
     pub config: &'a RunConfig,
     /// The tasks, resolved.
     pub tasks: &'a [Box<dyn Task>],
-    /// Which share of it.
+    /// The data set that the tasks were made from, as records are identified by it.
+    pub data: Option<&'a str>,
+    /// Which share of the examples.
     pub shard: Shard,
 }
 
@@ -122,7 +124,7 @@ impl Runner<'_> {
     /// If an example cannot be made or run, or a record cannot be written; earlier records stay.
     pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
         let places = self.places();
-        let identity = identity(self.config, self.model).to_string();
+        let identity = identity(self.config, self.model, self.data).to_string();
         for (done, place) in places.iter().enumerate() {
             let missing: Vec<Configured> = self
                 .config

@@ -1,8 +1,11 @@
 //! The hub's cache on disk, and downloading into it.
 //!
-//! The cache has the layout that other Hugging Face tools use, so a model that one of them has
-//! downloaded is found. A model that is complete in the cache needs no network. One commit is
-//! resolved first and all files are taken from it, so a snapshot never mixes versions.
+//! The cache has the layout that other Hugging Face tools use, so what one of them has downloaded is
+//! found. A model or data set that is complete in the cache needs no network. One commit is resolved
+//! first and all files are taken from it, so a snapshot never mixes versions.
+//!
+//! A model's files say themselves whether one is missing. A data set's do not, so the names of all
+//! files of a commit are kept in the cache beside them.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -14,7 +17,9 @@ use hf_hub::api::RepoInfo;
 use hf_hub::api::sync::{Api, ApiBuilder};
 use hf_hub::{Cache, Repo, RepoType};
 
-use super::source::{CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
+use super::files::{
+    CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_match, matching_files,
+};
 use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
 use crate::error::UsageError;
 
@@ -28,7 +33,7 @@ pub struct HubOptions {
     pub cache: PathBuf,
     /// Address of the hub.
     pub endpoint: String,
-    /// Access token for private and gated models.
+    /// Access token for private and gated repositories.
     pub token: Option<String>,
     /// Whether only the cache may be used.
     pub offline: bool,
@@ -50,7 +55,7 @@ impl HubOptions {
             let cache = var("XDG_CACHE_HOME").map(PathBuf::from);
             Some(cache.or_else(|| Some(Path::new(&var("HOME")?).join(".cache")))?.join("huggingface"))
         });
-        let no_home = || UsageError::new("no home folder, so no cache for models").hint("set HF_HOME to a folder");
+        let no_home = || UsageError::new("no home folder, so no cache for downloads").hint("set HF_HOME to a folder");
         let cache = match (var("HF_HUB_CACHE"), &home) {
             (Some(cache), _) => PathBuf::from(cache),
             (None, Some(home)) => home.join("hub"),
@@ -77,6 +82,72 @@ impl HubOptions {
     }
 }
 
+/// What is wanted of a repository; this also says which kind of repository it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wanted<'a> {
+    /// A model: config, tokenizer, weights, and those of the optional files that it has.
+    Model,
+    /// The files of a data set that match one of these patterns ([`is_match`]).
+    Data(&'a [&'a str]),
+}
+
+impl Wanted<'_> {
+    fn repo_type(self) -> RepoType {
+        match self {
+            Self::Model => RepoType::Model,
+            Self::Data(_) => RepoType::Dataset,
+        }
+    }
+
+    fn noun(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Data(_) => "data set",
+        }
+    }
+
+    /// The option that tells the hub's own tool about the kind of repository.
+    fn tool_option(self) -> &'static str {
+        match self {
+            Self::Model => "",
+            Self::Data(_) => " --repo-type dataset",
+        }
+    }
+
+    /// What is missing if nothing is there.
+    fn first(self) -> String {
+        match self {
+            Self::Model => format!("`{CONFIG}`"),
+            Self::Data(_) => "the data set".to_owned(),
+        }
+    }
+}
+
+/// Reads `org/name[@revision]`.
+pub(super) fn parse_id(id: &str) -> Option<(String, Option<String>)> {
+    let (repo, revision) = match id.split_once('@') {
+        Some((repo, revision)) => (repo, Some(revision)),
+        None => (id, None),
+    };
+    let valid = is_repo(repo) && revision.is_none_or(is_revision);
+    valid.then(|| (repo.to_owned(), revision.map(str::to_owned)))
+}
+
+fn is_repo(repo: &str) -> bool {
+    let part = |p: &str| {
+        p.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    repo.split_once('/').is_some_and(|(organisation, name)| part(organisation) && part(name))
+}
+
+fn is_revision(revision: &str) -> bool {
+    // It becomes part of a path in the cache, so it must not climb out of it.
+    let part =
+        |p: &str| !matches!(p, "" | "." | "..") && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    revision.split('/').all(part)
+}
+
 /// A commit's files in the cache.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -85,15 +156,20 @@ pub(super) struct Snapshot {
     pub notes: Vec<String>,
 }
 
-/// Finds a model in the cache or downloads it.
-pub(super) fn snapshot(repo: &str, revision: Option<&str>, options: &HubOptions) -> Result<Snapshot> {
+/// Finds what is wanted in the cache or downloads it.
+pub(super) fn snapshot(
+    repo: &str,
+    revision: Option<&str>,
+    wanted: Wanted<'_>,
+    options: &HubOptions,
+) -> Result<Snapshot> {
     // The cache is linked by relative paths, which are computed from absolute ones.
     let cache = std::path::absolute(&options.cache).with_context(|| format!("{}", options.cache.display()))?;
-    let place = Place { repo, revision: revision.unwrap_or("main"), cache };
+    let place = Place { repo, revision: revision.unwrap_or("main"), wanted, cache };
     let cached = place.cached_commit();
     if let Some(commit) = &cached
         && place.first_missing(commit).is_none()
-        && place.unknown(commit).is_empty()
+        && place.is_known(commit)
     {
         return Ok(place.snapshot(commit, Vec::new()));
     }
@@ -121,12 +197,13 @@ fn api(cache: &Path, options: &HubOptions) -> Result<Api> {
 struct Place<'a> {
     repo: &'a str,
     revision: &'a str,
+    wanted: Wanted<'a>,
     cache: PathBuf,
 }
 
 impl Place<'_> {
     fn repo_at(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.repo.to_owned(), RepoType::Model, revision.to_owned())
+        Repo::with_revision(self.repo.to_owned(), self.wanted.repo_type(), revision.to_owned())
     }
 
     fn root(&self) -> PathBuf {
@@ -140,6 +217,11 @@ impl Place<'_> {
     /// Where other tools, too, note that a commit does not have a file.
     fn absence(&self, commit: &str, file: &str) -> PathBuf {
         self.root().join(".no_exist").join(commit).join(file)
+    }
+
+    /// Where the names of all files of a commit of a data set are.
+    fn names_file(&self, commit: &str) -> PathBuf {
+        self.root().join(".spattn").join(format!("{commit}.json"))
     }
 
     fn snapshot(&self, commit: &str, notes: Vec<String>) -> Snapshot {
@@ -156,8 +238,22 @@ impl Place<'_> {
         }
     }
 
-    /// The first required file that the cache does not have.
+    /// The first required file that the cache does not have, for errors.
     fn first_missing(&self, commit: &str) -> Option<String> {
+        let quoted = |name: String| format!("`{name}`");
+        match self.wanted {
+            Wanted::Model => self.first_missing_of_model(commit).map(quoted),
+            Wanted::Data(patterns) => match self.wanted_names(commit, patterns) {
+                Some(names) if !names.is_empty() => {
+                    let folder = self.folder(commit);
+                    names.into_iter().find(|name| !folder.join(name).is_file()).map(quoted)
+                }
+                _ => matching_files(&self.folder(commit), patterns).is_empty().then(|| self.wanted.first()),
+            },
+        }
+    }
+
+    fn first_missing_of_model(&self, commit: &str) -> Option<String> {
         let folder = self.folder(commit);
         let missing = |name: &str| !folder.join(name).is_file();
         if let Some(name) = [CONFIG, TOKENIZER].into_iter().find(|n| missing(n)) {
@@ -173,7 +269,23 @@ impl Place<'_> {
         }
     }
 
-    /// The optional files that are neither cached nor known to be absent.
+    /// Whether the cache tells that there is nothing more to find for the commit.
+    fn is_known(&self, commit: &str) -> bool {
+        match self.wanted {
+            Wanted::Model => self.unknown(commit).is_empty(),
+            Wanted::Data(patterns) => self.wanted_names(commit, patterns).is_some(),
+        }
+    }
+
+    /// The files that the commit of a data set has and that match, if its names are cached.
+    fn wanted_names(&self, commit: &str, patterns: &[&str]) -> Option<Vec<String>> {
+        let text = std::fs::read_to_string(self.names_file(commit)).ok()?;
+        // If it is malformed, the hub is asked again.
+        let all: Vec<String> = serde_json::from_str(&text).ok()?;
+        Some(all.into_iter().filter(|name| is_match(name, patterns)).collect())
+    }
+
+    /// The optional files of a model that are neither cached nor known to be absent.
     fn unknown(&self, commit: &str) -> Vec<&'static str> {
         let folder = self.folder(commit);
         let unknown = |name: &&str| !folder.join(name).is_file() && !self.absence(commit, name).is_file();
@@ -184,31 +296,44 @@ impl Place<'_> {
     fn cache_alone(&self, cached: Option<String>, reason: &str) -> Result<Snapshot, UsageError> {
         let missing = match &cached {
             Some(commit) => self.first_missing(commit),
-            None => Some(CONFIG.to_owned()),
+            None => Some(self.wanted.first()),
         };
         match (cached, missing) {
             (Some(commit), None) => {
-                let note = |file: &&str| format!("{}: `{file}` is not in the cache ({reason})", self.repo);
-                // Only this one changes prompts.
-                let notes = self.unknown(&commit).iter().filter(|f| **f == TOKENIZER_CONFIG).map(note).collect();
-                Ok(self.snapshot(&commit, notes))
+                let doubt = match self.wanted {
+                    // Only this one changes prompts.
+                    Wanted::Model => self
+                        .unknown(&commit)
+                        .contains(&TOKENIZER_CONFIG)
+                        .then(|| format!("{}: `{TOKENIZER_CONFIG}` is not in the cache ({reason})", self.repo)),
+                    Wanted::Data(_) => (!self.is_known(&commit)).then(|| {
+                        format!("{}: the cache may not have all files of this data set ({reason})", self.repo)
+                    }),
+                };
+                Ok(self.snapshot(&commit, doubt.into_iter().collect()))
             }
             (_, missing) => Err(self.unreachable(&missing.unwrap_or_default(), reason)),
         }
     }
 
-    fn unreachable(&self, file: &str, reason: &str) -> UsageError {
-        let (repo, cache) = (self.repo, self.cache.display());
+    fn unreachable(&self, missing: &str, reason: &str) -> UsageError {
+        let (repo, noun, cache) = (self.repo, self.wanted.noun(), self.cache.display());
         if ["401", "403", "404"].iter().any(|code| reason.contains(&format!("http status: {code}"))) {
             let what = format!(
-                "{repo}: the hub has no revision `{}` of this model, or denies access ({reason})",
+                "{repo}: the hub has no revision `{}` of this {noun}, or denies access ({reason})",
                 self.revision
             );
-            return UsageError::new(what).hint("check the spelling; for private and gated models set HF_TOKEN");
+            return UsageError::new(what)
+                .hint(format!("check the spelling; for private and gated {noun}s set HF_TOKEN"));
         }
-        let what = format!("{repo}: `{file}` is not in the cache {cache} and cannot be downloaded: {reason}");
+        let what = format!("{repo}: {missing} is not in the cache {cache} and cannot be downloaded: {reason}");
+        let revision = match self.revision {
+            "main" => String::new(),
+            other => format!(" --revision {other}"),
+        };
         UsageError::new(what).hint(format!(
-            "download it on a machine with network (`hf download {repo}`) and copy the cache, or give a local folder"
+            "download it on a machine with network (`hf download{} {repo}{revision}`) and copy the cache, or give a local folder",
+            self.wanted.tool_option()
         ))
     }
 
@@ -232,6 +357,40 @@ impl Place<'_> {
         if !is_commit(commit) {
             anyhow::bail!("{}: the hub names `{commit}` as the commit", self.repo);
         }
+        match self.wanted {
+            Wanted::Model => self.fetch_model(api, info)?,
+            Wanted::Data(patterns) => self.fetch_data(api, info, patterns)?,
+        }
+        if self.revision != commit {
+            let cache = Cache::new(self.cache.clone());
+            cache.repo(self.repo_at(self.revision)).create_ref(commit).context("cannot write to the cache")?;
+        }
+        Ok(self.snapshot(commit, Vec::new()))
+    }
+
+    fn fetch_data(&self, api: &Api, info: &RepoInfo, patterns: &[&str]) -> Result<()> {
+        let all: Vec<&str> = info.siblings.iter().map(|s| s.rfilename.as_str()).collect();
+        let names: Vec<&str> = all.iter().copied().filter(|name| is_match(name, patterns)).collect();
+        if names.is_empty() {
+            let what = format!("{}: this data set has none of the files that are looked for", self.repo);
+            return Err(UsageError::new(what).hint(format!("it may have {}", patterns.join(", "))).into());
+        }
+        // First, so that a download that was broken off is known to be one.
+        self.keep_names(&info.sha, &all).context("cannot write to the cache")?;
+        names.into_iter().try_for_each(|name| self.fetch(api, &info.sha, name))
+    }
+
+    fn keep_names(&self, commit: &str, names: &[&str]) -> Result<()> {
+        let path = self.names_file(commit);
+        // Renamed when it is whole; runs that start together do not share the unfinished file.
+        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+        std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
+        std::fs::write(&unfinished, serde_json::to_string(names)?)?;
+        Ok(std::fs::rename(&unfinished, &path)?)
+    }
+
+    fn fetch_model(&self, api: &Api, info: &RepoInfo) -> Result<()> {
+        let commit = &info.sha;
         let has = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
         for name in OPTIONAL {
             if has(name) { self.fetch(api, commit, name)? } else { self.note_absence(commit, name) }
@@ -239,16 +398,11 @@ impl Place<'_> {
         for name in [CONFIG, TOKENIZER] {
             if !has(name) {
                 let what = format!("{}: this repository has no {name}", self.repo);
-                return Err(UsageError::new(what).hint(super::source::FOLDER_HINT).into());
+                return Err(UsageError::new(what).hint(FOLDER_HINT).into());
             }
             self.fetch(api, commit, name)?;
         }
-        self.fetch_weights(api, commit, has(SINGLE_FILE), has(INDEX_FILE))?;
-        if self.revision != commit {
-            let cache = Cache::new(self.cache.clone());
-            cache.repo(self.repo_at(self.revision)).create_ref(commit).context("cannot write to the cache")?;
-        }
-        Ok(self.snapshot(commit, Vec::new()))
+        self.fetch_weights(api, commit, has(SINGLE_FILE), has(INDEX_FILE))
     }
 
     fn fetch_weights(&self, api: &Api, commit: &str, single: bool, index: bool) -> Result<()> {
@@ -270,7 +424,7 @@ impl Place<'_> {
         if self.folder(commit).join(name).is_file() {
             return Ok(());
         }
-        let failed = |e: hf_hub::api::sync::ApiError| self.unreachable(name, &e.to_string());
+        let failed = |e: hf_hub::api::sync::ApiError| self.unreachable(&format!("`{name}`"), &e.to_string());
         api.repo(self.repo_at(commit)).download(name).map_err(failed)?;
         Ok(())
     }
@@ -285,9 +439,4 @@ impl Place<'_> {
 
 fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
-/// The folder that `--data` names.
-pub fn data_folder(data: Option<&Path>) -> Result<Option<PathBuf>> {
-    Ok(data.map(Path::to_owned))
 }

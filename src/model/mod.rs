@@ -5,7 +5,9 @@
 
 pub mod chat;
 pub mod config;
+pub mod data;
 pub mod decoder;
+pub mod files;
 pub mod hub;
 pub mod linear;
 pub mod rope;

@@ -11,26 +11,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::config::ModelConfig;
-use super::hub::{self, HubOptions};
+use super::files::{CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
+use super::hub::{self, HubOptions, Wanted};
 use super::weights::{Weights, WeightsError};
 use crate::error::UsageError;
 
 /// The name of the model inside the program.
 pub const BUILTIN: &str = "builtin";
-
-/// The file with sizes and constants.
-pub const CONFIG: &str = "config.json";
-/// The file with the vocabulary and how text is split.
-pub const TOKENIZER: &str = "tokenizer.json";
-/// The file with special tokens and, usually, the chat template.
-pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The file with the ids that end a generation.
-pub const GENERATION_CONFIG: &str = "generation_config.json";
-/// The chat template on its own; it wins over the one in [`TOKENIZER_CONFIG`].
-pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
-
-/// What a model folder has to hold, for hints.
-pub(super) const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and safetensors weights";
 
 /// A model as the user named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,17 +69,12 @@ impl ModelSource {
             let what = format!("the model `{spec}` is a file, not a folder");
             return Err(UsageError::new(what).hint(FOLDER_HINT));
         }
-        let (repo, revision) = match spec.split_once('@') {
-            Some((repo, revision)) => (repo, Some(revision)),
-            None => (spec, None),
-        };
+        let repo = spec.split_once('@').map_or(spec, |(repo, _)| repo);
         if spec.starts_with(['.', '/', '~']) || repo.matches('/').count() > 1 || repo.contains('\\') {
             return Err(UsageError::new(format!("the model folder `{spec}` does not exist")).hint(FOLDER_HINT));
         }
-        if !is_repo(repo) || revision.is_some_and(|r| !is_revision(r)) {
-            return Err(not_a_model(spec));
-        }
-        Ok(Self::Hub { repo: repo.to_owned(), revision: revision.map(str::to_owned) })
+        let (repo, revision) = hub::parse_id(spec).ok_or_else(|| not_a_model(spec))?;
+        Ok(Self::Hub { repo, revision })
     }
 
     /// Finds the files, downloading from the hub what is not in its cache; the environment decides on
@@ -112,7 +94,7 @@ impl ModelSource {
     /// As [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
         let Self::Hub { repo, revision } = self else { return self.resolve() };
-        let snapshot = hub::snapshot(repo, revision.as_deref(), options)?;
+        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Model, options)?;
         let mut files = ModelFiles::from_folder(&snapshot.folder, self.to_string())?;
         files.revision = Some(snapshot.commit);
         files.notes.extend(snapshot.notes);
@@ -135,21 +117,6 @@ fn expand_home(spec: &str) -> PathBuf {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
         _ => PathBuf::from(spec),
     }
-}
-
-fn is_repo(repo: &str) -> bool {
-    let part = |p: &str| {
-        p.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-            && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    repo.split_once('/').is_some_and(|(organisation, name)| part(organisation) && part(name))
-}
-
-fn is_revision(revision: &str) -> bool {
-    // It becomes part of a path in the cache, so it must not climb out of it.
-    let part =
-        |p: &str| !matches!(p, "" | "." | "..") && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    revision.split('/').all(part)
 }
 
 /// A text with the name that errors about it use.

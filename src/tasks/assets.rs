@@ -1,7 +1,7 @@
 //! Where tasks find their text: a data folder given by the user, or the offline defaults.
 //!
 //! An asset that is in the folder is used, and examples say so in their `source`; an asset that is
-//! not there has its default. Nothing is fetched here.
+//! not there has its default. Nothing is fetched here: who fetches asks for [`patterns`].
 
 use std::path::PathBuf;
 
@@ -11,16 +11,28 @@ use super::TaskOptions;
 use super::text::essays::{self, Essays};
 use super::text::words::Words;
 
+const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
+const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
+const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
+const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
+const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
+const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
+
+/// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
+pub fn patterns() -> Vec<&'static str> {
+    [ESSAY_FILES, ESSAY_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA].concat()
+}
+
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
 /// or `essays/*.txt`; otherwise the house grammar.
 ///
 /// # Errors
 /// If an asset is there and cannot be read.
 pub fn essays(options: &TaskOptions) -> Result<Essays> {
-    if let Some(file) = first_file(options, &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"]) {
+    if let Some(file) = first_file(options, ESSAY_FILES) {
         return Essays::from_json(&file);
     }
-    for folder in folders(options, &["paul_graham_essays", "essays"]) {
+    for folder in folders(options, ESSAY_TEXTS) {
         if !essays::text_files(&folder)?.is_empty() {
             return Essays::from_folder(&folder);
         }
@@ -33,7 +45,7 @@ pub fn essays(options: &TaskOptions) -> Result<Essays> {
 /// # Errors
 /// If the folder is there and a list is missing, unreadable or empty.
 pub fn words(options: &TaskOptions) -> Result<Words> {
-    match folders(options, &["wordlists"]).first() {
+    match folders(options, WORD_LISTS).first() {
         Some(folder) => Words::from_folder(folder),
         None => Ok(Words::from_crates()),
     }
@@ -41,17 +53,17 @@ pub fn words(options: &TaskOptions) -> Result<Words> {
 
 /// SQuAD's `squad/dev-v2.0.json` or `dev-v2.0.json`.
 pub fn squad(options: &TaskOptions) -> Option<PathBuf> {
-    first_file(options, &["squad/dev-v2.0.json", "dev-v2.0.json"])
+    first_file(options, SQUAD)
 }
 
 /// The first of `hotpotqa/*.json` by name, or `hotpot_dev_distractor_v1.json`.
 pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
-    let in_folder = folders(options, &["hotpotqa"]).into_iter().find_map(|folder| {
+    let in_folder = folders(options, HOTPOTQA_FILES).into_iter().find_map(|folder| {
         let mut files: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path())).collect();
         files.sort();
         files.into_iter().find(|f| f.extension().is_some_and(|e| e == "json"))
     });
-    in_folder.or_else(|| first_file(options, &["hotpot_dev_distractor_v1.json"]))
+    in_folder.or_else(|| first_file(options, HOTPOTQA))
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
@@ -59,11 +71,13 @@ fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
     names.iter().map(|name| data.join(name)).find(|path| path.is_file())
 }
 
-fn folders(options: &TaskOptions, names: &[&str]) -> Vec<PathBuf> {
+/// The folders of `patterns` that are there.
+fn folders(options: &TaskOptions, patterns: &[&str]) -> Vec<PathBuf> {
     let Some(data) = &options.data else {
         return Vec::new();
     };
-    names.iter().map(|name| data.join(name)).filter(|path| path.is_dir()).collect()
+    let names = patterns.iter().filter_map(|pattern| Some(pattern.rsplit_once('/')?.0));
+    names.map(|name| data.join(name)).filter(|path| path.is_dir()).collect()
 }
 
 #[cfg(test)]
@@ -90,5 +104,15 @@ mod tests {
         std::fs::create_dir(dir.path().join("hotpotqa")).unwrap();
         std::fs::write(dir.path().join("hotpotqa/x.json"), "[]").unwrap();
         assert!(hotpotqa(&options).unwrap().ends_with("hotpotqa/x.json"));
+    }
+
+    #[test]
+    fn who_fetches_is_told_all_that_is_looked_for() {
+        let all = patterns();
+        for wanted in ["PaulGrahamEssays.json", "essays/*.txt", "wordlists/*.txt", "squad/dev-v2.0.json"] {
+            assert!(all.contains(&wanted), "{wanted}");
+        }
+        // Fetching understands no more than this.
+        assert!(all.iter().all(|p| p.matches('*').count() <= usize::from(p.contains("/*."))), "{all:?}");
     }
 }
