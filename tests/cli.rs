@@ -493,7 +493,8 @@ fn damaged_models_are_named_file_by_file() {
     .fails(2, &["config.json"]);
     damaged(&|m| {
         let text = fs::read_to_string(m.join("config.json")).unwrap();
-        fs::write(m.join("config.json"), text.replace("\"num_hidden_layers\": 10", "\"num_hidden_layers\": 12")).unwrap();
+        fs::write(m.join("config.json"), text.replace("\"num_hidden_layers\": 10", "\"num_hidden_layers\": 12"))
+            .unwrap();
     })
     .fails(1, &["model.safetensors", "model.layers."]);
     assert!(!out.exists(), "nothing is written for a model that cannot be loaded");
