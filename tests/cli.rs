@@ -1,21 +1,22 @@
-//! The program as users run it: what it prints, writes and returns, what it says to mistakes, and that
-//! nothing is lost when it is stopped.
+//! The program as users run it: arguments in; exit status, output and files out.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-/// Columns of `summary.csv`: a contract.
-const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
-                       density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token";
+// ---- running the program ----
 
-/// A finished command, with all there is to say about it.
+/// A command of the program that shows everything about itself when it does not do what it should.
+struct Spattn {
+    command: Command,
+}
+
+/// What a command gave.
 struct Ran {
     command: String,
     status: Option<i32>,
@@ -23,548 +24,806 @@ struct Ran {
     stderr: String,
 }
 
+fn spattn(args: &[&str]) -> Spattn {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    // Never the user's hub cache, network or colours.
+    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
+    command.env_remove("HF_HUB_CACHE").env("NO_COLOR", "1").env_remove("RUST_BACKTRACE");
+    Spattn { command }
+}
+
+impl Spattn {
+    fn args(mut self, args: &[&str]) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    fn env(mut self, name: &str, value: &Path) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    fn run(mut self) -> Ran {
+        let output = self.command.output().unwrap();
+        Ran::new(&self.command, output)
+    }
+
+    fn spawn(mut self) -> Child {
+        self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs it and wants success.
+    fn ok(self) -> Ran {
+        let ran = self.run();
+        ran.check(ran.status == Some(0), "it succeeds");
+        ran
+    }
+
+    /// Runs it and wants exactly one error line that holds `what`, a hint that holds `hint` (none if empty), nothing on
+    /// standard output.
+    fn fails(self, status: i32, what: &str, hint: &str) -> Ran {
+        let ran = self.run();
+        ran.check(ran.status == Some(status), &format!("the exit status is {status}"));
+        ran.check(!ran.stderr.contains("panicked") && !ran.stderr.contains("backtrace"), "no panic");
+        let (errors, rest): (Vec<&str>, Vec<&str>) = ran.stderr.lines().partition(|l| l.starts_with("error: "));
+        let (hints, rest): (Vec<&str>, Vec<&str>) = rest.into_iter().partition(|l| l.starts_with("  hint: "));
+        ran.check(errors.len() == 1 && rest.is_empty(), "one error line, and hints");
+        ran.check(errors[0].contains(what), &format!("the error says: {what}"));
+        match hint {
+            "" => ran.check(hints.is_empty(), "no hint"),
+            hint => ran.check(hints.iter().any(|h| h.contains(hint)), &format!("a hint says: {hint}")),
+        }
+        ran.check(ran.stdout.is_empty(), "nothing on standard output");
+        ran
+    }
+}
+
 impl Ran {
     fn new(command: &Command, output: Output) -> Self {
         Self {
             command: format!("{command:?}"),
             status: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
         }
     }
 
     #[track_caller]
-    fn assert(&self, holds: bool, what: &str) -> &Self {
+    fn check(&self, holds: bool, expected: &str) {
+        let Self { command, status, stdout, stderr } = self;
         assert!(
             holds,
-            "{what}\ncommand: {}\nstatus: {:?}\nstdout:\n{}\nstderr:\n{}",
-            self.command, self.status, self.stdout, self.stderr
+            "\nexpected: {expected}\ncommand: {command}\nstatus: {status:?}\nstdout:\n{stdout}\nstderr:\n{stderr}\n"
         );
-        self
     }
 
     #[track_caller]
-    fn ok(&self) -> &Self {
-        self.assert(self.status == Some(0), "should succeed")
+    fn prints(&self, text: &str) {
+        self.check(self.stdout.contains(text), &format!("standard output holds: {text}"));
     }
 
-    /// Fails with `status`, one `error:` line that contains `parts`, and no panic.
     #[track_caller]
-    fn fails(&self, status: i32, parts: &[&str]) -> &Self {
-        self.assert(self.status == Some(status), &format!("should exit with {status}"));
-        let errors: Vec<&str> = self.stderr.lines().filter(|l| l.starts_with("error: ")).collect();
-        self.assert(errors.len() == 1, "should print one error line");
-        self.assert(!self.stderr.contains("panicked"), "should not panic");
-        for part in parts {
-            self.assert(self.stderr.contains(part), &format!("should mention `{part}`"));
-        }
-        self
+    fn json(&self) -> Value {
+        let json = serde_json::from_str(&self.stdout);
+        self.check(json.is_ok(), "standard output is JSON and nothing else");
+        json.unwrap()
     }
 }
 
-fn spattn(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
-    command.args(arguments).env_remove("HF_TOKEN").env("HF_HUB_OFFLINE", "1").stdin(Stdio::null());
-    command
+// ---- what a run leaves behind ----
+
+/// A folder for a run that is gone with the test.
+struct Out {
+    _temp: TempDir,
+    dir: PathBuf,
 }
 
-fn run(arguments: &[&str]) -> Ran {
-    let mut command = spattn(arguments);
-    let output = command.output().expect("the program starts");
-    Ran::new(&command, output)
+fn out() -> Out {
+    let temp = TempDir::new().unwrap();
+    Out { dir: temp.path().join("run"), _temp: temp }
 }
 
-/// `spattn eval` on a small task with small settings, into `out`.
-fn eval_command(out: &Path, more: &[&str]) -> Command {
-    let out = out.to_str().expect("a readable path");
-    let mut arguments = vec!["eval", "--out", out];
-    let given = |flag: &str| more.contains(&flag);
-    for (flag, value) in
-        [("--task", "ruler/niah_single_1"), ("--length", "512"), ("--samples", "2"), ("-m", "topk:k=16")]
-    {
-        if !given(flag) {
-            arguments.extend([flag, value]);
-        }
+impl Out {
+    fn arg(&self) -> &str {
+        self.dir.to_str().unwrap()
     }
-    arguments.extend(more);
-    spattn(&arguments)
-}
 
-fn eval(out: &Path, more: &[&str]) -> Ran {
-    let mut command = eval_command(out, more);
-    let output = command.output().expect("the program starts");
-    Ran::new(&command, output)
-}
-
-fn records(out: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(out.join("samples.jsonl")).expect("records were written");
-    text.lines().map(|l| serde_json::from_str(l).expect("a record is a line of JSON")).collect()
-}
-
-/// Records by key, without what differs between runs: times.
-fn comparable(out: &Path) -> BTreeMap<String, Value> {
-    records(out)
-        .into_iter()
-        .map(|mut r| {
-            let fields = r.as_object_mut().expect("an object");
-            for time in ["prefill_s", "index_s", "decode_s"] {
-                assert!(fields.remove(time).is_some(), "{time}");
-            }
-            (r["key"].as_str().expect("a key").to_owned(), r)
-        })
-        .collect()
-}
-
-/// The summary without its two time columns.
-fn summary(out: &Path) -> Vec<Vec<String>> {
-    let text = fs::read_to_string(out.join("summary.csv")).expect("a summary was written");
-    let cells = |line: &str| line.split(',').map(str::to_owned).collect::<Vec<_>>();
-    text.lines().map(cells).map(|c| c[..c.len() - 2].to_vec()).collect()
-}
-
-fn temp() -> TempDir {
-    tempfile::tempdir().expect("a temporary folder")
-}
-
-/// A copy of the built-in model's folder, to be damaged.
-fn model_copy() -> TempDir {
-    let dir = temp();
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
-    for name in
-        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-    {
-        fs::copy(from.join(name), dir.path().join(name)).expect("the built-in model is in the repository");
+    fn read(&self, name: &str) -> String {
+        read(&self.dir.join(name))
     }
-    dir
-}
 
-fn path(dir: &TempDir) -> &str {
-    dir.path().to_str().expect("a readable path")
-}
-
-// --- what a run writes ---
-
-#[test]
-fn a_run_writes_everything_the_contract_names() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    let ran = eval(&out, &["-m", "quest:page=8,ratio=0.25"]);
-    ran.ok();
-    ran.assert(ran.stderr.is_empty(), "says nothing on standard error when that is no terminal");
-    ran.assert(ran.stdout.contains("ruler/niah_single_1, 512 tokens"), "prints the table");
-    ran.assert(ran.stdout.contains("samples.jsonl"), "says where the files are");
-
-    let csv = fs::read_to_string(out.join("summary.csv")).unwrap();
-    assert_eq!(csv.lines().next().unwrap(), COLUMNS);
-    assert_eq!(csv.lines().count(), 3, "full, quest");
-    for record in records(&out) {
-        for field in [
-            "task",
-            "length",
-            "sample",
-            "seed",
-            "method",
-            "params",
-            "prediction",
-            "references",
-            "score",
-            "prompt_tokens",
-            "new_tokens",
-            "density",
-            "cost1",
-            "cost2",
-            "decode_s",
-        ] {
-            assert!(record.get(field).is_some(), "{field} is missing in {record}");
-        }
-        assert_eq!(record["bos_tokens"], 1);
-    }
-    let manifest: Value = serde_json::from_str(&fs::read_to_string(out.join("manifest.json")).unwrap()).unwrap();
-    for pointer in [
-        "/identity/weights_sha256",
-        "/identity/tokenizer_sha256",
-        "/identity/protocol",
-        "/identity/seed",
-        "/config/tasks",
-        "/program/version",
-        "/machine/threads",
-        "/memory/largest_example_bytes",
-        "/model/layers",
-    ] {
-        assert!(manifest.pointer(pointer).is_some_and(|v| !v.is_null()), "{pointer} is missing in {manifest}");
-    }
-    let svg = fs::read_to_string(out.join("plots/score_vs_density.svg")).unwrap();
-    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    assert!(fs::read_to_string(out.join("summary.md")).unwrap().contains("ruler/niah_single_1"));
-}
-
-#[test]
-fn json_is_the_summary_and_nothing_else() {
-    let dir = temp();
-    let ran = eval(&dir.path().join("run"), &["--json", "--fidelity"]);
-    let rows: Vec<serde_json::Map<String, Value>> = serde_json::from_str(&ran.ok().stdout).expect("JSON only");
-    assert_eq!(rows.len(), 2);
-    assert_eq!(rows[0].keys().cloned().collect::<Vec<_>>().join(","), COLUMNS);
-    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
-    assert!(number(0, "output_error") < 1e-5 && number(0, "recall") == 1.0, "full is exact");
-    assert!(number(1, "output_error") > 1e-3 && number(1, "recall") < 1.0, "topk is not");
-    assert!(number(1, "density") < number(0, "density"));
-}
-
-#[test]
-fn the_default_reference_can_be_left_out() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    eval(&out, &["--no-full"]).ok();
-    assert!(records(&out).iter().all(|r| r["method"] == "topk"));
-    assert!(summary(&out)[1][10].is_empty(), "no difference to a reference that was not run");
-}
-
-#[test]
-fn protocols_decide_how_long_the_shared_prefix_is() {
-    let dir = temp();
-    let prefix_of = |protocol: &str| {
-        let out = dir.path().join(protocol.replace(':', "_"));
-        eval(&out, &["--sparse-from", protocol, "--samples", "1"]).ok();
-        let record = records(&out).remove(0);
-        let field = |key: &str| record[key].as_u64().unwrap();
-        (field("prompt_tokens"), field("prefix_tokens"))
-    };
-    let (prompt, prefix) = prefix_of("decode");
-    assert_eq!(prefix, prompt);
-    assert_eq!(prefix_of("last:8").1, prompt - 8);
-    let question = prefix_of("question").1;
-    assert!(question < prompt - 8 && question > prompt / 2, "{question} of {prompt}");
-}
-
-// --- prepared files ---
-
-#[test]
-fn prepared_ruler_rows_run_as_they_are() {
-    let dir = temp();
-    let file = dir.path().join("rows.jsonl");
-    let row = serde_json::json!({
-        "index": 0,
-        "input": "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you \
-                  about the number afterwards.\nThe grass is green. The sky is blue.\nOne of the special magic numbers \
-                  for quiet-river is: 4815162.\nThe sun is yellow. Here we go.\nWhat is the special magic number for \
-                  quiet-river mentioned in the provided text?",
-        "answer_prefix": " The special magic number for quiet-river mentioned in the provided text is",
-        "outputs": ["4815162"],
-    });
-    fs::write(&file, format!("{row}\n")).unwrap();
-    let out = dir.path().join("run");
-    eval(&out, &["--task", &format!("jsonl:{}", file.display())]).ok();
-    let records = records(&out);
-    assert_eq!((records.len(), records[0]["score"].as_f64()), (2, Some(1.0)), "{records:?}");
-    assert_eq!(records[0]["task"], "jsonl:rows");
-
-    fs::write(&file, format!("{row}\n{{\"input\": 3}}\n")).unwrap();
-    eval(&dir.path().join("bad"), &["--task", &format!("jsonl:{}", file.display())]).fails(2, &["rows.jsonl:2"]);
-    fs::write(&file, "").unwrap();
-    eval(&dir.path().join("empty"), &["--task", &format!("jsonl:{}", file.display())]).fails(2, &["rows.jsonl"]);
-}
-
-#[test]
-fn published_ruler_files_are_answered_by_the_built_in_model() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data/ruler_ready/4096/niah_multikey_3.jsonl");
-    if !file.is_file() {
-        eprintln!("skipped: {} is not there", file.display());
-        return;
-    }
-    let dir = temp();
-    let out = dir.path().join("run");
-    eval(&out, &["--task", &format!("jsonl:{}", file.display())]).ok();
-    for record in records(&out).iter().filter(|r| r["method"] == "full") {
-        assert_eq!(record["score"], 1.0, "{record}");
+    fn records(&self) -> BTreeMap<String, Map<String, Value>> {
+        records(&self.dir)
     }
 }
 
-// --- stopping and going on ---
-
-#[test]
-fn a_killed_run_goes_on_and_ends_with_the_same_summary() {
-    let dir = temp();
-    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
-    let settings = ["--samples", "12", "--length", "1024", "-m", "random:ratio=0.1"];
-    eval(&whole, &settings).ok();
-    let mut child = eval_command(&killed, &settings).stdout(Stdio::null()).spawn().unwrap();
-    wait_for_lines(&killed.join("samples.jsonl"), 4);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(records(&killed).len() < records(&whole).len(), "killed in the middle");
-    // A torn last line, as a crash of the machine might leave it.
-    let samples = killed.join("samples.jsonl");
-    let mut torn = fs::read_to_string(&samples).unwrap();
-    torn.push_str("{\"key\":\"half");
-    fs::write(&samples, torn).unwrap();
-
-    eval(&killed, &settings).fails(2, &["--resume", "--overwrite"]);
-    let ran = eval(&killed, &[&settings[..], &["--resume"]].concat());
-    ran.ok().assert(ran.stderr.contains("note: "), "says that it repaired the last line");
-    assert_eq!(comparable(&killed), comparable(&whole));
-    assert_eq!(summary(&killed), summary(&whole));
+#[track_caller]
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-fn wait_for_lines(file: &Path, lines: usize) {
-    let start = Instant::now();
-    while fs::read_to_string(file).map_or(0, |t| t.lines().count()) < lines {
-        assert!(start.elapsed() < Duration::from_secs(60), "no records after a minute");
+/// What may differ between two runs of the same.
+const TIMES: [&str; 5] = ["prefill_s", "index_s", "decode_s", "decode_ms_per_token", "time"];
+
+fn without_times(mut object: Map<String, Value>) -> Map<String, Value> {
+    TIMES.iter().for_each(|name| drop(object.remove(*name)));
+    object
+}
+
+/// The records of a folder by key, without times; each line has to be whole and each key there once.
+#[track_caller]
+fn records(dir: &Path) -> BTreeMap<String, Map<String, Value>> {
+    let mut records = BTreeMap::new();
+    for line in read(&dir.join("samples.jsonl")).lines() {
+        let record: Map<String, Value> = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let key = record["key"].as_str().unwrap().to_owned();
+        assert!(records.insert(key, without_times(record)).is_none(), "twice: {line}");
+    }
+    records
+}
+
+/// The rows of a summary printed with `--json`, without times.
+fn summary(ran: &Ran) -> Vec<Map<String, Value>> {
+    let rows = ran.json();
+    rows.as_array().unwrap().iter().map(|row| without_times(row.as_object().unwrap().clone())).collect()
+}
+
+fn lines(path: &Path) -> usize {
+    fs::read(path).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
+}
+
+/// The smallest run of the built-in model: one task, one example, two methods; more arguments may follow.
+fn tiny(out: &Out) -> Spattn {
+    spattn(&["eval", "--out", out.arg(), "-t", "ruler/niah_single_1", "-l", "512", "-n", "1", "-m", "topk:k=16"])
+}
+
+/// A run that takes long enough to be stopped: many examples of which each is soon done.
+fn long<'a>(out: &'a Out, more: &[&'a str]) -> Spattn {
+    let tasks = ["-t", "ruler/niah_single_2", "-t", "ruler/niah_multiquery", "-l", "1024", "-n", "6"];
+    spattn(&["eval", "--json", "--out", out.arg(), "-m", "topk:k=16", "-m", "random:ratio=0.125"])
+        .args(&tasks)
+        .args(more)
+}
+
+/// Waits until so many records are written.
+#[track_caller]
+fn wait_for_records(child: &mut Child, dir: &Path, count: usize) {
+    let started = Instant::now();
+    while lines(&dir.join("samples.jsonl")) < count {
+        assert!(started.elapsed() < Duration::from_secs(60), "no records yet");
+        assert!(child.try_wait().unwrap().is_none(), "it ended too soon");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
+// ---- wrong arguments ----
+
+/// Fails with exit status 2 before any work: the output folder is not made.
+fn refused(args: &[&str], what: &str, hint: &str) {
+    let out = out();
+    spattn(&["eval", "--out", out.arg()]).args(args).fails(2, what, hint);
+    assert!(!out.dir.exists(), "{args:?}");
+}
+
+#[test]
+fn unknown_names_suggest_the_nearest() {
+    refused(&["-t", "ruler/niah_single1"], "unknown task `ruler/niah_single1`", "`ruler/niah_single_1`");
+    refused(&["-m", "topkk"], "unknown method `topkk`", "`topk`");
+    refused(&["-m", "quest:pages=16"], "method `quest` has no parameter `pages`", "`page`");
+    refused(&["-m", "quest:preset=papr"], "method `quest` has no preset `papr`", "paper");
+    refused(&["--model", "buitlin"], "`buitlin` is no model", "`builtin`");
+    refused(&["--device", "coda"], "unknown device `coda`", "cuda");
+    refused(&["--dtype", "f33"], "unknown dtype `f33`", "f32");
+    refused(&["--positions", "publish"], "unknown positions `publish`", "`published`");
+    refused(&["--sparse-from", "qestion"], "`qestion` is no place", "question");
+    refused(&["-t", "jsonl:x.jsonl:metric=qa_f2,max_new_tokens=8"], "unknown metric `qa_f2`", "`qa_f1`");
+    refused(&["-t", "jsonl:x.jsonl:metrics=qa_f1"], "unknown option of jsonl: `metrics`", "`metric`");
+    spattn(&["score", "x.jsonl", "--metric", "qaf1"]).fails(2, "unknown metric `qaf1`", "`qa_f1`");
+    spattn(&["score", "x.jsonl", "--dataset", "hotpot"]).fails(2, "hotpot", "hotpotqa");
+    spattn(&["score", "/nowhere.jsonl", "--metric", "qa_f1"]).fails(2, "cannot read /nowhere.jsonl", "JSON object");
+}
+
+#[test]
+fn budgets_out_of_range_and_malformed_specs() {
+    refused(&["-m", "topk:k=0"], "`k=0` is out of range", "whole number from 1");
+    refused(&["-m", "topk:k=-3"], "`k=-3`", "whole number from 1");
+    refused(&["-m", "topk:k=x"], "`k=x`", "whole number from 1");
+    refused(&["-m", "topk:ratio=1.5"], "`ratio=1.5` is out of range", "at most 1");
+    refused(&["-m", "topk:ratio=0"], "`ratio=0` is out of range", "above 0");
+    refused(&["-m", "topk:ratio=NaN"], "`ratio=NaN`", "above 0");
+    refused(&["-m", "topk:k={16"], "braces do not match", "name:key=value");
+    refused(&["-m", "topk:k={}"], "a value is empty", "name:key=value");
+    refused(&["-m", "topk:k=8..2"], "range `8..2` is empty", "a..b/step");
+    refused(&["-m", "topk:k=1..9/0"], "endless", "a..b/step");
+    refused(&["-m", "topk:k=1..999999"], "larger than", "a..b/step");
+    refused(&["-m", "topk:k"], "`k` is not key=value", "name:key=value");
+    refused(&["-m", "topk:k=1,k=2"], "`k` is given twice", "name:key=value");
+    refused(&["-m", ""], "the name is missing", "name:key=value");
+    refused(&["--no-full", "--config", "quick", "-m", ":"], "name is missing", "name:key=value");
+}
+
+#[test]
+fn what_cannot_be_run_is_said_before_any_work() {
+    refused(&["-l", "40000"], "40000 tokens, is beyond the context of builtin (32768)", "--allow-extrapolation");
+    refused(&["-t", "ruler/niah_single_1", "-l", "1024", "-l", "64"], "cannot fit 64 tokens", "longer length");
+    refused(&["-l", "0"], "a length of 0", "--length");
+    refused(&["-n", "0"], "0 samples", "--samples");
+    refused(&["--threads", "0"], "0 threads", "--threads");
+    refused(&["--dense-layers", "99"], "dense layer 99 does not exist", "layers 0 to 9");
+    refused(&["--dense-layers", "first"], "dense layers `first`", "none, 0, 0+1");
+    refused(&["--sparse-from", "prefill", "-m", "topk"], "`topk` has no prefill pattern", "--sparse-from decode");
+    refused(&["--sparse-from", "last:0"], "`last:0` is no place", "last:N (N from 1)");
+    for shard in ["3/2", "0/2", "1", "a/b", "1/0"] {
+        refused(&["--shard", shard], &format!("`{shard}` is no share of a run"), "1/4 to 4/4");
+    }
+    refused(&["--data", "/nowhere"], "cannot read the data folder /nowhere", "--data");
+    refused(&["-t", "ruler/qa_1"], "ruler/qa_1", "ruler/qa_synth");
+    spattn(&["eval", "--resume"]).fails(2, "need to know the run's folder", "--out DIR");
+    spattn(&["eval", "--overwrite"]).fails(2, "need to know the run's folder", "--out DIR");
+}
+
+#[test]
+fn a_build_without_cuda_says_so() {
+    refused(&["--device", "cuda"], "this build computes on the CPU only", "--device cpu");
+    refused(&["--device", "cuda:1"], "this build computes on the CPU only", "--device cpu");
+}
+
+#[test]
+fn arguments_that_the_parser_refuses_end_with_2() {
+    let wrong: [&[&str]; 8] = [
+        &["eval", "--bogus"],
+        &["evil"],
+        &["eval", "--length", "-5"],
+        &["eval", "--samples", "many"],
+        &["eval", "--resume", "--overwrite"],
+        &["list", "everything"],
+        &["score", "x.jsonl"],
+        &["completions", "tcsh"],
+    ];
+    for args in wrong {
+        let ran = spattn(args).run();
+        ran.check(ran.status == Some(2) && ran.stderr.starts_with("error: ") && ran.stdout.is_empty(), "status 2");
+    }
+}
+
+#[test]
+fn config_files_are_checked_by_line() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("matrix.toml");
+    let path = file.to_str().unwrap();
+    refused(&["--config", path], &format!("cannot read config {path}"), "quick");
+    for (text, what, hint) in [
+        ("samples = 1\nlenghts = [1]\n", "matrix.toml:2: unknown key `lenghts`", "`lengths`"),
+        ("samples = 1\n\nseed = 'x'\n", "matrix.toml:3: ", "spattn list configs"),
+        ("samples = \n", "matrix.toml:1: ", "spattn list configs"),
+        ("tasks = []\n", "no task was given", "--task"),
+        ("tasks = ['ruler/vt']\nlengths = []\n", "no length was given", "--length"),
+        ("methods = ['topq']\n", "unknown method `topq`", "`top"),
+    ] {
+        fs::write(&file, text).unwrap();
+        refused(&["--config", path], what, hint);
+    }
+    fs::write(&file, "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 3\nmethods = ['topk:k=16']\n")
+        .unwrap();
+    let out = out();
+    spattn(&["eval", "--out", out.arg(), "--config", path, "-n", "1"]).ok();
+    assert_eq!(out.records().len(), 2, "flags override the file");
+}
+
+// ---- models ----
+
+/// A copy of the built-in model's folder.
+fn model_copy() -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_damaged_model_folder_is_one_line() {
+    refused(&["--model", "./nowhere"], "the model folder `./nowhere` does not exist", "config.json");
+    refused(&["--model", file!()], "is a file, not a folder", "config.json");
+    let model = model_copy();
+    let folder = model.path().to_str().unwrap();
+    let out = out();
+    let damaged = |name: &str, damage: &dyn Fn(&Path), status, what: &str, hint: &str| {
+        let file = model.path().join(name);
+        let whole = fs::read(&file).unwrap();
+        damage(&file);
+        tiny(&out).args(&["--model", folder]).fails(status, what, hint);
+        assert!(!out.dir.exists());
+        fs::write(&file, whole).unwrap();
+    };
+    let remove = |file: &Path| fs::remove_file(file).unwrap();
+    damaged("config.json", &remove, 2, "no config.json in this folder", "a model folder holds");
+    damaged("tokenizer.json", &remove, 2, "no tokenizer.json in this folder", "a model folder holds");
+    damaged("model.safetensors", &remove, 2, "no model.safetensors and no", "a model folder holds");
+    let cut = |file: &Path| fs::write(file, &fs::read(file).unwrap()[..100_000]).unwrap();
+    damaged("model.safetensors", &cut, 1, "model.safetensors: truncated: ", "");
+    damaged("tokenizer.json", &cut, 2, "tokenizer.json: not a tokenizer", "");
+    let edit = |from: &'static str, to: &'static str| {
+        move |file: &Path| {
+            let text = read(file);
+            assert!(text.contains(from), "{text}");
+            fs::write(file, text.replace(from, to)).unwrap();
+        }
+    };
+    let config = "config.json";
+    damaged(config, &edit("\"hidden_size\"", "\"hiden_size\""), 2, "the key `hidden_size` is missing", "");
+    damaged(config, &edit("\"hidden_size\": 256", "\"hidden_size\": \"x\""), 2, "`hidden_size`: expected a whole", "");
+    damaged(config, &edit("LlamaForCausalLM", "BertModel"), 2, "`BertModel` is not supported", "LlamaForCausalLM");
+    damaged(config, &edit("\"hidden_size\": 256", "\"hidden_size\": 128"), 1, "has shape [8192, 256]", "");
+    damaged(config, &edit("{", ""), 2, "config.json: not valid JSON", "");
+    tiny(&out).args(&["--model", folder]).ok();
+    assert_eq!(out.records().len(), 2);
+}
+
+#[test]
+fn lengths_beyond_the_context_need_the_users_word() {
+    let (model, out) = (model_copy(), out());
+    let config = model.path().join("config.json");
+    fs::write(&config, read(&config).replace("\"max_position_embeddings\": 32768", "\"max_position_embeddings\": 300"))
+        .unwrap();
+    let folder = model.path().to_str().unwrap();
+    let run = || tiny(&out).args(&["--model", folder]);
+    run().fails(2, "512 tokens, is beyond the context of", "--allow-extrapolation");
+    assert!(!out.dir.exists());
+    // A file's rows show their length only when their turn comes.
+    let file = model.path().join("long.jsonl");
+    fs::write(&file, format!("{}\n", row(1))).unwrap();
+    let task = format!("jsonl:{}", file.display());
+    let rows = spattn(&["eval", "--out", out.arg(), "--model", folder, "-t", &task]);
+    let ran = rows.fails(2, "jsonl:long, example 0: the prompt with its answer, ", "leave the file out");
+    ran.check(!ran.stderr.contains("--resume"), "no word about records where there are none");
+    run().args(&["--allow-extrapolation"]).ok();
+    assert_eq!(out.records().len(), 2);
+}
+
+#[test]
+fn without_network_a_hub_id_says_what_to_do() {
+    let (home, out) = (TempDir::new().unwrap(), out());
+    let cache = format!("is not in the cache {}/hub and cannot be downloaded: HF_HUB_OFFLINE", home.path().display());
+    let run = || tiny(&out).env("HF_HOME", home.path());
+    run().args(&["--model", "org/model"]).fails(2, &cache, "hf download org/model");
+    run().args(&["--data", "hub:org/data"]).fails(2, &cache, "hf download --repo-type dataset org/data");
+    run().args(&["--data", "hub:data"]).fails(2, "`hub:data` is no data set", "hub:organisation/name");
+    assert!(!out.dir.exists());
+}
+
+#[test]
+fn a_data_set_in_the_cache_is_used_and_its_commit_recorded() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let (home, out) = (TempDir::new().unwrap(), out());
+    let root = home.path().join("hub/datasets--org--data");
+    let essays = root.join("snapshots").join(COMMIT).join("essays");
+    fs::create_dir_all(root.join("refs")).unwrap();
+    fs::create_dir_all(&essays).unwrap();
+    fs::write(root.join("refs/main"), COMMIT).unwrap();
+    fs::write(essays.join("a.txt"), "The river was high and the road was long. ".repeat(400)).unwrap();
+    let run = || {
+        spattn(&["eval", "--out", out.arg(), "-t", "ruler/niah_single_2", "-l", "512", "-n", "1", "-m", "topk"])
+            .args(&["--data", "hub:org/data", "--json"])
+            .env("HF_HOME", home.path())
+    };
+    let ran = run().ok();
+    ran.check(ran.stderr.starts_with("note: ") && ran.stderr.contains("org/data"), "it says that it cannot know");
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    let recorded = manifest["identity"]["data"].as_str().unwrap();
+    assert!(recorded.starts_with(&format!("hub:org/data@{COMMIT}")), "{recorded}");
+    assert_eq!(manifest["config"]["data"], "hub:org/data");
+    assert!(out.records().values().all(|r| r["source"].as_str().unwrap().contains("essays=essays")));
+    // Named with its commit it is the same.
+    run().args(&["--resume"]).ok();
+    assert_eq!(out.records().len(), 2);
+}
+
+// ---- output folders ----
+
+#[test]
+fn output_folders_are_not_overwritten_by_accident() {
+    let out = out();
+    tiny(&out).ok();
+    let before = out.records();
+    tiny(&out).fails(2, "already holds records of a run", "--resume continues it, --overwrite");
+    assert_eq!(out.records(), before);
+    tiny(&out).args(&["--seed", "7", "--overwrite"]).ok();
+    assert!(out.records().values().all(|r| r["seed"] == 7));
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_one_line() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let run = |to: &Path| spattn(&["eval", "--out", to.to_str().unwrap()]);
+    run(&file).fails(2, "file is a file, not a folder", "another --out folder");
+    run(&file.join("run")).fails(2, "cannot write to the folder", "another --out folder");
+    if Path::new("/proc/self").exists() {
+        run(Path::new("/proc/run")).fails(2, "cannot write to the folder /proc/run", "another --out folder");
+    }
+}
+
+/// A file system of 64 KiB, gone with the test; `None` where the test may not make one.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(dir.path());
+        let mounted = mount.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+        mounted.then(|| Self(dir))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_ends_a_run_that_can_be_resumed() {
+    let Some(disk) = SmallDisk::mount() else {
+        return eprintln!("SKIPPED: this user may not mount a small file system");
+    };
+    // Room for the lock, the manifest and a few records.
+    let ballast = disk.0.path().join("ballast");
+    fs::write(&ballast, vec![0; 52 * 1024]).unwrap();
+    let dir = disk.0.path().join("run");
+    let run = || {
+        let small = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "4", "-m", "topk:k={8,9,10}"];
+        spattn(&["eval", "--json", "--out", dir.to_str().unwrap()]).args(&small)
+    };
+    run().fails(1, "samples.jsonl: No space left on device", "records are kept; go on with the same command");
+    let kept = records(&dir);
+    assert!(!kept.is_empty() && kept.len() < 16, "{}", kept.len());
+    assert!(fs::read(dir.join("samples.jsonl")).unwrap().ends_with(b"\n"), "the last line is whole");
+    fs::remove_file(ballast).unwrap();
+    let ran = run().args(&["--resume"]).ok();
+    let all = records(&dir);
+    assert_eq!((all.len(), summary(&ran).len()), (16, 4));
+    assert!(kept.iter().all(|(key, record)| all[key] == *record));
+}
+
+// ---- stopping and going on ----
+
+#[test]
+fn a_killed_run_goes_on_to_the_same_results() {
+    let (whole, killed) = (out(), out());
+    let expected = long(&whole, &[]).ok();
+    let mut child = long(&killed, &[]).spawn();
+    wait_for_records(&mut child, &killed.dir, 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = lines(&killed.dir.join("samples.jsonl"));
+    assert!((4..36).contains(&before), "{before} records");
+    // A kill in the middle of a write leaves part of a line.
+    let samples = killed.dir.join("samples.jsonl");
+    let torn = read(&samples) + "{\"key\":\"abc\",\"mod";
+    fs::write(&samples, torn).unwrap();
+
+    let resumed = long(&killed, &["--resume"]).ok();
+    resumed.check(resumed.stderr.contains("note: ") && resumed.stderr.contains("torn last line"), "a notice");
+    assert_eq!(summary(&resumed), summary(&expected));
+    assert_eq!(killed.records(), whole.records());
+    assert_eq!(whole.records().len(), 36);
+    // Nothing is left to do, and saying so changes nothing.
+    let records = read(&samples);
+    assert_eq!(summary(&long(&killed, &["--resume"]).ok()), summary(&expected));
+    assert_eq!(read(&samples), records);
+}
+
+#[test]
+fn only_what_leaves_results_as_they_are_may_change_when_resuming() {
+    let out = out();
+    tiny(&out).ok();
+    let before = out.records();
+    let run = |more: &[&str]| tiny(&out).args(&["--resume"]).args(more);
+    for (more, key) in [
+        (["--seed", "7"], "`seed` was 42, is 7"),
+        (["--dtype", "f32"], "`dtype` was \"bf16\", is \"f32\""),
+        (["--sparse-from", "decode"], "`protocol` was \"question\", is \"decode\""),
+        (["--positions", "published"], "`positions` was \"varied\", is \"published\""),
+    ] {
+        run(&more).fails(2, &format!("was run with other settings: {key}"), "--overwrite");
+        assert_eq!(out.records(), before);
+    }
+    run(&["-m", "quest"]).ok();
+    run(&["--threads", "1", "-t", "ruler/niah_single_2"]).ok();
+    let after = out.records();
+    assert_eq!(after.len(), 5, "one method and one task more");
+    assert!(before.iter().all(|(key, record)| after[key] == *record));
+}
+
 #[cfg(unix)]
 #[test]
-fn an_interrupted_run_keeps_its_records_and_says_how_to_go_on() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    let settings = ["--samples", "40", "--length", "1024"];
-    let child = eval_command(&out, &settings).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_lines(&out.join("samples.jsonl"), 2);
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(killed.success());
-    let ran = Ran::new(&eval_command(&out, &settings), child.wait_with_output().unwrap());
-    ran.assert(ran.status == Some(130), "exits as interrupted");
-    ran.assert(ran.stderr.contains("records are kept") && ran.stderr.contains("--resume"), "says how to go on");
-    let kept = records(&out).len();
-    assert!((2..80).contains(&kept) && kept.is_multiple_of(2), "whole examples: {kept}");
-    eval(&out, &[&settings[..], &["--resume"]].concat()).ok();
-    assert_eq!(records(&out).len(), 80);
+fn ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
+    let out = out();
+    let mut child = long(&out, &[]).spawn();
+    wait_for_records(&mut child, &out.dir, 3);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ran = Ran::new(&Command::new("spattn eval"), child.wait_with_output().unwrap());
+    let kept = out.records().len();
+    ran.check(ran.status == Some(130) && ran.stdout.is_empty(), "status 130, no table");
+    let expected = format!(
+        "interrupted: {kept} records are kept; go on with the same command and --out {} --resume\n",
+        out.dir.display()
+    );
+    ran.check(ran.stderr == expected, &expected);
+    assert!((3..36).contains(&kept), "{kept}");
+    assert_eq!(summary(&long(&out, &["--resume"]).ok()).len(), 6);
+    assert_eq!(out.records().len(), 36);
 }
 
 #[test]
-fn a_resumed_run_must_be_the_same_run_but_may_add_methods() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    eval(&out, &[]).ok();
-    let before = comparable(&out);
-    eval(&out, &["--resume", "--seed", "7"]).fails(2, &["seed"]);
-    eval(&out, &["--resume", "--dtype", "f32"]).fails(2, &["dtype"]);
-    eval(&out, &["--resume", "--sparse-from", "decode"]).fails(2, &["protocol"]);
-    assert_eq!(comparable(&out), before, "a refused run changes nothing");
-    eval(&out, &["--resume", "-m", "quest"]).ok();
-    let after = comparable(&out);
-    assert_eq!(after.len(), before.len() + 2);
-    assert!(before.iter().all(|(key, record)| after.get(key) == Some(record)));
-    eval(&out, &["--overwrite", "--seed", "7"]).ok();
-    assert_eq!(records(&out).len(), 4);
+fn two_writers_are_kept_apart() {
+    let out = out();
+    let mut child = long(&out, &[]).spawn();
+    wait_for_records(&mut child, &out.dir, 1);
+    long(&out, &["--resume"]).fails(2, &format!("is being written by process {}", child.id()), "wait for it");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
+// ---- results ----
+
 #[test]
-fn threads_and_shards_do_not_change_records() {
-    let dir = temp();
-    let methods = ["-m", "random:ratio=0.1", "-m", "oracle_sampling:budget=16", "--samples", "4"];
-    let run_with = |name: &str, more: &[&str]| {
-        let out = dir.path().join(name);
-        eval(&out, &[&methods[..], more].concat()).ok();
-        comparable(&out)
+fn threads_and_shards_change_nothing() {
+    let (one, two, parts) = (out(), out(), [out(), out()]);
+    let run = |out: &Out| {
+        let small = ["-t", "ruler/niah_multivalue", "-l", "600", "-n", "3", "-m", "oracle_sampling"];
+        spattn(&["eval", "--out", out.arg(), "-m", "random"]).args(&small)
     };
-    let whole = run_with("one", &["--threads", "1"]);
-    assert_eq!(run_with("two", &["--threads", "2"]), whole);
-    let mut shards = run_with("a", &["--shard", "1/2"]);
-    assert!(shards.len() < whole.len());
-    shards.extend(run_with("b", &["--shard", "2/2"]));
-    assert_eq!(shards, whole);
+    run(&one).args(&["--threads", "1"]).ok();
+    run(&two).args(&["--threads", "2"]).ok();
+    assert_eq!(one.records().len(), 9);
+    assert_eq!(one.records(), two.records());
+    run(&parts[0]).args(&["--shard", "1/2"]).ok();
+    run(&parts[1]).args(&["--shard", "2/2"]).ok();
+    let [mut first, second] = parts.map(|p| p.records());
+    assert_eq!((first.len(), second.len()), (6, 3));
+    first.extend(second);
+    assert_eq!(first, one.records());
 }
 
+const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
+                       density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
+                       decode_ms_per_token";
+const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
+                      cost1,cost2,decode_s";
+
 #[test]
-fn a_full_disk_loses_nothing_that_was_written() {
-    let dir = temp();
-    let disk = dir.path().join("disk");
-    fs::create_dir(&disk).unwrap();
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk).output();
-    if !mount.is_ok_and(|m| m.status.success()) {
-        eprintln!("skipped: a small file system cannot be mounted here");
-        return;
+fn a_run_leaves_all_its_files() {
+    let out = out();
+    let ran = tiny(&out).args(&["-t", "ruler/niah_multikey_1", "--fidelity"]).ok();
+    ran.check(ran.stderr.is_empty(), "no progress if it is no terminal");
+    ran.prints("ruler/niah_single_1");
+    ran.prints("4 records");
+    for name in ["samples.jsonl", "manifest.json", "summary.csv", "summary.md", "plots/score_vs_density.svg"] {
+        ran.prints(out.dir.join(name).to_str().unwrap());
     }
-    let out = disk.join("run");
-    let settings = ["--samples", "60"];
-    let ran = eval(&out, &settings);
-    let kept = records(&out).len();
-    let grown = Command::new("mount").args(["-o", "remount,size=16m"]).arg(&disk).status();
-    let resumed = eval(&out, &[&settings[..], &["--resume"]].concat());
-    let complete = records(&out).len();
-    let unmounted = Command::new("umount").arg(&disk).status();
-    ran.fails(1, &["samples.jsonl", "--resume"]);
-    assert!(kept > 0 && kept < 120, "{kept} whole records");
-    assert!(grown.is_ok_and(|s| s.success()) && unmounted.is_ok_and(|s| s.success()));
-    resumed.ok();
-    assert_eq!(complete, 120);
-}
-
-// --- mistakes ---
-
-#[test]
-fn mistakes_in_arguments_are_one_line_with_a_hint() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    let cases: &[(&[&str], &[&str])] = &[
-        (&["--task", "ruler/niah_singel_1"], &["ruler/niah_singel_1", "did you mean `ruler/niah_single_1`"]),
-        (&["-m", "topkk"], &["unknown method `topkk`", "did you mean `topk`"]),
-        (&["-m", "quest:pagee=3"], &["`pagee`", "did you mean `page`"]),
-        (&["-m", "quest:preset=papr"], &["preset `papr`", "paper"]),
-        (&["-m", "topk:k=0"], &["k=0"]),
-        (&["-m", "topk:ratio=1.5"], &["ratio=1.5", "above 0 and at most 1"]),
-        (&["-m", "topk:k=3,ratio=0.5"], &["not both"]),
-        (&["-m", "topk:k={1,2"], &["braces"]),
-        (&["-m", "topk:k=9..3"], &["9..3"]),
-        (&["--model", "builtinn"], &["builtinn", "did you mean `builtin`"]),
-        (&["--model", "./no/such/folder"], &["./no/such/folder", "does not exist"]),
-        (&["--model", "some-org/some-model"], &["some-org/some-model", "config.json", "hint"]),
-        (&["--device", "cuda"], &["CPU"]),
-        (&["--device", "tpu"], &["tpu"]),
-        (&["--dtype", "f64"], &["f64"]),
-        (&["--sparse-from", "answer"], &["answer", "question"]),
-        (&["--sparse-from", "prefill"], &["topk", "prefill pattern"]),
-        (&["--length", "40000"], &["40000", "32768", "--allow-extrapolation"]),
-        (&["--length", "64"], &["ruler/niah_single_1", "64"]),
-        (&["--length", "0"], &["length"]),
-        (&["--samples", "0"], &["samples"]),
-        (&["--threads", "0"], &["threads"]),
-        (&["--shard", "3/2"], &["3/2"]),
-        (&["--dense-layers", "0-x"], &["0-x"]),
-        (&["--dense-layers", "99"], &["99", "layers 0 to"]),
-        (&["--positions", "random"], &["random"]),
-        (&["--config", "/no/such/file.toml"], &["/no/such/file.toml", "quick"]),
-        (&["--data", "/no/such/data"], &["/no/such/data"]),
-        (&["--task", "ruler/qa_1"], &["ruler/qa_1", "--data", "ruler/qa_synth"]),
-        (&["--task", "jsonl:/no/such.jsonl"], &["/no/such.jsonl"]),
-    ];
-    for (arguments, parts) in cases {
-        let home = path(&dir);
-        let mut command = eval_command(&out, arguments);
-        let output = command.env("HF_HOME", home).output().unwrap();
-        Ran::new(&command, output).fails(2, parts);
-        assert!(!out.join("samples.jsonl").exists() || records(&out).is_empty(), "{arguments:?} wrote records");
+    let csv = out.read("summary.csv");
+    assert_eq!((csv.lines().next().unwrap(), csv.lines().count()), (COLUMNS, 5));
+    assert!(out.read("summary.md").contains("topk"));
+    let svg = out.read("plots/score_vs_density.svg");
+    assert!(svg.trim_start().starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert_eq!(svg.matches('<').count(), svg.matches('>').count());
+    assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+    for record in out.records().values() {
+        let missing: Vec<&str> = FIELDS.split(',').filter(|f| *f != "decode_s" && !record.contains_key(*f)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!((&record["length"], &record["seed"]), (&512.into(), &42.into()));
+        assert_eq!(record["bos_tokens"], 1);
     }
-}
+    assert!(out.read("samples.jsonl").lines().all(|l| l.contains("\"decode_s\":")));
 
-#[test]
-fn lengths_beyond_the_context_run_when_asked_to() {
-    let model = model_copy();
-    let config = model.path().join("config.json");
-    let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, text.replace("\"max_position_embeddings\": 32768", "\"max_position_embeddings\": 256")).unwrap();
-    let dir = temp();
-    let out = dir.path().join("run");
-    eval(&out, &["--model", path(&model)]).fails(2, &["512", "256"]);
-    eval(&out, &["--model", path(&model), "--allow-extrapolation"]).ok();
-}
-
-#[test]
-fn a_config_with_a_wrong_key_names_its_line() {
-    let dir = temp();
-    let config = dir.path().join("mine.toml");
-    fs::write(&config, "samples = 1\nmethod = ['topk']\n").unwrap();
-    run(&["eval", "--config", config.to_str().unwrap()]).fails(2, &["mine.toml:2", "method"]);
-    fs::write(&config, "samples = 1\nlengths = [512]\ntasks = ['ruler/niah_single_1']\nmethods = ['topk:k=8']\n")
-        .unwrap();
-    let out = dir.path().join("run");
-    let arguments = ["eval", "--config", config.to_str().unwrap(), "--out", out.to_str().unwrap()];
-    run(&arguments).ok();
-    assert_eq!(records(&out).len(), 2);
-}
-
-#[test]
-fn damaged_models_are_named_file_by_file() {
-    let dir = temp();
-    let out = dir.path().join("run");
-    let damaged = |damage: &dyn Fn(&Path)| {
-        let model = model_copy();
-        damage(model.path());
-        eval(&out, &["--model", path(&model)])
-    };
-    damaged(&|m| {
-        let file = fs::OpenOptions::new().write(true).open(m.join("model.safetensors")).unwrap();
-        file.set_len(5_000_000).unwrap();
-    })
-    .fails(1, &["model.safetensors", "truncated", "bytes are missing"]);
-    damaged(&|m| fs::remove_file(m.join("model.safetensors")).unwrap()).fails(2, &["model.safetensors"]);
-    damaged(&|m| fs::remove_file(m.join("tokenizer.json")).unwrap()).fails(2, &["tokenizer.json"]);
-    damaged(&|m| fs::remove_file(m.join("config.json")).unwrap()).fails(2, &["config.json"]);
-    damaged(&|m| fs::write(m.join("config.json"), "{\"architectures\": [\"GPT2LMHeadModel\"]}").unwrap())
-        .fails(2, &["config.json", "GPT2LMHeadModel", "Llama"]);
-    damaged(&|m| {
-        let text = fs::read_to_string(m.join("config.json")).unwrap();
-        fs::write(m.join("config.json"), text.replace("\"num_attention_heads\": 4", "\"num_attention_heads\": 3"))
-            .unwrap();
-    })
-    .fails(2, &["config.json"]);
-    damaged(&|m| {
-        let text = fs::read_to_string(m.join("config.json")).unwrap();
-        fs::write(m.join("config.json"), text.replace("\"num_hidden_layers\": 10", "\"num_hidden_layers\": 12"))
-            .unwrap();
-    })
-    .fails(1, &["model.safetensors", "model.layers."]);
-    assert!(!out.exists(), "nothing is written for a model that cannot be loaded");
-}
-
-#[test]
-fn folders_that_cannot_be_written_fail_before_any_work() {
-    let dir = temp();
-    let file = dir.path().join("file");
-    fs::write(&file, "in the way").unwrap();
-    let ran = eval(&file, &[]);
-    ran.assert(matches!(ran.status, Some(1 | 2)), "fails");
-    ran.assert(ran.stderr.starts_with("error: ") && ran.stderr.contains("file"), "names the path");
-    assert_eq!(fs::read_to_string(&file).unwrap(), "in the way");
-    run(&["eval", "--resume"]).fails(2, &["--out"]);
-}
-
-// --- the other commands ---
-
-#[test]
-fn lists_show_what_there_is() {
-    for (what, parts) in [
-        ("tasks", ["ruler/niah_single_1", "string_match_all"]),
-        ("methods", ["oracle_sampling", "preset=paper"]),
-        ("models", ["builtin", "ORG/NAME"]),
-        ("configs", ["quick", "--config"]),
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    let identity = &manifest["identity"];
+    for (value, expected) in [
+        (&identity["model"], "builtin"),
+        (&identity["protocol"], "question"),
+        (&identity["positions"], "varied"),
+        (&manifest["program"]["version"], env!("CARGO_PKG_VERSION")),
     ] {
-        let ran = run(&["list", what]);
-        ran.ok().assert(parts.iter().all(|p| ran.stdout.contains(p)), what);
-        let json = run(&["list", what, "--json"]);
-        let rows: Vec<Value> = serde_json::from_str(&json.ok().stdout).expect("JSON only");
-        assert!(!rows.is_empty() && rows.iter().all(|r| r["name"].is_string()), "{what}");
+        assert_eq!(value, expected);
     }
-    run(&["list", "tusks"]).assert(run(&["list", "tusks"]).status == Some(2), "an unknown list is a usage error");
+    for hash in ["weights_sha256", "tokenizer_sha256"] {
+        assert_eq!(identity[hash].as_str().unwrap().len(), 64);
+    }
+    assert_eq!(identity["seed"], 42);
+    assert_eq!(manifest["config"]["lengths"], serde_json::json!([512]));
+    assert_eq!(manifest["command"][1], "eval");
+    assert!(manifest["machine"]["threads"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn json_is_the_summary_and_nothing_else() {
+    let out = out();
+    let ran = tiny(&out).args(&["--json", "--fidelity"]).ok();
+    ran.check(ran.stderr.is_empty(), "nothing on standard error");
+    let rows = ran.json();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let keys: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys.join(","), COLUMNS);
+    }
+    let (full, topk) = (&rows[0], &rows[1]);
+    assert_eq!((&full["method"], &topk["method"]), (&"full".into(), &"topk".into()));
+    assert!(topk["params"].as_str().unwrap().starts_with("k=16"));
+    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
+    // Against itself exact attention has no error but rounding, and misses nothing.
+    assert!(number(full, "output_error") < 1e-5 && number(full, "recall") == 1.0, "{full}");
+    assert_eq!(number(full, "density"), 1.0);
+    assert!(number(topk, "output_error") > 1e-4 && (0.3..1.0).contains(&number(topk, "recall")), "{topk}");
+    assert!(number(topk, "density") < 0.5);
+    // Without the flag there is nothing to tell.
+    let ran = tiny(&out).args(&["--json", "--overwrite"]).ok();
+    assert!(summary(&ran).iter().all(|row| row["output_error"].is_null() && row["recall"].is_null()));
+}
+
+#[test]
+fn the_protocol_says_where_the_dense_prefix_ends() {
+    let prefix = |protocol: &str| {
+        let out = out();
+        tiny(&out).args(&["--sparse-from", protocol, "--no-full"]).ok();
+        let record = out.records().into_values().next().unwrap();
+        assert_eq!(record["protocol"], protocol);
+        let tokens = |name: &str| record[name].as_u64().unwrap();
+        (tokens("prefix_tokens"), tokens("prompt_tokens"), tokens("steps"))
+    };
+    let (decode, prompt, _) = prefix("decode");
+    assert_eq!(decode, prompt);
+    let (last, _, steps) = prefix("last:8");
+    assert_eq!(last, prompt - 8);
+    assert!(steps >= 8);
+    let (question, _, _) = prefix("question");
+    assert!((prompt / 2..prompt - 8).contains(&question), "{question} of {prompt}");
+    assert_eq!(prefix("last:100000").0, 0, "the whole prompt is read under the method");
+}
+
+// ---- prepared files ----
+
+fn row(key: usize) -> Value {
+    let noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ";
+    let input = format!(
+        "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about \
+         the numbers afterwards.\n{}One of the special magic numbers for north-{key} is: {}.\n{}\nWhat is the special \
+         magic number for north-{key} mentioned in the provided text? The special magic number for north-{key} mentioned \
+         in the provided text is",
+        noise.repeat(5),
+        4_000_000 + key,
+        noise.repeat(5)
+    );
+    serde_json::json!({ "index": key, "input": input, "outputs": [(4_000_000 + key).to_string()], "length": 400 })
+}
+
+#[test]
+fn a_prepared_file_is_run_as_it_is() {
+    let (out, dir) = (out(), TempDir::new().unwrap());
+    let file = dir.path().join("niah.jsonl");
+    let task = format!("jsonl:{}", file.display());
+    let run = || spattn(&["eval", "--out", out.arg(), "-t", &task, "-n", "5", "-m", "topk:k=16", "--json"]);
+    fs::write(&file, "").unwrap();
+    run().fails(2, "niah.jsonl: there is no row in it", "one JSON object a line");
+    fs::write(&file, format!("{}\n{{\"input\": \n", row(1))).unwrap();
+    run().fails(2, "niah.jsonl:2: not JSON: EOF while parsing a value at column", "one JSON object a line");
+    fs::write(&file, format!("{}\n\n{{\"input\": \"x\"}}\n", row(1))).unwrap();
+    run().fails(2, "niah.jsonl:3: the field `outputs` is missing", "RULER");
+    fs::write(&file, "{\"input\": \"What now?\", \"outputs\": [\"this\"]}\n").unwrap();
+    run().fails(2, "niah.jsonl:1: this prompt is of no known task", "metric=string_match_all,max_new_tokens=64");
+    refused(&["-t", "jsonl:"], "names no file", "jsonl:PATH");
+    refused(&["-t", "jsonl:/nowhere.jsonl"], "cannot read /nowhere.jsonl", "jsonl:PATH");
+    refused(&["-t", &format!("jsonl:{}", dir.path().display())], "cannot read", "jsonl:PATH");
+
+    fs::write(&file, format!("{}\n{}\n", row(1), row(2))).unwrap();
+    let rows = summary(&run().ok());
+    assert_eq!((rows.len(), &rows[0]["task"], &rows[0]["n"]), (2, &"jsonl:niah".into(), &2.into()));
+    assert_eq!(rows[0]["score"], 100.0, "{rows:?}");
+    for record in out.records().values() {
+        assert_eq!((&record["length"], &record["source"]), (&0.into(), &"niah.jsonl".into()));
+        assert!(record["prefix_tokens"].as_u64() < record["prompt_tokens"].as_u64());
+    }
+}
+
+#[test]
+fn a_published_file_is_solved_by_the_builtin_model() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data/ruler_ready/4096/niah_multikey_3.jsonl");
+    if !Path::new(path).is_file() {
+        return eprintln!("SKIPPED: no file {path}");
+    }
+    let out = out();
+    let ran = spattn(&["eval", "--out", out.arg(), "-t", &format!("jsonl:{path}"), "-n", "2", "-m", "topk", "--json"]);
+    let rows = summary(&ran.ok());
+    assert_eq!((&rows[0]["method"], &rows[0]["score"], &rows[0]["n"]), (&"full".into(), &100.0.into(), &2.into()));
+    for record in out.records().values() {
+        let tokens = record["prompt_tokens"].as_u64().unwrap();
+        assert!((2048..16384).contains(&tokens), "{tokens}");
+    }
+}
+
+// ---- the other subcommands ----
+
+#[test]
+fn lists_are_text_and_json() {
+    for (what, name) in
+        [("tasks", "ruler/niah_multikey_3"), ("methods", "topk"), ("models", "builtin"), ("configs", "quick")]
+    {
+        let text = spattn(&["list", what]).ok();
+        text.prints(name);
+        text.prints("Use with: spattn eval");
+        let items = spattn(&["list", what, "--json"]).ok().json();
+        assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
+    }
+    let tasks = spattn(&["list", "tasks", "--json"]).ok().json();
+    assert!(
+        tasks.as_array().unwrap().iter().filter(|t| t["name"].as_str().unwrap().starts_with("ruler/")).count() >= 13
+    );
 }
 
 #[test]
 fn predictions_made_elsewhere_are_scored() {
-    let dir = temp();
-    let file = dir.path().join("p.jsonl");
-    let rows = [
-        serde_json::json!({"prediction": "It is 42.", "outputs": ["42", "43"]}),
-        serde_json::json!({"prediction": "42 and 43", "answers": ["42", "43"]}),
-    ];
-    fs::write(&file, rows.map(|r| r.to_string()).join("\n")).unwrap();
-    let ran = run(&["score", file.to_str().unwrap(), "--metric", "string_match_all", "--json"]);
-    let report: Value = serde_json::from_str(&ran.ok().stdout).unwrap();
-    assert_eq!(report.to_string(), r#"{"metric":"string_match_all","n":2,"score":75.0,"rows":[0.5,1.0]}"#);
-    run(&["score", file.to_str().unwrap(), "--metric", "string_match_al"]).fails(2, &["string_match_all"]);
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("predictions.jsonl");
+    let path = file.to_str().unwrap();
+    fs::write(
+        &file,
+        "{\"prediction\": \"the Nile\", \"answers\": [\"nile\"]}\n{\"pred\": \"x\", \"outputs\": \"y\"}\n",
+    )
+    .unwrap();
+    let ran = spattn(&["score", path, "--metric", "qa_f1", "--json"]).ok();
+    assert_eq!(ran.stdout, "{\"metric\":\"qa_f1\",\"n\":2,\"score\":50.0,\"rows\":[1.0,0.0]}\n");
+    spattn(&["score", path, "--dataset", "hotpotqa"]).ok().prints("qa_f1: 50.00 % over 2 rows");
+    fs::write(&file, "{\"prediction\": \"x\", \"answers\": [\"x\"]}\n{\"prediction\": \"x\"}\n").unwrap();
+    spattn(&["score", path, "--metric", "qa_f1"]).fails(2, "predictions.jsonl:2: no field `answers`", "");
+    fs::write(&file, "\n").unwrap();
+    spattn(&["score", path, "--metric", "qa_f1"]).fails(2, "has no rows to score", "");
 }
 
 #[test]
-fn help_version_and_completions_are_there() {
-    for arguments in [&["--help"][..], &["eval", "--help"], &["list", "--help"], &["score", "--help"], &["--version"]] {
-        let ran = run(arguments);
-        ran.ok().assert(ran.stdout.len() > 5, "prints something");
-        assert!(ran.stdout.lines().all(|l| l.chars().count() <= 100), "{arguments:?} fits 100 columns");
+fn help_version_and_completions() {
+    spattn(&["--version"]).ok().prints(concat!("spattn ", env!("CARGO_PKG_VERSION")));
+    spattn(&["--help"]).ok().prints("Usage: spattn <COMMAND>");
+    for command in ["eval", "list", "score", "completions"] {
+        spattn(&[command, "--help"]).ok().prints("Example");
+        spattn(&[command, "-h"]).ok().prints("Usage: spattn");
     }
     for shell in ["bash", "zsh", "fish"] {
-        assert!(run(&["completions", shell]).ok().stdout.contains("spattn"));
+        spattn(&["completions", shell]).ok().prints("sparse-from");
     }
-    let ran = run(&["eval", "--no-such-flag"]);
-    ran.assert(ran.status == Some(2), "an unknown flag is a usage error");
+    let ran = spattn(&[]).run();
+    ran.check(ran.status == Some(2) && ran.stderr.contains("Usage: spattn <COMMAND>"), "it shows its usage");
 }
 
-#[cfg(unix)]
+#[test]
+fn help_fits_its_terminal() {
+    for width in [80, 100] {
+        let ran = spattn(&["eval", "--help"]).env("COLUMNS", Path::new(&width.to_string())).ok();
+        let long: Vec<&str> = ran.stdout.lines().filter(|l| l.chars().count() > width).collect();
+        // Examples are lines to be copied; they are not wrapped.
+        let (examples, text): (Vec<&str>, Vec<&str>) = long.into_iter().partition(|l| l.contains("spattn eval "));
+        ran.check(text.is_empty() && examples.len() <= 2, &format!("lines of {width} characters"));
+    }
+}
+
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    let program: PathBuf = env!("CARGO_BIN_EXE_spattn").into();
-    let script = format!("set -o pipefail; '{}' list methods | head -1", program.display());
-    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let out = out();
+    let commands: [&[&str]; 4] = [
+        &["list", "tasks"],
+        &["list", "methods", "--json"],
+        &["completions", "bash"],
+        &["eval", "--out", out.arg(), "-t", "ruler/niah_single_1", "-l", "512", "-n", "1", "-m", "topk"],
+    ];
+    for args in commands {
+        let mut child = spattn(args).spawn();
+        drop(child.stdout.take());
+        let ran = Ran::new(&Command::new(args.join(" ")), child.wait_with_output().unwrap());
+        ran.check(ran.status == Some(0) && ran.stderr.is_empty(), "a quiet end");
+    }
+    assert!(out.dir.join("summary.csv").is_file());
 }

@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::Done;
+use super::{Advised, Done};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings};
 use crate::eval::manifest::manifest;
 use crate::eval::run::{End, Progress, Runner, Shard};
-use crate::eval::store::{OpenMode, Store, load_records};
+use crate::eval::store::{OpenMode, Store, check_free, load_records};
 use crate::model::Model;
 use crate::model::data::{DataFolder, DataSource};
 use crate::model::source::ModelSource;
@@ -254,6 +254,7 @@ pub fn run(args: EvalArgs) -> Result<Done> {
     let config = args.run_config()?;
     let shard = args.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
     let (out, mode) = args.output()?;
+    check_free(&out, mode)?;
     check_device(&args.device)?;
     set_threads(args.threads)?;
     let data = config.data.as_deref().map(find_data).transpose()?;
@@ -272,15 +273,21 @@ pub fn run(args: EvalArgs) -> Result<Done> {
     let end = runner.run(&mut store, &stop, |p| show(&bar, &p));
     bar.finish_and_clear();
     drop(store);
-    let end = end.with_context(|| format!("the records so far are kept in {}; go on with --resume", out.display()))?;
-    if end == End::Interrupted {
-        let kept = load_records(&out).map_or(0, |l| l.records.len());
-        eprintln!("interrupted: {kept} records are kept in {}", out.display());
-        eprintln!("  hint: go on with the same command and --out {} --resume", out.display());
+    if end.as_ref().is_ok_and(|end| *end == End::Interrupted) {
+        eprintln!("interrupted: {}", kept(&out).unwrap_or_else(|| "nothing was recorded yet".to_owned()));
         return Ok(Done::Interrupted);
     }
-    finish(&out, &config, args.json, start.elapsed())?;
-    Ok(Done::Completed)
+    match (end.and_then(|_| finish(&out, &config, args.json, start.elapsed())), kept(&out)) {
+        (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
+        (ended, _) => ended.map(|()| Done::Completed),
+    }
+}
+
+/// What is there of a run that did not end, and how to go on.
+fn kept(out: &Path) -> Option<String> {
+    let count = load_records(out).map_or(0, |l| l.records.len());
+    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
+    (count > 0).then(|| format!("{records} kept; go on with the same command and --out {} --resume", out.display()))
 }
 
 fn check_device(device: &str) -> Result<(), UsageError> {
@@ -301,6 +308,7 @@ fn set_threads(threads: Option<usize>) -> Result<()> {
     }
 }
 
+/// Where the data are, and what to record of them.
 fn find_data(spec: &Path) -> Result<DataFolder> {
     let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));

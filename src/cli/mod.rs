@@ -14,9 +14,9 @@ use crate::error::UsageError;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
-/// Without a subcommand's arguments, `spattn eval` runs a small matrix on the built-in model in about a minute.
+/// `spattn eval` without arguments runs a small matrix on the built-in model in about a minute.
 #[derive(Debug, Parser)]
-#[command(name = "spattn", version, about, propagate_version = true, max_term_width = 100, help_expected = true)]
+#[command(name = "spattn", version, propagate_version = true, max_term_width = 100, help_expected = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -57,9 +57,19 @@ pub fn main() -> ExitCode {
     match dispatch(Cli::parse().command) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => report(&error),
+        Err(error) => match error.downcast::<Advised>() {
+            Ok(Advised { error, advice }) => report(&error, Some(&advice)),
+            Err(error) => report(&error, None),
+        },
     }
+}
+
+/// An error, and what can be done next whatever it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{error:#}")]
+struct Advised {
+    error: anyhow::Error,
+    advice: String,
 }
 
 fn dispatch(command: Command) -> anyhow::Result<Done> {
@@ -82,19 +92,18 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// Prints an error as one line, then its hint.
-fn report(error: &anyhow::Error) -> ExitCode {
+/// Prints an error as one line, then its hint and the advice.
+fn report(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
+    if is_closed_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
     let line: Vec<String> = error.chain().map(|e| e.to_string().replace('\n', " ")).collect();
     eprintln!("error: {}", line.join(": "));
-    match error.downcast_ref::<UsageError>() {
-        Some(usage) => {
-            if let Some(hint) = &usage.hint {
-                eprintln!("  hint: {hint}");
-            }
-            ExitCode::from(2)
-        }
-        None => ExitCode::from(1),
+    let usage = error.downcast_ref::<UsageError>();
+    for hint in usage.and_then(|u| u.hint.as_deref()).into_iter().chain(advice) {
+        eprintln!("  hint: {hint}");
     }
+    ExitCode::from(if usage.is_some() { 2 } else { 1 })
 }
 
 #[cfg(test)]

@@ -81,7 +81,10 @@ pub fn run(args: ScoreArgs) -> Result<()> {
 /// read or has no rows.
 pub fn score_file(path: &Path, metric: Option<&str>, dataset: Option<&str>) -> Result<ScoreReport> {
     let rule = Rule::new(metric, dataset)?;
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = fs::read(path).map_err(|e| {
+        UsageError::new(format!("cannot read {}: {e}", path.display()))
+            .hint("give a file with one JSON object a line: prediction, and answers")
+    })?;
     let mut rows = Vec::new();
     for (at, line) in bytes.split(|b| *b == b'\n').enumerate() {
         let line = if at == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };

@@ -71,8 +71,10 @@ impl Settings {
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
         toml::from_str(text).map_err(|e: toml::de::Error| {
             let line = e.span().map_or(String::new(), |s| format!(":{}", text[..s.start].matches('\n').count() + 1));
-            UsageError::new(format!("{file}{line}: {}", e.message().replace('\n', " ")))
-                .hint("`spattn list configs` shows configs that work")
+            let wrong = unknown_key(e.message()).unwrap_or_else(|| {
+                UsageError::new(e.message().replace('\n', " ")).hint("`spattn list configs` shows configs that work")
+            });
+            UsageError { what: format!("{file}{line}: {}", wrong.what), ..wrong }
         })
     }
 
@@ -115,6 +117,12 @@ impl Settings {
             allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
         }
     }
+}
+
+/// The error for a key that is none, from the parser's "unknown field `a`, expected one of `b`, `c`".
+fn unknown_key(message: &str) -> Option<UsageError> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    Some(UsageError::unknown("key", quoted.next()?, quoted))
 }
 
 /// Everything about a run that the user decides, checked.
@@ -269,7 +277,8 @@ mod tests {
     #[test]
     fn mistakes_name_the_file_and_line() {
         let e = resolve("samples = 3\nlenghts = [1]").unwrap_err();
-        assert!(e.what.starts_with("test.toml:2") && e.what.contains("lenghts"), "{}", e.what);
+        assert_eq!(e.what, "test.toml:2: unknown key `lenghts`");
+        assert_eq!(e.hint.unwrap(), "did you mean `lengths`?");
         assert!(resolve("samples = 0").unwrap_err().what.contains("0 samples"));
         assert!(resolve("dtype = 'f64'").unwrap_err().what.contains("f64"));
         assert!(resolve("no_full = true\nmethods = []").unwrap_err().what.contains("no method"));

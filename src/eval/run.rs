@@ -77,6 +77,9 @@ pub struct Runner<'a> {
     pub shard: Shard,
 }
 
+const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+const FILE_HINT: &str = "leave the file out, or see what happens with --allow-extrapolation";
+
 /// An example's place in the run.
 struct Place<'a> {
     task: &'a dyn Task,
@@ -85,36 +88,43 @@ struct Place<'a> {
 }
 
 impl Runner<'_> {
-    /// Checks what can be checked before any work: lengths against the model's context, dense layers
-    /// against its depth.
+    /// Checks what can be checked before any work: lengths against the model's context and against what
+    /// tasks need, dense layers against the model's depth.
     ///
     /// # Errors
-    /// A [`UsageError`] for the first that does not fit.
-    pub fn check(&self) -> Result<(), UsageError> {
+    /// A [`UsageError`] for the first that does not fit; other errors if a task's data is malformed.
+    pub fn check(&self) -> Result<()> {
         let c = self.model.decoder.config();
         let generated = self.tasks.iter().any(|t| t.is_sized());
         if generated && self.config.lengths.is_empty() {
-            return Err(UsageError::new("no length was given").hint("for example --length 4096"));
+            return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
         }
         if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
-            self.check_length(*length, "the length asked for")?;
+            self.check_length(*length, "the length asked for", LENGTH_HINT)?;
         }
         for method in &self.config.methods {
             if let Some(layer) = method.policy.dense_layers.highest().filter(|l| *l >= c.layers) {
-                return Err(UsageError::new(format!("dense layer {layer} of `{}` does not exist", method.label()))
-                    .hint(format!("the model has layers 0 to {}", c.layers - 1)));
+                return Err(UsageError::new(format!("dense layer {layer} does not exist"))
+                    .hint(format!("{} has layers 0 to {}", self.model.id, c.layers - 1))
+                    .into());
+            }
+        }
+        // What fits the shortest length fits all.
+        if let Some(shortest) = self.config.lengths.iter().min() {
+            for task in self.tasks.iter().filter(|t| t.is_sized()) {
+                task.example(*shortest, 0, self.config.seed, &Counter(self.model))?;
             }
         }
         Ok(())
     }
 
-    fn check_length(&self, length: usize, what: &str) -> Result<(), UsageError> {
+    fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
         let limit = self.model.decoder.config().context_limit();
         if length <= limit || self.config.allow_extrapolation {
             return Ok(());
         }
         Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
-            .hint("choose a shorter --length, or see what happens with --allow-extrapolation"))
+            .hint(hint))
     }
 
     /// Runs what is missing from `store`, telling `progress` after each example, until all is done or
@@ -178,11 +188,15 @@ impl Runner<'_> {
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
         let Place { task, length, index } = *place;
-        let what = || format!("{} example {index} at length {length}", task.name());
+        let what = || match task.is_sized() {
+            true => format!("{} at {length}, example {index}", task.name()),
+            false => format!("{}, example {index}", task.name()),
+        };
         let counter = Counter(self.model);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
         let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
-        self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer")
+        let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
+        self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
             .with_context(what)?;
         let prefix_tokens = self.config.protocol.prefix_tokens(&prompt, example.context.len());
         let request = Request {

@@ -5,7 +5,7 @@
 
 use super::record::Record;
 use crate::error::UsageError;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -65,25 +65,26 @@ impl Store {
     /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process is writing to it, or if
     /// the manifest of a resumed run does not match; other errors if a file cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
+        check_free(dir, mode)?;
         let lock = lock(dir)?;
-        let path = dir.join(SAMPLES);
-        match mode {
-            OpenMode::Fresh if path.exists() => return Err(already_there(dir).into()),
-            OpenMode::Overwrite => clear(dir)?,
-            OpenMode::Fresh | OpenMode::Resume => {}
+        // Again, now that no other process can be writing.
+        check_free(dir, mode)?;
+        if mode == OpenMode::Overwrite {
+            clear(dir)?;
         }
-        let manifest = match path.exists() {
+        let path = dir.join(SAMPLES);
+        let manifest = match holds_records(dir) {
             true => merged_manifest(dir, manifest)?,
             false => manifest.clone(),
         };
         let mut loaded = Loaded::default();
-        if path.exists() {
+        if holds_records(dir) {
             repair(&path, &mut loaded.notices)?;
             loaded = read_records(&path, loaded.notices)?;
         }
         write_whole(&dir.join(MANIFEST), &manifest)?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
-        Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path, loaded.records.len())?, loaded, keys, lock })
+        Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path)?, loaded, keys, lock })
     }
 
     /// The folder.
@@ -161,32 +162,26 @@ struct Samples {
     path: PathBuf,
     file: File,
     whole: u64,
-    count: usize,
 }
 
 impl Samples {
-    fn open(path: &Path, count: usize) -> Result<Self> {
+    fn open(path: &Path) -> Result<Self> {
         let mut file = OpenOptions::new()
             .create(true)
             .append(true)
             .open(path)
             .with_context(|| format!("cannot write {}", path.display()))?;
         let whole = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { path: path.to_owned(), file, whole, count })
+        Ok(Self { path: path.to_owned(), file, whole })
     }
 
     fn append(&mut self, line: &str) -> Result<()> {
         if let Err(e) = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()) {
             // Cut off what arrived of the line, so that a later line is not glued to it.
             let _ = self.file.set_len(self.whole);
-            return Err(anyhow!(
-                "cannot write {}: {e}; the {} records before are safe, continue with --resume",
-                self.path.display(),
-                self.count
-            ));
+            return Err(e).with_context(|| format!("cannot write {}", self.path.display()));
         }
         self.whole += line.len() as u64;
-        self.count += 1;
         Ok(())
     }
 }
@@ -260,13 +255,50 @@ fn not_a_record(path: &Path, line: usize, error: &serde_json::Error) -> anyhow::
 
 // ---- the folder ----
 
+/// Makes sure, without changing anything, that `dir` can be opened in `mode` as far as that can be seen.
+///
+/// # Errors
+/// [`UsageError`] if it is a file, or if it holds records and `mode` is `Fresh`.
+pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
+    if dir.exists() && !dir.is_dir() {
+        return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OUT_HINT));
+    }
+    match mode {
+        OpenMode::Fresh if holds_records(dir) => Err(already_there(dir)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether anything was ever recorded; a run that failed before its first record leaves an empty file.
+fn holds_records(dir: &Path) -> bool {
+    fs::metadata(dir.join(SAMPLES)).is_ok_and(|file| file.len() > 0)
+}
+
+const OUT_HINT: &str = "choose another --out folder";
+
+/// A folder that cannot be written at all is a mistake in the arguments; a full disk, say, is not.
+fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
+    let what = format!("cannot write to the folder {}", dir.display());
+    match error.kind() {
+        ErrorKind::AlreadyExists
+        | ErrorKind::InvalidFilename
+        | ErrorKind::InvalidInput
+        | ErrorKind::IsADirectory
+        | ErrorKind::NotADirectory
+        | ErrorKind::NotFound
+        | ErrorKind::PermissionDenied
+        | ErrorKind::ReadOnlyFilesystem => UsageError::new(format!("{what}: {error}")).hint(OUT_HINT).into(),
+        _ => anyhow::Error::new(error).context(what),
+    }
+}
+
 /// Creates the folder and takes its lock, which also shows that it can be written.
 fn lock(dir: &Path) -> Result<File> {
     let failed = || format!("cannot write to the folder {}", dir.display());
-    fs::create_dir_all(dir).with_context(failed)?;
+    fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
-    let mut file =
-        OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).with_context(failed)?;
+    let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
+    let mut file = options.open(&path).map_err(|e| unwritable(dir, e))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
@@ -416,6 +448,15 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_recorded_nothing_leaves_its_folder_free() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 0);
+        Store::open(dir.path(), OpenMode::Fresh, &manifest(2)).unwrap();
+        Store::open(dir.path(), OpenMode::Resume, &manifest(3)).unwrap();
+        assert_eq!(load_manifest(dir.path()).unwrap(), manifest(3));
+    }
+
+    #[test]
     fn a_torn_line_is_cut_off_and_the_rest_kept() {
         let dir = tempfile::tempdir().unwrap();
         stored(dir.path(), 3);
@@ -536,9 +577,9 @@ mod tests {
         let Ok(file) = OpenOptions::new().write(true).open(full) else {
             return eprintln!("SKIPPED: there is no /dev/full here");
         };
-        let mut samples = Samples { path: full.to_owned(), file, whole: 0, count: 7 };
-        let error = samples.append("{}\n").unwrap_err().to_string();
-        assert!(error.contains("the 7 records before are safe") && !error.contains('\n'), "{error}");
+        let mut samples = Samples { path: full.to_owned(), file, whole: 0 };
+        let error = format!("{:#}", samples.append("{}\n").unwrap_err());
+        assert!(error.starts_with("cannot write /dev/full: ") && !error.contains('\n'), "{error}");
     }
 
     #[test]
@@ -547,7 +588,9 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
         // A file in the folder's place fails for the superuser too, which a read-only folder does not.
-        let error = Store::open(&file.join("run"), OpenMode::Fresh, &manifest(1)).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write to the folder"), "{error}");
+        let error = usage(Store::open(&file.join("run"), OpenMode::Fresh, &manifest(1)).unwrap_err());
+        assert!(error.what.starts_with("cannot write to the folder"), "{error}");
+        let error = usage(Store::open(&file, OpenMode::Overwrite, &manifest(1)).unwrap_err());
+        assert!(error.what.ends_with("is a file, not a folder") && error.hint.is_some(), "{error}");
     }
 }

@@ -21,6 +21,7 @@ use crate::error::UsageError;
 const PREFIX: &str = "jsonl:";
 /// What may follow the path.
 const OPTIONS: [&str; 2] = ["metric", "max_new_tokens"];
+const PATH_HINT: &str = "jsonl:PATH takes a file with one JSON object a line";
 /// Begins the question of a prompt of unknown shape.
 const QUESTION_MARK: &str = "\nQuestion:";
 
@@ -62,6 +63,9 @@ struct Spec {
 impl Spec {
     fn parse(name: &str) -> Result<Self, UsageError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
+        if rest.is_empty() {
+            return Err(UsageError::new(format!("task `{name}` names no file")).hint(PATH_HINT));
+        }
         let mut spec = Self { path: rest.into(), metric: None, max_new_tokens: None };
         let Some((path, options)) = rest.rsplit_once(':').filter(|(_, o)| o.contains('=')) else {
             return Ok(spec);
@@ -80,7 +84,7 @@ impl Spec {
     fn set(&mut self, option: &str, name: &str) -> Result<(), UsageError> {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
         match key {
-            "metric" => self.metric = Some(metric_named(value)?),
+            "metric" => self.metric = Some(Metric::parse(value)?),
             "max_new_tokens" => {
                 let count = value.parse().ok().filter(|&n| n > 0);
                 self.max_new_tokens = Some(count.ok_or_else(|| {
@@ -91,12 +95,6 @@ impl Spec {
         }
         Ok(())
     }
-}
-
-/// The metric called `name`, by the names that records use.
-fn metric_named(name: &str) -> Result<Metric, UsageError> {
-    serde_json::from_value(Value::String(name.to_owned()))
-        .map_err(|e| UsageError::new(format!("unknown metric `{name}`")).hint(e.to_string()))
 }
 
 /// The rows of a file.
@@ -110,10 +108,12 @@ struct Rows {
 impl Rows {
     /// Opens the file and checks every row.
     fn open(spec: &Spec) -> Result<Self> {
-        let file = File::open(&spec.path).map_err(|e| {
-            UsageError::new(format!("cannot read {}: {e}", spec.path.display()))
-                .hint("jsonl:PATH takes a file with one JSON object a line")
-        })?;
+        let unreadable =
+            |e: std::io::Error| UsageError::new(format!("cannot read {}: {e}", spec.path.display())).hint(PATH_HINT);
+        if spec.path.is_dir() {
+            return Err(unreadable(std::io::ErrorKind::IsADirectory.into()).into());
+        }
+        let file = File::open(&spec.path).map_err(unreadable)?;
         let stem = spec.path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let mut rows = Self { spec: spec.clone(), name: format!("{PREFIX}{stem}"), starts: Vec::new() };
         let mut reader = BufReader::new(file);
@@ -133,7 +133,9 @@ impl Rows {
             at += read as u64;
         }
         if rows.starts.is_empty() {
-            return Err(UsageError::new(format!("{}: there is no row in it", spec.path.display())).into());
+            return Err(UsageError::new(format!("{}: there is no row in it", spec.path.display()))
+                .hint(PATH_HINT)
+                .into());
         }
         Ok(rows)
     }
@@ -142,8 +144,12 @@ impl Rows {
     fn parse(&self, line: &[u8], number: usize) -> Result<Row, UsageError> {
         let place = format!("{}:{number}", self.spec.path.display());
         let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
-        let value: Value = serde_json::from_str(text).map_err(|e| {
-            UsageError::new(format!("{place}: not JSON: {e}")).hint("a prepared file has one JSON object a line")
+        let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
+            // The parser's own "at line 1" would contradict the line of the file.
+            let reason = e.to_string();
+            let reason = reason.split(" at line ").next().unwrap_or_default();
+            UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column()))
+                .hint("a prepared file has one JSON object a line")
         })?;
         let fields = value.as_object().ok_or_else(|| UsageError::new(format!("{place}: not a JSON object")))?;
         Row::read(fields, &self.spec, &place)
