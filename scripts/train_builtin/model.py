@@ -143,8 +143,10 @@ class Network:
             self.tables[rows, length] = table(angle.cos()), table(angle.sin())
         return self.tables[rows, length]
 
-    def losses(self, W, ids, rate=None):
-        """Cross-entropy of each next token, flattened; the last of a row predicts the row's first."""
+    def losses(self, W, ids, rate=None, choices=None):
+        """Cross-entropy of each next token, flattened; the last of a row predicts the row's first.
+
+        At positions `choices[0]` it is that of the set of tokens `choices[1]` (-1 for none) instead."""
         c, P = self.c, self.P
         rows, length = ids.shape
         cos, sin = self.angles(rows, length)
@@ -154,7 +156,13 @@ class Network:
             shape = lambda t: t.view(rows, length, -1, c.head_dim)
             a = self.attention(shape(q), shape(k), shape(v)).reshape(rows * length, -1)
             x = self.after(x, a, W[f"{i}.o"], P[f"{i}.norm2"], W[f"{i}.gate"], W[f"{i}.up"], W[f"{i}.down"], rate)
-        return self.head(x, P["norm"], W["emb"], ids.roll(-1, 1).reshape(-1))
+        ce = self.head(x, P["norm"], W["emb"], ids.roll(-1, 1).reshape(-1))
+        if choices is None or not len(choices[0]):
+            return ce
+        at, allowed = choices
+        logits = F.linear(rms(x[at], P["norm"]), W["emb"]).float()
+        of_set = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -torch.inf)
+        return ce.index_put((at,), logits.logsumexp(-1) - of_set.logsumexp(-1))
 
 
 # ---- optimiser: Muon for the matrices of the layers, AdamW for the embedding and the gains
