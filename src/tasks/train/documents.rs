@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 
 use super::page::{Class, Page};
-use super::{DocumentWording, FILE, fraction, percent};
+use super::{DocumentWording, fraction, percent, wording};
 use crate::tasks::ruler::definition;
 use crate::tasks::ruler::qa_synth::{File, Question, Synthetic};
 use crate::tasks::ruler::template::substitute;
@@ -39,27 +39,34 @@ pub fn write(page: &mut Page, draw: &mut Draw) -> Result<()> {
         intro: definition.context_template.clone(),
         ask: definition.question_template.clone(),
         prefix: definition.answer_prefix.clone(),
+        frame: shared.document,
     };
-    let text = FILE.wording.other(&FILE.wording.documents, draw).unwrap_or(&published);
+    let other = wording::documents(draw);
+    let world = match &other {
+        Some(_) if percent(60, draw) => wording::other_world(&world.synthetic, draw),
+        _ => world.synthetic,
+    };
+    let is_other = other.is_some();
+    let text = &other.unwrap_or(published);
     // The published question repeats the instruction; most of many questions leave it out.
     let short_ask = "Question: {query}";
     let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
     page.context(before);
     let for_questions = ((page.length() as f64 * (0.04 + 0.31 * fraction(draw))) as usize).max(100);
     let room = page.room().saturating_sub(page.cost(after) + for_questions);
-    let (documents, groups) = documents(page, room, &shared.document, &world.synthetic, draw)?;
+    let (documents, groups) = documents(page, room, &text.frame, &world, draw)?;
     page.context(&documents);
     page.context(after);
 
     let mut questions: Vec<(String, String)> = Vec::new();
     for group in &groups {
-        for question in &world.synthetic.questions {
+        for question in &world.questions {
             questions.extend(asked(question, group, &groups)?);
         }
     }
     draw.shuffle(&mut questions);
     for (number, (query, answer)) in questions.iter().enumerate() {
-        let ask = if number == 0 || percent(15, draw) { &text.ask } else { short_ask };
+        let ask = if is_other || number == 0 || percent(15, draw) { &text.ask } else { short_ask };
         let separator = if number == 0 { "" } else { "\n" };
         let question = format!("{separator}{}{}", substitute(ask, &[("query", query)]), text.prefix);
         if !page.ask(&question, answer, Class::Answer) {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::needles::made_up;
 use super::page::{Class, Page};
-use super::{FILE, ListWording, fraction, percent};
+use super::{ListWording, fraction, numbered_item, percent, wording};
 use crate::tasks::ruler::definition;
 use crate::tasks::seed::Draw;
 use crate::tasks::text::words::{Words, dictionary_words};
@@ -22,11 +22,9 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
     let published = ListWording {
         intro: definition.context_template.clone(),
         ask: format!("{}{}", definition.question_template, definition.answer_prefix),
+        item: numbered_item(),
     };
-    let text = match FILE.wording.other(&FILE.wording.common, draw) {
-        Some(other) => ListWording { ask: other.ask.replace("{count}", &counted(common)), ..other.clone() },
-        None => of_count(published, common),
-    };
+    let text = wording::common(&counted(common), draw).unwrap_or_else(|| of_count(published, common));
     let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
     page.context(before);
 
@@ -41,9 +39,8 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
     let mut asked: Vec<String> = (0..common).map(|_| fresh(draw)).collect();
     let answer_room = 8 + page.cost(&numbered(asked.iter().map(String::as_str)));
     let room = page.room().saturating_sub(page.cost(after) + page.cost(&text.ask) + answer_room);
-    // A number, its point, a space; numbers from 1000 on take one more.
-    const AROUND: usize = 3;
-    let costs = |page: &Page, word: &str| page.cost(&format!(" {word}")) + AROUND;
+    // Numbers from 1000 on take one token more.
+    let costs = |page: &Page, word: &str| page.cost(&format!(" {}", item(&text.item, 999, word)));
     let other_times = *draw.pick(&[1, 1, 2, 3, 3, 3]);
     let wished =
         if percent(40, draw) && other_times == 3 { 30 } else { draw.between((2 * other_times + 2).max(6), 40) };
@@ -69,7 +66,8 @@ pub fn write_common(page: &mut Page, draw: &mut Draw) -> Result<()> {
         list.extend(std::iter::repeat_n(word, other_times));
     }
     draw.shuffle(&mut list);
-    page.context(&numbered(list.iter().map(String::as_str)));
+    let items: Vec<String> = list.iter().enumerate().map(|(i, word)| item(&text.item, i + 1, word)).collect();
+    page.context(&items.join(" "));
     page.context(after);
     draw.shuffle(&mut asked);
     page.ask(&text.ask, &format!(" {}", numbered(asked.iter().map(String::as_str))), Class::Count);
@@ -91,6 +89,10 @@ fn counted(count: usize) -> String {
     format!("{count} {}", if count == 1 { "word" } else { "words" })
 }
 
+fn item(form: &str, number: usize, word: &str) -> String {
+    form.replace("{number}", &number.to_string()).replace("{word}", word)
+}
+
 fn numbered<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.enumerate().map(|(i, word)| format!("{}. {word}", i + 1)).collect::<Vec<_>>().join(" ")
 }
@@ -105,8 +107,8 @@ enum Source {
 impl Source {
     fn new(draw: &mut Draw) -> Self {
         match draw.below(20) {
-            0..=11 => Self::Pool(Words::from_crates()),
-            12..=17 => Self::Dictionary,
+            0..=9 => Self::Pool(Words::from_crates()),
+            10..=16 => Self::Dictionary,
             _ => Self::MadeUp,
         }
     }
@@ -134,8 +136,9 @@ pub fn write_frequent(page: &mut Page, draw: &mut Draw) -> Result<()> {
     let published = ListWording {
         intro: definition.context_template.clone(),
         ask: format!("{}{}", definition.question_template, definition.answer_prefix),
+        item: String::new(),
     };
-    let text = FILE.wording.other(&FILE.wording.frequent, draw).unwrap_or(&published);
+    let text = wording::frequent(draw).unwrap_or(published);
     let (before, after) = text.intro.split_once("{context}").context("an introduction has a {context}")?;
     page.context(before);
     let vocabulary = (page.length() / shared.tokens_per_word).max(7);

@@ -17,6 +17,7 @@ mod records;
 mod shaped;
 mod tokens;
 mod variables;
+mod wording;
 
 use std::sync::LazyLock;
 
@@ -71,6 +72,10 @@ struct ShapedShares {
 #[serde(deny_unknown_fields)]
 struct Wording {
     percent: usize,
+    drawn: usize,
+    words: Vec<String>,
+    items: Vec<String>,
+    frames: Vec<String>,
     needles: Vec<NeedleWording>,
     chains: Vec<ChainWording>,
     common: Vec<ListWording>,
@@ -103,6 +108,13 @@ struct ChainWording {
 struct ListWording {
     intro: String,
     ask: String,
+    /// One word of the list.
+    #[serde(default = "numbered_item")]
+    item: String,
+}
+
+fn numbered_item() -> String {
+    "{number}. {word}".to_owned()
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -111,6 +123,13 @@ struct DocumentWording {
     intro: String,
     ask: String,
     prefix: String,
+    /// A document and its number.
+    #[serde(default = "numbered_document")]
+    frame: String,
+}
+
+fn numbered_document() -> String {
+    "Document {i}:\n{document}".to_owned()
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -120,13 +139,6 @@ struct RecordText {
     #[serde(default)]
     statement: String,
     ask: String,
-}
-
-impl Wording {
-    /// One of the other wordings, for so many of a hundred rows.
-    fn other<'a, T>(&self, of: &'a [T], draw: &mut Draw) -> Option<&'a T> {
-        (draw.below(100) < self.percent).then(|| draw.pick(of))
-    }
 }
 
 /// Makes rows of one mix of families.

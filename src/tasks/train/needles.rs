@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::books::Books;
 use super::page::{Class, Page, scatter};
-use super::{FILE, NeedleWording, fraction, log_uniform, percent};
+use super::{NeedleWording, fraction, log_uniform, percent, wording};
 use crate::tasks::ruler::definition;
 use crate::tasks::ruler::niah::{Shared, enumerate, uuid};
 use crate::tasks::ruler::template::{Definition, substitute};
@@ -101,15 +101,9 @@ impl Text {
         }
     }
 
-    fn other(wording: &NeedleWording) -> Self {
-        Self {
-            intro: wording.intro.clone(),
-            statement: wording.statement.clone(),
-            ask: wording.ask.clone(),
-            prefix: wording.prefix.clone(),
-            ask_all: wording.ask_all.clone(),
-            prefix_all: wording.prefix_all.clone(),
-        }
+    fn other(wording: NeedleWording) -> Self {
+        let NeedleWording { intro, statement, ask, prefix, ask_all, prefix_all } = wording;
+        Self { intro, statement, ask, prefix, ask_all, prefix_all }
     }
 
     /// `template` with the type of the values and what else is known.
@@ -144,7 +138,6 @@ struct Scene<'a> {
     entries: Vec<Entry>,
     of_one: Vec<usize>,
     of_many: Vec<usize>,
-    takes_several_keys: bool,
     draw: &'a mut Draw,
 }
 
@@ -174,8 +167,8 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
         8..=15 => Style::AllValues,
         _ => Style::SeveralKeys,
     };
-    let wording = FILE.wording.other(&FILE.wording.needles, draw);
-    let text = wording.map_or_else(|| Text::published(definition, &shared, style == Style::Single), Text::other);
+    let text = wording::needles(value, draw)
+        .map_or_else(|| Text::published(definition, &shared, style == Style::Single), Text::other);
 
     let intro = text.with(&text.intro, value, style == Style::Single, &[]);
     let (before, after) = intro.split_once("{context}").context("an introduction has a {context}")?;
@@ -192,7 +185,6 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
         entries: Vec::new(),
         of_one: Vec::new(),
         of_many: Vec::new(),
-        takes_several_keys: wording.is_none(),
         draw,
     };
     let most = match haystack {
@@ -314,7 +306,7 @@ impl Scene<'_> {
     }
 
     fn question(&mut self, style: Style, context: &str) -> (String, String) {
-        let several = style == Style::SeveralKeys && self.takes_several_keys && self.of_one.len() > 1;
+        let several = style == Style::SeveralKeys && self.of_one.len() > 1;
         if several {
             return self.several_keys();
         }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::books::Books;
 use super::needles::hay;
 use super::page::{Class, Page};
-use super::{ChainWording, FILE, log_uniform, percent};
+use super::{ChainWording, log_uniform, percent, wording};
 use crate::tasks::ruler::definition;
 use crate::tasks::ruler::template::substitute;
 use crate::tasks::seed::Draw;
@@ -58,7 +58,7 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
         link: shared.link,
         ask: format!("{}{}", definition.question_template, definition.answer_prefix),
     };
-    let text = FILE.wording.other(&FILE.wording.chains, draw).unwrap_or(&published);
+    let text = &wording::chains(draw).unwrap_or(published);
     let in_noise = percent(75, draw);
     let length = page.length();
     let (most, hops) = if percent(40, draw) {
@@ -121,5 +121,7 @@ fn mixed(units: Vec<String>, chains: &[Chain], text: &ChainWording, separator: &
 
 fn ask(chain: &Chain, text: &ChainWording) -> (String, String) {
     let count = chain.variables.len().to_string();
-    (substitute(&text.ask, &[("query", &chain.value), ("num_v", &count)]), chain.variables.join(" "))
+    let space = if text.ask.ends_with(' ') { "" } else { " " };
+    let question = substitute(&text.ask, &[("query", &chain.value), ("num_v", &count)]);
+    (question, format!("{space}{}", chain.variables.join(" ")))
 }
