@@ -14,7 +14,7 @@ merge() {
     cat "$out.shares"/*/samples.jsonl > "$out/samples.jsonl"
     cp "$out.shares/1/manifest.json" "$out/manifest.json"
 }
-trap 'kill $(jobs -p) 2> /dev/null; wait; merge' INT TERM
+trap 'kill $(jobs -p) 2> /dev/null; wait || true; merge; exit 130' INT TERM
 for i in $(seq "$shares"); do
     share=$out.shares/$i
     again=$([ -e "$share/samples.jsonl" ] && echo --resume || true)
