@@ -1,11 +1,11 @@
 //! Prepared files: `jsonl:PATH` runs rows made elsewhere, as they are.
 //!
 //! Rows in RULER's fields (`input`, `outputs`, and in newer files `answer_prefix`) are understood, and
-//! those of Lost in the Middle's key-value retrieval ([`kv_retrieval`]). Older RULER rows carry the answer prefix at the end of `input`; it is split off there, so that context,
-//! question and answer prefix joined are always the bytes of the file. Metric and tokens to generate
-//! follow from the prompt's shape, or are given with the path:
-//! `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked when the file is opened,
-//! and read one at a time.
+//! those of Lost in the Middle's key-value retrieval (`kv_retrieval`). Older RULER rows carry the answer
+//! prefix at the end of `input`; it is split off there, so that context, question and answer prefix
+//! joined are always the bytes of the file. Metric and tokens to generate follow from the prompt's shape,
+//! or are given with the path: `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked
+//! when the file is opened, and read one at a time.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
