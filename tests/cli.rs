@@ -746,6 +746,43 @@ fn a_published_file_is_solved_by_the_builtin_model() {
     }
 }
 
+#[test]
+fn exported_examples_are_those_of_an_evaluation() {
+    let (of_task, of_file, dir) = (out(), out(), TempDir::new().unwrap());
+    let file = dir.path().join("rows.jsonl");
+    let tasks = ["-t", "ruler/niah_multikey_1", "-t", "ruler_reworded/vt", "-l", "1024", "-n", "2"];
+    spattn(&["data", "export-eval", "--out", file.to_str().unwrap()]).args(&tasks).ok();
+    spattn(&["eval", "--out", of_task.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
+    let task = format!("jsonl:{}", file.display());
+    spattn(&["eval", "--out", of_file.arg(), "-m", "topk:k=16", "-t", &task, "-n", "9"]).ok();
+
+    let rows: Vec<Value> = read(&file).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<(&str, u64)> =
+        rows.iter().map(|r| (r["task"].as_str().unwrap(), r["index"].as_u64().unwrap())).collect();
+    let (needles, chains) = ("ruler/niah_multikey_1", "ruler_reworded/vt");
+    assert_eq!(names, [(needles, 0), (needles, 1), (chains, 0), (chains, 1)]);
+    for row in &rows {
+        assert!((973..=1024).contains(&row["length"].as_u64().unwrap()), "{}", row["length"]);
+    }
+    let what = |record: &Map<String, Value>| {
+        let fields =
+            ["method", "references", "prediction", "score", "prompt_tokens", "prefix_tokens", "max_new_tokens"];
+        serde_json::to_string(&fields.map(|name| &record[name])).unwrap()
+    };
+    let sorted = |out: &Out| {
+        let mut all: Vec<String> = out.records().values().map(what).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(sorted(&of_task).len(), 8);
+    assert_eq!(sorted(&of_task), sorted(&of_file));
+
+    let export = |args: &[&str]| spattn(&["data", "export-eval", "-l", "512"]).args(args);
+    export(&["-t", &task]).fails(2, "`jsonl:rows` is a prepared file", "generated");
+    export(&["-t", "ruler/vtt"]).fails(2, "unknown task `ruler/vtt`", "ruler/vt");
+    export(&["-t", "ruler/vt", "--model", "/nowhere"]).fails(2, "does not exist", "config.json");
+}
+
 // ---- the other subcommands ----
 
 #[test]

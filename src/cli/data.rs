@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use rayon::prelude::*;
 use serde_json::json;
 
+use super::export_eval::{self, ExportEvalArgs};
 use crate::error::UsageError;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
@@ -22,6 +23,7 @@ pub struct DataArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    ExportEval(ExportEvalArgs),
     ExportTrain(ExportArgs),
 }
 
@@ -85,6 +87,7 @@ pub struct ExportArgs {
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
 pub fn run(args: DataArgs) -> Result<()> {
     match args.what {
+        What::ExportEval(args) => export_eval::run(&args),
         What::ExportTrain(args) => export_train(&args),
     }
 }

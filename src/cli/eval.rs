@@ -309,7 +309,7 @@ fn set_threads(threads: Option<usize>) -> Result<()> {
 }
 
 /// Where the data are, and what to record of them.
-fn find_data(spec: &Path) -> Result<DataFolder> {
+pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
     let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));
     Ok(data)

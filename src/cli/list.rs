@@ -61,11 +61,13 @@ fn tasks_text() -> String {
     let line = |t: TaskInfo| {
         let metric = t.metric.map_or("by file", |m| m.name());
         let tokens = t.max_new_tokens.map_or("by file".to_owned(), |n| n.to_string());
-        format!("{:<26} {:<18} {:>7}  {}\n", t.name, metric, tokens, t.about)
+        format!("{:<32} {:<18} {:>7}  {}\n", t.name, metric, tokens, t.about)
     };
-    let head = format!("{:<26} {:<18} {:>7}  {}\n", "task", "metric", "tokens", "what it asks");
+    let head = format!("{:<32} {:<18} {:>7}  {}\n", "task", "metric", "tokens", "what it asks");
     let lines: String = catalog().into_iter().map(line).collect();
-    format!("{head}{lines}\nGroups: ruler (13 tasks), ruler/niah (8 tasks). Use with: spattn eval --task NAME")
+    format!(
+        "{head}{lines}\nGroups: ruler (13 tasks), ruler/niah (8 tasks), ruler_reworded (8 tasks). Use with: spattn eval --task NAME"
+    )
 }
 
 fn params_text(params: &[ParamInfo]) -> String {

@@ -2,6 +2,7 @@
 
 pub mod data;
 pub mod eval;
+mod export_eval;
 pub mod list;
 pub mod score;
 

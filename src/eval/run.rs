@@ -12,7 +12,7 @@ use super::store::Store;
 use crate::attention::Configured;
 use crate::error::UsageError;
 use crate::model::Model;
-use crate::model::tokenizer::PromptTokens;
+use crate::model::tokenizer::{PromptTokens, Tokenizer};
 use crate::model::weights::sha256_hex;
 use crate::tasks::seed::example_seed;
 use crate::tasks::{Example, PromptCounter, Task};
@@ -112,7 +112,7 @@ impl Runner<'_> {
         // What fits the shortest length fits all.
         if let Some(shortest) = self.config.lengths.iter().min() {
             for task in self.tasks.iter().filter(|t| t.is_sized()) {
-                task.example(*shortest, 0, self.config.seed, &Counter(self.model))?;
+                task.example(*shortest, 0, self.config.seed, &Counter(&self.model.tokenizer))?;
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ impl Runner<'_> {
             true => format!("{} at {length}, example {index}", task.name()),
             false => format!("{}, example {index}", task.name()),
         };
-        let counter = Counter(self.model);
+        let counter = Counter(&self.model.tokenizer);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
         let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
@@ -270,10 +270,11 @@ fn record_key(identity: &str, place: &Place<'_>, method: &Configured) -> String 
     sha256_hex(text.as_bytes())[..32].to_owned()
 }
 
-struct Counter<'a>(&'a Model);
+/// Counts with a model's tokenizer and chat template.
+pub struct Counter<'a>(pub &'a Tokenizer);
 
 impl PromptCounter for Counter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
-        Ok(self.0.tokenizer.count_prompt(user, answer_prefix)?)
+        Ok(self.0.count_prompt(user, answer_prefix)?)
     }
 }

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::TaskOptions;
-use super::text::essays::{self, Essays};
+use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
 const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
+const BOOK_TEXTS: &[&str] = &["books/*.txt"];
 const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
 const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
 const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
@@ -20,11 +21,12 @@ const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
 
 /// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
 pub fn patterns() -> Vec<&'static str> {
-    [ESSAY_FILES, ESSAY_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA].concat()
+    [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA].concat()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
-/// or `essays/*.txt`; otherwise the house grammar.
+/// or `essays/*.txt`, which every example reads from the beginning as published; or from `books/*.txt`, which
+/// every example reads from a place of its own; otherwise the house grammar.
 ///
 /// # Errors
 /// If an asset is there and cannot be read.
@@ -32,9 +34,11 @@ pub fn essays(options: &TaskOptions) -> Result<Essays> {
     if let Some(file) = first_file(options, ESSAY_FILES) {
         return Essays::from_json(&file);
     }
-    for folder in folders(options, ESSAY_TEXTS) {
-        if !essays::text_files(&folder)?.is_empty() {
-            return Essays::from_folder(&folder);
+    for (patterns, start) in [(ESSAY_TEXTS, Start::Beginning), (BOOK_TEXTS, Start::Anywhere)] {
+        for folder in folders(options, patterns) {
+            if !essays::text_files(&folder)?.is_empty() {
+                return Essays::from_folder(&folder, start);
+            }
         }
     }
     Ok(Essays::Grammar)
@@ -91,6 +95,11 @@ mod tests {
         assert_eq!(essays(&options).unwrap().label(), "grammar");
         assert_eq!(words(&options).unwrap().label(), "petname");
         assert!(squad(&options).is_none() && hotpotqa(&options).is_none());
+
+        std::fs::create_dir(dir.path().join("books")).unwrap();
+        std::fs::write(dir.path().join("books/a.txt"), "Some text. And more of it.").unwrap();
+        assert_eq!(essays(&options).unwrap().label(), "books");
+        std::fs::remove_file(dir.path().join("books/a.txt")).unwrap();
 
         std::fs::create_dir(dir.path().join("essays")).unwrap();
         assert_eq!(essays(&options).unwrap().label(), "grammar", "an empty folder is no haystack");

@@ -1,11 +1,11 @@
 //! Prepared files: `jsonl:PATH` runs rows made elsewhere, as they are.
 //!
-//! Rows in RULER's fields (`input`, `outputs`, and in newer files `answer_prefix`) are understood.
-//! Older rows carry the answer prefix at the end of `input`; it is split off there, so that context,
-//! question and answer prefix joined are always the bytes of the file. Metric and tokens to generate
-//! follow from the prompt's shape, or are given with the path:
-//! `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked when the file is opened,
-//! and read one at a time.
+//! Rows in RULER's fields (`input`, `outputs`, and in newer files `answer_prefix`) are understood, and
+//! those of Lost in the Middle's key-value retrieval (`kv_retrieval`). Older RULER rows carry the answer
+//! prefix at the end of `input`; it is split off there, so that context, question and answer prefix
+//! joined are always the bytes of the file. Metric and tokens to generate follow from the prompt's shape,
+//! or are given with the path: `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked
+//! when the file is opened, and read one at a time.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use super::metrics::Metric;
-use super::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, ruler};
+use super::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, ruler};
 use crate::error::UsageError;
 
 const PREFIX: &str = "jsonl:";
@@ -32,7 +32,7 @@ impl Family for Jsonl {
     fn catalog(&self) -> Vec<TaskInfo> {
         vec![TaskInfo {
             name: format!("{PREFIX}PATH"),
-            about: "rows of a prepared file in RULER's fields (input, outputs, answer_prefix)".to_owned(),
+            about: "rows of a prepared file: RULER's (input, outputs, answer_prefix) or key-value retrieval".to_owned(),
             metric: None,
             max_new_tokens: None,
             parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
@@ -217,6 +217,9 @@ impl Row {
             return Err(UsageError::new(format!("{place}: not supported yet: LongBench rows"))
                 .hint("rows in RULER's fields (input, outputs, answer_prefix) can be run"));
         }
+        if fields.contains_key(kv_retrieval::PAIRS) {
+            return Self::lookup(fields, spec, place);
+        }
         let input = text(fields, "input", place)?
             .ok_or_else(|| UsageError::new(format!("{place}: the field `input` is missing")).hint(FIELDS_HINT))?;
         let given_prefix = text(fields, "answer_prefix", place)?;
@@ -243,6 +246,19 @@ impl Row {
             references,
             metric,
             max_new_tokens,
+        })
+    }
+
+    fn lookup(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+        let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::lookup(fields, place)?;
+        let definition = &kv_retrieval::DEFINITION;
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references: vec![answer],
+            metric: spec.metric.unwrap_or(definition.metric),
+            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
         })
     }
 }
@@ -287,7 +303,8 @@ struct Recognised {
 
 /// The shape whose question starts last: a one-shot example has a question of its own before it.
 fn recognise(input: &str) -> Option<Recognised> {
-    let found = ruler::shapes().filter_map(|shape| Some((question_start(input, &shape)?, shape)));
+    let shapes = ruler::shapes().chain(ruler::reworded_shapes());
+    let found = shapes.filter_map(|shape| Some((question_start(input, &shape)?, shape)));
     let (question_at, shape) = found.max_by_key(|(at, _)| *at)?;
     let tail = &input[question_at..];
     let prefix_at = tail.rfind(shape.prefix_mark).filter(|&at| is_prefix(&tail[at..], &shape));
@@ -338,11 +355,12 @@ mod tests {
 
     #[test]
     fn generated_examples_come_back_as_they_were() {
-        for info in catalog()
-            .iter()
-            .filter(|t| t.name.starts_with("ruler/") && !["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str()))
-        {
-            let e = example(&info.name, 2048, 0);
+        let without =
+            |t: &TaskInfo| t.name.starts_with(PREFIX) || ["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str());
+        let tasks: Vec<TaskInfo> = catalog().into_iter().filter(|t| !without(t)).collect();
+        assert_eq!(tasks.len(), 21);
+        for (info, index) in tasks.iter().flat_map(|info| (0..3).map(move |index| (info, index))) {
+            let e = example(&info.name, 2048, index);
             let user = e.user_turn();
             let newer = serde_json::json!({"index": 0, "input": user, "outputs": e.references, "answer_prefix": e.answer_prefix});
             let older = serde_json::json!({"index": 9, "input": format!("{user}{}", e.answer_prefix), "outputs": e.references, "others": {}});
@@ -473,6 +491,19 @@ mod tests {
             let e = task.example(0, 0, 0, &Words).unwrap();
             prop_assert_eq!(format!("{}{}{}", e.context, e.question, e.answer_prefix), input);
         }
+    }
+
+    #[test]
+    fn key_value_rows_are_run_as_published() {
+        let Some(data) = shared_data() else { return };
+        let path = data.join("kv_retrieval/kv-retrieval-75_keys.jsonl");
+        let task = open(&format!("jsonl:{}", path.display())).unwrap();
+        assert_eq!(task.available(), Some(100));
+        let e = task.example(0, 99, 0, &Words).unwrap();
+        assert_eq!(e.context.matches("\": \"").count(), 75);
+        let key = e.question.split('"').nth(1).unwrap();
+        assert!(e.context.contains(&format!("\"{key}\": \"{}\"", e.references[0])));
+        assert_eq!((e.metric, e.max_new_tokens), (Metric::StringMatchAll, 100));
     }
 
     #[test]

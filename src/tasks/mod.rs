@@ -8,6 +8,7 @@
 
 pub mod assets;
 pub mod jsonl;
+mod kv_retrieval;
 pub mod metrics;
 pub mod ruler;
 pub mod seed;
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 2] = [&ruler::Ruler, &jsonl::Jsonl];
+static FAMILIES: [&dyn Family; 3] = [&ruler::Ruler, &ruler::Reworded, &jsonl::Jsonl];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -262,10 +263,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 16);
+        assert_eq!(all.len(), 24);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 16);
+        assert_eq!(all.len(), 24);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

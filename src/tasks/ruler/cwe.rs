@@ -71,7 +71,7 @@ struct CommonWords {
 fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     Ok(Box::new(CommonWords {
         definition: definition.clone(),
-        shared: toml::from_str(BASE.file)?,
+        shared: definition.own()?,
         parameters: task.read()?,
         words: assets::words(options)?,
     }))

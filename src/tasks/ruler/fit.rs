@@ -22,8 +22,10 @@ const TRUST_INTERPOLATION: usize = 8;
 
 /// What an example is asked to be, and how its length is counted.
 pub struct Request<'a> {
-    /// Full task name, for messages and seeds.
+    /// Full task name, for messages.
     pub task: &'a str,
+    /// The name that seeds hash.
+    pub seed_name: &'a str,
     /// Tokens of the prompt and the answer together.
     pub length: usize,
     /// Position of the example in its task.
@@ -245,6 +247,7 @@ mod tests {
     fn request(length: usize, counter: &Bytes) -> Request<'_> {
         Request {
             task: "ruler/test",
+            seed_name: "ruler/test",
             length,
             index: 0,
             run_seed: 0,

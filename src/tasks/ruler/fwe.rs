@@ -45,11 +45,7 @@ struct FrequentWords {
 }
 
 fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
-    Ok(Box::new(FrequentWords {
-        definition: definition.clone(),
-        shared: toml::from_str(BASE.file)?,
-        parameters: task.read()?,
-    }))
+    Ok(Box::new(FrequentWords { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 
 impl Generator for FrequentWords {

@@ -3,7 +3,8 @@
 //! One file a base task (`niah`, `vt`, `cwe`, `fwe`, `qa`), the size search in `fit`, the published
 //! fixed shuffles in `published`. Prompts and parameters are data in `tasks/ruler/*.toml`. Examples
 //! come from the published distribution with a generator of our own, so they are not the published
-//! examples. Adding a base task: one file with a `BASE`, and one line in `BASES`.
+//! examples. `reworded` asks the same in other words. Adding a base task: one file with a `BASE`, and
+//! one line in `BASES`.
 
 mod cwe;
 mod fit;
@@ -12,6 +13,7 @@ pub(in crate::tasks) mod niah;
 mod published;
 mod qa;
 pub(in crate::tasks) mod qa_synth;
+mod reworded;
 pub(in crate::tasks) mod template;
 mod vt;
 
@@ -20,6 +22,7 @@ use std::sync::LazyLock;
 use anyhow::Result;
 
 use self::fit::{Draft, Request};
+pub use self::reworded::Reworded;
 use self::template::{Definition, TaskDefinition};
 use super::metrics::Metric;
 use super::seed::{Draw, example_seed};
@@ -79,14 +82,25 @@ pub struct Shape {
     pub max_new_tokens: usize,
 }
 
+impl Shape {
+    fn of(definition: &'static Definition) -> Self {
+        Self {
+            question_marks: &definition.question_marks,
+            prefix_mark: &definition.prefix_mark,
+            metric: definition.metric,
+            max_new_tokens: definition.tokens_to_generate,
+        }
+    }
+}
+
 /// The shapes of the five base tasks.
 pub fn shapes() -> impl Iterator<Item = Shape> {
-    DEFINITIONS.iter().map(|(_, definition)| Shape {
-        question_marks: &definition.question_marks,
-        prefix_mark: &definition.prefix_mark,
-        metric: definition.metric,
-        max_new_tokens: definition.tokens_to_generate,
-    })
+    DEFINITIONS.iter().map(|(_, definition)| Shape::of(definition))
+}
+
+/// The shapes of the base tasks in other words.
+pub fn reworded_shapes() -> impl Iterator<Item = Shape> {
+    reworded::definitions().map(Shape::of)
 }
 
 /// The definition of a base task and its file's text, for those who build other rows from the same templates.
@@ -104,6 +118,7 @@ pub(in crate::tasks) fn max_new_tokens(name: &str) -> Option<usize> {
 pub(in crate::tasks) fn for_training(name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
     let mut task = Ruler.build(name, options)?;
     task.name.insert_str(0, super::train::SEED_DOMAIN);
+    task.seed_name.insert_str(0, super::train::SEED_DOMAIN);
     Ok(Box::new(task))
 }
 
@@ -122,13 +137,7 @@ impl Ruler {
     fn build(&self, name: &str, options: &TaskOptions) -> Result<RulerTask> {
         let (base, definition, task) = Self::find(name)
             .ok_or_else(|| UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone())))?;
-        Ok(RulerTask {
-            name: name.to_owned(),
-            metric: definition.metric,
-            max_new_tokens: definition.tokens_to_generate,
-            positions: options.positions,
-            generator: (base.make)(definition, task, options)?,
-        })
+        RulerTask::new(name, name, base, definition, task, options)
     }
 
     fn members(base: &str) -> Vec<String> {
@@ -151,15 +160,7 @@ impl Family for Ruler {
     fn catalog(&self) -> Vec<TaskInfo> {
         let tasks =
             DEFINITIONS.iter().flat_map(|(_, definition)| definition.tasks.iter().map(move |task| (definition, task)));
-        tasks
-            .map(|(definition, task)| TaskInfo {
-                name: format!("{PREFIX}{}", task.name),
-                about: task.about.clone(),
-                metric: Some(definition.metric),
-                max_new_tokens: Some(definition.tokens_to_generate),
-                parameters: task.parameters.iter().map(|(k, v)| (k.clone(), bare(v))).collect(),
-            })
-            .collect()
+        tasks.map(|(definition, task)| info(PREFIX, definition, task)).collect()
     }
 
     fn groups(&self) -> Vec<String> {
@@ -179,6 +180,17 @@ impl Family for Ruler {
     }
 }
 
+/// How a task of a family with the prefix `prefix` is listed.
+fn info(prefix: &str, definition: &Definition, task: &TaskDefinition) -> TaskInfo {
+    TaskInfo {
+        name: format!("{prefix}{}", task.name),
+        about: task.about.clone(),
+        metric: Some(definition.metric),
+        max_new_tokens: Some(definition.tokens_to_generate),
+        parameters: task.parameters.iter().map(|(k, v)| (k.clone(), bare(v))).collect(),
+    }
+}
+
 /// A TOML value without the quotes of a string.
 fn bare(value: &toml::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
@@ -186,6 +198,8 @@ fn bare(value: &toml::Value) -> String {
 
 struct RulerTask {
     name: String,
+    /// What seeds hash: the name, unless the examples of another task are wanted.
+    seed_name: String,
     metric: Metric,
     max_new_tokens: usize,
     positions: Positions,
@@ -193,6 +207,24 @@ struct RulerTask {
 }
 
 impl RulerTask {
+    fn new(
+        name: &str,
+        seed_name: &str,
+        base: &Base,
+        definition: &Definition,
+        task: &TaskDefinition,
+        options: &TaskOptions,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            seed_name: seed_name.to_owned(),
+            metric: definition.metric,
+            max_new_tokens: definition.tokens_to_generate,
+            positions: options.positions,
+            generator: (base.make)(definition, task, options)?,
+        })
+    }
+
     fn source(&self, note: Option<&str>) -> String {
         let mut source = self.generator.source();
         if self.positions == Positions::Published {
@@ -222,10 +254,11 @@ impl Task for RulerTask {
     fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example> {
         let draft = self.generator.generate(&Request {
             task: &self.name,
+            seed_name: &self.seed_name,
             length,
             index,
             run_seed: seed,
-            seed: example_seed(seed, &self.name, length, index),
+            seed: example_seed(seed, &self.seed_name, length, index),
             max_new_tokens: self.max_new_tokens,
             positions: self.positions,
             counter,

@@ -89,7 +89,7 @@ struct Niah {
 }
 
 fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
-    let shared: Shared = toml::from_str(BASE.file)?;
+    let shared: Shared = definition.own()?;
     let mut parameters: Parameters = task.read()?;
     parameters.keys = parameters.keys.max(parameters.queries);
     let mut definition = definition.clone();

@@ -50,7 +50,7 @@ enum Parameters {
 fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -> Result<Box<dyn Generator>> {
     let prompt = Prompt::new(definition)?;
     let collection = match task.read()? {
-        Parameters::Synthetic { hops } => return qa_synth::make(prompt, BASE.file, hops),
+        Parameters::Synthetic { hops } => return qa_synth::make(prompt, definition, hops),
         Parameters::Squad => match assets::squad(options) {
             Some(path) => read_squad(&path)?,
             None => {
@@ -80,7 +80,7 @@ pub struct Prompt {
 
 impl Prompt {
     fn new(definition: &Definition) -> Result<Self> {
-        let shared: Shared = toml::from_str(BASE.file)?;
+        let shared: Shared = definition.own()?;
         Ok(Self { definition: definition.clone(), document: shared.document })
     }
 

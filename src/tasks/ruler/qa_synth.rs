@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::fit::{self, Draft, Request, Units};
 use super::qa::Prompt;
-use super::template::substitute;
+use super::template::{Definition, substitute};
 use super::{Generator, shuffled_order};
 use crate::tasks::seed::Draw;
 use crate::tasks::text::grammar::Grammar;
@@ -76,12 +76,12 @@ struct SyntheticQa {
     hops: usize,
 }
 
-/// The generator for questions of `hops` hops; `file` is the definition file with the sentences.
+/// The generator for questions of `hops` hops; the sentences are in `definition`.
 ///
 /// # Errors
-/// If the file is malformed.
-pub fn make(prompt: Prompt, file: &str, hops: usize) -> Result<Box<dyn Generator>> {
-    let file: File = toml::from_str(file)?;
+/// If the definition is malformed.
+pub fn make(prompt: Prompt, definition: &Definition, hops: usize) -> Result<Box<dyn Generator>> {
+    let file: File = definition.own()?;
     Ok(Box::new(SyntheticQa { prompt, text: file.synthetic, hops }))
 }
 

@@ -25,6 +25,19 @@ pub struct Definition {
     pub prefix_mark: String,
     /// The tasks made from this base task.
     pub tasks: Vec<TaskDefinition>,
+    /// What only this base task has: its needle, its noise, ...
+    #[serde(flatten)]
+    own: toml::Table,
+}
+
+impl Definition {
+    /// What only this base task has, as the type its generator reads it into.
+    ///
+    /// # Errors
+    /// If an entry is missing or of the wrong type.
+    pub fn own<T: DeserializeOwned>(&self) -> Result<T> {
+        Ok(toml::Value::Table(self.own.clone()).try_into()?)
+    }
 }
 
 /// One of the tasks, with its own parameters.

@@ -52,11 +52,7 @@ struct Tracking {
 }
 
 fn make(definition: &Definition, task: &TaskDefinition, _: &TaskOptions) -> Result<Box<dyn Generator>> {
-    Ok(Box::new(Tracking {
-        definition: definition.clone(),
-        shared: toml::from_str(BASE.file)?,
-        parameters: task.read()?,
-    }))
+    Ok(Box::new(Tracking { definition: definition.clone(), shared: definition.own()?, parameters: task.read()? }))
 }
 
 impl Generator for Tracking {
@@ -113,7 +109,7 @@ impl Tracking {
         match request.positions {
             Positions::Varied => request.draw(0, part::SHOT_PLACES),
             Positions::Published => {
-                Draw::new(example_seed(request.run_seed, request.task, request.length, 0), part::SHOT_PLACES)
+                Draw::new(example_seed(request.run_seed, request.seed_name, request.length, 0), part::SHOT_PLACES)
             }
         }
     }

@@ -20,13 +20,24 @@ use crate::tasks::seed::Draw;
 pub enum Essays {
     /// Text of the house grammar, different for every example.
     Grammar,
-    /// The words of a file or folder, the same for every example as published.
+    /// The words of a file or folder.
     Text {
         /// File or folder name, for the record.
         label: String,
         /// The whitespace-separated words in order.
         words: Arc<[String]>,
+        /// Where haystacks start in them.
+        start: Start,
     },
+}
+
+/// Where the haystack of an example starts in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Where the text starts: the same for every example, as published.
+    Beginning,
+    /// At a sentence drawn for the example.
+    Anywhere,
 }
 
 #[derive(Deserialize)]
@@ -45,30 +56,30 @@ impl Essays {
             UsageError::new(format!("{}:{}: not an essay file: {e}", path.display(), e.line()))
                 .hint("expected one JSON object with the field `text`")
         })?;
-        Self::from_text(path, &file.text)
+        Self::from_text(path, &file.text, Start::Beginning)
     }
 
     /// Reads every `*.txt` of a folder in file-name order.
     ///
     /// # Errors
     /// If the folder or a file cannot be read, or no file has words.
-    pub fn from_folder(folder: &Path) -> Result<Self> {
+    pub fn from_folder(folder: &Path, start: Start) -> Result<Self> {
         let mut text = String::new();
         for path in text_files(folder)? {
             let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
             text.push_str(&String::from_utf8_lossy(&bytes));
             text.push('\n');
         }
-        Self::from_text(folder, &text)
+        Self::from_text(folder, &text, start)
     }
 
-    fn from_text(path: &Path, text: &str) -> Result<Self> {
+    fn from_text(path: &Path, text: &str, start: Start) -> Result<Self> {
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
         if words.is_empty() {
             return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
         }
         let label = path.file_name().map_or_else(|| "essays".to_owned(), |n| n.to_string_lossy().into_owned());
-        Ok(Self::Text { label, words: words.into() })
+        Ok(Self::Text { label, words: words.into(), start })
     }
 
     /// `grammar` or the name of the file or folder, for the record.
@@ -79,11 +90,18 @@ impl Essays {
         }
     }
 
-    /// A reader from the beginning of the haystack; `seed` and `stream` choose the grammar's text.
+    /// A reader from the beginning of the haystack; `seed` and `stream` choose the grammar's text, and the
+    /// place in a text that may start anywhere.
     pub fn reader(&self, seed: u64, stream: u64) -> Reader {
         match self {
             Self::Grammar => Reader::Growing { words: Vec::new(), draw: Box::new(Draw::new(seed, stream)) },
-            Self::Text { words, .. } => Reader::Fixed(Arc::clone(words)),
+            Self::Text { words, start, .. } => {
+                let from = match start {
+                    Start::Beginning => 0,
+                    Start::Anywhere => sentence_start(words, Draw::new(seed, stream).below(words.len())),
+                };
+                Reader::Fixed { words: Arc::clone(words), from }
+            }
         }
     }
 }
@@ -108,8 +126,13 @@ pub fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Gives the first n words of a haystack.
 #[derive(Debug)]
 pub enum Reader {
-    /// Words of a file, from the start again when they run out.
-    Fixed(Arc<[String]>),
+    /// Words of a file, from its start again when they run out.
+    Fixed {
+        /// All words.
+        words: Arc<[String]>,
+        /// The first one to read.
+        from: usize,
+    },
     /// Words of the grammar, made as they are asked for.
     Growing {
         /// Words made so far.
@@ -123,7 +146,7 @@ impl Reader {
     /// The first `count` words, joined by single spaces.
     pub fn text(&mut self, count: usize) -> String {
         match self {
-            Self::Fixed(words) => join(words.iter().cycle().take(count)),
+            Self::Fixed { words, from } => join(words[*from..].iter().chain(&words[..*from]).cycle().take(count)),
             Self::Growing { words, draw } => {
                 while words.len() < count {
                     let sentence = Grammar::house().sentence(draw);
@@ -144,6 +167,12 @@ fn join<'a>(words: impl Iterator<Item = &'a String>) -> String {
         out.push_str(word);
     }
     out
+}
+
+/// The first word from `at` on that begins a sentence; `at` if none does.
+fn sentence_start(words: &[String], at: usize) -> usize {
+    let begins = |i: &usize| *i == 0 || ends_sentence(&words[*i - 1]) && may_start_sentence(&words[*i]);
+    (at..words.len()).find(begins).unwrap_or(at)
 }
 
 /// Cuts text whose words are separated by single spaces into sentences, without the spaces between.
@@ -210,9 +239,22 @@ mod tests {
 
     #[test]
     fn a_text_shorter_than_asked_for_starts_again() {
-        let essays = Essays::from_text(Path::new("x.txt"), "a  b\n\tc").unwrap();
+        let essays = Essays::from_text(Path::new("x.txt"), "a  b\n\tc", Start::Beginning).unwrap();
         assert_eq!(essays.reader(0, 0).text(7), "a b c a b c a");
         assert_eq!(essays.label(), "x.txt");
+    }
+
+    #[test]
+    fn books_are_read_from_sentences_anywhere() {
+        let text: String = (0..50).map(|i| format!("Sentence number {i} ends. ")).collect();
+        let books = Essays::from_text(Path::new("books"), &text, Start::Anywhere).unwrap();
+        let starts: std::collections::HashSet<String> = (0..20).map(|seed| books.reader(seed, 0).text(4)).collect();
+        assert!(starts.len() > 10, "{starts:?}");
+        assert!(starts.iter().all(|s| s.starts_with("Sentence number ") && s.ends_with(" ends.")), "{starts:?}");
+        let mut reader = books.reader(3, 0);
+        let whole = reader.text(200);
+        assert!(whole.starts_with(&reader.text(30)), "longer text begins with shorter text");
+        assert_eq!(whole.matches("Sentence number 0 ends.").count(), 1, "it goes on at the beginning");
     }
 
     #[test]
@@ -230,11 +272,11 @@ mod tests {
         std::fs::write(dir.path().join("b.txt"), "two").unwrap();
         std::fs::write(dir.path().join("a.txt"), "one").unwrap();
         std::fs::write(dir.path().join("c.md"), "no").unwrap();
-        assert_eq!(Essays::from_folder(dir.path()).unwrap().reader(0, 0).text(2), "one two");
+        assert_eq!(Essays::from_folder(dir.path(), Start::Beginning).unwrap().reader(0, 0).text(2), "one two");
         let bad = dir.path().join("e.json");
         std::fs::write(&bad, "{\n\"text\": 3}").unwrap();
         assert!(Essays::from_json(&bad).unwrap_err().to_string().contains("e.json:2"));
-        assert!(Essays::from_folder(&dir.path().join("none")).is_err());
+        assert!(Essays::from_folder(&dir.path().join("none"), Start::Beginning).is_err());
     }
 
     proptest! {

@@ -1,0 +1,143 @@
+//! `spattn data export-eval`: the examples of an evaluation as rows of text.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use super::eval::find_data;
+use crate::error::UsageError;
+use crate::eval::run::Counter;
+use crate::model::source::ModelSource;
+use crate::model::tokenizer::{Tokenizer, TokenizerOptions};
+use crate::tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
+
+/// Write the examples that `spattn eval` would run, as rows in RULER's fields.
+///
+/// The same task, length, seed, data and tokenizer give the same examples as in an evaluation. Only the model's
+/// tokenizer is used, to fill the lengths.
+#[derive(Debug, Args)]
+#[command(after_help = "Format: one JSON object a line with index, task, input, answer_prefix, outputs, length (tokens
+of the prompt and of the longest answer) and source. The model reads input and answer_prefix joined.
+`spattn eval --task jsonl:FILE` runs such a file.
+
+Example: spattn data export-eval --task ruler/vt --length 4096 --samples 50 --out vt.jsonl")]
+pub struct ExportEvalArgs {
+    /// Task or group; may be repeated
+    ///
+    /// Example: --task ruler/vt --task ruler_reworded
+    #[arg(short = 't', long = "task", value_name = "TASK", required = true)]
+    tasks: Vec<String>,
+
+    /// Length in tokens, prompt and answer together; may be repeated
+    ///
+    /// Example: --length 4096
+    #[arg(short = 'l', long = "length", value_name = "N", required = true)]
+    lengths: Vec<usize>,
+
+    /// Examples for each task and length
+    ///
+    /// Example: --samples 100
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    samples: usize,
+
+    /// Seed of the examples
+    ///
+    /// Example: --seed 7
+    #[arg(long, value_name = "S", default_value_t = 42)]
+    seed: u64,
+
+    /// Model whose tokenizer counts: builtin, a folder, or a hub id
+    ///
+    /// Example: --model ./checkpoint
+    #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
+    model: String,
+
+    /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA
+    ///
+    /// Example: --data data, --data hub:org/ruler-assets@main
+    #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
+    data: Option<PathBuf>,
+
+    /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
+    ///
+    /// Example: --positions published
+    #[arg(long, value_name = "HOW", default_value = "varied")]
+    positions: Positions,
+
+    /// Count plain text even if the model has a chat template
+    ///
+    /// Example: --model meta-llama/Llama-3.2-1B --no-chat
+    #[arg(long)]
+    no_chat: bool,
+
+    /// Where to write; standard output if not given
+    ///
+    /// Example: --out vt.jsonl
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// One line of the file.
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    index: usize,
+    task: &'a str,
+    input: String,
+    answer_prefix: &'a str,
+    outputs: &'a [String],
+    length: usize,
+    source: &'a str,
+}
+
+impl<'a> Row<'a> {
+    fn new(example: &'a Example, counter: &dyn PromptCounter) -> Result<Self> {
+        let input = example.user_turn();
+        Ok(Self {
+            index: example.index,
+            task: &example.task,
+            length: counter.prompt_tokens(&input, &example.answer_prefix)? + example.max_new_tokens,
+            input,
+            answer_prefix: &example.answer_prefix,
+            outputs: &example.references,
+            source: &example.source,
+        })
+    }
+}
+
+/// Writes the rows, by task, length and index.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
+pub fn run(args: &ExportEvalArgs) -> Result<()> {
+    let data = args.data.as_deref().map(find_data).transpose()?;
+    let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions };
+    let tasks = resolve(&args.tasks, &options)?;
+    if let Some(file) = tasks.iter().find(|t| !t.is_sized()) {
+        let what = format!("`{}` is a prepared file: there is nothing to generate", file.name());
+        return Err(UsageError::new(what).hint("give tasks that are generated, such as ruler/vt").into());
+    }
+    let files = ModelSource::parse(&args.model)?.resolve()?;
+    let tokenizer_options = TokenizerOptions { chat: !args.no_chat, ..TokenizerOptions::default() };
+    let tokenizer = Tokenizer::load(&files, &files.config()?, tokenizer_options)?;
+    let counter = Counter(&tokenizer);
+    let mut out: Box<dyn Write> = match &args.out {
+        Some(path) => {
+            Box::new(BufWriter::new(File::create(path).with_context(|| format!("cannot write {}", path.display()))?))
+        }
+        None => Box::new(BufWriter::new(std::io::stdout())),
+    };
+    for task in &tasks {
+        for &length in &args.lengths {
+            for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) {
+                let example = task.example(length, index, args.seed, &counter)?;
+                serde_json::to_writer(&mut out, &Row::new(&example, &counter)?)?;
+                out.write_all(b"\n")?;
+            }
+        }
+    }
+    Ok(out.flush()?)
+}
