@@ -221,7 +221,7 @@ impl Picks {
 pub enum Weighting {
     /// Ordinary logits, in one softmax with the exact tokens.
     Softmax,
-    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 7).
+    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
     LogBias(Vec<f32>),
     /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
     /// (oracle sampling); per query head only.

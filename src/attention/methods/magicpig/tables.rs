@@ -32,7 +32,7 @@ impl Shape {
         1 << self.bits
     }
 
-    /// The code in `table` of a vector whose side of each plane is in `sides`: bits `table·K` and on.
+    /// The code in `table` of a vector that lies on `sides` of the planes: bits `table·K` and on.
     fn code(self, sides: &[u64], table: usize) -> usize {
         let (word, shift) = (table * self.bits / 64, table * self.bits % 64);
         let mut code = sides[word] >> shift;
@@ -65,20 +65,26 @@ impl Codes {
         assert_eq!(planes.count(), shape.planes(), "K hyperplanes a table");
         let block = |first: usize| {
             let rows = vectors(first..(first + Self::BLOCK).min(tokens));
-            let mut sides = vec![0; rows.len() / planes.d() * planes.words()];
+            let count = rows.len() / planes.d();
+            let mut sides = vec![0; count * planes.words()];
             planes.side_bits(&rows, &mut sides);
-            let code_of = |table| sides.chunks_exact(planes.words()).map(move |s| shape.code(s, table) as u16);
-            (0..shape.tables).flat_map(code_of).collect()
+            let mut codes = vec![0; shape.tables * count];
+            for (table, codes) in codes.chunks_exact_mut(count).enumerate() {
+                for (code, sides) in codes.iter_mut().zip(sides.chunks_exact(planes.words())) {
+                    *code = shape.code(sides, table) as u16;
+                }
+            }
+            codes
         };
         let firsts: Vec<usize> = (0..tokens).step_by(Self::BLOCK).collect();
         Self { shape, tokens, blocks: firsts.into_par_iter().map(block).collect() }
     }
 
-    /// Codes of all tokens in one table.
-    pub fn of(&self, table: usize) -> impl Iterator<Item = u16> {
-        self.blocks.iter().flat_map(move |block| {
+    /// Codes of all tokens in one table, in order, in pieces.
+    fn of(&self, table: usize) -> impl Iterator<Item = &[u16]> {
+        self.blocks.iter().map(move |block| {
             let tokens = block.len() / self.shape.tables;
-            block[table * tokens..][..tokens].iter().copied()
+            &block[table * tokens..][..tokens]
         })
     }
 }
@@ -163,18 +169,8 @@ impl<N: TokenNumber> Buckets<N> {
         let (shape, tokens) = (codes.shape, codes.tokens);
         let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
         let mut sorted = vec![N::default(); shape.tables * tokens];
-        bounds.par_chunks_exact_mut(shape.codes() + 1).enumerate().for_each(|(table, bounds)| {
-            count_codes(codes.of(table), bounds);
-        });
-        let per_table = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact(shape.codes() + 1));
-        per_table.enumerate().for_each(|(table, (sorted, bounds))| {
-            let mut next: Vec<u32> = bounds.iter().map(|b| b.widen() as u32).collect();
-            for (token, code) in codes.of(table).enumerate() {
-                let place = &mut next[usize::from(code)];
-                sorted[*place as usize] = N::narrow(token);
-                *place += 1;
-            }
-        });
+        let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
+        tables.enumerate().for_each(|(table, (sorted, bounds))| sort_by_code(|| codes.of(table), sorted, bounds));
         Self { shape, tokens, bounds, sorted }
     }
 
@@ -183,27 +179,46 @@ impl<N: TokenNumber> Buckets<N> {
     }
 
     fn visit_collisions(&self, sides: &[u64], mut visit: impl FnMut(usize)) -> usize {
-        let mut read = 0;
-        for table in 0..self.shape.tables {
+        // All bounds first: so many reads far apart are faster when none waits for a bucket's tokens.
+        let bucket = |table: usize| {
             let at = table * (self.shape.codes() + 1) + self.shape.code(sides, table);
-            let bucket = self.bounds[at].widen()..self.bounds[at + 1].widen();
+            table * self.tokens + self.bounds[at].widen()..table * self.tokens + self.bounds[at + 1].widen()
+        };
+        let buckets: Vec<Range<usize>> = (0..self.shape.tables).map(bucket).collect();
+        let mut read = 0;
+        for bucket in buckets {
             read += 2 + bucket.len();
-            self.sorted[table * self.tokens..][bucket].iter().for_each(|t| visit(t.widen()));
+            self.sorted[bucket].iter().for_each(|t| visit(t.widen()));
         }
         read * size_of::<N>()
     }
 }
 
-/// Writes where each code begins when tokens are sorted by code.
-fn count_codes<N: TokenNumber>(codes: impl Iterator<Item = u16>, bounds: &mut [N]) {
-    let mut counts = vec![0u32; bounds.len()];
-    for code in codes {
-        counts[usize::from(code) + 1] += 1;
+/// Sorts tokens by the codes given in pieces: the tokens into `sorted`, where each code begins into `bounds`.
+fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
+    pieces: impl Fn() -> I,
+    sorted: &mut [N],
+    bounds: &mut [N],
+) {
+    let mut next = vec![0u32; bounds.len()];
+    for piece in pieces() {
+        for code in piece {
+            next[usize::from(*code) + 1] += 1;
+        }
     }
     let mut before = 0;
-    for (bound, count) in bounds.iter_mut().zip(counts) {
-        before += count as usize;
-        *bound = N::narrow(before);
+    for (next, bound) in next.iter_mut().zip(bounds) {
+        before += *next;
+        *next = before;
+        *bound = N::narrow(before as usize);
+    }
+    let mut token = 0;
+    for piece in pieces() {
+        for code in piece {
+            let place = &mut next[usize::from(*code)];
+            sorted[*place as usize] = N::narrow(token);
+            (*place, token) = (*place + 1, token + 1);
+        }
     }
 }
 
