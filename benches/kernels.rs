@@ -10,6 +10,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use spattn::kernels::cpu::hyperplanes::Hyperplanes;
 use spattn::kernels::cpu::linear::linear_rows;
 use spattn::kernels::cpu::prefill::{PackedHead, causal_attention};
 use spattn::kernels::cpu::topk::top_k;
@@ -95,6 +96,19 @@ fn linear(c: &mut Criterion) {
     });
 }
 
+fn hyperplanes(c: &mut Criterion) {
+    let mut group = c.benchmark_group("hyperplane_sides");
+    group.sample_size(10);
+    let (count, d) = (1500, 64);
+    let planes = Hyperplanes::new(&noise(count * d), d);
+    for rows in [2, 16_384] {
+        let x = noise(rows * d);
+        let mut bits = vec![0; rows * planes.words()];
+        group.throughput(Throughput::Elements((2 * rows * count * d) as u64));
+        group.bench_function(format!("{rows}x{d}x{count}"), |b| b.iter(|| planes.side_bits(&x, black_box(&mut bits))));
+    }
+}
+
 fn select(c: &mut Criterion) {
     let mut group = c.benchmark_group("top_k");
     let scores = noise(16_384);
@@ -104,5 +118,5 @@ fn select(c: &mut Criterion) {
     }
 }
 
-criterion_group!(kernels, prefill, decode, linear, select);
+criterion_group!(kernels, prefill, decode, linear, hyperplanes, select);
 criterion_main!(kernels);

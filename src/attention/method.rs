@@ -158,6 +158,20 @@ impl Step<'_> {
         self.score_rows(keys, cost)
     }
 
+    /// Exact `q·k` (unscaled) of some tokens of the prefix for one head of the group, with its cost.
+    pub fn exact_scores_of(&self, head: usize, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
+        let query = self.query(head);
+        let mut scores = vec![0.0; tokens.len()];
+        match self.keys {
+            Rows::F32(keys) => linear::scores_of(query, keys, tokens, &mut scores),
+            Rows::F16(keys) => linear::scores_of(query, keys, tokens, &mut scores),
+            Rows::Bf16(keys) => linear::scores_of(query, keys, tokens, &mut scores),
+        }
+        cost.score_flops += 2 * (tokens.len() * self.d) as u64;
+        cost.kv_bytes += (tokens.len() * self.d * self.keys.elem_bytes()) as u64;
+        scores
+    }
+
     /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.
     pub fn score_rows(&self, rows: Rows<'_>, cost: &mut Cost) -> Vec<f32> {
         let count = rows.elements() / self.d;
@@ -207,7 +221,7 @@ impl Picks {
 pub enum Weighting {
     /// Ordinary logits, in one softmax with the exact tokens.
     Softmax,
-    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 7).
+    /// Logits lowered by `ln u` of the token's sampling probability, in one softmax (MagicPIG, eq. 11).
     LogBias(Vec<f32>),
     /// Given weights that sum to about 1 stand for candidates whose exponentials sum to `exp(log_mass)`
     /// (oracle sampling); per query head only.

@@ -157,6 +157,18 @@ impl Params {
         Ok(value)
     }
 
+    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`.
+    pub fn get_unless_default<T>(&mut self, key: &'static str, default: T) -> Result<T, UsageError>
+    where
+        T: FromStr + Display + PartialEq + Copy,
+    {
+        let value = self.get(key, default)?;
+        if value == default {
+            self.canonical.pop();
+        }
+        Ok(value)
+    }
+
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
         let chosen = match self.take(key) {

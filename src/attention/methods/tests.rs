@@ -82,6 +82,9 @@ const SELECT_ALL: &[&str] = &[
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
     "streaming_llm:window=100000",
+    "magicpig:K=1,L=500",
+    "magicpig:K=1,L=500,min_collisions=1,center=false",
+    "magicpig:K=1,L=500,simple_lsh=true",
 ];
 
 /// Specs with ordinary budgets.
@@ -94,6 +97,9 @@ const ORDINARY: &[&str] = &[
     "streaming_llm:window=16",
     "quest:page=8,k=16",
     "quest:page=8,ratio=0.05,per=kv_head",
+    "magicpig:K=6,L=20",
+    "magicpig:K=16,L=2,min_collisions=1,center=false",
+    "magicpig:K=4,L=10,simple_lsh=true,u_floor=1e-4",
 ];
 
 #[test]
@@ -342,6 +348,39 @@ mod oracle_sampling_estimator {
     }
 }
 
+/// Means over many draws of the hyperplanes: MagicPIG's estimator (its eq. 11) is consistent.
+mod magicpig_estimator {
+    use super::*;
+
+    const DRAWS: usize = 200;
+
+    /// Mean squared error of one draw, and squared error of the mean output, against exact attention.
+    fn errors(prefix: &Arc<Prefix>, spec: &str) -> (f64, f64) {
+        let exact = run(prefix, "full", &none(), 2, 1).0;
+        let square = |o: &[f32]| o.iter().zip(&exact).map(|(a, b)| ((a - b) as f64).powi(2)).sum::<f64>();
+        let outputs: Vec<Vec<f32>> =
+            (0..DRAWS).map(|seed| run(prefix, &format!("{spec},seed={seed}"), &none(), 2, 1).0).collect();
+        let mean: Vec<f32> =
+            (0..exact.len()).map(|c| outputs.iter().map(|o| o[c]).sum::<f32>() / DRAWS as f32).collect();
+        (outputs.iter().map(|o| square(o)).sum::<f64>() / DRAWS as f64, square(&mean))
+    }
+
+    #[test]
+    fn its_error_falls_as_tables_are_added_and_its_mean_is_exact_attention() {
+        let prefix = prefix(1, 1, 300, D);
+        for spec in ["magicpig:K=6", "magicpig:K=6,min_collisions=1,center=false", "magicpig:K=6,simple_lsh=true"] {
+            let by_tables = [20, 60, 180, 540].map(|tables| errors(&prefix, &format!("{spec},L={tables}")));
+            for pair in by_tables.windows(2) {
+                assert!(pair[1].0 < 0.6 * pair[0].0, "{spec}: squared errors {by_tables:?}");
+            }
+            // Half of the tokens or more: what is left of the mean is little beside one draw's error.
+            for (error, of_mean) in &by_tables[2..] {
+                assert!(*of_mean < 0.05 * error, "{spec}: bias² {of_mean}, error² {error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn specs_are_checked_and_canonical() {
     let label = |spec| configured(spec, &Policy::default()).label();
@@ -350,6 +389,9 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
     assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
     assert_eq!(label("quest:preset=repo,k=512"), "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1");
+    assert_eq!(label("magicpig"), "magicpig:K=10,L=150");
+    assert_eq!(label("magicpig:center=true,L=75,K=8,seed=1"), "magicpig:K=8,L=75");
+    assert_eq!(label("magicpig:preset=repo,seed=2"), "magicpig:K=10,L=150,u_floor=0.0001,seed=2,dense_layers=0+50%");
     let bad = [
         "topkk",
         "topk:kk=3",
@@ -360,6 +402,14 @@ fn specs_are_checked_and_canonical() {
         "random:preset=paper",
         "quest:page=0",
         "topk:sink=-1",
+        "magicpig:K=0",
+        "magicpig:K=17",
+        "magicpig:L=1",
+        "magicpig:min_collisions=3",
+        "magicpig:center=yes",
+        "magicpig:u_floor=-0.1",
+        "magicpig:u_floor=NaN",
+        "magicpig:seed=-1",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

@@ -45,6 +45,38 @@ pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     dots(queries, keys, d, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens });
 }
 
+/// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; each
+/// the same bits as from [`scores`].
+///
+/// # Panics
+/// If a token is out of range or the slices do not have these shapes.
+pub fn scores_of<T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+    let d = query.len();
+    assert_eq!(out.len(), tokens.len(), "output shape");
+    assert!(tokens.iter().all(|&t| (t as usize + 1) * d <= keys.len()), "token out of range");
+    gathered_dots(query, keys, tokens, out);
+}
+
+dispatch! {
+    fn gathered_dots[T: Elem](query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) = gathered_dots_kernel
+}
+
+#[inline(always)]
+unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+    let d = query.len();
+    for (tokens, out) in tokens.chunks(4).zip(out.chunks_mut(4)) {
+        let row = |i: usize| tokens[i.min(tokens.len() - 1)] as usize;
+        for (first, span) in (0..d).step_by(COLUMN_BLOCK).map(|first| (first, COLUMN_BLOCK.min(d - first))) {
+            let starts = std::array::from_fn(|i| row(i) * d + first);
+            // SAFETY: the CPU supports `S` (caller); the public function checked that these rows exist.
+            let sums = unsafe { dot_tile::<S, T, 1>(query.as_ptr().add(first), d, keys.as_ptr(), starts, span) };
+            for (out, sum) in out.iter_mut().zip(sums[0]) {
+                *out = if first == 0 { sum } else { *out + sum };
+            }
+        }
+    }
+}
+
 /// Columns of a row-major output that one call may write.
 #[derive(Clone, Copy)]
 struct OutputColumns {
@@ -240,6 +272,28 @@ mod tests {
             check::<f16>(rows, outputs, columns);
             check::<bf16>(rows, outputs, columns);
         }
+    }
+
+    #[test]
+    fn scores_of_some_rows_are_those_of_all() {
+        for (tokens, d) in [(1, 5), (9, 64), (30, 100), (7, 2500)] {
+            let (q, keys) = (noise(d, 5), noise(tokens * d, 6));
+            let keys: Vec<f16> = keys.into_iter().map(f16::from_f32).collect();
+            let mut all = vec![0.0; tokens];
+            scores(&q, &keys, d, &mut all);
+            for step in 1..4 {
+                let some: Vec<u32> = (0..tokens as u32).rev().step_by(step).collect();
+                let mut out = vec![f32::NAN; some.len()];
+                scores_of(&q, &keys, &some, &mut out);
+                assert_eq!(out, some.iter().map(|&t| all[t as usize]).collect::<Vec<f32>>());
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "token out of range")]
+    fn scores_of_a_missing_row_are_refused() {
+        scores_of(&[1.0; 4], &[1.0f32; 12], &[3], &mut [0.0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod attend;
 pub mod elementwise;
+pub mod hyperplanes;
 pub mod linear;
 pub mod prefill;
 pub mod rows;

@@ -171,7 +171,7 @@ unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, total_rows: u
 /// The CPU supports `S`; shapes are checked.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn product<S: Simd>(
+pub(super) unsafe fn product<S: Simd>(
     a: &[f32],
     lda: usize,
     depth: usize,

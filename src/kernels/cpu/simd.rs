@@ -60,6 +60,8 @@ pub trait Simd: Copy + 'static {
     }
     /// `v` where `x >= bound`, else 0.
     unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
+    /// One bit a lane, the first lowest: 1 where `v > 0`.
+    unsafe fn positive(v: Self::V) -> u32;
 }
 
 /// Portable fallback: eight lanes that the compiler vectorises as it can.
@@ -137,6 +139,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V {
         std::array::from_fn(|i| if x[i] >= bound[i] { v[i] } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn positive(v: Self::V) -> u32 {
+        v.iter().enumerate().fold(0, |bits, (i, x)| bits | u32::from(*x > 0.0) << i)
     }
 }
 
@@ -219,6 +225,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn zero_below(x: __m512, bound: __m512, v: __m512) -> __m512 {
             unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, bound), v) }
+        }
+        #[inline(always)]
+        unsafe fn positive(v: __m512) -> u32 {
+            unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(v, _mm512_setzero_ps())) }
         }
     }
 
@@ -307,6 +317,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn zero_below(x: __m256, bound: __m256, v: __m256) -> __m256 {
             unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(x, bound), v) }
+        }
+        #[inline(always)]
+        unsafe fn positive(v: __m256) -> u32 {
+            unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(v, _mm256_setzero_ps())) as u32 }
         }
     }
 }

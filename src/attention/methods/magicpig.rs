@@ -1,0 +1,366 @@
+//! `magicpig`: tokens sampled by locality-sensitive hashing (Chen et al. 2024, "MagicPIG").
+//!
+//! Keys are centred, `k̄ = k − mean(K)`, and hashed into `L` tables by `K` signs of random projections
+//! each. A token is sampled if it shares the query's code in at least two tables, which happens with
+//!
+//! ```text
+//! p = 1 − arccos(cos(q, k̄))/π        that one sign agrees
+//! u = 1 − (1 − p^K)^L − L·p^K·(1 − p^K)^(L−1)        (eq. 10)
+//! ```
+//!
+//! so the softmax over the sample with logits `s·q·k − ln u` is a self-normalised importance estimate of
+//! the candidates' attention (eq. 11). Raw keys serve for the logits: centring shifts all of them alike.
+//!
+//! **Hyperplanes** are drawn once from the parameter `seed` and shared by all layers, heads and examples,
+//! as in the paper (§4.4); other draws are other methods of a grid, `seed=1..5`. They belong to no KV head:
+//! index bytes leave them out, but the bytes read for hashing a step's queries count, as they are read.
+//!
+//! **`simple_lsh`** is the transform of eq. 8, applied after centring: `k̄` gets one more coordinate
+//! `√(r² − ‖k̄‖²)` with `r = max‖k̄‖` and `q` a zero, so `cos = q·k̄/(‖q‖·r)` and `p` orders tokens by
+//! `q·k̄`, not by angle. The paper found that it does not help and leaves it out.
+//!
+//! **Corners.** A zero vector (all keys equal, centred) has no angle; its code is 0 in every table and the
+//! query's is with probability `2^−K`, which is `p = 1/2`. The cosine is clamped to ±1, and `p` is at least
+//! what single precision can tell from 0, so no logit is infinite.
+//!
+//! Every query head of a GQA group samples by its own query from the tables of its KV head, as in the
+//! authors' code. A union over the group is not offered: the heads meet the same hyperplanes, so their
+//! collisions depend on each other, and the probability of the union, which the weights need, has no
+//! closed form for groups above two.
+
+mod tables;
+
+use std::f64::consts::PI;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use self::tables::{Codes, CollisionCounter, HashTables, Shape};
+use super::{MethodEntry, ParamInfo, Preset};
+use crate::attention::{HeadPrefix, Method, Params, Picks, Selection, Step, Weighting};
+use crate::cost::Cost;
+use crate::error::UsageError;
+use crate::kernels::cpu::hyperplanes::Hyperplanes;
+use crate::kernels::cpu::{Rows, linear};
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "magicpig",
+    about: "tokens sampled by LSH collisions, weighted by 1/probability",
+    params: &[
+        ParamInfo { key: "K", default: "10", about: "hyperplanes of a table, 1 to 16: more pick fewer tokens" },
+        ParamInfo {
+            key: "L",
+            default: "150",
+            about: "tables: more pick more tokens; published (K,L): (10,150) (9,120) (8,75), (10,220) for short and \
+                    (11,300) for long contexts",
+        },
+        ParamInfo { key: "min_collisions", default: "2", about: "2 | 1: tables in which a sampled token collides" },
+        ParamInfo { key: "center", default: "true", about: "true | false: subtract the candidates' mean key" },
+        ParamInfo { key: "simple_lsh", default: "false", about: "false | true: order by inner product, not by angle" },
+        ParamInfo { key: "u_floor", default: "0", about: "added to a token's probability before 1/u, 0 to 1" },
+        ParamInfo { key: "seed", default: "1", about: "draw of the hyperplanes, which all heads share" },
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("K", "10"), ("L", "150"), ("sink", "4"), ("local", "64"), ("dense_layers", "0+50%")],
+            source: "MagicPIG §5.1: (10,150), 4 sink and 64 local tokens, layers 0 and 16 of 32 kept dense",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("K", "10"),
+                ("L", "150"),
+                ("u_floor", "1e-4"),
+                ("sink", "4"),
+                ("local", "64"),
+                ("dense_layers", "0+50%"),
+            ],
+            source: "MagicPIG's code, models/attnserver.py and library/sparse_attention: 1e-4 is added to u; dense \
+                     layers 0, 16, 32, 48, which is 0 and 16 of a model with 32",
+        },
+    ],
+    build: |params| Ok(Arc::new(MagicPig::read(params)?)),
+};
+
+/// Sampling by SimHash collisions.
+struct MagicPig {
+    shape: Shape,
+    min_collisions: u8,
+    center: bool,
+    simple_lsh: bool,
+    u_floor: f64,
+    seed: u64,
+    /// Drawn when the width of a head is first known.
+    planes: Mutex<Option<Arc<Hyperplanes>>>,
+}
+
+impl MagicPig {
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let bits = params.get_positive("K", 10)?;
+        if bits > Shape::MOST_BITS {
+            return Err(params.bad_value("K", &bits.to_string(), "from 1 to 16"));
+        }
+        let tables = params.get_positive("L", 150)?;
+        let min_collisions = if params.choice("min_collisions", &["2", "1"])? == "1" { 1 } else { 2 };
+        if tables < usize::from(min_collisions) {
+            return Err(params.bad_value("L", &tables.to_string(), "at least min_collisions, which is 2 by default"));
+        }
+        let center = params.choice("center", &["true", "false"])? == "true";
+        let simple_lsh = params.choice("simple_lsh", &["false", "true"])? == "true";
+        let u_floor = params.get_unless_default("u_floor", 0.0f64)?;
+        if !(0.0..=1.0).contains(&u_floor) {
+            return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
+        }
+        let seed = params.get_unless_default("seed", 1u64)?;
+        let (shape, planes) = (Shape { bits, tables }, Mutex::new(None));
+        Ok(Self { shape, min_collisions, center, simple_lsh, u_floor, seed, planes })
+    }
+
+    /// The hyperplanes for vectors of `width`; one draw for all heads.
+    fn planes(&self, width: usize) -> Arc<Hyperplanes> {
+        let mut drawn = self.planes.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*drawn {
+            Some(planes) if planes.d() == width => planes.clone(),
+            _ => {
+                let normals = gaussians(self.shape.planes() * width, self.seed);
+                drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
+            }
+        }
+    }
+
+    /// The sampled tokens of one query head and their weights; `sides` is the query's hash.
+    fn picks(
+        &self,
+        step: &Step<'_>,
+        head: usize,
+        sides: &[u64],
+        index: &HashIndex,
+        counter: &mut CollisionCounter,
+        cost: &mut Cost,
+    ) -> Picks {
+        let sampled = counter.sample(&index.tables, sides, self.min_collisions, &mut cost.aux_bytes);
+        let first = step.candidates.start as u32;
+        let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
+        let dots = step.exact_scores_of(head, &tokens, cost);
+        let cosines = index.cosines(step.query(head), &dots, &sampled, cost);
+        let log_u = |cos| (self.u_floor + self.sampling_probability(agreement(cos))).ln() as f32;
+        Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(log_u).collect()) }
+    }
+
+    fn sampling_probability(&self, p: f64) -> f64 {
+        let c = p.powi(self.shape.bits as i32);
+        match self.min_collisions {
+            1 => at_least_one(c, self.shape.tables as f64),
+            _ => at_least_two(c, self.shape.tables as f64),
+        }
+    }
+}
+
+/// Stored about the candidates of one KV head.
+struct HashIndex {
+    planes: Arc<Hyperplanes>,
+    tables: HashTables,
+    /// Mean of the keys, if they are centred.
+    mean: Option<Vec<f32>>,
+    norms: Norms,
+}
+
+/// Lengths of the hashed vectors.
+enum Norms {
+    /// `‖k̄_i‖` of each token.
+    Each(Vec<f32>),
+    /// The common length after the transform of eq. 8, `r`.
+    Common(f32),
+}
+
+impl Method for MagicPig {
+    type Index = HashIndex;
+    type State = CollisionCounter;
+
+    fn index_key(&self) -> String {
+        let Self { shape, center, simple_lsh, seed, .. } = self;
+        format!("K={},L={},center={center},simple_lsh={simple_lsh},seed={seed}", shape.bits, shape.tables)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
+        let d = prefix.d;
+        let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), d), d, mean: None };
+        if self.center {
+            keys.mean = Some(keys.compute_mean());
+        }
+        let norms = keys.norms();
+        let planes = self.planes(d + usize::from(self.simple_lsh));
+        let (codes, norms) = if self.simple_lsh {
+            let longest = norms.iter().copied().fold(0.0, f32::max);
+            let vectors = |range| keys.simple_lsh(range, &norms, longest);
+            (Codes::hash(self.shape, &planes, keys.tokens(), vectors), Norms::Common(longest))
+        } else {
+            (Codes::hash(self.shape, &planes, keys.tokens(), |range| keys.centred(range)), Norms::Each(norms))
+        };
+        HashIndex { planes, tables: HashTables::new(&codes), mean: keys.mean, norms }
+    }
+
+    /// Tables, mean and lengths; the hyperplanes belong to no KV head.
+    fn index_bytes(&self, index: &HashIndex) -> usize {
+        let norms = match &index.norms {
+            Norms::Each(norms) => norms.len(),
+            Norms::Common(_) => 1,
+        };
+        index.tables.bytes() + (norms + index.mean.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
+    }
+
+    fn start(&self, index: &HashIndex) -> CollisionCounter {
+        CollisionCounter::new(index.tables.tokens())
+    }
+
+    fn select(&self, step: &Step<'_>, index: &HashIndex, counter: &mut CollisionCounter, cost: &mut Cost) -> Selection {
+        let sides = index.hash_queries(step, cost);
+        let heads = sides.chunks_exact(index.planes.words()).enumerate();
+        Selection::PerHead(heads.map(|(h, sides)| self.picks(step, h, sides, index, counter, cost)).collect())
+    }
+}
+
+impl HashIndex {
+    /// Side bits of the group's queries, `[group][words]`.
+    fn hash_queries(&self, step: &Step<'_>, cost: &mut Cost) -> Vec<u64> {
+        let width = self.planes.d();
+        let mut queries = vec![0.0; step.group() * width];
+        for (query, padded) in step.queries.chunks_exact(step.d).zip(queries.chunks_exact_mut(width)) {
+            padded[..step.d].copy_from_slice(query);
+        }
+        let mut sides = vec![0; step.group() * self.planes.words()];
+        self.planes.side_bits(&queries, &mut sides);
+        cost.score_flops += 2 * (queries.len() * self.planes.count()) as u64;
+        cost.aux_bytes += self.planes.bytes() as u64;
+        sides
+    }
+
+    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`.
+    fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], cost: &mut Cost) -> Vec<f64> {
+        let query_norm = norm(query);
+        let mut shift = [0.0];
+        if let Some(mean) = &self.mean {
+            linear::scores(query, mean, query.len(), &mut shift);
+            cost.score_flops += 2 * query.len() as u64;
+            cost.aux_bytes += size_of_val(mean.as_slice()) as u64;
+        }
+        let key_norm = |token: u32| match &self.norms {
+            Norms::Each(norms) => norms[token as usize],
+            Norms::Common(length) => *length,
+        };
+        cost.aux_bytes += match &self.norms {
+            Norms::Each(_) => size_of_val(sampled) as u64,
+            Norms::Common(_) => size_of::<f32>() as u64,
+        };
+        let cosine = |(dot, token): (&f32, &u32)| {
+            let lengths = query_norm * f64::from(key_norm(*token));
+            if lengths > 0.0 { f64::from(dot - shift[0]) / lengths } else { 0.0 }
+        };
+        dots.iter().zip(sampled).map(cosine).collect()
+    }
+}
+
+/// The candidates' keys, as they are hashed.
+struct Keys<'a> {
+    rows: Rows<'a>,
+    d: usize,
+    mean: Option<Vec<f32>>,
+}
+
+impl Keys<'_> {
+    /// Tokens widened to f32 at a time.
+    const BLOCK: usize = 1024;
+
+    fn tokens(&self) -> usize {
+        self.rows.elements() / self.d
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let tokens = self.tokens();
+        (0..tokens).step_by(Self::BLOCK).map(move |first| first..(first + Self::BLOCK).min(tokens))
+    }
+
+    fn compute_mean(&self) -> Vec<f32> {
+        let mut sums = vec![0.0f64; self.d];
+        for block in self.blocks() {
+            for row in self.rows.slice(block, self.d).to_f32().chunks_exact(self.d) {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+        sums.into_iter().map(|sum| (sum / self.tokens() as f64) as f32).collect()
+    }
+
+    /// `k̄` of a range of tokens, `[token][d]`.
+    fn centred(&self, range: Range<usize>) -> Vec<f32> {
+        let mut rows = self.rows.slice(range, self.d).to_f32();
+        if let Some(mean) = &self.mean {
+            for row in rows.chunks_exact_mut(self.d) {
+                row.iter_mut().zip(mean).for_each(|(x, m)| *x -= m);
+            }
+        }
+        rows
+    }
+
+    /// `‖k̄‖` of all tokens.
+    fn norms(&self) -> Vec<f32> {
+        let blocks: Vec<Range<usize>> = self.blocks().collect();
+        let norms = |block| self.centred(block).chunks_exact(self.d).map(|k| norm(k) as f32).collect::<Vec<f32>>();
+        blocks.into_par_iter().flat_map_iter(norms).collect()
+    }
+
+    /// `[k̄, √(r² − ‖k̄‖²)]` of a range of tokens, `[token][d + 1]`, for `r` the `longest` of `norms` (eq. 8).
+    fn simple_lsh(&self, range: Range<usize>, norms: &[f32], longest: f32) -> Vec<f32> {
+        let mut rows = Vec::with_capacity(range.len() * (self.d + 1));
+        for (row, norm) in self.centred(range.clone()).chunks_exact(self.d).zip(&norms[range]) {
+            rows.extend_from_slice(row);
+            rows.push((longest * longest - norm * norm).max(0.0).sqrt());
+        }
+        rows
+    }
+}
+
+fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt()
+}
+
+/// Probability that a random hyperplane leaves two vectors on one side, from their cosine.
+///
+/// At least `√(2ε)/π`, the angle that a cosine known to `ε = 2^−23` can tell from a straight one.
+fn agreement(cos: f64) -> f64 {
+    let smallest = (2.0 * f64::from(f32::EPSILON)).sqrt() / PI;
+    (1.0 - cos.clamp(-1.0, 1.0).acos() / PI).max(smallest)
+}
+
+/// `1 − (1 − c)^L`: a token that collides in one table with probability `c` does in one of `L`.
+fn at_least_one(c: f64, tables: f64) -> f64 {
+    -(tables * (-c).ln_1p()).exp_m1()
+}
+
+/// `1 − (1 − c)^L − L·c·(1 − c)^(L−1)` (eq. 10): the same for two of `L` tables.
+fn at_least_two(c: f64, tables: f64) -> f64 {
+    if tables * c < 1e-4 {
+        // The differences would cancel: the first two terms of the series, exact to (L·c)².
+        return 0.5 * tables * (tables - 1.0) * c * c * (1.0 - 2.0 / 3.0 * (tables - 2.0) * c);
+    }
+    at_least_one(c, tables) - tables * c * ((tables - 1.0) * (-c).ln_1p()).exp()
+}
+
+/// `count` standard normal numbers (Box and Muller's transform).
+fn gaussians(count: usize, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut numbers = Vec::with_capacity(count + 1);
+    while numbers.len() < count {
+        let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
+        let (sin, cos) = (2.0 * PI * rng.random::<f64>()).sin_cos();
+        numbers.extend([(radius * cos) as f32, (radius * sin) as f32]);
+    }
+    numbers.truncate(count);
+    numbers
+}
+
+#[cfg(test)]
+mod tests;

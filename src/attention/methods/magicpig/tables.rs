@@ -1,0 +1,259 @@
+//! Hash tables of tokens: for each of `L` tables and `2^K` codes the tokens that have this code.
+//!
+//! A table is two arrays: all tokens sorted by code, and where each code begins. Both are 16 bits wide
+//! below 65,536 tokens, else 32. A lookup touches two bounds and the bucket's tokens, nothing else.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::kernels::cpu::hyperplanes::Hyperplanes;
+
+/// How many tables of how many bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// `K`: hyperplanes of a table, bits of a code; at most [`Shape::MOST_BITS`].
+    pub bits: usize,
+    /// `L`.
+    pub tables: usize,
+}
+
+impl Shape {
+    /// A code is kept in 16 bits.
+    pub const MOST_BITS: usize = u16::BITS as usize;
+
+    /// Hyperplanes of all tables.
+    pub fn planes(self) -> usize {
+        self.bits * self.tables
+    }
+
+    /// Distinct codes of a table.
+    fn codes(self) -> usize {
+        1 << self.bits
+    }
+
+    /// The code in `table` of a vector that lies on `sides` of the planes: bits `table·K` and on.
+    fn code(self, sides: &[u64], table: usize) -> usize {
+        let (word, shift) = (table * self.bits / 64, table * self.bits % 64);
+        let mut code = sides[word] >> shift;
+        if shift + self.bits > 64 {
+            code |= sides[word + 1] << (64 - shift);
+        }
+        code as usize & (self.codes() - 1)
+    }
+}
+
+/// The codes of all tokens, from which tables are sorted.
+pub(super) struct Codes {
+    shape: Shape,
+    tokens: usize,
+    /// Blocks of tokens, `[table][token of the block]` each.
+    blocks: Vec<Vec<u16>>,
+}
+
+impl Codes {
+    /// Tokens hashed at a time: their vectors and bits stay in the cache.
+    const BLOCK: usize = 256;
+
+    /// Hashes `tokens` vectors; `vectors` gives those of a range, `[token][planes.d()]`.
+    pub fn hash(
+        shape: Shape,
+        planes: &Hyperplanes,
+        tokens: usize,
+        vectors: impl Fn(Range<usize>) -> Vec<f32> + Sync,
+    ) -> Self {
+        assert_eq!(planes.count(), shape.planes(), "K hyperplanes a table");
+        let block = |first: usize| {
+            let rows = vectors(first..(first + Self::BLOCK).min(tokens));
+            let count = rows.len() / planes.d();
+            let mut sides = vec![0; count * planes.words()];
+            planes.side_bits(&rows, &mut sides);
+            let mut codes = vec![0; shape.tables * count];
+            for (table, codes) in codes.chunks_exact_mut(count).enumerate() {
+                for (code, sides) in codes.iter_mut().zip(sides.chunks_exact(planes.words())) {
+                    *code = shape.code(sides, table) as u16;
+                }
+            }
+            codes
+        };
+        let firsts: Vec<usize> = (0..tokens).step_by(Self::BLOCK).collect();
+        Self { shape, tokens, blocks: firsts.into_par_iter().map(block).collect() }
+    }
+
+    /// Codes of all tokens in one table, in order, in pieces.
+    fn of(&self, table: usize) -> impl Iterator<Item = &[u16]> {
+        self.blocks.iter().map(move |block| {
+            let tokens = block.len() / self.shape.tables;
+            &block[table * tokens..][..tokens]
+        })
+    }
+}
+
+/// All tables over one KV head's candidates; tokens are counted from the first candidate.
+pub(super) enum HashTables {
+    Narrow(Buckets<u16>),
+    Wide(Buckets<u32>),
+}
+
+impl HashTables {
+    pub fn new(codes: &Codes) -> Self {
+        match u16::try_from(codes.tokens) {
+            Ok(_) => Self::Narrow(Buckets::sort(codes)),
+            Err(_) => Self::Wide(Buckets::sort(codes)),
+        }
+    }
+
+    /// Tokens in each table.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Self::Narrow(b) => b.tokens,
+            Self::Wide(b) => b.tokens,
+        }
+    }
+
+    /// Bytes of all tables.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Narrow(b) => b.bytes(),
+            Self::Wide(b) => b.bytes(),
+        }
+    }
+
+    /// Visits every token once for each table in which it has the query's code; returns the bytes read.
+    ///
+    /// `sides` are the query's [side bits](Hyperplanes::side_bits).
+    pub fn visit_collisions(&self, sides: &[u64], visit: impl FnMut(usize)) -> usize {
+        match self {
+            Self::Narrow(b) => b.visit_collisions(sides, visit),
+            Self::Wide(b) => b.visit_collisions(sides, visit),
+        }
+    }
+}
+
+/// A number of a token that is stored in 16 or 32 bits.
+pub(super) trait TokenNumber: Copy + Default + Send + Sync {
+    fn narrow(x: usize) -> Self;
+    fn widen(self) -> usize;
+}
+
+impl TokenNumber for u16 {
+    fn narrow(x: usize) -> Self {
+        x as u16
+    }
+    fn widen(self) -> usize {
+        self.into()
+    }
+}
+
+impl TokenNumber for u32 {
+    fn narrow(x: usize) -> Self {
+        x as u32
+    }
+    fn widen(self) -> usize {
+        self as usize
+    }
+}
+
+/// The tables, stored as numbers of type `N`.
+pub(super) struct Buckets<N> {
+    shape: Shape,
+    tokens: usize,
+    /// `[table][2^K + 1]`: where the tokens of a code begin; the last is their number.
+    bounds: Vec<N>,
+    /// `[table][token]`, by code, ascending within a code.
+    sorted: Vec<N>,
+}
+
+impl<N: TokenNumber> Buckets<N> {
+    fn sort(codes: &Codes) -> Self {
+        let (shape, tokens) = (codes.shape, codes.tokens);
+        let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
+        let mut sorted = vec![N::default(); shape.tables * tokens];
+        let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
+        tables.enumerate().for_each(|(table, (sorted, bounds))| sort_by_code(|| codes.of(table), sorted, bounds));
+        Self { shape, tokens, bounds, sorted }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.bounds.as_slice()) + size_of_val(self.sorted.as_slice())
+    }
+
+    fn visit_collisions(&self, sides: &[u64], mut visit: impl FnMut(usize)) -> usize {
+        // All bounds first: so many reads far apart are faster when none waits for a bucket's tokens.
+        let bucket = |table: usize| {
+            let at = table * (self.shape.codes() + 1) + self.shape.code(sides, table);
+            table * self.tokens + self.bounds[at].widen()..table * self.tokens + self.bounds[at + 1].widen()
+        };
+        let buckets: Vec<Range<usize>> = (0..self.shape.tables).map(bucket).collect();
+        let mut read = 0;
+        for bucket in buckets {
+            read += 2 + bucket.len();
+            self.sorted[bucket].iter().for_each(|t| visit(t.widen()));
+        }
+        read * size_of::<N>()
+    }
+}
+
+/// Sorts tokens by the codes given in pieces: the tokens into `sorted`, where each code begins into `bounds`.
+fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
+    pieces: impl Fn() -> I,
+    sorted: &mut [N],
+    bounds: &mut [N],
+) {
+    let mut next = vec![0u32; bounds.len()];
+    for piece in pieces() {
+        for code in piece {
+            next[usize::from(*code) + 1] += 1;
+        }
+    }
+    let mut before = 0;
+    for (next, bound) in next.iter_mut().zip(bounds) {
+        before += *next;
+        *next = before;
+        *bound = N::narrow(before as usize);
+    }
+    let mut token = 0;
+    for piece in pieces() {
+        for code in piece {
+            let place = &mut next[usize::from(*code)];
+            sorted[*place as usize] = N::narrow(token);
+            (*place, token) = (*place + 1, token + 1);
+        }
+    }
+}
+
+/// Counts collisions, from query to query without clearing what was not touched.
+pub(super) struct CollisionCounter {
+    /// Tables in which a token collided, up to what is asked for; 0 between queries.
+    hits: Vec<u8>,
+    touched: Vec<u32>,
+}
+
+impl CollisionCounter {
+    pub fn new(tokens: usize) -> Self {
+        Self { hits: vec![0; tokens], touched: Vec::new() }
+    }
+
+    /// Tokens that have the query's code in `least` tables or more, ascending; adds the bytes read.
+    pub fn sample(&mut self, tables: &HashTables, sides: &[u64], least: u8, bytes: &mut u64) -> Vec<u32> {
+        let (hits, touched) = (&mut self.hits, &mut self.touched);
+        let mut sampled = Vec::new();
+        let read = tables.visit_collisions(sides, |token| {
+            let hits = &mut hits[token];
+            if *hits == least {
+                return;
+            }
+            if *hits == 0 {
+                touched.push(token as u32);
+            }
+            *hits += 1;
+            if *hits == least {
+                sampled.push(token as u32);
+            }
+        });
+        *bytes += read as u64;
+        touched.drain(..).for_each(|token| hits[token as usize] = 0);
+        sampled.sort_unstable();
+        sampled
+    }
+}
