@@ -312,12 +312,14 @@ fn config_files_are_checked_by_line() {
 
 // ---- models ----
 
-/// A copy of the built-in model's folder.
+/// A copy of the built-in model's folder, without calibration.
 fn model_copy() -> TempDir {
     let copy = TempDir::new().unwrap();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin")).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+        }
     }
     copy
 }
@@ -359,6 +361,111 @@ fn a_damaged_model_folder_is_one_line() {
     damaged(config, &edit("{", ""), 2, "config.json: not valid JSON", "");
     tiny(&out).args(&["--model", folder]).ok();
     assert_eq!(out.records().len(), 2);
+}
+
+// ---- calibration ----
+
+/// Calibrates on few tokens.
+fn calibrate(args: &[&str]) -> Spattn {
+    spattn(&["calibrate", "--tokens", "700", "--length", "300", "--quiet"]).args(args)
+}
+
+#[test]
+fn a_model_is_calibrated_and_evaluated() {
+    let (out, other, dir) = (out(), out(), TempDir::new().unwrap());
+    let folder = dir.path().to_str().unwrap();
+    let ran = calibrate(&["--out", folder]).ok();
+    ran.prints("builtin: 700 tokens in 3 blocks (grammar, 300 tokens a block)");
+    for (kind, note) in [("double_sparsity", "of 64 channels carry"), ("loki", "of 64 components hold")] {
+        ran.prints(&format!("{folder}/{kind}.safetensors"));
+        ran.prints(note);
+    }
+    let written = fs::read(dir.path().join("loki.safetensors")).unwrap();
+    let methods = ["-m", "loki:k=16", "-m", "double_sparsity:k=16"];
+    tiny(&out).args(&methods).args(&["--calibration", folder]).ok();
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    assert_eq!(manifest["calibration"]["loki"], spattn::model::weights::sha256_hex(&written));
+    assert_eq!(manifest["calibration"].as_object().unwrap().len(), 2);
+    // Another calibration is another record; those of other methods stay what they are.
+    tiny(&other).args(&methods).ok();
+    let (ours, theirs) = (out.records(), other.records());
+    let common: Vec<&Value> =
+        ours.keys().filter(|key| theirs.contains_key(*key)).map(|key| &ours[key]["method"]).collect();
+    assert_eq!((ours.len(), theirs.len(), common.len()), (4, 4, 2), "{common:?}");
+    assert!(common.iter().all(|m| ["full", "topk"].contains(&m.as_str().unwrap())));
+    let resume = tiny(&out).args(&methods).args(&["--resume"]);
+    resume.fails(2, "was run with other settings: `calibration.double_sparsity` was", "--overwrite");
+    assert_eq!(out.records(), ours);
+    tiny(&out).args(&["--resume", "-m", "quest"]).ok();
+    assert_eq!(out.records().len(), 5, "methods without calibration may be added");
+}
+
+#[test]
+fn calibrating_twice_gives_the_same_bytes_on_any_number_of_threads() {
+    let (one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    calibrate(&["--threads", "1", "--out", one.path().to_str().unwrap()]).ok();
+    calibrate(&["--threads", "3", "--out", two.path().to_str().unwrap()]).ok();
+    for kind in ["double_sparsity", "loki"] {
+        let bytes = |dir: &TempDir| fs::read(dir.path().join(format!("{kind}.safetensors"))).unwrap();
+        assert!(bytes(&one) == bytes(&two), "{kind}");
+    }
+}
+
+#[test]
+fn a_missing_or_wrong_calibration_is_said_before_any_work_with_the_command_that_makes_it() {
+    let (model, dir) = (model_copy(), TempDir::new().unwrap());
+    let (folder, given) = (model.path().to_str().unwrap(), dir.path().to_str().unwrap());
+    let own = ["--model", folder, "-m", "loki"];
+    let command = format!("spattn calibrate --method loki --model {folder}`");
+    refused(&own, &format!("method `loki` needs a calibration of {folder}: no {folder}/calibration/loki"), &command);
+    let elsewhere = ["-m", "loki", "--calibration", given];
+    let command = format!("spattn calibrate --method loki --model builtin --out {given}`");
+    refused(&elsewhere, "method `loki` needs a calibration of builtin", &command);
+    // What the hint says helps.
+    calibrate(&["--method", "loki", "--model", folder]).ok();
+    let artefact = model.path().join("calibration/loki.safetensors");
+    assert_eq!(fs::read_dir(artefact.parent().unwrap()).unwrap().count(), 1);
+    let out = out();
+    tiny(&out).args(&own).ok();
+    assert_eq!(out.records().len(), 3);
+    // Not the whole file; another kind's file; another model's.
+    let whole = fs::read(&artefact).unwrap();
+    fs::write(&artefact, &whole[..whole.len() - 10]).unwrap();
+    refused(&own, "loki.safetensors: truncated", "spattn calibrate --method loki");
+    fs::write(&artefact, &whole).unwrap();
+    fs::copy(&artefact, artefact.with_file_name("double_sparsity.safetensors")).unwrap();
+    let other = ["--model", folder, "-m", "double_sparsity"];
+    refused(&other, "calibrates `loki`, not `double_sparsity`", "spattn calibrate --method double_sparsity");
+    let weights = model.path().join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    refused(&own, "loki.safetensors: made from other weights (", "spattn calibrate --method loki");
+    let random = ["--model", folder, "-m", "double_sparsity:kind=random"];
+    tiny(&out).args(&random).args(&["--overwrite"]).ok();
+}
+
+#[test]
+fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
+    let dir = TempDir::new().unwrap();
+    let (folder, text) = (dir.path().to_str().unwrap(), dir.path().join("text.txt"));
+    let text = text.to_str().unwrap();
+    let wrong = |args: &[&str], what: &str, hint: &str| drop(calibrate(args).fails(2, what, hint));
+    wrong(&["--method", "lokki", "--out", folder], "unknown calibrated method `lokki`", "`loki`");
+    wrong(&[], "builtin has no folder to write to", "--calibration DIR");
+    wrong(&["--out", folder, "--data", text], "cannot read", "text files");
+    fs::write(text, "").unwrap();
+    wrong(&["--out", folder, "--data", text], "there is no text in", "");
+    fs::write(text, "A short story about nothing at all. ".repeat(20)).unwrap();
+    wrong(&["--out", file!()], "cannot write to the folder", "--out");
+    let long = spattn(&["calibrate", "--out", folder, "--length", "40000"]);
+    long.fails(2, "blocks of 40000 tokens are beyond the context of builtin", "shorter --length");
+    spattn(&["calibrate", "--out", folder, "--tokens", "0"]).fails(2, "0 tokens", "--tokens");
+    assert!(!dir.path().join("loki.safetensors").exists());
+    let ran = calibrate(&["-m", "loki", "--out", folder, "--data", text, "-t", "ruler/niah_single_1"]).ok();
+    ran.prints("text.txt (");
+    ran.prints(") + ruler/niah_single_1, 300 tokens a block");
+    assert!(dir.path().join("loki.safetensors").exists() && !dir.path().join("double_sparsity.safetensors").exists());
 }
 
 #[test]

@@ -101,6 +101,7 @@ impl<'a> HeadKv<'a> {
             }
         }
         cost.kv_bytes += (read * self.row_bytes()) as u64;
+        cost.attend_flops += selection.map_or(0, |s| s.remainders() * 2 * self.d) as u64;
         acc.finish(out);
         attended
     }
@@ -110,6 +111,18 @@ impl<'a> HeadKv<'a> {
         match &picks.weighting {
             Weighting::Softmax => attend_list(scaled, keys, values, &picks.tokens, &[], acc),
             Weighting::LogBias(bias) => attend_list(scaled, keys, values, &picks.tokens, bias, acc),
+            Weighting::Remainder { shares, value } => {
+                assert_eq!(shares.len(), acc.queries(), "one share for each query head");
+                let mut picked = Accumulator::new(acc.queries(), self.d);
+                attend_list(scaled, keys, values, &picks.tokens, &[], &mut picked);
+                let mut outputs = vec![0.0; scaled.len()];
+                picked.finish(&mut outputs);
+                for (h, (share, output)) in shares.iter().zip(outputs.chunks_exact(self.d)).enumerate() {
+                    let log_mass = picked.log_sum_exp(h);
+                    acc.merge(h, log_mass, output);
+                    acc.merge(h, log_mass + (share / (1.0 - share)).ln(), value);
+                }
+            }
             Weighting::Direct { weights, log_mass } => {
                 let mut output = vec![0.0; self.d];
                 weighted_list(values, &picks.tokens, weights, &mut output);

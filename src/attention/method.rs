@@ -3,10 +3,12 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use super::artefact::{Artefact, ArtefactError};
 use super::policy::Policy;
 use crate::cost::Cost;
 use crate::kernels::cpu::{Rows, linear};
@@ -14,14 +16,23 @@ use crate::kv::KvDtype;
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
 ///
-/// One value serves all layers, heads and examples; it holds parameters only. What it stores about a
-/// prefix is its `Index` (shared by all runs with equal [`index_key`](Method::index_key)), what it
-/// carries from step to step its `State` (private to a run, a layer and a KV head).
+/// One value serves all layers, heads and examples; it holds parameters, and what was learned about the
+/// model offline if it needs that. What it stores about a prefix is its `Index` (shared by all runs with
+/// equal [`index_key`](Method::index_key)), what it carries from step to step its `State` (private to a
+/// run, a layer and a KV head).
 pub trait Method: Send + Sync + 'static {
     /// Stored about one KV head of one layer when the prefix is ready.
     type Index: Send + Sync + 'static;
     /// Carried from step to step.
     type State: Send + 'static;
+
+    /// What has to be learned about the model offline before an index can be built; `None` if nothing.
+    fn calibration(&self) -> Option<CalibrationNeed<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
 
     /// The parameters that the index depends on; runs with equal keys share one index.
     fn index_key(&self) -> String {
@@ -53,6 +64,15 @@ pub trait Method: Send + Sync + 'static {
     fn prefill_pattern(&self) -> Option<PrefillPattern> {
         None
     }
+}
+
+/// An artefact that a method needs, and how the method takes it in.
+#[derive(Debug, Clone, Copy)]
+pub struct CalibrationNeed<M> {
+    /// Kind of the artefact, one of [`CALIBRATIONS`](super::methods::CALIBRATIONS).
+    pub kind: &'static str,
+    /// The method with what the artefact holds; the artefact is known to fit the model.
+    pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
 }
 
 /// How a method attends during prefill.
@@ -200,6 +220,20 @@ pub enum Selection {
     PerHead(Vec<Picks>),
 }
 
+impl Selection {
+    /// How many query heads attend a vector that stands for what was not picked.
+    pub(super) fn remainders(&self) -> usize {
+        let of = |picks: &Picks| match &picks.weighting {
+            Weighting::Remainder { shares, .. } => shares.len(),
+            _ => 0,
+        };
+        match self {
+            Selection::Shared(picks) => of(picks),
+            Selection::PerHead(heads) => heads.iter().map(of).sum(),
+        }
+    }
+}
+
 /// Tokens of the prefix and how they are weighted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picks {
@@ -231,6 +265,14 @@ pub enum Weighting {
         /// Log-sum-exp of the scaled logits of all candidates.
         log_mass: f32,
     },
+    /// Ordinary logits, which are taken to make up but a part of the candidates' exponentials: the rest
+    /// is given to one vector that stands for the candidates not picked (SparQ's mean value).
+    Remainder {
+        /// What is not picked, as a share of the candidates' exponentials, in `0..1`; one for each query head.
+        shares: Vec<f32>,
+        /// The vector, `[d]`.
+        value: Vec<f32>,
+    },
 }
 
 /// Mixes a number into a seed (splitmix64's finaliser over their combination).
@@ -246,6 +288,10 @@ pub fn mix_seed(seed: u64, value: u64) -> u64 {
 ///
 /// Indexes and states travel as `dyn Any`; the engine hands each back to the method that made it.
 pub trait AnyMethod: Send + Sync {
+    /// Kind of the artefact that has to be given before an index can be built; see [`Method::calibration`].
+    fn calibration(&self) -> Option<&'static str>;
+    /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
+    fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> String;
     /// See [`Method::build`].
@@ -265,6 +311,13 @@ pub trait AnyMethod: Send + Sync {
 const OWN: &str = "the engine returns to a method what that method made";
 
 impl<M: Method> AnyMethod for M {
+    fn calibration(&self) -> Option<&'static str> {
+        Method::calibration(self).map(|need| need.kind)
+    }
+    fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError> {
+        let Some(need) = Method::calibration(self) else { return Ok(None) };
+        Ok(Some(Arc::new((need.load)(self, artefact)?)))
+    }
     fn index_key(&self) -> String {
         Method::index_key(self)
     }

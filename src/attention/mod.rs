@@ -5,20 +5,27 @@
 //! prefix is ready, which tokens (and weights) it picks for a step's queries, and what that cost. It
 //! never attends: [`Fork`] does, the same way for all methods. Models, tasks and records are unknown here.
 
+pub mod artefact;
+pub mod calibration;
 mod engine;
 pub mod fidelity;
 mod head;
 mod method;
 pub mod methods;
+mod pca;
 mod policy;
 mod spec;
 
 pub use engine::{Fork, IndexCache};
-pub use method::{AnyMethod, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed};
+pub use method::{
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed,
+};
 pub use policy::{DenseLayers, Policy};
 pub use spec::{Budget, MethodSpec, Params, expand_grid};
 
 use std::sync::Arc;
+
+use artefact::{Artefact, ArtefactError};
 
 /// A method with its parameters and policy resolved: what one cell of a run evaluates.
 #[derive(Clone)]
@@ -32,9 +39,23 @@ pub struct Configured {
     pub policy: Policy,
     /// The method itself.
     pub method: Arc<dyn AnyMethod>,
+    /// SHA-256 of the artefact it was given, if it needs one.
+    pub artefact: Option<String>,
 }
 
 impl Configured {
+    /// The method with `artefact`, which is known to fit the model; as it is if it needs none.
+    ///
+    /// # Errors
+    /// If the artefact does not hold what the method reads.
+    pub fn calibrated(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let calibrated = self.method.calibrated(artefact)?;
+        Ok(calibrated.map_or_else(
+            || self.clone(),
+            |method| Self { method, artefact: Some(artefact.sha256().to_owned()), ..self.clone() },
+        ))
+    }
+
     /// `name` or `name:params`, as a user would write it.
     pub fn label(&self) -> String {
         if self.params.is_empty() { self.name.to_owned() } else { format!("{}:{}", self.name, self.params) }
@@ -44,5 +65,31 @@ impl Configured {
 impl std::fmt::Debug for Configured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.label())
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use super::head::HeadKv;
+    use super::{Exact, Selection};
+    use crate::cost::Cost;
+    use crate::kv::{LayerKv, Prefix};
+
+    /// Output `[group][d]` of attending what was selected from the only KV head of `kv`, and nothing else.
+    pub(super) fn attend(kv: &LayerKv, queries: &[f32], selection: &Selection) -> Vec<f32> {
+        let (tokens, d) = (kv.tokens(), kv.keys.d());
+        let (prefix, tail) = (Prefix::new(vec![kv.clone()]), LayerKv::new(crate::kv::KvDtype::F32, 1, d, 0));
+        let mut out = vec![f32::NAN; queries.len()];
+        let nothing = Exact { sink: 0, recent: tokens };
+        let scale = 1.0 / (d as f32).sqrt();
+        HeadKv::new(&prefix, &tail, 0, 0).attend(
+            queries,
+            scale,
+            nothing,
+            Some(selection),
+            &mut out,
+            &mut Cost::default(),
+        );
+        out
     }
 }

@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{Advised, Done};
 use crate::error::UsageError;
+use crate::eval::calibration::supply;
 use crate::eval::config::{RunConfig, Settings};
 use crate::eval::manifest::manifest;
 use crate::eval::run::{End, Progress, Runner, Shard};
@@ -161,6 +162,12 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
 
+    /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
+    ///
+    /// Example: --calibration qwen-calibration
+    #[arg(long, value_name = "DIR")]
+    calibration: Option<PathBuf>,
+
     /// Placement in generated examples: varied, or published (RULER's fixed shuffles)
     ///
     /// Example: --positions published
@@ -212,6 +219,7 @@ impl EvalArgs {
             fidelity: flag(self.fidelity),
             dtype: self.dtype.clone(),
             data: self.data.clone(),
+            calibration: self.calibration.clone(),
             positions: self.positions.as_deref().map(str::parse::<Positions>).transpose()?,
             chat: self.no_chat.then_some(false),
             no_full: flag(self.no_full),
@@ -251,7 +259,7 @@ fn default_folder() -> PathBuf {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on otherwise.
 pub fn run(args: EvalArgs) -> Result<Done> {
-    let config = args.run_config()?;
+    let mut config = args.run_config()?;
     let shard = args.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
     let (out, mode) = args.output()?;
     check_free(&out, mode)?;
@@ -261,6 +269,7 @@ pub fn run(args: EvalArgs) -> Result<Done> {
     let options = TaskOptions { data: data.as_ref().map(|d| d.folder.clone()), positions: config.positions };
     let tasks = resolve(&config.tasks, &options)?;
     let model = load_model(&config, args.quiet)?;
+    supply(&mut config.methods, &model, config.calibration.as_deref())?;
     let data = data.as_ref().map(|d| d.id.as_str());
     let runner = Runner { model: &model, config: &config, tasks: &tasks, data, shard };
     runner.check()?;
@@ -300,7 +309,8 @@ fn check_device(device: &str) -> Result<(), UsageError> {
     }
 }
 
-fn set_threads(threads: Option<usize>) -> Result<()> {
+/// Limits the threads of the whole program.
+pub(super) fn set_threads(threads: Option<usize>) -> Result<()> {
     match threads {
         None => Ok(()),
         Some(0) => Err(UsageError::new("0 threads were asked for").hint("--threads takes a number from 1").into()),

@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
+pub mod calibrate;
 pub mod data;
 pub mod eval;
 mod export_eval;
@@ -26,6 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Eval(Box<eval::EvalArgs>),
+    Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
     List(list::ListArgs),
     Score(score::ScoreArgs),
@@ -76,6 +78,7 @@ struct Advised {
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
+        Command::Calibrate(args) => calibrate::run(args)?,
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
         Command::Score(args) => score::run(args)?,

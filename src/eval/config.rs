@@ -56,6 +56,8 @@ pub struct Settings {
     pub dtype: Option<String>,
     /// Folder with data sets, essays and word lists.
     pub data: Option<PathBuf>,
+    /// Folder with calibration artefacts; the model's own if nowhere given.
+    pub calibration: Option<PathBuf>,
     /// `varied` or `published`.
     pub positions: Option<Positions>,
     /// Whether prompts go through the model's chat template, if it has one.
@@ -111,6 +113,7 @@ impl Settings {
             fidelity: self.fidelity.or(base.fidelity),
             dtype: self.dtype.or(base.dtype),
             data: self.data.or(base.data),
+            calibration: self.calibration.or(base.calibration),
             positions: self.positions.or(base.positions),
             chat: self.chat.or(base.chat),
             no_full: self.no_full.or(base.no_full),
@@ -150,6 +153,8 @@ pub struct RunConfig {
     pub dtype: Option<KvDtype>,
     /// Data set as named: a folder or `hub:` and a hub id.
     pub data: Option<PathBuf>,
+    /// Folder with calibration artefacts; the model's own if `None`.
+    pub calibration: Option<PathBuf>,
     /// How examples are placed.
     pub positions: Positions,
     /// Whether chat templates are used.
@@ -184,6 +189,7 @@ impl RunConfig {
             fidelity: s.fidelity.unwrap_or(false),
             dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
             data: s.data.clone(),
+            calibration: s.calibration.clone(),
             positions: s.positions.unwrap_or_default(),
             chat: s.chat.unwrap_or(true),
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),

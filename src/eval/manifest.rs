@@ -2,10 +2,11 @@
 
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::config::RunConfig;
-use super::store::IDENTITY;
+use super::store::{CALIBRATION, IDENTITY};
+use crate::attention::Configured;
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::tasks::Positions;
@@ -15,6 +16,8 @@ pub const RESULTS_VERSION: u32 = 1;
 
 /// Everything that determines a record besides task, length, example and method.
 ///
+/// What single methods were calibrated with is not in it either, but part of their own records' keys:
+/// a method that is added to a run leaves the records of others as they are.
 /// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
 /// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
 /// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
@@ -43,6 +46,7 @@ pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: 
         "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         "command": command,
         IDENTITY: identity(config, model, data),
+        CALIBRATION: calibration(config),
         "methods": config.methods.iter().map(|m| json!({
             "method": m.name,
             "params": m.params,
@@ -72,6 +76,12 @@ pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: 
             "arch": std::env::consts::ARCH,
         },
     })
+}
+
+/// Hash of the artefact by its kind, for those that methods of the run were given.
+fn calibration(config: &RunConfig) -> Map<String, Value> {
+    let one = |m: &Configured| Some((m.method.calibration()?.to_owned(), m.artefact.clone()?.into()));
+    config.methods.iter().filter_map(one).collect()
 }
 
 fn cpu_name() -> Option<String> {

@@ -1,5 +1,6 @@
 //! Running a matrix: settings, one example under many methods, records, store and statistics.
 
+pub mod calibration;
 pub mod checks;
 pub mod config;
 pub mod generate;

@@ -266,7 +266,10 @@ struct Made<'a> {
 
 /// Hash of all that determines a record; known before the example is made.
 fn record_key(identity: &str, place: &Place<'_>, method: &Configured) -> String {
-    let text = format!("{identity}\n{}\n{}\n{}\n{}", place.task.name(), place.length, place.index, method.label());
+    let mut text = format!("{identity}\n{}\n{}\n{}\n{}", place.task.name(), place.length, place.index, method.label());
+    if let Some(artefact) = &method.artefact {
+        text += &format!("\n{artefact}");
+    }
     sha256_hex(text.as_bytes())[..32].to_owned()
 }
 

@@ -18,6 +18,9 @@ pub const SAMPLES: &str = "samples.jsonl";
 pub const MANIFEST: &str = "manifest.json";
 /// Key of the manifest that holds everything that determines results.
 pub const IDENTITY: &str = "identity";
+/// Key of the manifest that holds, by kind, the hash of what methods were calibrated with. A resumed run may add
+/// a kind, but not change one.
+pub const CALIBRATION: &str = "calibration";
 const LOCK: &str = ".lock";
 /// Where the rest of the manifest of later, resumed runs is kept.
 const RESUMED: &str = "resumed";
@@ -356,6 +359,8 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
     let mut differing = BTreeSet::new();
     differences("", &stored[IDENTITY], &manifest[IDENTITY], &mut differing);
+    let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
+    differences(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut differing);
     if !differing.is_empty() {
         let differing: Vec<String> = differing.into_iter().collect();
         return Err(UsageError::new(format!(
@@ -367,10 +372,10 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         .into());
     }
     let (then, now) = (without_identity(&stored), without_identity(manifest));
-    if let Some(stored) = stored.as_object_mut()
-        && then != now
-    {
-        let resumed = stored.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
+    let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
+    fields.insert(CALIBRATION.to_owned(), calibration);
+    if then != now {
+        let resumed = fields.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
         if let Some(resumed) = resumed.as_array_mut()
             && !resumed.contains(&now)
         {
@@ -380,8 +385,15 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     Ok(stored)
 }
 
+/// The entries of `calibration`, and those of `other` whose kind it does not have.
+fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
+    let mut all = other.as_object().cloned().unwrap_or_default();
+    all.extend(calibration.as_object().cloned().unwrap_or_default());
+    Value::Object(all)
+}
+
 fn without_identity(manifest: &Value) -> Value {
-    let own = |key: &str| key != IDENTITY && key != RESUMED;
+    let own = |key: &str| ![IDENTITY, CALIBRATION, RESUMED].contains(&key);
     let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
@@ -518,6 +530,23 @@ mod tests {
         other["machine"] = json!("two");
         let error = usage(Store::open(dir.path(), OpenMode::Resume, &other).unwrap_err());
         assert!(error.what.ends_with("`model.hash` was \"ab\", is \"cd\"; `seed` was 1, is 2"), "{error}");
+    }
+
+    #[test]
+    fn a_resumed_run_may_add_calibrations_but_not_change_one() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let calibrated = |calibration: Value| {
+            let mut manifest = manifest(1);
+            manifest[CALIBRATION] = calibration;
+            Store::open(dir.path(), OpenMode::Resume, &manifest)
+        };
+        calibrated(json!({ "loki": "a" })).unwrap();
+        calibrated(json!({ "hash": "b" })).unwrap();
+        calibrated(json!({})).unwrap();
+        let error = usage(calibrated(json!({ "hash": "b", "loki": "c" })).unwrap_err());
+        assert!(error.what.ends_with("`calibration.loki` was \"a\", is \"c\""), "{error}");
+        assert_eq!(load_manifest(dir.path()).unwrap()[CALIBRATION], json!({ "loki": "a", "hash": "b" }));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Layout is `[kv_head][token][d]`, so that a head's rows are contiguous. Storage is f32, f16 or
 //! bf16; kernels widen as they read. Nothing here selects or attends.
 
+pub mod quantised;
 mod store;
 
 use std::sync::Arc;

@@ -14,6 +14,7 @@ use super::linear::{Linear, Matrix};
 use super::rope::{Rope, RopeTable, apply};
 use super::weights::{Weights, WeightsError};
 use crate::attention::Fork;
+use crate::attention::calibration::PrefillChunk;
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
 use crate::kernels::cpu::prefill::{PackedHead, causal_attention};
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -129,6 +130,17 @@ impl Decoder {
     /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
     /// these are the beginning; only `dynamic` RoPE depends on it.
     pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Prefill {
+        self.prefill_observed(tokens, prompt_tokens, &mut |_| {})
+    }
+
+    /// As [`prefill`](Self::prefill), showing `observe` the queries, keys and values of every chunk at every
+    /// layer, in the order in which they are computed.
+    pub fn prefill_observed(
+        &self,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Prefill {
         let c = &self.config;
         let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
         let mut kv: Vec<LayerKv> = (0..c.layers).map(new_layer).collect();
@@ -137,8 +149,11 @@ impl Decoder {
         let mut last = Vec::new();
         for (i, chunk) in tokens.chunks(PREFILL_CHUNK).enumerate() {
             let mut x = self.embed(chunk);
-            for (layer, kv) in self.layers.iter().zip(&mut kv) {
-                self.prefill_layer(layer, kv, &table, i * PREFILL_CHUNK, &mut x);
+            let first = i * PREFILL_CHUNK;
+            for (index, (layer, kv)) in self.layers.iter().zip(&mut kv).enumerate() {
+                self.prefill_layer(layer, kv, &table, first, &mut x, |queries, kv| {
+                    observe(&PrefillChunk { layer: index, first, queries, heads: c.heads, kv });
+                });
             }
             last = x.split_off(x.len() - c.hidden_size);
         }
@@ -154,12 +169,21 @@ impl Decoder {
         let mut x = self.embed(tokens);
         for layer in &self.layers {
             let mut kv = LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
-            self.prefill_layer(layer, &mut kv, &table, 0, &mut x);
+            self.prefill_layer(layer, &mut kv, &table, 0, &mut x, |_, _| {});
         }
         self.head.times(&self.normed(&x, &self.norm))
     }
 
-    fn prefill_layer(&self, layer: &Layer, kv: &mut LayerKv, table: &RopeTable, first: usize, x: &mut [f32]) {
+    /// `observe` sees the rotated queries `[token][head][d]` of the rows, and the cache with their keys.
+    fn prefill_layer(
+        &self,
+        layer: &Layer,
+        kv: &mut LayerKv,
+        table: &RopeTable,
+        first: usize,
+        x: &mut [f32],
+        observe: impl FnOnce(&[f32], &LayerKv),
+    ) {
         let c = &self.config;
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
         let mut qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
@@ -174,6 +198,7 @@ impl Decoder {
             (0..c.kv_heads).into_par_iter().map(|h| PackedHead::new(kv.keys.head(h), kv.values.head(h), d)).collect();
         let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
         drop(qkv);
+        observe(&queries, kv);
         let mut attended = vec![0.0; queries.len()];
         causal_attention(&queries, &packed, c.heads, 1.0 / (d as f32).sqrt(), &mut attended);
         drop((queries, packed));

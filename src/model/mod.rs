@@ -3,6 +3,7 @@
 //! A model is a Llama-family decoder (Llama, Mistral, Qwen2, Qwen3) in the layout of a Hugging Face
 //! checkpoint. Nothing here knows a task or a run; attention methods come from the floor below.
 
+pub mod calibration;
 pub mod chat;
 pub mod config;
 pub mod data;
@@ -15,9 +16,13 @@ pub mod source;
 pub mod tokenizer;
 pub mod weights;
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
+use crate::attention::artefact::ModelShape;
 use crate::kv::KvDtype;
+use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::Decoder;
 use source::ModelSource;
@@ -37,6 +42,10 @@ pub struct Model {
     pub tokenizer: Tokenizer,
     /// What the user should know about the files, one line each.
     pub notes: Vec<String>,
+    /// Where its calibration artefacts are looked for.
+    pub calibration: CalibrationPlace,
+    /// Where they are written unless the user says otherwise: only a model's own folder will do.
+    pub writable_calibration: Option<PathBuf>,
 }
 
 impl Model {
@@ -54,7 +63,13 @@ impl Model {
             Some(CheckpointType::Bf16) => KvDtype::Bf16,
             Some(CheckpointType::F32) | None => KvDtype::F32,
         };
+        let writable_calibration = match source {
+            ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
+            ModelSource::Builtin | ModelSource::Hub { .. } => None,
+        };
         Ok(Self {
+            calibration: files.calibration,
+            writable_calibration,
             decoder: Decoder::load(&config, &files.weights, dtype.unwrap_or(stored))?,
             weights_sha256: files.weights.sha256()?,
             id: files.id,
@@ -62,5 +77,17 @@ impl Model {
             tokenizer,
             notes: files.notes,
         })
+    }
+
+    /// What an artefact has to be made for to fit this model.
+    pub fn shape(&self) -> ModelShape {
+        let c = self.decoder.config();
+        ModelShape {
+            weights_sha256: self.weights_sha256.clone(),
+            layers: c.layers,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::calibration::{CALIBRATION, CalibrationPlace};
 use super::config::ModelConfig;
 use super::files::{CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
 use super::hub::{self, HubOptions, Wanted};
@@ -147,6 +148,8 @@ pub struct ModelFiles {
     pub generation_config: Option<TextFile>,
     /// [`CHAT_TEMPLATE`].
     pub chat_template: Option<TextFile>,
+    /// Where calibration artefacts are looked for.
+    pub calibration: CalibrationPlace,
     /// What the user should know about how the files were found, a line each.
     pub notes: Vec<String>,
 }
@@ -172,6 +175,7 @@ impl ModelFiles {
             tokenizer_config: optional(folder, TOKENIZER_CONFIG)?,
             generation_config: optional(folder, GENERATION_CONFIG)?,
             chat_template: optional(folder, CHAT_TEMPLATE)?,
+            calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)),
             notes: Vec::new(),
         })
     }
@@ -221,6 +225,7 @@ fn builtin() -> Result<ModelFiles> {
         tokenizer_config: Some(file(TOKENIZER_CONFIG, builtin_file!(include_str, "tokenizer_config.json"))),
         generation_config: Some(file(GENERATION_CONFIG, builtin_file!(include_str, "generation_config.json"))),
         chat_template: None,
+        calibration: CalibrationPlace::Embedded,
         notes: Vec::new(),
     })
 }

@@ -3,16 +3,22 @@
 //! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]. Nothing else in the
 //! program knows a method by name.
 
+mod double_sparsity;
 mod full;
 mod magicpig;
+mod loki;
 mod oracle_sampling;
 mod quest;
 mod random;
+mod sparq;
 mod streaming_llm;
 mod topk;
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
+use super::calibration::Calibration;
 use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy};
 use crate::error::UsageError;
 
@@ -59,7 +65,13 @@ pub const METHODS: &[MethodEntry] = &[
     streaming_llm::ENTRY,
     quest::ENTRY,
     magicpig::ENTRY,
+    double_sparsity::ENTRY,
+    loki::ENTRY,
+    sparq::ENTRY,
 ];
+
+/// How the artefacts are made that methods need, in the order in which they are made.
+pub const CALIBRATIONS: &[Calibration] = &[double_sparsity::CALIBRATION, loki::CALIBRATION];
 
 /// Parameters that every method takes.
 pub const POLICY_PARAMS: &[ParamInfo] = &[
@@ -94,7 +106,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
         canonical.extend(policy_differences(&policy));
     }
     let params = canonical.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",");
-    Ok(Configured { name: entry.name, params, policy, method })
+    Ok(Configured { name: entry.name, params, policy, method, artefact: None })
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {
@@ -130,6 +142,51 @@ fn policy_differences(policy: &Policy) -> Vec<(&'static str, String)> {
         ("dense_layers", policy.dense_layers.to_string(), policy.dense_layers != default.dense_layers),
     ];
     pairs.into_iter().filter(|(_, _, differs)| *differs).map(|(key, value, _)| (key, value)).collect()
+}
+
+/// How many of a head's `d` channels: a number (all, if it is above `d`) or a share such as `d/8`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Channels {
+    Count(usize),
+    Share(usize),
+}
+
+impl Channels {
+    fn read(params: &mut Params, key: &'static str, default: Self) -> Result<Self, UsageError> {
+        let channels = params.get(key, default);
+        channels.map_err(|e| e.hint(format!("`{key}` should be a whole number from 1, or a share such as d/8")))
+    }
+
+    /// The number for heads of width `d`; at least 1.
+    fn of(self, d: usize) -> usize {
+        match self {
+            Self::Count(n) => n.min(d),
+            Self::Share(parts) => (d / parts).max(1),
+        }
+    }
+}
+
+impl FromStr for Channels {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let positive = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or(());
+        match (text, text.strip_prefix("d/")) {
+            ("d", _) => Ok(Self::Share(1)),
+            (_, Some(parts)) => positive(parts).map(Self::Share),
+            (_, None) => positive(text).map(Self::Count),
+        }
+    }
+}
+
+impl fmt::Display for Channels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(n) => write!(f, "{n}"),
+            Self::Share(1) => f.write_str("d"),
+            Self::Share(parts) => write!(f, "d/{parts}"),
+        }
+    }
 }
 
 /// How scores of a GQA group become one selection; see [`Granularity::reduce`].

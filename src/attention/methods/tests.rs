@@ -1,25 +1,29 @@
 //! What every method must satisfy, checked through the engine on small random caches, and what each
 //! one computes, checked against naive references.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
+use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Fork, HeadPrefix, IndexCache, Step, expand_grid};
+use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
 
 const D: usize = 32;
 
-fn noise(n: usize, seed: u64) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..n).map(|_| rng.random_range(-1.5..1.5)).collect()
 }
 
-fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
+pub(super) fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
     let layer = |l: usize| {
         let mut kv = LayerKv::new(KvDtype::F32, kv_heads, d, tokens);
         for t in 0..tokens {
@@ -31,11 +35,74 @@ fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix
     Prefix::new((0..layers).map(layer).collect())
 }
 
-fn configured(spec: &str, policy: &Policy) -> Configured {
+pub(super) fn configured(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
-fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
+/// An artefact of `kind` that was made from random queries and keys.
+pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
+    const TOKENS: usize = 60;
+    let mut collector = (CALIBRATIONS.iter().find(|c| c.kind == kind).unwrap().start)(model, 0);
+    for layer in 0..model.layers {
+        let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
+        let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
+        collector.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads: model.heads, kv: &kv });
+    }
+    let collected = collector.finish();
+    let info = ArtefactInfo {
+        format: FORMAT,
+        kind: kind.to_owned(),
+        model: model.clone(),
+        data: "noise".into(),
+        seed: 0,
+        blocks: 1,
+        tokens: TOKENS,
+        settings: collected.settings,
+    };
+    Artefact::parse("random", write(&info, &collected.tensors)).unwrap()
+}
+
+pub(super) fn random_kv(dtype: KvDtype, kv_heads: usize, tokens: usize, d: usize, seed: u64) -> LayerKv {
+    let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
+    let (keys, values) = (noise(tokens * kv_heads * d, 2 * seed), noise(tokens * kv_heads * d, 2 * seed + 1));
+    keys.chunks(kv_heads * d).zip(values.chunks(kv_heads * d)).for_each(|(k, v)| kv.append(k, v));
+    kv
+}
+
+/// The method with a random artefact, if it needs one.
+fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, d: usize) -> Configured {
+    static MADE: LazyLock<Mutex<HashMap<String, Artefact>>> = LazyLock::new(Mutex::default);
+    let Some(kind) = method.method.calibration() else { return method };
+    let model = ModelShape { weights_sha256: "random".into(), layers, heads, kv_heads, head_dim: d };
+    let mut made = MADE.lock().unwrap();
+    let artefact = made.entry(format!("{kind}: {model}")).or_insert_with(|| random_artefact(kind, &model));
+    method.calibrated(artefact).unwrap()
+}
+
+/// What a step of `queries: [group][d]` picks from the candidates of one KV head, and its cost.
+pub(super) fn select(
+    spec: &str,
+    kv: &LayerKv,
+    queries: &[f32],
+    candidates: std::ops::Range<usize>,
+) -> (crate::attention::Selection, Cost) {
+    let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
+    let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
+    let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0 / (d as f32).sqrt(), kv.tokens() + 1);
+    let dtype = match keys {
+        Rows::F32(_) => KvDtype::F32,
+        Rows::F16(_) => KvDtype::F16,
+        Rows::Bf16(_) => KvDtype::Bf16,
+    };
+    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), seed };
+    let index = method.build(&prefix);
+    let step = Step { layer, kv_head, queries, d, scale, keys, values, candidates, context, seed };
+    let mut cost = Cost::default();
+    let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
+    (selection, cost)
+}
+
+pub(super) fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
     run_seeded(prefix, spec, policy, heads, steps, 5)
 }
 
@@ -48,7 +115,8 @@ fn run_seeded(
     seed: u64,
 ) -> (Vec<f32>, Fork) {
     let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
-    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&configured(spec, policy), true);
+    let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
+    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&method, true);
     let mut outputs = Vec::new();
     for t in 0..steps {
         for layer in 0..prefix.layers() {
@@ -62,11 +130,11 @@ fn run_seeded(
     (outputs, fork)
 }
 
-fn none() -> Policy {
+pub(super) fn none() -> Policy {
     Policy { sink: 0, local: 0, dense_layers: DenseLayers::default() }
 }
 
-fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
+pub(super) fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert_eq!(a.len(), b.len());
     for (a, b) in a.iter().zip(b) {
         assert!((a - b).abs() <= tolerance, "{what}: {a} against {b}");
@@ -85,6 +153,12 @@ const SELECT_ALL: &[&str] = &[
     "magicpig:K=1,L=500",
     "magicpig:K=1,L=500,min_collisions=1,center=false",
     "magicpig:K=1,L=500,simple_lsh=true",
+    "double_sparsity:k=100000",
+    "double_sparsity:ratio=1,label_bits=2,kind=random,per=kv_head",
+    "loki:ratio=1",
+    "loki:k=100000,rank=d/8,per=kv_head",
+    "sparq:k=100000",
+    "sparq:ratio=1,storage=1xK,per=kv_head",
 ];
 
 /// Specs with ordinary budgets.
@@ -100,6 +174,15 @@ const ORDINARY: &[&str] = &[
     "magicpig:K=6,L=20",
     "magicpig:K=16,L=2,min_collisions=1,center=false",
     "magicpig:K=4,L=10,simple_lsh=true,u_floor=1e-4",
+    "double_sparsity:k=8",
+    "double_sparsity:channels=d/16,label_bits=2,kind=q,k=8,per=kv_head",
+    "double_sparsity:channels=3,label_bits=16,kind=k,k=8",
+    "double_sparsity:kind=random,ratio=0.1",
+    "loki:k=8",
+    "loki:rank=d/4,per=kv_head",
+    "sparq:k=8",
+    "sparq:r=d/4,k=8,storage=1xK",
+    "sparq:r=1,ratio=0.1,per=kv_head",
 ];
 
 #[test]
@@ -169,6 +252,9 @@ fn density_is_what_the_budget_says() {
         ("random:ratio=0.1", (101.0 + 20.0 + 1.0) / 1001.0),
         ("streaming_llm:window=96", (4.0 + 96.0) / 1001.0),
         ("quest:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
+        ("double_sparsity:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
+        ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
@@ -392,6 +478,9 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("magicpig"), "magicpig:K=10,L=150");
     assert_eq!(label("magicpig:center=true,L=75,K=8,seed=1"), "magicpig:K=8,L=75");
     assert_eq!(label("magicpig:preset=repo,seed=2"), "magicpig:K=10,L=150,u_floor=0.0001,seed=2,dense_layers=0+50%");
+    assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/8,label_bits=4,k=64");
+    assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
+    assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");
     let bad = [
         "topkk",
         "topk:kk=3",
@@ -410,6 +499,12 @@ fn specs_are_checked_and_canonical() {
         "magicpig:u_floor=-0.1",
         "magicpig:u_floor=NaN",
         "magicpig:seed=-1",
+        "double_sparsity:channels=0",
+        "double_sparsity:channels=d/0",
+        "double_sparsity:label_bits=8",
+        "double_sparsity:kind=v",
+        "loki:rank=x",
+        "sparq:storage=3xK",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

@@ -1,0 +1,495 @@
+//! `double_sparsity`: scores on a few channels chosen offline, in a contiguous label cache (Double
+//! Sparsity, Algorithm 1 and §4).
+//!
+//! Calibration measures `|q_c·k_c|` on ordinary text, for query and key of the same token after RoPE, as
+//! the authors' code does (§4.1 writes `S_c = Q_c·K_c`); the channels with the largest mean form the
+//! label. Channels belong to a KV head, since the label cache does: under GQA `qk` and `q` are summed
+//! over the group, `k` needs no sum. The label cache holds these channels of every candidate's key in
+//! 16, 4 or 2 bits ([`QuantisedRows`]: each channel by its own range over 128 tokens, asymmetric; the
+//! authors' code takes one range for each token's label, which costs more than the labels themselves
+//! when they are narrow). Queries are not quantised.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::Rng;
+use rayon::prelude::*;
+
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, shares_in_words};
+use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step, mix_seed};
+use crate::cost::Cost;
+use crate::kernels::cpu::topk::top_k;
+use crate::kv::quantised::QuantisedRows;
+use crate::kv::{KvDtype, KvStore};
+
+const NAME: &str = "double_sparsity";
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: NAME,
+    about: "top-k by a few calibrated channels of the keys, kept in few bits (needs `spattn calibrate`)",
+    params: &[
+        ParamInfo {
+            key: "channels",
+            default: "d/8",
+            about: "channels in the label: a number, or a share d/N of the head",
+        },
+        ParamInfo { key: "label_bits", default: "4", about: "16 | 4 | 2: bits a number in the label cache" },
+        ParamInfo {
+            key: "kind",
+            default: "qk",
+            about: "qk | q | k | random: what channels are chosen by; random needs no calibration",
+        },
+        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        Granularity::INFO,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[
+                ("channels", "d/16"),
+                ("label_bits", "4"),
+                ("kind", "qk"),
+                ("ratio", "0.0625"),
+                ("sink", "0"),
+                ("local", "0"),
+            ],
+            source: "Double Sparsity §4.2 and §6: 1/16 of the channels and of the tokens, 4-bit labels, qk outliers",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("channels", "d/2"),
+                ("label_bits", "4"),
+                ("kind", "q"),
+                ("k", "256"),
+                ("sink", "0"),
+                ("local", "0"),
+                ("dense_layers", "0+1"),
+            ],
+            source: "Double Sparsity's code, longbench_ds.sh: half the channels by q, layers 0 and 1 dense, 4 bits (2 asked)",
+        },
+    ],
+    build: |params| {
+        let channels = Channels::read(params, "channels", Channels::Share(8))?;
+        let bits: usize = params.get("label_bits", 4)?;
+        if ![16, 4, 2].contains(&bits) {
+            return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));
+        }
+        let kind = match params.choice("kind", &["qk", "q", "k", "random"])? {
+            "qk" => Kind::Calibrated("qk"),
+            "q" => Kind::Calibrated("q"),
+            "k" => Kind::Calibrated("k"),
+            _ => Kind::Random,
+        };
+        let budget = params.budget(Budget::Tokens(64))?;
+        Ok(Arc::new(DoubleSparsity { channels, bits, kind, rankings: None, budget, per: Granularity::read(params)? }))
+    },
+};
+
+pub(super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "mean |q·k|, |q| and |k| of every channel",
+    start: |model, _| Box::new(ChannelMeans::new(model)),
+};
+
+/// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
+type Rankings = Vec<Vec<Vec<u32>>>;
+
+/// Top-k by the label cache.
+#[derive(Clone)]
+struct DoubleSparsity {
+    channels: Channels,
+    bits: usize,
+    kind: Kind,
+    /// From the artefact, with its hash.
+    rankings: Option<(Arc<Rankings>, String)>,
+    budget: Budget,
+    per: Granularity,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// By this measure of the artefact.
+    Calibrated(&'static str),
+    /// Drawn for each layer and KV head from [`RANDOM_CHANNELS_SEED`].
+    Random,
+}
+
+/// Random channels are as static as calibrated ones: the same for all examples and runs.
+const RANDOM_CHANNELS_SEED: u64 = 0x6c61_6265_6c73;
+
+/// The label cache of one KV head.
+struct Labels {
+    channels: Vec<u32>,
+    rows: LabelRows,
+}
+
+/// `[candidate][channel]`.
+enum LabelRows {
+    Half(KvStore),
+    Quantised(QuantisedRows),
+}
+
+impl Method for DoubleSparsity {
+    type Index = Labels;
+    type State = ();
+
+    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+        match self.kind {
+            Kind::Calibrated(_) => Some(CalibrationNeed { kind: NAME, load: Self::with_rankings }),
+            Kind::Random => None,
+        }
+    }
+
+    fn index_key(&self) -> String {
+        let artefact = self.rankings.as_ref().map_or("", |(_, hash)| hash.as_str());
+        format!("channels={},bits={},kind={:?},artefact={artefact}", self.channels, self.bits, self.kind)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Labels {
+        let mut channels = self.ranking(prefix.layer, prefix.kv_head, prefix.d);
+        channels.truncate(self.channels.of(prefix.d));
+        // In the order of the head, so that all channels give the very sums of exact scores.
+        channels.sort_unstable();
+        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+        let mut labels = gather(&keys, prefix.d, &channels);
+        let rows = match self.bits {
+            16 => LabelRows::Half(half_rows(&mut labels, channels.len(), prefix.dtype)),
+            bits => LabelRows::Quantised(QuantisedRows::new(&labels, channels.len(), bits)),
+        };
+        Labels { channels, rows }
+    }
+
+    fn index_bytes(&self, labels: &Labels) -> usize {
+        match &labels.rows {
+            LabelRows::Half(rows) => rows.bytes(),
+            LabelRows::Quantised(rows) => rows.bytes(),
+        }
+    }
+
+    fn start(&self, _: &Labels) {}
+
+    fn select(&self, step: &Step<'_>, labels: &Labels, (): &mut (), cost: &mut Cost) -> Selection {
+        let scores = label_scores(step, labels, cost);
+        let k = self.budget.tokens(step.context);
+        let first = step.candidates.start as u32;
+        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+    }
+}
+
+impl DoubleSparsity {
+    fn with_rankings(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let Kind::Calibrated(measure) = self.kind else { return Ok(self.clone()) };
+        let model = &artefact.info().model;
+        let heads = if measure == "k" { model.kv_heads } else { model.heads };
+        let rankings: Rankings = (0..model.layers)
+            .map(|layer| {
+                let means = artefact.read(&tensor_name(layer, measure), &[heads, model.head_dim])?;
+                let by_kv_head = means.chunks_exact(heads / model.kv_heads * model.head_dim);
+                Ok(by_kv_head.map(|group| ranking(group, model.head_dim)).collect())
+            })
+            .collect::<Result<_, ArtefactError>>()?;
+        Ok(Self { rankings: Some((Arc::new(rankings), artefact.sha256().to_owned())), ..self.clone() })
+    }
+
+    fn ranking(&self, layer: usize, kv_head: usize, d: usize) -> Vec<u32> {
+        match self.kind {
+            Kind::Calibrated(_) => {
+                let (rankings, _) = self.rankings.as_ref().expect("a run calibrates its methods before it builds");
+                rankings[layer][kv_head].clone()
+            }
+            Kind::Random => {
+                let seed = mix_seed(mix_seed(RANDOM_CHANNELS_SEED, layer as u64), kv_head as u64);
+                let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                let mut keyed: Vec<(u64, u32)> = (0..d as u32).map(|c| (rng.next_u64(), c)).collect();
+                keyed.sort_unstable();
+                keyed.into_iter().map(|(_, channel)| channel).collect()
+            }
+        }
+    }
+}
+
+/// Channels by their sum over the rows of `means: [head][d]`, the largest first, the lower of equals first.
+fn ranking(means: &[f32], d: usize) -> Vec<u32> {
+    let total = |c: u32| means.iter().skip(c as usize).step_by(d).map(|x| f64::from(*x)).sum::<f64>();
+    let mut channels: Vec<u32> = (0..d as u32).collect();
+    channels.sort_by(|&a, &b| total(b).total_cmp(&total(a)).then(a.cmp(&b)));
+    channels
+}
+
+/// The given channels of every row.
+fn gather(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
+    rows.chunks_exact(d).flat_map(|row| channels.iter().map(|c| row[*c as usize])).collect()
+}
+
+/// Labels in 16 bits: as the cache stores them, or in IEEE half precision if it stores 32 (what is beyond
+/// its range becomes its largest number).
+fn half_rows(labels: &mut [f32], width: usize, dtype: KvDtype) -> KvStore {
+    const LARGEST_HALF: f32 = 65504.0;
+    let dtype = match dtype {
+        KvDtype::Bf16 => KvDtype::Bf16,
+        KvDtype::F16 | KvDtype::F32 => KvDtype::F16,
+    };
+    if dtype == KvDtype::F16 {
+        labels.iter_mut().for_each(|x| *x = x.clamp(-LARGEST_HALF, LARGEST_HALF));
+    }
+    let mut rows = KvStore::new(dtype, 1, width, labels.len() / width);
+    labels.chunks_exact(width).for_each(|row| rows.append(row));
+    rows
+}
+
+/// `q[C]·label` of every candidate, `[group][candidates]`, with its cost. The labels are read once for
+/// the group.
+fn label_scores(step: &Step<'_>, labels: &Labels, cost: &mut Cost) -> Vec<f32> {
+    let width = labels.channels.len();
+    let queries = gather(step.queries, step.d, &labels.channels);
+    match &labels.rows {
+        LabelRows::Half(rows) => {
+            cost.aux_bytes += (rows.tokens() * width * 2) as u64;
+            Step { queries: &queries, d: width, ..step.clone() }.score_rows(rows.head(0), cost)
+        }
+        LabelRows::Quantised(rows) => {
+            let mut scores = vec![0.0; step.group() * rows.tokens()];
+            rows.scores(&queries, &mut scores);
+            cost.aux_bytes += rows.bytes() as u64;
+            // A multiply-add a number, and two products a range.
+            cost.score_flops += (2 * step.group() * width * (rows.tokens() + rows.groups())) as u64;
+            scores
+        }
+    }
+}
+
+fn tensor_name(layer: usize, measure: &str) -> String {
+    format!("layers.{layer}.{measure}")
+}
+
+// ---- calibration ----
+
+/// Sums over tokens, for one KV head and its group of query heads.
+#[derive(Debug, Clone)]
+struct HeadSums {
+    /// `|q_c·k_c|` of the same token, `[query head of the group][d]`.
+    qk: Vec<f64>,
+    /// `|q_c|`, as `qk`.
+    q: Vec<f64>,
+    /// `|k_c|`, `[d]`.
+    k: Vec<f64>,
+}
+
+/// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|`.
+struct ChannelMeans {
+    model: ModelShape,
+    /// `[layer][kv_head]`.
+    sums: Vec<Vec<HeadSums>>,
+    /// Tokens seen, by layer.
+    tokens: Vec<usize>,
+}
+
+impl ChannelMeans {
+    fn new(model: &ModelShape) -> Self {
+        let (d, group) = (model.head_dim, model.group());
+        let head = HeadSums { qk: vec![0.0; group * d], q: vec![0.0; group * d], k: vec![0.0; d] };
+        Self {
+            model: model.clone(),
+            sums: vec![vec![head; model.kv_heads]; model.layers],
+            tokens: vec![0; model.layers],
+        }
+    }
+
+    /// Mean over tokens of one measure at one layer, heads one after the other.
+    fn tensor(&self, layer: usize, measure: &str, of: impl Fn(&HeadSums) -> &[f64]) -> NamedTensor {
+        let tokens = self.tokens[layer].max(1) as f64;
+        let mean = |sum: &f64| (sum / tokens) as f32;
+        let values: Vec<f32> = self.sums[layer].iter().flat_map(|head| of(head).iter().map(mean)).collect();
+        let shape = vec![values.len() / self.model.head_dim, self.model.head_dim];
+        NamedTensor { name: tensor_name(layer, measure), shape, values, precision: Precision::F32 }
+    }
+}
+
+impl Collector for ChannelMeans {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let (d, group, tokens) = (chunk.d(), self.model.group(), chunk.tokens());
+        self.tokens[chunk.layer] += tokens;
+        self.sums[chunk.layer].par_iter_mut().enumerate().for_each(|(kv_head, sums)| {
+            for (t, key) in chunk.keys(kv_head).chunks_exact(d).enumerate() {
+                sums.k.iter_mut().zip(key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
+                for g in 0..group {
+                    let query = chunk.query(t, kv_head * group + g);
+                    let sums = sums.qk[g * d..].iter_mut().zip(&mut sums.q[g * d..]);
+                    for ((qk, q), (x, k)) in sums.zip(query.iter().zip(key)) {
+                        *qk += f64::from((x * k).abs());
+                        *q += f64::from(x.abs());
+                    }
+                }
+            }
+        });
+    }
+
+    fn finish(self: Box<Self>) -> Collected {
+        let tensors = (0..self.model.layers)
+            .flat_map(|layer| {
+                [
+                    self.tensor(layer, "qk", |s| &s.qk),
+                    self.tensor(layer, "q", |s| &s.q),
+                    self.tensor(layer, "k", |s| &s.k),
+                ]
+            })
+            .collect();
+        let d = self.model.head_dim;
+        let descending = |head: &HeadSums| {
+            let mut summed: Vec<f64> = (0..d).map(|c| head.qk.iter().skip(c).step_by(d).sum()).collect();
+            summed.sort_by(|a, b| b.total_cmp(a));
+            summed
+        };
+        let masses: Vec<Vec<f64>> = self.sums.iter().flatten().map(descending).collect();
+        let (channels, percents) = shares_in_words(&[d / 16, d / 8, d / 4, d / 2], d, &masses);
+        Collected {
+            tensors,
+            settings: BTreeMap::from([("pairs".to_owned(), "query and key of the same token, after RoPE".to_owned())]),
+            notes: vec![format!("the first {channels} channels carry {percents} of mean |q·k| (mean over KV heads)")],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
+    use super::*;
+    use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::kernels::cpu::Rows;
+    use crate::kv::LayerKv;
+
+    fn shape(heads: usize, kv_heads: usize, head_dim: usize) -> ModelShape {
+        ModelShape { weights_sha256: String::new(), layers: 1, heads, kv_heads, head_dim }
+    }
+
+    #[test]
+    fn all_channels_in_16_bits_pick_exactly_what_topk_picks() {
+        for dtype in [KvDtype::F16, KvDtype::Bf16] {
+            let kv = random_kv(dtype, 1, 300, 64, 3);
+            let queries = noise(4 * 64, 8);
+            for options in ["k=20", "k=20,per=kv_head"] {
+                let exact = select(&format!("topk:{options}"), &kv, &queries, 4..280).0;
+                let spec = format!("double_sparsity:channels=d,label_bits=16,{options}");
+                assert_eq!(select(&spec, &kv, &queries, 4..280).0, exact, "{dtype:?}");
+            }
+        }
+    }
+
+    fn correlation(a: &[f32], b: &[f32]) -> f64 {
+        let mean = |x: &[f32]| x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
+        let (ma, mb) = (mean(a), mean(b));
+        let products = a.iter().zip(b).map(|(x, y)| ((f64::from(*x) - ma), (f64::from(*y) - mb)));
+        let (ab, aa, bb) = products.fold((0.0, 0.0, 0.0), |s, (x, y)| (s.0 + x * y, s.1 + x * x, s.2 + y * y));
+        ab / (aa * bb).sqrt()
+    }
+
+    #[test]
+    fn scores_of_few_bits_follow_those_of_sixteen() {
+        // Two channels are far larger than the others, and off centre, as keys have them.
+        let (n, d) = (700, 32);
+        let mut keys = noise(n * d, 1);
+        keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
+        let queries = noise(d, 2);
+        let rows = Rows::F32(&keys);
+        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, n + 1);
+        let head =
+            HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype: KvDtype::F32, candidates: 0..n, seed };
+        let step = Step {
+            layer,
+            kv_head,
+            queries: &queries,
+            d,
+            scale,
+            keys: rows,
+            values: rows,
+            candidates: 0..n,
+            context,
+            seed,
+        };
+        let scores = |bits: usize| {
+            let (channels, kind, per) = (Channels::Share(2), Kind::Random, Granularity::QueryHead);
+            let method = DoubleSparsity { channels, bits, kind, rankings: None, budget: Budget::Tokens(1), per };
+            label_scores(&step, &Method::build(&method, &head), &mut Cost::default())
+        };
+        let (exact, four, two) = (scores(16), scores(4), scores(2));
+        assert!(correlation(&exact, &four) > 0.98, "{}", correlation(&exact, &four));
+        assert!(correlation(&exact, &two) > 0.8 && correlation(&exact, &two) < correlation(&exact, &four));
+    }
+
+    #[test]
+    fn labels_cost_what_is_stored_and_read() {
+        let prefix = prefix(1, 1, 1280, 32);
+        let cost = |spec: &str| {
+            let (_, fork) = run(&prefix, spec, &none(), 2, 1);
+            (fork.aux_bits(), fork.costs().total(|_| true))
+        };
+        // 8 bytes of range for a channel of 128 tokens: half a bit a number.
+        for (bits, stored) in [(4, 4.5), (2, 2.5), (16, 16.0)] {
+            let (aux, cost) = cost(&format!("double_sparsity:channels=8,label_bits={bits},kind=random,k=16"));
+            assert_eq!(aux, 8.0 * stored, "{bits} bits");
+            assert_eq!(cost.aux_bytes as f64, 1280.0 * 8.0 * stored / 8.0, "labels are read once for the group");
+            assert!((cost.cost1() - 8.0 / 64.0).abs() < 2e-3, "8 of 32 channels, and no values");
+            assert_eq!(cost.kv_bytes, (2 * 16 + 1) * 2 * 32 * 4, "only picks and the own token are read");
+        }
+    }
+
+    /// Two KV heads with two query heads each; head 0 has large queries at channel 1 and 5, large keys at 2.
+    fn planted() -> Artefact {
+        let (tokens, d) = (40, 8);
+        let mut queries = noise(tokens * 4 * d, 5);
+        let mut kv = LayerKv::new(KvDtype::F32, 2, d, tokens);
+        for (t, query) in queries.chunks_mut(4 * d).enumerate() {
+            query[1] = 50.0;
+            query[d + 5] = -80.0;
+            let mut key = noise(2 * d, t as u64);
+            key[2] = -30.0;
+            key[5] = 0.0;
+            key[d + 7] = 40.0;
+            kv.append(&key, &key);
+        }
+        let model = shape(4, 2, d);
+        let mut collector = (CALIBRATION.start)(&model, 0);
+        collector.observe(&PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 4, kv: &kv });
+        let Collected { tensors, settings, notes } = collector.finish();
+        assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");
+        let (kind, data) = (NAME.to_owned(), String::new());
+        let info = ArtefactInfo { format: FORMAT, kind, model, data, seed: 0, blocks: 1, tokens, settings };
+        Artefact::parse("planted", write(&info, &tensors)).unwrap()
+    }
+
+    #[test]
+    fn planted_channels_come_first_by_each_measure_summed_over_the_group() {
+        let artefact = planted();
+        let ranking = |kind, kv_head| {
+            let (channels, budget, per) = (Channels::Share(4), Budget::Tokens(1), Granularity::QueryHead);
+            let method = DoubleSparsity { channels, bits: 4, kind, rankings: None, budget, per };
+            method.with_rankings(&artefact).unwrap().ranking(0, kv_head, 8)
+        };
+        assert_eq!(ranking(Kind::Calibrated("q"), 0)[..2], [5, 1]);
+        assert_eq!(ranking(Kind::Calibrated("k"), 0)[0], 2);
+        // Means over the group: about 30·(0.75 + 0.75) at channel 2, 0.75·(50 + 0.75) at 1, keys of 0 at 5.
+        assert_eq!(ranking(Kind::Calibrated("qk"), 0)[..2], [2, 1]);
+        assert_eq!(ranking(Kind::Calibrated("qk"), 1)[0], 7);
+        let mut random = ranking(Kind::Random, 0);
+        assert_ne!(random, ranking(Kind::Random, 1));
+        random.sort_unstable();
+        assert_eq!(random, (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn only_random_channels_need_no_artefact_and_others_get_theirs_checked() {
+        let needs = |spec: &str| configured(spec, &none()).method.calibration();
+        assert_eq!(needs("double_sparsity:kind=random"), None);
+        assert_eq!(needs("double_sparsity:kind=k"), Some("double_sparsity"));
+        let info = planted().info().clone();
+        let empty = Artefact::parse("x", write(&info, &[])).unwrap();
+        let error = configured("double_sparsity", &none()).calibrated(&empty).unwrap_err();
+        assert_eq!(error.to_string(), "x: tensor `layers.0.qk` is missing");
+    }
+}

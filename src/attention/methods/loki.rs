@@ -1,0 +1,237 @@
+//! `loki`: scores in the leading principal components of the keys (Singhania et al. 2024).
+//!
+//! Calibration finds the principal components of each KV head's keys after RoPE, as cached; the paper
+//! also tries components of keys before RoPE, which are not made here. Keys are projected on the first
+//! `rank` components when the index is built, queries at every step. The paper stores the keys themselves
+//! in this basis, which needs no further memory; here they stay as they are, and the projections are
+//! counted as what they are, a further copy. The basis belongs to the model and is not counted as index.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, shares_in_words};
+use crate::attention::pca::{Components, Covariance};
+use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step};
+use crate::cost::Cost;
+use crate::kernels::cpu::linear::linear_rows;
+use crate::kernels::cpu::topk::top_k;
+use crate::kv::KvStore;
+
+const NAME: &str = "loki";
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: NAME,
+    about: "top-k by the leading principal components of the keys (needs `spattn calibrate`)",
+    params: &[
+        ParamInfo { key: "rank", default: "32", about: "components: a number, or a share d/N of the head" },
+        ParamInfo {
+            key: "ratio",
+            default: "0.03",
+            about: "share of the context picked beyond the static tokens, above 0 to 1",
+        },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
+        Granularity::INFO,
+    ],
+    presets: &[Preset {
+        name: "paper",
+        values: &[("rank", "d/4"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
+        source: "Loki §6: a quarter of the components (d_f 0.25) and a quarter of the tokens (k_f 0.25)",
+    }],
+    build: |params| {
+        let rank = Channels::read(params, "rank", Channels::Count(32))?;
+        let budget = params.budget(Budget::Ratio(0.03))?;
+        Ok(Arc::new(Loki { rank, basis: None, budget, per: Granularity::read(params)? }))
+    },
+};
+
+pub(super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "principal components of the keys",
+    start: |model, _| Box::new(KeyCovariances::new(model)),
+};
+
+/// Top-k in the basis of principal components.
+#[derive(Clone)]
+struct Loki {
+    rank: Channels,
+    basis: Option<Basis>,
+    budget: Budget,
+    per: Granularity,
+}
+
+/// Components of every KV head, and the hash of the artefact they come from.
+#[derive(Clone)]
+struct Basis {
+    /// `[layer][kv_head]`, each `[component][d]`.
+    heads: Arc<Vec<Vec<Vec<f32>>>>,
+    sha256: String,
+}
+
+impl Method for Loki {
+    type Index = KvStore;
+    type State = ();
+
+    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+        Some(CalibrationNeed { kind: NAME, load: Self::with_basis })
+    }
+
+    fn index_key(&self) -> String {
+        format!("rank={},artefact={}", self.rank, self.basis.as_ref().map_or("", |b| &b.sha256))
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
+        let rank = self.rank.of(prefix.d);
+        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+        let projected = project(&keys, self.components(prefix.layer, prefix.kv_head, prefix.d), prefix.d);
+        let mut rows = KvStore::new(prefix.dtype, 1, rank, prefix.candidates.len());
+        projected.chunks_exact(rank).for_each(|row| rows.append(row));
+        rows
+    }
+
+    fn index_bytes(&self, rows: &KvStore) -> usize {
+        rows.bytes()
+    }
+
+    fn start(&self, _: &KvStore) {}
+
+    fn select(&self, step: &Step<'_>, rows: &KvStore, (): &mut (), cost: &mut Cost) -> Selection {
+        let components = self.components(step.layer, step.kv_head, step.d);
+        let queries = project(step.queries, components, step.d);
+        cost.score_flops += 2 * (step.group() * components.len()) as u64;
+        let rows = rows.head(0);
+        cost.aux_bytes += (size_of_val(components) + rows.elements() * rows.elem_bytes()) as u64;
+        let scores = Step { queries: &queries, d: self.rank.of(step.d), ..step.clone() }.score_rows(rows, cost);
+        let k = self.budget.tokens(step.context);
+        let first = step.candidates.start as u32;
+        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+    }
+}
+
+impl Loki {
+    fn with_basis(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        let ModelShape { layers, kv_heads, head_dim: d, .. } = artefact.info().model;
+        let layer = |layer: usize| {
+            let values = artefact.read(&basis_name(layer), &[kv_heads, d, d])?;
+            Ok(values.chunks_exact(d * d).map(<[f32]>::to_vec).collect())
+        };
+        let heads = (0..layers).map(layer).collect::<Result<_, ArtefactError>>()?;
+        Ok(Self { basis: Some(Basis { heads: Arc::new(heads), sha256: artefact.sha256().to_owned() }), ..self.clone() })
+    }
+
+    /// The first `rank` components of a KV head, `[component][d]`.
+    fn components(&self, layer: usize, kv_head: usize, d: usize) -> &[f32] {
+        let basis = self.basis.as_ref().expect("a run calibrates its methods before it builds");
+        &basis.heads[layer][kv_head][..self.rank.of(d) * d]
+    }
+}
+
+/// `rows: [row][d]` on `components: [component][d]`: `[row][component]`.
+fn project(rows: &[f32], components: &[f32], d: usize) -> Vec<f32> {
+    let mut out = vec![0.0; rows.len() / d * (components.len() / d)];
+    linear_rows(rows, components, d, &mut out);
+    out
+}
+
+fn basis_name(layer: usize) -> String {
+    format!("layers.{layer}.basis")
+}
+
+// ---- calibration ----
+
+/// Covariances of the keys, `[layer][kv_head]`.
+struct KeyCovariances {
+    model: ModelShape,
+    heads: Vec<Vec<Covariance>>,
+}
+
+impl KeyCovariances {
+    fn new(model: &ModelShape) -> Self {
+        let heads = vec![vec![Covariance::new(model.head_dim); model.kv_heads]; model.layers];
+        Self { model: model.clone(), heads }
+    }
+}
+
+impl Collector for KeyCovariances {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let heads = self.heads[chunk.layer].par_iter_mut().enumerate();
+        heads.for_each(|(kv_head, covariance)| covariance.add(&chunk.keys(kv_head)));
+    }
+
+    fn finish(self: Box<Self>) -> Collected {
+        let ModelShape { kv_heads, head_dim: d, .. } = self.model;
+        let of_layer = |heads: &Vec<Covariance>| heads.par_iter().map(Covariance::components).collect::<Vec<_>>();
+        let layers: Vec<Vec<Components>> = self.heads.par_iter().map(of_layer).collect();
+        let mut tensors = Vec::new();
+        for (layer, heads) in layers.iter().enumerate() {
+            let gather = |of: fn(&Components) -> &[f64]| heads.iter().flat_map(of).map(|x| *x as f32).collect();
+            let tensor = |name, shape, values| NamedTensor { name, shape, values, precision: Precision::F32 };
+            tensors.push(tensor(basis_name(layer), vec![kv_heads, d, d], gather(|c| &c.directions)));
+            tensors.push(tensor(format!("layers.{layer}.variance"), vec![kv_heads, d], gather(|c| &c.variances)));
+        }
+        let variances: Vec<Vec<f64>> = layers.into_iter().flatten().map(|c| c.variances).collect();
+        let (components, percents) = shares_in_words(&[d / 8, d / 4, d / 2], d, &variances);
+        Collected {
+            tensors,
+            settings: BTreeMap::from([("keys".to_owned(), "after RoPE, as cached; centred".to_owned())]),
+            notes: vec![format!(
+                "the first {components} components hold {percents} of the keys' variance (mean over KV heads)"
+            )],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, select};
+    use super::*;
+    use crate::attention::Picks;
+    use crate::kv::KvDtype;
+
+    #[test]
+    fn equals_a_naive_reference() {
+        let (d, n, rank, k) = (32, 200, 8, 11);
+        let kv = random_kv(KvDtype::F32, 1, n, d, 4);
+        let queries = noise(2 * d, 6);
+        let model = ModelShape { weights_sha256: "random".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let basis = random_artefact(NAME, &model).read("layers.0.basis", &[1, d, d]).unwrap();
+        let keys = kv.keys.head(0).to_f32();
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(x * y)).sum::<f64>();
+        let expected = queries.chunks(d).map(|query| {
+            let score = |t: u32| {
+                let component = |r: usize| &basis[r * d..][..d];
+                (0..rank)
+                    .map(|r| dot(query, component(r)) * dot(&keys[t as usize * d..][..d], component(r)))
+                    .sum::<f64>()
+            };
+            let mut order: Vec<u32> = (10..190).collect();
+            order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+            order.truncate(k);
+            order.sort_unstable();
+            Picks::softmax(order)
+        });
+        let expected = Selection::PerHead(expected.collect());
+        assert_eq!(select(&format!("loki:rank={rank},k={k}"), &kv, &queries, 10..190).0, expected);
+    }
+
+    #[test]
+    fn all_components_pick_what_topk_picks() {
+        let kv = random_kv(KvDtype::F32, 1, 400, 64, 5);
+        let queries = noise(3 * 64, 7);
+        let exact = select("topk:k=25", &kv, &queries, 0..400).0;
+        assert_eq!(select("loki:rank=d,k=25", &kv, &queries, 0..400).0, exact);
+    }
+
+    #[test]
+    fn projections_are_counted_as_stored_and_read() {
+        let prefix = prefix(1, 1, 1000, 32);
+        let (_, fork) = run(&prefix, "loki:rank=8,k=10", &none(), 4, 1);
+        let cost = fork.costs().total(|_| true);
+        assert_eq!(fork.aux_bits(), 8.0 * 32.0, "8 f32 numbers a token");
+        assert_eq!(cost.aux_bytes, 1000 * 8 * 4 + 8 * 32 * 4, "projections and basis, once for the group");
+        assert_eq!(cost.score_flops, 2 * 4 * (1000 * 8 + 8 * 32));
+    }
+}

@@ -1,0 +1,191 @@
+//! Rows of numbers in 2 or 4 bits, quantised column by column in groups of tokens.
+//!
+//! Keys have a few channels far larger than the rest, so a range is kept for each column rather than for
+//! each row (as KIVI does for keys): `x ≈ min + step · code`, with `min` and `step` of the column over
+//! [`GROUP`] tokens. Asymmetric, rounded to nearest; packed, so that bytes are what is really held.
+
+/// Tokens that share a column's range.
+pub const GROUP: usize = 128;
+
+/// `[token][column]` in `bits` bits a number.
+#[derive(Debug, Clone)]
+pub struct QuantisedRows {
+    bits: usize,
+    columns: usize,
+    tokens: usize,
+    /// For each group, for each column: the codes of the group's tokens, from the lowest bits up.
+    codes: Vec<u8>,
+    /// For each group, for each column.
+    ranges: Vec<Range>,
+}
+
+/// The range of a column within a group.
+#[derive(Debug, Clone, Copy, Default)]
+struct Range {
+    min: f32,
+    step: f32,
+}
+
+impl QuantisedRows {
+    /// Quantises `values: [token][columns]`.
+    ///
+    /// # Panics
+    /// If `bits` is neither 2 nor 4, or the values are not whole rows.
+    pub fn new(values: &[f32], columns: usize, bits: usize) -> Self {
+        assert!(bits == 2 || bits == 4, "2 or 4 bits");
+        assert!(columns > 0 && values.len().is_multiple_of(columns), "whole rows");
+        let mut rows = Self { bits, columns, tokens: values.len() / columns, codes: Vec::new(), ranges: Vec::new() };
+        for group in values.chunks(GROUP * columns) {
+            for column in 0..columns {
+                rows.push_column(group.iter().skip(column).step_by(columns).copied());
+            }
+        }
+        rows
+    }
+
+    fn push_column(&mut self, column: impl Iterator<Item = f32> + Clone) {
+        let min = column.clone().fold(f32::INFINITY, f32::min);
+        let max = column.clone().fold(f32::NEG_INFINITY, f32::max);
+        let top = ((1 << self.bits) - 1) as f32;
+        let step = (max - min) / top;
+        self.ranges.push(Range { min, step });
+        let per_byte = 8 / self.bits;
+        for (i, x) in column.enumerate() {
+            let code = if step > 0.0 { ((x - min) / step).round().clamp(0.0, top) as u8 } else { 0 };
+            match i % per_byte {
+                0 => self.codes.push(code),
+                place => *self.codes.last_mut().expect("a byte was begun") |= code << (place * self.bits),
+            }
+        }
+    }
+
+    /// Rows.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Groups of tokens.
+    pub fn groups(&self) -> usize {
+        self.tokens.div_ceil(GROUP)
+    }
+
+    /// Bytes held: codes and ranges.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + std::mem::size_of_val(self.ranges.as_slice())
+    }
+
+    /// `out[g][token] = queries[g] · row(token)` for `queries: [g][columns]`.
+    ///
+    /// # Panics
+    /// If the slices do not have these shapes.
+    pub fn scores(&self, queries: &[f32], out: &mut [f32]) {
+        let heads = queries.len() / self.columns;
+        assert_eq!(out.len(), heads * self.tokens, "output shape");
+        let mut codes = [0.0; GROUP];
+        self.walk(|first, tokens, column, range, bytes| {
+            unpack(bytes, self.bits, &mut codes[..tokens]);
+            for (query, out) in queries.chunks_exact(self.columns).zip(out.chunks_exact_mut(self.tokens)) {
+                let (offset, factor) = (query[column] * range.min, query[column] * range.step);
+                let out = &mut out[first..first + tokens];
+                match column {
+                    0 => out.iter_mut().zip(&codes).for_each(|(o, code)| *o = offset + factor * code),
+                    _ => out.iter_mut().zip(&codes).for_each(|(o, code)| *o += offset + factor * code),
+                }
+            }
+        });
+    }
+
+    /// All rows `[token][column]`, as far as their bits tell.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut rows = vec![0.0; self.tokens * self.columns];
+        let mut codes = [0.0; GROUP];
+        self.walk(|first, tokens, column, range, bytes| {
+            unpack(bytes, self.bits, &mut codes[..tokens]);
+            for (i, code) in codes[..tokens].iter().enumerate() {
+                rows[(first + i) * self.columns + column] = range.min + range.step * code;
+            }
+        });
+        rows
+    }
+
+    /// Calls `visit(first token, tokens, column, range, codes)` for each column of each group.
+    fn walk(&self, mut visit: impl FnMut(usize, usize, usize, Range, &[u8])) {
+        let mut codes = self.codes.as_slice();
+        for (at, range) in self.ranges.iter().enumerate() {
+            let (group, column) = (at / self.columns, at % self.columns);
+            let tokens = (self.tokens - group * GROUP).min(GROUP);
+            let (own, rest) = codes.split_at((tokens * self.bits).div_ceil(8));
+            visit(group * GROUP, tokens, column, *range, own);
+            codes = rest;
+        }
+    }
+}
+
+fn unpack(bytes: &[u8], bits: usize, out: &mut [f32]) {
+    match bits {
+        2 => unpack_by::<2, 4>(bytes, out),
+        _ => unpack_by::<4, 2>(bytes, out),
+    }
+}
+
+/// `PER_BYTE` codes of `BITS` bits to a byte; the last byte may hold fewer.
+fn unpack_by<const BITS: usize, const PER_BYTE: usize>(bytes: &[u8], out: &mut [f32]) {
+    let code = |byte: u8, place: usize| f32::from(byte >> (place * BITS) & ((1 << BITS) - 1));
+    let (whole, rest) = out.as_chunks_mut::<PER_BYTE>();
+    for (out, byte) in whole.iter_mut().zip(bytes) {
+        *out = std::array::from_fn(|place| code(*byte, place));
+    }
+    for (place, out) in rest.iter_mut().enumerate() {
+        *out = code(bytes[whole.len()], place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn values_are_off_by_half_a_step_at_most_and_scores_are_their_products(
+            values in proptest::collection::vec(-9.0f32..9.0, 1..900),
+            columns in 1usize..9,
+            bits in prop_oneof![Just(2usize), Just(4usize)],
+        ) {
+            let values = &values[..values.len() / columns * columns];
+            let rows = QuantisedRows::new(values, columns, bits);
+            let back = rows.to_f32();
+            prop_assert_eq!(back.len(), values.len());
+            let most = 18.0 / ((1 << bits) - 1) as f32 / 2.0 + 1e-4;
+            for (x, y) in values.iter().zip(&back) {
+                prop_assert!((x - y).abs() <= most);
+            }
+            let queries: Vec<f32> = (0..2 * columns).map(|i| (i as f32 * 0.7).sin()).collect();
+            let mut scores = vec![f32::NAN; 2 * rows.tokens()];
+            rows.scores(&queries, &mut scores);
+            for (h, query) in queries.chunks(columns).enumerate() {
+                for (t, row) in back.chunks(columns).enumerate() {
+                    let dot: f32 = query.iter().zip(row).map(|(a, b)| a * b).sum();
+                    prop_assert!((scores[h * rows.tokens() + t] - dot).abs() < 1e-3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_packed() {
+        let rows = QuantisedRows::new(&vec![1.0; 256 * 8], 8, 4);
+        assert_eq!(rows.bytes(), 256 * 8 / 2 + 2 * 8 * 8, "half a byte a number, and 8 bytes a range");
+        assert_eq!(QuantisedRows::new(&vec![1.0; 256 * 8], 8, 2).bytes(), 256 * 8 / 4 + 2 * 8 * 8);
+        assert_eq!(QuantisedRows::new(&[1.0; 3], 1, 4).bytes(), 2 + 8);
+        assert_eq!(QuantisedRows::new(&[], 3, 4).bytes(), 0);
+    }
+
+    #[test]
+    fn columns_without_spread_and_huge_ones_stay_exact_or_finite() {
+        let values = [5.0, -1e30, 5.0, 1e30, 5.0, 0.0];
+        let back = QuantisedRows::new(&values, 2, 2).to_f32();
+        assert!(back.iter().all(|x| x.is_finite()));
+        assert_eq!([back[0], back[2], back[4]], [5.0; 3]);
+    }
+}
