@@ -229,7 +229,7 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, seed,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
@@ -261,6 +261,7 @@ fn topk_picks_the_largest_scores() {
         values: keys,
         candidates: 10..100,
         context: 121,
+        generated: 0,
         seed: 0,
     };
     let method = configured("topk:k=5", &none()).method;
