@@ -4,6 +4,7 @@
 //! program knows a method by name.
 
 mod full;
+mod hip;
 mod oracle_sampling;
 mod quest;
 mod random;
@@ -51,7 +52,7 @@ pub struct Preset {
 
 /// All methods, in the order in which they are listed.
 pub const METHODS: &[MethodEntry] =
-    &[full::ENTRY, topk::ENTRY, oracle_sampling::ENTRY, random::ENTRY, streaming_llm::ENTRY, quest::ENTRY];
+    &[full::ENTRY, topk::ENTRY, oracle_sampling::ENTRY, random::ENTRY, streaming_llm::ENTRY, quest::ENTRY, hip::ENTRY];
 
 /// Parameters that every method takes.
 pub const POLICY_PARAMS: &[ParamInfo] = &[

@@ -14,12 +14,12 @@ use crate::kv::{KvDtype, LayerKv, Prefix};
 
 const D: usize = 32;
 
-fn noise(n: usize, seed: u64) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..n).map(|_| rng.random_range(-1.5..1.5)).collect()
 }
 
-fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
+pub(super) fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix> {
     let layer = |l: usize| {
         let mut kv = LayerKv::new(KvDtype::F32, kv_heads, d, tokens);
         for t in 0..tokens {
@@ -31,11 +31,11 @@ fn prefix(layers: usize, kv_heads: usize, tokens: usize, d: usize) -> Arc<Prefix
     Prefix::new((0..layers).map(layer).collect())
 }
 
-fn configured(spec: &str, policy: &Policy) -> Configured {
+pub(super) fn configured(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
-fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
+pub(super) fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usize, steps: usize) -> (Vec<f32>, Fork) {
     run_seeded(prefix, spec, policy, heads, steps, 5)
 }
 
@@ -62,7 +62,7 @@ fn run_seeded(
     (outputs, fork)
 }
 
-fn none() -> Policy {
+pub(super) fn none() -> Policy {
     Policy { sink: 0, local: 0, dense_layers: DenseLayers::default() }
 }
 
@@ -82,6 +82,9 @@ const SELECT_ALL: &[&str] = &[
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
     "streaming_llm:window=100000",
+    "hip:k=100000",
+    "hip:ratio=1,r_m=1",
+    "hip:k=100000,b_k=7,per=kv_head,n_e=3,theta_vote=3",
 ];
 
 /// Specs with ordinary budgets.
@@ -94,7 +97,14 @@ const ORDINARY: &[&str] = &[
     "streaming_llm:window=16",
     "quest:page=8,k=16",
     "quest:page=8,ratio=0.05,per=kv_head",
+    "hip:k=16",
+    "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
+    "hip:ratio=0.1,per=kv_head,top_r=8",
+    "hip:k=16,n_e=3",
 ];
+
+/// How the specs begin whose picks are drawn at random.
+const DRAWING: &[&str] = &["random", "oracle_sampling", "hip:k=16,n_e=3"];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -149,7 +159,7 @@ fn the_same_seed_gives_the_same_bits_and_another_does_not() {
     for spec in ORDINARY {
         let once = run_seeded(&prefix, spec, &none(), 4, 3, 1).0;
         assert_eq!(once, run_seeded(&prefix, spec, &none(), 4, 3, 1).0, "{spec}");
-        let is_random = spec.starts_with("random") || spec.starts_with("oracle_sampling");
+        let is_random = DRAWING.iter().any(|drawing| spec.starts_with(drawing));
         assert_eq!(once != run_seeded(&prefix, spec, &none(), 4, 3, 2).0, is_random, "{spec}");
     }
 }
@@ -163,6 +173,7 @@ fn density_is_what_the_budget_says() {
         ("random:ratio=0.1", (101.0 + 20.0 + 1.0) / 1001.0),
         ("streaming_llm:window=96", (4.0 + 96.0) / 1001.0),
         ("quest:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
+        ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
@@ -350,6 +361,8 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk"), "topk:k=64");
     assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
     assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
+    assert_eq!(label("hip:b_k=2,representative=0.5,top_r=all,l_e=all"), "hip:k=512");
+    assert_eq!(label("hip:representative=1,r_e=2.5,l_e=3,n_e=2"), "hip:k=512,representative=last,n_e=2,r_e=2.5,l_e=3");
     assert_eq!(label("quest:preset=repo,k=512"), "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1");
     let bad = [
         "topkk",
@@ -361,6 +374,15 @@ fn specs_are_checked_and_canonical() {
         "random:preset=paper",
         "quest:page=0",
         "topk:sink=-1",
+        "hip:b_sk=3",
+        "hip:b_q=4,b_sq=5",
+        "hip:representative=centre",
+        "hip:representative=1.5",
+        "hip:top_r=0",
+        "hip:n_e=2,theta_vote=3",
+        "hip:r_e=-1",
+        "hip:r_e=inf",
+        "hip:tau=2",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();
