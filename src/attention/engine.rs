@@ -32,13 +32,21 @@ pub struct IndexCache {
     prefix: Arc<Prefix>,
     dtype: KvDtype,
     seed: u64,
+    prompt_tokens: usize,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
 }
 
 impl IndexCache {
-    /// An empty cache for `prefix`; `seed` is the example's.
+    /// An empty cache for `prefix`; `seed` is the example's. All that follows the prefix counts as
+    /// generated.
     pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
-        Self { prefix, dtype, seed, sets: HashMap::new() }
+        let prompt_tokens = prefix.tokens();
+        Self { prefix, dtype, seed, prompt_tokens, sets: HashMap::new() }
+    }
+
+    /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
+    pub fn with_prompt(self, prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, ..self }
     }
 
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
@@ -103,6 +111,7 @@ pub struct Fork {
     tail: Vec<LayerKv>,
     dense: Vec<bool>,
     prefix_candidates: Range<usize>,
+    prompt_tokens: usize,
     seed: u64,
     costs: LayerCosts,
     fidelity: Option<FidelityMeter>,
@@ -140,6 +149,7 @@ impl Fork {
             tail,
             dense,
             prefix_candidates,
+            prompt_tokens: cache.prompt_tokens,
             seed: cache.seed,
             costs: LayerCosts::new(layers),
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
@@ -229,6 +239,7 @@ impl Fork {
                 values: kv.prefix_values,
                 candidates: self.prefix_candidates.clone(),
                 context: total,
+                generated: (total - 1).saturating_sub(self.prompt_tokens),
                 seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
             };
             let index = self.indexes.by_layer[layer][kv_head].as_ref();

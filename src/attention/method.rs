@@ -151,6 +151,8 @@ pub struct Step<'a> {
     pub candidates: Range<usize>,
     /// Tokens in context, the current one included.
     pub context: usize,
+    /// Tokens generated before the current one; 0 while the prompt is read.
+    pub generated: usize,
     /// Seed of this example, layer, KV head and position.
     pub seed: u64,
 }

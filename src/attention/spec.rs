@@ -169,6 +169,22 @@ impl Params {
         Ok(value)
     }
 
+    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`; for types
+    /// whose error text is `expected`.
+    pub fn get_minor_as<T: FromStr + Display + PartialEq>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        expected: &str,
+    ) -> Result<T, UsageError> {
+        let Some(text) = self.take(key) else { return Ok(default) };
+        let value: T = text.parse().map_err(|_| self.bad_value(key, &text, expected))?;
+        if value != default {
+            self.canonical.push((key, value.to_string()));
+        }
+        Ok(value)
+    }
+
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
         let chosen = match self.take(key) {

@@ -76,7 +76,7 @@ pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Op
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed);
+    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_prompt(request.prompt.len());
     let unread = &request.prompt[request.prefix_tokens..];
     let mut lanes: Vec<Lane> = request
         .methods

@@ -410,6 +410,7 @@ mod tests {
             values: rows,
             candidates: 0..n,
             context,
+            generated: 0,
             seed,
         };
         let scores = |bits: usize| {

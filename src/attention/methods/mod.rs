@@ -5,8 +5,9 @@
 
 mod double_sparsity;
 mod full;
-mod magicpig;
+mod hip;
 mod loki;
+mod magicpig;
 mod oracle_sampling;
 mod quest;
 mod random;
@@ -68,6 +69,7 @@ pub const METHODS: &[MethodEntry] = &[
     double_sparsity::ENTRY,
     loki::ENTRY,
     sparq::ENTRY,
+    hip::ENTRY,
 ];
 
 /// How the artefacts are made that methods need, in the order in which they are made.

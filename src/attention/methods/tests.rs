@@ -96,7 +96,7 @@ pub(super) fn select(
     };
     let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), seed };
     let index = method.build(&prefix);
-    let step = Step { layer, kv_head, queries, d, scale, keys, values, candidates, context, seed };
+    let step = Step { layer, kv_head, queries, d, scale, keys, values, candidates, context, generated: 0, seed };
     let mut cost = Cost::default();
     let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
     (selection, cost)
@@ -159,6 +159,9 @@ const SELECT_ALL: &[&str] = &[
     "loki:k=100000,rank=d/8,per=kv_head",
     "sparq:k=100000",
     "sparq:ratio=1,storage=1xK,per=kv_head",
+    "hip:k=100000",
+    "hip:ratio=1,r_m=1",
+    "hip:k=100000,b_k=7,per=kv_head,n_e=3,theta_vote=3",
 ];
 
 /// Specs with ordinary budgets.
@@ -183,7 +186,14 @@ const ORDINARY: &[&str] = &[
     "sparq:k=8",
     "sparq:r=d/4,k=8,storage=1xK",
     "sparq:r=1,ratio=0.1,per=kv_head",
+    "hip:k=16",
+    "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
+    "hip:ratio=0.1,per=kv_head,top_r=8",
+    "hip:k=16,n_e=3",
 ];
+
+/// How the specs begin whose picks are drawn at random.
+const DRAWING: &[&str] = &["random", "oracle_sampling", "hip:k=16,n_e=3"];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -238,7 +248,7 @@ fn the_same_seed_gives_the_same_bits_and_another_does_not() {
     for spec in ORDINARY {
         let once = run_seeded(&prefix, spec, &none(), 4, 3, 1).0;
         assert_eq!(once, run_seeded(&prefix, spec, &none(), 4, 3, 1).0, "{spec}");
-        let is_random = spec.starts_with("random") || spec.starts_with("oracle_sampling");
+        let is_random = DRAWING.iter().any(|drawing| spec.starts_with(drawing));
         assert_eq!(once != run_seeded(&prefix, spec, &none(), 4, 3, 2).0, is_random, "{spec}");
     }
 }
@@ -255,6 +265,7 @@ fn density_is_what_the_budget_says() {
         ("double_sparsity:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
         ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
@@ -321,7 +332,7 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, seed,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
@@ -353,6 +364,7 @@ fn topk_picks_the_largest_scores() {
         values: keys,
         candidates: 10..100,
         context: 121,
+        generated: 0,
         seed: 0,
     };
     let method = configured("topk:k=5", &none()).method;
@@ -474,6 +486,8 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk"), "topk:k=64");
     assert_eq!(label("topk:per=kv_head,ratio=0.05"), "topk:ratio=0.05,per=kv_head");
     assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
+    assert_eq!(label("hip:b_k=2,representative=0.5,top_r=all,l_e=all"), "hip:k=512");
+    assert_eq!(label("hip:representative=1,r_e=2.5,l_e=3,n_e=2"), "hip:k=512,representative=last,n_e=2,r_e=2.5,l_e=3");
     assert_eq!(label("quest:preset=repo,k=512"), "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1");
     assert_eq!(label("magicpig"), "magicpig:K=10,L=150");
     assert_eq!(label("magicpig:center=true,L=75,K=8,seed=1"), "magicpig:K=8,L=75");
@@ -505,6 +519,15 @@ fn specs_are_checked_and_canonical() {
         "double_sparsity:kind=v",
         "loki:rank=x",
         "sparq:storage=3xK",
+        "hip:b_sk=3",
+        "hip:b_q=4,b_sq=5",
+        "hip:representative=centre",
+        "hip:representative=1.5",
+        "hip:top_r=0",
+        "hip:n_e=2,theta_vote=3",
+        "hip:r_e=-1",
+        "hip:r_e=inf",
+        "hip:tau=2",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

@@ -179,14 +179,7 @@ pub fn write(page: &mut Page, draw: &mut Draw, books: &Books) -> Result<()> {
     let least = least_question(page, &text, key, value, style);
     let room = page.room().saturating_sub(page.cost(after) + for_questions.max(least));
 
-    let mut scene = Scene {
-        text,
-        value,
-        entries: Vec::new(),
-        of_one: Vec::new(),
-        of_many: Vec::new(),
-        draw,
-    };
+    let mut scene = Scene { text, value, entries: Vec::new(), of_one: Vec::new(), of_many: Vec::new(), draw };
     let most = match haystack {
         Haystack::Needle => usize::MAX,
         _ if few => scene.draw.between(1, 4),

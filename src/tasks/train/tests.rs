@@ -170,6 +170,7 @@ fn counted_answers_are_the_most_frequent_words() {
     for wording in FILE.wording.common.iter().chain(&FILE.wording.frequent) {
         prose += &format!("{} {} words", wording.intro, wording.ask);
     }
+    prose += &FILE.wording.words.join(" ");
     for (family, length) in [("cwe", 512), ("cwe", 4096), ("fwe", 512), ("fwe", 4096)] {
         for index in 0..20 {
             let row = trainer.row(1, index, length, Some(family), &encoder).unwrap();
@@ -179,7 +180,8 @@ fn counted_answers_are_the_most_frequent_words() {
                 .filter(|w| !w.is_empty() && !w.bytes().all(|b| b.is_ascii_digit()))
                 .collect();
             let mut counts = std::collections::HashMap::new();
-            for word in before.split_whitespace().filter(|w| w.bytes().all(|b| b.is_ascii_lowercase())) {
+            let words = before.split_whitespace().map(|w| w.trim_end_matches(','));
+            for word in words.filter(|w| w.bytes().all(|b| b.is_ascii_lowercase())) {
                 *counts.entry(word).or_insert(0) += 1;
             }
             let least = answers.iter().map(|w| counts[w]).min().unwrap();
@@ -240,4 +242,51 @@ fn shaped_answers_fit_what_may_be_generated_and_name_what_is_asked() {
 fn unknown_families_are_errors() {
     let error = trainer().row(0, 0, 512, Some("nia"), &encoder()).unwrap_err();
     assert_eq!(error.to_string(), "unknown family of training rows `nia`");
+}
+
+#[test]
+fn drawn_wordings_leave_no_placeholder_and_say_where_key_and_value_are() {
+    let mut draw = Draw::new(3, 0);
+    for _ in 0..300 {
+        let kind = *draw.pick(&[needles::Kind::Words, needles::Kind::Numbers, needles::Kind::Uuids]);
+        if let Some(text) = wording::needles(kind, &mut draw) {
+            assert_eq!(text.statement.matches("{key}").count(), 1, "{}", text.statement);
+            assert_eq!(text.statement.matches("{value}").count(), 1, "{}", text.statement);
+            assert!(text.intro.contains("{context}") && !text.ask_all.contains("{one}"), "{}", text.ask_all);
+        }
+        if let Some(text) = wording::chains(&mut draw) {
+            let has = |form: &str, name: &str| form.matches(name).count() == 1;
+            assert!(has(&text.first, "{variable}") && has(&text.first, "{value}"), "{}", text.first);
+            assert!(has(&text.link, "{variable}") && has(&text.link, "{previous}"), "{}", text.link);
+            assert!(text.ask.contains("{query}"), "{}", text.ask);
+        }
+    }
+    let (trainer, encoder) = (trainer(), encoder());
+    for family in ["niah", "vt", "cwe", "fwe", "qa"] {
+        for index in 0..60 {
+            let row = trainer.row(4, index, 1024, Some(family), &encoder).unwrap();
+            let text: String = row.segments.iter().map(|s| s.text.as_str()).collect();
+            for name in ["{key}", "{value}", "{context}", "{one}", "{type}", "{query}", "{person}", "{city}", "{word}"]
+            {
+                assert!(!text.contains(name), "{family} {index}: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fact_told_in_drawn_words_is_asked_for_with_its_own_word() {
+    let (_, file) = crate::tasks::ruler::definition("qa").unwrap();
+    let world: crate::tasks::ruler::qa_synth::File = toml::from_str(file).unwrap();
+    let mut draw = Draw::new(5, 0);
+    for _ in 0..50 {
+        let other = wording::other_world(&world.synthetic, &mut draw);
+        for question in &other.questions {
+            let of = format!("{{{}}}", question.of);
+            assert!(question.ask.contains(&of), "{}", question.ask);
+            let told = other.sentences[&question.uses[question.uses.len() - 1]].split(' ').collect::<HashSet<_>>();
+            let shared = question.ask.trim_end_matches('?').split(' ').filter(|w| told.contains(w) && !w.contains('{'));
+            assert!(shared.count() > 0, "{} of {told:?}", question.ask);
+        }
+    }
 }

@@ -28,7 +28,7 @@ impl Scene {
         let (candidates, context) = (0..self.tokens(), self.tokens() + 1);
         let scale = 1.0 / (self.d as f32).sqrt();
         let (layer, kv_head, seed, d, queries) = (0, 0, 0, self.d, &self.queries);
-        Step { layer, kv_head, queries, d, scale, keys, values: keys, candidates, context, seed }
+        Step { layer, kv_head, queries, d, scale, keys, values: keys, candidates, context, generated: 0, seed }
     }
 
     /// Sampled tokens and `ln u` of each, for every query head.

@@ -1,0 +1,273 @@
+//! `hip`: hierarchically pruned attention (Lee et al. 2024), while decoding.
+//!
+//! A tree search ([`search`], Algorithm 1) finds the key blocks of a step's queries. The mask it gives
+//! is reused while answering: a new one is estimated when the number of tokens generated so far is
+//! divisible by `r_m` (Algorithm 2), so for every token of the prompt that is read sparsely, for the
+//! first token generated, and for each `r_m`-th after it. Candidates are fixed with the prefix, so a
+//! cached mask stays valid.
+//!
+//! Decisions where the paper leaves room:
+//! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of
+//!   them (rounded up) are kept, and a score is the maximum over query rows and sampled keys. Halving
+//!   rounds up, as rounding to even would never divide a chunk of two blocks.
+//! - A decoding step has one query row for each head, so `b_q` and `b_sq`, which size and sample the
+//!   query blocks of prefill, change nothing here. The paper estimates a mask for each head and says
+//!   nothing about groups: `per=query_head` does that; with `per=kv_head` the group's queries are the rows
+//!   of one query block and share a mask.
+//! - Ensemble (§C.5): of `n_e` searches the first is the plain one. In the others the representatives of
+//!   the middle round move by up to `r_e` key blocks, drawn uniformly, within the candidates; the paper
+//!   names neither unit nor distribution. Moves may leave the branch: where the middle round has
+//!   branches of one block, as at 4K tokens with `k=512`, nothing else could make the searches differ.
+
+mod search;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use self::search::{Displacement, KeyBlocks, Representative, Search};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step};
+use crate::cost::Cost;
+use crate::error::UsageError;
+use crate::kernels::cpu::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "hip",
+    about: "key blocks found by a tree search over chunks, a mask serves several tokens",
+    params: &[
+        ParamInfo {
+            key: "k",
+            default: "512",
+            about: "tokens picked beyond the static ones (rounded up to key blocks)",
+        },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        ParamInfo { key: "b_k", default: "2", about: "tokens a key block" },
+        ParamInfo { key: "b_sk", default: "1", about: "stride of the keys scored in a block, at most b_k" },
+        ParamInfo { key: "b_q", default: "32", about: "query rows a block in prefill; a decoding step is one row" },
+        ParamInfo { key: "b_sq", default: "2", about: "stride of the query rows scored in a block, at most b_q" },
+        ParamInfo { key: "r_m", default: "8", about: "generated tokens that use a mask before the next is estimated" },
+        ParamInfo {
+            key: "representative",
+            default: "middle",
+            about: "block that stands for a branch: first, middle, last, or a place between 0 and 1",
+        },
+        ParamInfo { key: "top_r", default: "all", about: "channels scored, those where the query is largest" },
+        ParamInfo { key: "n_e", default: "1", about: "masks in the ensemble, the first without randomness" },
+        ParamInfo { key: "theta_vote", default: "1", about: "votes a block needs: 1 is union, n_e intersection" },
+        ParamInfo { key: "r_e", default: "5", about: "randomness: key blocks that representatives move by, at most" },
+        ParamInfo { key: "tau", default: "0", about: "1: only the k tokens with most votes; 0: all that have enough" },
+        ParamInfo { key: "l_e", default: "all", about: "first layers that use the ensemble; the others use one mask" },
+        ParamInfo {
+            key: "per",
+            default: "query_head",
+            about: "query_head | kv_head: a mask for each query head, or one for the GQA group (as one query block)",
+        },
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[
+                ("k", "512"),
+                ("b_q", "32"),
+                ("b_k", "2"),
+                ("r_m", "8"),
+                ("representative", "middle"),
+                ("sink", "4"),
+                ("dense_layers", "0-2"),
+            ],
+            source: "HiP appendix D: b_q 32, b_k 2, k 512, r_m 8, first 3 layers dense (4 above 7B), 4 sinks as for \
+                     StreamingLLM; §B.3.2 adds a small window without its size (the policy's is used)",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("k", "512"),
+                ("b_q", "64"),
+                ("b_sq", "2"),
+                ("b_k", "2"),
+                ("b_sk", "1"),
+                ("r_m", "8"),
+                ("representative", "middle"),
+                ("sink", "16"),
+                ("local", "256"),
+                ("dense_layers", "0-2"),
+            ],
+            source: "HiP's code, v1_1/attention2_draft_prefetch.py (the kernel the paper names): mask_k 512, blocks 64 \
+                     and 2, window 256, 16 sinks; its branches compete within a chunk, here as in Algorithm 1",
+        },
+    ],
+    build: |params| Ok(Arc::new(Hip::read(params)?)),
+};
+
+/// The tree search with its mask cache.
+struct Hip {
+    budget: Budget,
+    key_block: usize,
+    search: Search,
+    refresh: usize,
+    ensemble: Ensemble,
+    per: Granularity,
+}
+
+/// Several searches whose masks vote (§C.5); one search is plain HiP.
+struct Ensemble {
+    /// `n_e`.
+    searches: usize,
+    /// `θ_vote`.
+    votes: usize,
+    /// `r_e`, in key blocks.
+    reach: f64,
+    /// `τ = 1`.
+    truncate: bool,
+    /// `l_e`.
+    layers: Limit,
+}
+
+/// A number from 1, or no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limit(Option<usize>);
+
+impl FromStr for Limit {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "all" => Ok(Self(None)),
+            number => number.parse().ok().filter(|n| *n > 0).map(|n| Self(Some(n))).ok_or(()),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("all"),
+            Some(n) => write!(f, "{n}"),
+        }
+    }
+}
+
+impl Hip {
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        const LIMIT: &str = "a whole number from 1, or all";
+        let budget = params.budget(Budget::Tokens(512))?;
+        let (key_block, key_stride) = read_block(params, ("b_k", 2), ("b_sk", 1))?;
+        // Read for prefill alone; see the module's introduction.
+        read_block(params, ("b_q", 32), ("b_sq", 2))?;
+        Ok(Self {
+            budget,
+            key_block,
+            refresh: params.get_minor("r_m", 8)?,
+            search: Search {
+                representative: params.get_minor_as(
+                    "representative",
+                    Representative::MIDDLE,
+                    "first, middle, last, or a number from 0 to 1",
+                )?,
+                key_stride,
+                channels: params.get_minor_as("top_r", Limit(None), LIMIT)?,
+            },
+            ensemble: Ensemble::read(params, LIMIT)?,
+            per: Granularity::read(params)?,
+        })
+    }
+
+    /// The mask of `queries`, the rows of one query block: tokens, ascending.
+    fn mask(&self, step: &Step<'_>, head: usize, queries: &[f32], cost: &mut Cost) -> Picks {
+        let blocks =
+            KeyBlocks { keys: step.keys, d: step.d, candidates: step.candidates.clone(), size: self.key_block };
+        let keep = self.budget.tokens(step.context).div_ceil(self.key_block);
+        let searches = self.ensemble.searches_in(step.layer);
+        let mut rng = step.rng(head);
+        let mut votes = vec![0.0; blocks.count()];
+        for search in 0..searches {
+            let displacement = (search > 0).then_some(Displacement { reach: self.ensemble.reach, rng: &mut rng });
+            for block in self.search.find(queries, &blocks, keep, displacement, cost) {
+                votes[block] += 1.0;
+            }
+        }
+        let elected = self.ensemble.elect(&votes, searches, keep);
+        Picks::softmax(elected.flat_map(|block| blocks.tokens(block)).map(|token| token as u32).collect())
+    }
+
+    fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
+        match self.per {
+            Granularity::KvHead => Selection::Shared(self.mask(step, 0, step.queries, cost)),
+            Granularity::QueryHead => {
+                Selection::PerHead((0..step.group()).map(|h| self.mask(step, h, step.query(h), cost)).collect())
+            }
+        }
+    }
+}
+
+/// Size of a block and stride within it, which may not exceed the size (unless both are defaults of
+/// which the size was lowered: then the stride follows).
+fn read_block(
+    params: &mut Params,
+    (size_key, size): (&'static str, usize),
+    (stride_key, stride): (&'static str, usize),
+) -> Result<(usize, usize), UsageError> {
+    let size = params.get_minor(size_key, size)?;
+    let stride = params.get_minor(stride_key, stride.min(size))?;
+    if stride > size {
+        return Err(params.bad_value(stride_key, &stride.to_string(), &format!("at most `{size_key}`, {size}")));
+    }
+    Ok((size, stride))
+}
+
+impl Ensemble {
+    fn read(params: &mut Params, limit: &str) -> Result<Self, UsageError> {
+        let searches = params.get_minor("n_e", 1)?;
+        let votes = params.get_minor("theta_vote", 1)?;
+        if votes > searches {
+            let most = format!("at most `n_e`, {searches}");
+            return Err(params.bad_value("theta_vote", &votes.to_string(), &most));
+        }
+        let reach: f64 = params.get_minor_as("r_e", 5.0, "a number from 0")?;
+        if !reach.is_finite() || reach < 0.0 {
+            return Err(params.bad_value("r_e", &reach.to_string(), "a number from 0"));
+        }
+        let truncate = params.choice("tau", &["0", "1"])? == "1";
+        let layers = params.get_minor_as("l_e", Limit(None), limit)?;
+        Ok(Self { searches, votes, reach, truncate, layers })
+    }
+
+    fn searches_in(&self, layer: usize) -> usize {
+        if self.layers.0.is_none_or(|first| layer < first) { self.searches } else { 1 }
+    }
+
+    /// Blocks with enough of the `votes`, ascending; with `τ = 1` only the `keep` that have most.
+    fn elect(&self, votes: &[f32], searches: usize, keep: usize) -> impl Iterator<Item = usize> + use<> {
+        let needed = self.votes.min(searches) as f32;
+        let most = if self.truncate { keep } else { votes.len() };
+        let elected: Vec<u32> = top_k(votes, most).into_iter().filter(|b| votes[*b as usize] >= needed).collect();
+        elected.into_iter().map(|block| block as usize)
+    }
+}
+
+impl Method for Hip {
+    type Index = ();
+    /// The mask in use.
+    type State = Option<Selection>;
+
+    fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn index_bytes(&self, (): &()) -> usize {
+        0
+    }
+
+    fn start(&self, (): &()) -> Option<Selection> {
+        None
+    }
+
+    fn select(&self, step: &Step<'_>, (): &(), cached: &mut Option<Selection>, cost: &mut Cost) -> Selection {
+        match cached {
+            Some(mask) if !step.generated.is_multiple_of(self.refresh) => mask.clone(),
+            _ => cached.insert(self.estimate(step, cost)).clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
