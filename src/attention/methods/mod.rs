@@ -14,6 +14,8 @@ mod random;
 mod sparq;
 mod streaming_llm;
 mod topk;
+mod topk_norm;
+mod topp;
 
 use std::fmt;
 use std::str::FromStr;
@@ -61,6 +63,8 @@ pub struct Preset {
 pub const METHODS: &[MethodEntry] = &[
     full::ENTRY,
     topk::ENTRY,
+    topk_norm::ENTRY,
+    topp::ENTRY,
     oracle_sampling::ENTRY,
     random::ENTRY,
     streaming_llm::ENTRY,

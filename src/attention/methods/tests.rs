@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Fork, HeadPrefix, IndexCache, Step, expand_grid};
+use crate::attention::{Fork, HeadPrefix, IndexCache, Selection, Step, expand_grid};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -85,7 +85,7 @@ pub(super) fn select(
     kv: &LayerKv,
     queries: &[f32],
     candidates: std::ops::Range<usize>,
-) -> (crate::attention::Selection, Cost) {
+) -> (Selection, Cost) {
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
     let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0 / (d as f32).sqrt(), kv.tokens() + 1);
@@ -146,6 +146,9 @@ const SELECT_ALL: &[&str] = &[
     "topk:k=100000",
     "topk:ratio=1",
     "topk:k=100000,per=kv_head",
+    "topk_norm:ratio=1",
+    "topk_norm:k=100000,per=kv_head",
+    "topp:p=1",
     "random:ratio=1",
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
@@ -169,6 +172,9 @@ const ORDINARY: &[&str] = &[
     "full",
     "topk:k=8",
     "topk:ratio=0.1,per=kv_head",
+    "topk_norm:k=8",
+    "topk_norm:ratio=0.1,per=kv_head",
+    "topp:p=0.5",
     "random:k=8",
     "oracle_sampling:budget=16",
     "streaming_llm:window=16",
@@ -505,6 +511,9 @@ fn specs_are_checked_and_canonical() {
         "random:preset=paper",
         "quest:page=0",
         "topk:sink=-1",
+        "topp:p=0",
+        "topp:p=1.1",
+        "topp:p=NaN",
         "magicpig:K=0",
         "magicpig:K=17",
         "magicpig:L=1",
@@ -546,4 +555,33 @@ fn every_method_documents_its_parameters_and_presets_apply() {
             assert!(preset.source.len() > 20, "{}: presets cite their source", entry.name);
         }
     }
+}
+
+#[test]
+fn topk_norm_ranks_by_what_a_token_alone_adds_to_the_output() {
+    let mut kv = LayerKv::new(KvDtype::F32, 1, D, 300);
+    let mut values = Vec::new();
+    for t in 0..300 {
+        // Norms over two orders of magnitude, so that they matter.
+        let value: Vec<f32> = noise(D, 9_000 + t).iter().map(|x| x * 10f32.powi((t % 5) as i32 - 2)).collect();
+        kv.append(&noise(D, t), &value);
+        values.push(value);
+    }
+    let query = noise(D, 77);
+    let (selection, _) = select("topk_norm:k=20", &kv, &query, 0..300);
+    let Selection::PerHead(picks) = selection else { panic!("one set a head") };
+    let contribution = |t: usize| {
+        let dot: f64 = noise(D, t as u64).iter().zip(&query).map(|(k, q)| f64::from(k * q)).sum();
+        let norm = values[t].iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        (dot / f64::from(D as u32).sqrt()).exp() * norm
+    };
+    let mut expected: Vec<u32> = (0..300).collect();
+    expected.sort_by(|a, b| contribution(*b as usize).total_cmp(&contribution(*a as usize)));
+    let mut picked = picks[0].tokens.clone();
+    picked.sort_unstable();
+    expected.truncate(20);
+    expected.sort_unstable();
+    assert_eq!(picked, expected);
+    let (plain, _) = select("topk:k=20", &kv, &query, 0..300);
+    assert_ne!(plain, Selection::PerHead(picks));
 }
