@@ -99,8 +99,9 @@ fn drawn_needles(value: Kind, draw: &mut Draw) -> NeedleWording {
         1 => format!(" {}:", words(1, between, draw)),
         _ => format!(" {}", typed(1, between, draw)),
     };
-    let (first, second) = if percent(75, draw) { ("{key}", "{value}") } else { ("{value}", "{key}") };
-    let start = if percent(70, draw) { capital(&format!("{} ", typed(1, 5, draw))) } else { String::new() };
+    // A value before its key is the harder half: what is to be said is behind when the key is read.
+    let (first, second) = if percent(50, draw) { ("{key}", "{value}") } else { ("{value}", "{key}") };
+    let start = if percent(70, draw) { capital(&lead(draw)) } else { String::new() };
     let end = if behind > 0 && percent(45, draw) { format!(" {}", typed(1, behind, draw)) } else { String::new() };
     let stop = draw.pick(&[".", ".", ".", ";", "!", ""]);
     let statement = format!("{start}{first}{joint} {second}{end}{stop}");
@@ -115,6 +116,12 @@ fn drawn_needles(value: Kind, draw: &mut Draw) -> NeedleWording {
         ask_all: plural(&ask_all),
         prefix_all: plural(&prefix_all),
     }
+}
+
+/// Words before what a statement is about.
+fn lead(draw: &mut Draw) -> String {
+    let comma = if percent(25, draw) { "," } else { "" };
+    format!("{}{comma} ", typed(1, 6, draw))
 }
 
 /// A question about `about` and the beginning of its answer.
@@ -192,7 +199,9 @@ pub fn other_world(world: &Synthetic, draw: &mut Draw) -> Synthetic {
         for fact in placeholders(form).into_iter().filter(|fact| *fact != subject) {
             let own = (*draw.pick(dictionary_words())).to_owned();
             let (before, after) = (some(words(1, 2, draw), draw), some(words(1, 2, draw), draw));
-            told += &format!(" {before}{own} {after}{{{fact}}}");
+            // A question often has another form of the word: lies, lie; earned, earn.
+            let ending = draw.pick(&["", "", "", "s", "ed", "ing"]);
+            told += &format!(" {before}{own}{ending} {after}{{{fact}}}");
             own_words.insert((name.clone(), fact), own);
         }
         *form = told + ".";
