@@ -5,7 +5,7 @@
 //! counted here.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use super::Configured;
 use super::fidelity::FidelityMeter;
 use super::head::HeadKv;
 use super::method::{Exact, HeadPrefix, Step, mix_seed};
+use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv, Prefix};
 
@@ -33,6 +34,9 @@ pub struct IndexCache {
     dtype: KvDtype,
     seed: u64,
     prompt_tokens: usize,
+    stats: Option<PromptStats>,
+    /// Needs whose gathering was not yet counted as part of building an index.
+    unpaid: BTreeSet<PromptNeed>,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
 }
 
@@ -41,12 +45,17 @@ impl IndexCache {
     /// generated.
     pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
         let prompt_tokens = prefix.tokens();
-        Self { prefix, dtype, seed, prompt_tokens, sets: HashMap::new() }
+        Self { prefix, dtype, seed, prompt_tokens, stats: None, unpaid: BTreeSet::new(), sets: HashMap::new() }
     }
 
     /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
+    }
+
+    /// What was gathered while the prefix was read, for the methods that ask for it.
+    pub fn with_stats(self, stats: PromptStats) -> Self {
+        Self { unpaid: stats.needs().collect(), stats: Some(stats), ..self }
     }
 
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
@@ -62,11 +71,17 @@ impl IndexCache {
             None => {
                 let set = Arc::new(self.build(method, candidates.clone(), &dense));
                 self.sets.insert(key, set.clone());
-                let time = set.build_time;
+                let time = set.build_time + self.gathering_time(&method.method.prompt_needs());
                 (set, time)
             }
         };
         Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity)
+    }
+
+    /// Time spent on gathering `needs`, unless an earlier index was charged with it.
+    fn gathering_time(&mut self, needs: &[PromptNeed]) -> Duration {
+        let Some(stats) = &self.stats else { return Duration::ZERO };
+        needs.iter().filter(|need| self.unpaid.remove(need)).map(|need| stats.time(*need)).sum()
     }
 
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
@@ -88,6 +103,7 @@ impl IndexCache {
                             d: kv.keys.d(),
                             dtype: self.dtype,
                             candidates: candidates.clone(),
+                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
                             seed: head_seed(self.seed, layer, kv_head),
                         })
                     })
@@ -237,6 +253,7 @@ impl Fork {
                 scale,
                 keys: kv.prefix_keys,
                 values: kv.prefix_values,
+                tail_keys: kv.tail_keys,
                 candidates: self.prefix_candidates.clone(),
                 context: total,
                 generated: (total - 1).saturating_sub(self.prompt_tokens),

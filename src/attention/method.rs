@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
 use super::policy::Policy;
+use super::prompt::{PromptHead, PromptNeed};
 use crate::cost::Cost;
 use crate::kernels::cpu::{Rows, linear};
 use crate::kv::KvDtype;
@@ -32,6 +33,11 @@ pub trait Method: Send + Sync + 'static {
         Self: Sized,
     {
         None
+    }
+
+    /// What has to be known of the prefix's own attention before an index can be built; nothing by default.
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Vec::new()
     }
 
     /// The parameters that the index depends on; runs with equal keys share one index.
@@ -126,6 +132,8 @@ pub struct HeadPrefix<'a> {
     pub dtype: KvDtype,
     /// Tokens that may be picked; the others are attended anyway.
     pub candidates: Range<usize>,
+    /// What the method asked for by [`Method::prompt_needs`].
+    pub prompt: PromptHead<'a>,
     /// Seed of this example, layer and head.
     pub seed: u64,
 }
@@ -147,6 +155,8 @@ pub struct Step<'a> {
     pub keys: Rows<'a>,
     /// Values `[token][d]` of the whole prefix.
     pub values: Rows<'a>,
+    /// Rotated keys `[token][d]` of the tokens after the prefix, the current one last.
+    pub tail_keys: Rows<'a>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
     /// Tokens in context, the current one included.
@@ -294,6 +304,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibration(&self) -> Option<&'static str>;
     /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
+    /// See [`Method::prompt_needs`].
+    fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> String;
     /// See [`Method::build`].
@@ -319,6 +331,9 @@ impl<M: Method> AnyMethod for M {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError> {
         let Some(need) = Method::calibration(self) else { return Ok(None) };
         Ok(Some(Arc::new((need.load)(self, artefact)?)))
+    }
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Method::prompt_needs(self)
     }
     fn index_key(&self) -> String {
         Method::index_key(self)

@@ -14,6 +14,7 @@ mod method;
 pub mod methods;
 mod pca;
 mod policy;
+mod prompt;
 mod spec;
 
 pub use engine::{Fork, IndexCache};
@@ -21,6 +22,7 @@ pub use method::{
     AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
+pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
 pub use spec::{Budget, MethodSpec, Params, expand_grid};
 
 use std::sync::Arc;

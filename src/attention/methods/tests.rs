@@ -11,7 +11,9 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Fork, HeadPrefix, IndexCache, Selection, Step, expand_grid};
+use crate::attention::{
+    Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, Selection, Step, expand_grid,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -79,6 +81,19 @@ fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, 
     method.calibrated(artefact).unwrap()
 }
 
+/// What `method` asks for of a prefix whose queries were random.
+pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: usize) -> PromptStats {
+    let keys = &prefix.layer(0).keys;
+    let (layers, kv_heads, d, tokens) = (prefix.layers(), keys.kv_heads(), keys.d(), prefix.tokens());
+    let needs = method.prompt_needs().into_iter().collect();
+    let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
+    for layer in (0..layers).filter(|_| !needs.is_empty()) {
+        let queries = noise(tokens * heads * d, 31 + layer as u64);
+        stats.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads, kv: prefix.layer(layer) });
+    }
+    stats
+}
+
 /// What a step of `queries: [group][d]` picks from the candidates of one KV head, and its cost.
 pub(super) fn select(
     spec: &str,
@@ -88,15 +103,19 @@ pub(super) fn select(
 ) -> (Selection, Cost) {
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
+    let stats = random_stats(&method, &Prefix::new(vec![kv.clone()]), queries.len() / d);
     let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0 / (d as f32).sqrt(), kv.tokens() + 1);
     let dtype = match keys {
         Rows::F32(_) => KvDtype::F32,
         Rows::F16(_) => KvDtype::F16,
         Rows::Bf16(_) => KvDtype::Bf16,
     };
-    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), seed };
+    let prompt = stats.head(layer, kv_head);
+    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
     let index = method.build(&prefix);
-    let step = Step { layer, kv_head, queries, d, scale, keys, values, candidates, context, generated: 0, seed };
+    let tail_keys = Rows::F32(&[]);
+    let step =
+        Step { layer, kv_head, queries, d, scale, keys, values, tail_keys, candidates, context, generated: 0, seed };
     let mut cost = Cost::default();
     let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
     (selection, cost)
@@ -116,7 +135,8 @@ fn run_seeded(
 ) -> (Vec<f32>, Fork) {
     let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
     let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
-    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&method, true);
+    let stats = random_stats(&method.method, prefix, heads);
+    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_stats(stats).fork(&method, true);
     let mut outputs = Vec::new();
     for t in 0..steps {
         for layer in 0..prefix.layers() {
@@ -338,11 +358,12 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, generated: 0, seed,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
+            context: tokens + 1, generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
-            dtype: KvDtype::F32, candidates: 0..tokens, seed,
+            dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page);
         let pages = tokens.div_ceil(page);
@@ -368,6 +389,7 @@ fn topk_picks_the_largest_scores() {
         scale: 1.0,
         keys,
         values: keys,
+        tail_keys: Rows::F32(&[]),
         candidates: 10..100,
         context: 121,
         generated: 0,
@@ -382,6 +404,7 @@ fn topk_picks_the_largest_scores() {
         d: D,
         dtype: KvDtype::F32,
         candidates: 10..100,
+        prompt: PromptHead::default(),
         seed: 0,
     });
     let mut state = method.start(index.as_ref());
