@@ -699,7 +699,7 @@ fn threads_and_shards_change_nothing() {
 
 const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
                        density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token";
+                       decode_ms_per_token,kv_bytes_held";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
