@@ -102,6 +102,9 @@ impl Runner<'_> {
         if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
             self.check_length(*length, "the length asked for", LENGTH_HINT)?;
         }
+        if let Some(longest) = self.config.lengths.iter().max().filter(|_| generated) {
+            self.check_positions(&self.config.methods, *longest)?;
+        }
         for method in &self.config.methods {
             if let Some(layer) = method.policy.dense_layers.highest().filter(|l| *l >= c.layers) {
                 return Err(UsageError::new(format!("dense layer {layer} does not exist"))

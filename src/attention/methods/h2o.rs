@@ -280,9 +280,9 @@ mod tests {
                 gone.extend((0..total).filter(|t| !n.held.contains(t)));
                 assert!(n.held.len() <= sink + heavy + recent, "the cache has grown to {}", n.held.len());
             }
-            let picks = naive.iter().map(|n| Picks::softmax(n.heavy(total)));
+            let mut picks = naive.iter().map(|n| Picks::softmax(n.heavy(total)));
             let expected = match groups.len() {
-                1 => Selection::Shared(picks.last().unwrap()),
+                1 => Selection::Shared(picks.next().unwrap()),
                 _ => Selection::PerHead(picks.collect()),
             };
             assert_eq!(selection, expected, "{spec} at {total}");

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Picks, Policy, PromptNeed, Selection, Step};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
 use crate::cost::Cost;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
@@ -156,6 +156,7 @@ impl Method for SnapKv {
 mod tests {
     use super::super::tests::{Stepper, none};
     use super::*;
+    use crate::attention::Picks;
 
     /// Votes of one query head over all tokens before the window, from the definition.
     fn votes(stepper: &Stepper, head: usize, window: usize) -> Vec<f64> {
