@@ -683,23 +683,65 @@ fn threads_and_shards_change_nothing() {
     let (one, two, parts) = (out(), out(), [out(), out()]);
     let run = |out: &Out| {
         let small = ["-t", "ruler/niah_multivalue", "-l", "600", "-n", "3", "-m", "oracle_sampling"];
-        spattn(&["eval", "--out", out.arg(), "-m", "random"]).args(&small)
+        let observing = ["-m", "h2o", "-m", "snapkv:k=64", "-m", "infllm:page=16", "-m", "bigbird:window=64,block=16"];
+        spattn(&["eval", "--out", out.arg(), "-m", "random"]).args(&small).args(&observing)
     };
     run(&one).args(&["--threads", "1"]).ok();
     run(&two).args(&["--threads", "2"]).ok();
-    assert_eq!(one.records().len(), 9);
+    assert_eq!(one.records().len(), 21);
     assert_eq!(one.records(), two.records());
     run(&parts[0]).args(&["--shard", "1/2"]).ok();
     run(&parts[1]).args(&["--shard", "2/2"]).ok();
     let [mut first, second] = parts.map(|p| p.records());
-    assert_eq!((first.len(), second.len()), (6, 3));
+    assert_eq!((first.len(), second.len()), (14, 7));
     first.extend(second);
     assert_eq!(first, one.records());
 }
 
+#[test]
+fn what_is_gathered_of_the_prompt_for_one_method_changes_no_other() {
+    let (together, apart) = (out(), out());
+    let observing =
+        ["snapkv:k=32", "snapkv:k=32,window=8", "h2o:k=32,recent=16", "infllm:page=8", "infllm:page=8,window=9"];
+    let all: Vec<&str> = observing.iter().flat_map(|spec| ["-m", spec]).collect();
+    tiny(&together).args(&["--sparse-from", "decode"]).args(&all).ok();
+    for (i, spec) in observing.iter().enumerate() {
+        let go_on: &[&str] = if i > 0 { &["--resume"] } else { &[] };
+        tiny(&apart).args(&["--sparse-from", "decode", "-m", spec]).args(go_on).ok();
+    }
+    assert_eq!(together.records().len(), 7);
+    assert_eq!(together.records(), apart.records());
+    let held = |method: &str| -> Vec<u64> {
+        let records = together.records().into_values().filter(|r| r["method"] == method).collect::<Vec<_>>();
+        records.iter().map(|r| r["kv_bytes_held"].as_u64().unwrap()).collect()
+    };
+    assert!(held("h2o")[0] < held("infllm")[0] / 3, "{:?}, {:?}", held("h2o"), held("infllm"));
+    assert!(held("snapkv").iter().all(|bytes| *bytes < held("topk")[0] / 2));
+}
+
+#[test]
+fn positions_are_moved_only_where_frequencies_stay() {
+    let (model, out) = (model_copy(), out());
+    let config = model.path().join("config.json");
+    let dynamic = read(&config)
+        .replace("\"max_position_embeddings\": 32768", "\"max_position_embeddings\": 300")
+        .replace("\"rope_type\": \"default\"", "\"rope_type\": \"dynamic\", \"factor\": 2.0");
+    fs::write(&config, dynamic).unwrap();
+    let run = |length, spec| {
+        let task = ["-t", "ruler/niah_single_1", "-n", "1", "-l", length, "-m", spec];
+        let place = ["--model", model.path().to_str().unwrap(), "--out", out.arg(), "--overwrite"];
+        spattn(&["eval"]).args(&task).args(&place)
+    };
+    let refused = run("512", "streaming_llm:window=64,rolling=true");
+    refused.fails(2, "streaming_llm:window=64,rolling=true cannot move positions on", "choose a shorter --length");
+    assert!(!out.dir.exists());
+    run("512", "streaming_llm:window=64").ok();
+    run("300", "streaming_llm:window=64,rolling=true").ok();
+}
+
 const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
                        density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token";
+                       decode_ms_per_token,kv_bytes_held";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 

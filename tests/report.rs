@@ -139,6 +139,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         cost2: 0.1,
         aux_bits: 32.0,
         kv_bytes_per_token: 4096.0,
+        kv_bytes_held: Some(1 << 20),
         prefill_s: 0.3,
         index_s: 0.01,
         decode_s: 0.7 / (3.0 + sample as f64),

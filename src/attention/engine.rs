@@ -5,7 +5,7 @@
 //! counted here.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,8 +14,9 @@ use rayon::prelude::*;
 
 use super::Configured;
 use super::fidelity::FidelityMeter;
-use super::head::HeadKv;
-use super::method::{Exact, HeadPrefix, Step, mix_seed};
+use super::head::{HeadKv, Queries};
+use super::method::{Exact, HeadPrefix, Positions, Rotation, Step, mix_seed};
+use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv, Prefix};
 
@@ -33,6 +34,10 @@ pub struct IndexCache {
     dtype: KvDtype,
     seed: u64,
     prompt_tokens: usize,
+    stats: Option<PromptStats>,
+    rotation: Option<Arc<dyn Rotation>>,
+    /// Needs whose gathering was not yet counted as part of building an index.
+    unpaid: BTreeSet<PromptNeed>,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
 }
 
@@ -41,12 +46,32 @@ impl IndexCache {
     /// generated.
     pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
         let prompt_tokens = prefix.tokens();
-        Self { prefix, dtype, seed, prompt_tokens, sets: HashMap::new() }
+        Self {
+            prefix,
+            dtype,
+            seed,
+            prompt_tokens,
+            stats: None,
+            rotation: None,
+            unpaid: BTreeSet::new(),
+            sets: HashMap::new(),
+        }
     }
 
     /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
+    }
+
+    /// What was gathered while the prefix was read, for the methods that ask for it.
+    pub fn with_stats(self, stats: PromptStats) -> Self {
+        Self { unpaid: stats.needs().collect(), stats: Some(stats), ..self }
+    }
+
+    /// How the model's positions are moved, for methods that attend at others than the original ones
+    /// ([`Positions`]); such a method cannot run without.
+    pub fn with_rotation(self, rotation: Arc<dyn Rotation>) -> Self {
+        Self { rotation: Some(rotation), ..self }
     }
 
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
@@ -62,21 +87,28 @@ impl IndexCache {
             None => {
                 let set = Arc::new(self.build(method, candidates.clone(), &dense));
                 self.sets.insert(key, set.clone());
-                let time = set.build_time;
+                let time = set.build_time + self.gathering_time(&method.method.prompt_needs());
                 (set, time)
             }
         };
         Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity)
     }
 
+    /// Time spent on gathering `needs`, unless an earlier index was charged with it.
+    fn gathering_time(&mut self, needs: &[PromptNeed]) -> Duration {
+        let Some(stats) = &self.stats else { return Duration::ZERO };
+        needs.iter().filter(|need| self.unpaid.remove(need)).map(|need| stats.time(*need)).sum()
+    }
+
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
+        let asked = !candidates.is_empty() || method.method.follows_tail();
         let by_layer = dense
             .par_iter()
             .enumerate()
             .map(|(layer, dense)| {
                 let kv = self.prefix.layer(layer);
-                let heads = if *dense || candidates.is_empty() { 0 } else { kv.keys.kv_heads() };
+                let heads = if *dense || !asked { 0 } else { kv.keys.kv_heads() };
                 (0..heads)
                     .into_par_iter()
                     .map(|kv_head| {
@@ -88,6 +120,7 @@ impl IndexCache {
                             d: kv.keys.d(),
                             dtype: self.dtype,
                             candidates: candidates.clone(),
+                            prompt: self.stats.as_ref().map_or_else(PromptHead::default, |s| s.head(layer, kv_head)),
                             seed: head_seed(self.seed, layer, kv_head),
                         })
                     })
@@ -106,6 +139,7 @@ fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
 pub struct Fork {
     method: Configured,
     prefix: Arc<Prefix>,
+    rotation: Option<Arc<dyn Rotation>>,
     indexes: Arc<IndexSet>,
     states: Vec<Vec<Box<dyn Any + Send>>>,
     tail: Vec<LayerKv>,
@@ -143,6 +177,7 @@ impl Fork {
             })
             .collect();
         Self {
+            rotation: cache.rotation.clone(),
             method,
             indexes,
             states,
@@ -203,6 +238,28 @@ impl Fork {
         bytes as f64 * 8.0 / rows as f64
     }
 
+    /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
+    /// context, less what its method has let go.
+    pub fn kv_bytes_held(&self) -> u64 {
+        let total = self.tokens();
+        let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
+        let fixed = exact.sink + total - exact.recent;
+        let held = |index: &Index, state: &Box<dyn Any + Send>| {
+            self.method.method.held(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
+        };
+        let of_layer = |layer: usize| {
+            let (keys, indexes) = (&self.prefix.layer(layer).keys, &self.indexes.by_layer[layer]);
+            let tokens = match (self.dense[layer], indexes.is_empty()) {
+                (true, _) => keys.kv_heads() * total,
+                // Without an index there was nothing to pick: what is not exact now has left for good.
+                (false, true) => keys.kv_heads() * fixed,
+                (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
+            };
+            tokens * 2 * keys.d() * keys.dtype().bytes()
+        };
+        (0..self.prefix.layers()).map(of_layer).sum::<usize>() as u64
+    }
+
     /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
@@ -226,9 +283,11 @@ impl Fork {
         let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
         let scale = 1.0 / (kv.d as f32).sqrt();
         let mut cost = Cost::default();
-        let selection = if self.dense[layer] || self.prefix_candidates.is_empty() {
+        let follows_tail = self.method.method.follows_tail();
+        let selection = if self.dense[layer] || self.prefix_candidates.is_empty() && !follows_tail {
             None
         } else {
+            let candidates = if follows_tail { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
             let step = Step {
                 layer,
                 kv_head,
@@ -237,7 +296,8 @@ impl Fork {
                 scale,
                 keys: kv.prefix_keys,
                 values: kv.prefix_values,
-                candidates: self.prefix_candidates.clone(),
+                tail_keys: kv.tail_keys,
+                candidates,
                 context: total,
                 generated: (total - 1).saturating_sub(self.prompt_tokens),
                 seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
@@ -246,7 +306,7 @@ impl Fork {
             let state = self.states[layer][kv_head].as_mut();
             Some(self.method.method.select(&step, index, state, &mut cost))
         };
-        let attended = kv.attend(queries, scale, exact, selection.as_ref(), out, &mut cost);
+        let attended = kv.attend(&self.placed(queries, &kv, exact), exact, selection.as_ref(), out, &mut cost);
         cost.steps += attended.len() as u64;
         cost.context_tokens += (attended.len() * total) as u64;
         cost.attended_tokens += attended.iter().sum::<usize>() as u64;
@@ -257,5 +317,41 @@ impl Fork {
             meter.compare(layer, &kv, queries, scale, exact, selection.as_ref(), out);
         }
         *self.costs.layer_mut(layer) += cost;
+    }
+
+    /// The queries at the positions of the method's choice.
+    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries {
+        let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
+        let gap = exact.recent - exact.sink;
+        if self.method.method.positions() == Positions::Original || gap == 0 {
+            return scaled;
+        }
+        let rotation = self.rotation.as_ref().expect("a method that moves positions is given the model's rotation");
+        scaled.nearer_to_sink(gap, kv.d, rotation.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::PromptShape;
+    use crate::attention::calibration::PrefillChunk;
+
+    #[test]
+    fn what_was_gathered_is_charged_to_the_first_index_that_needs_it() {
+        let (d, tokens) = (4, 30);
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, tokens);
+        (0..tokens).for_each(|t| kv.append(&[t as f32; 4], &[1.0; 4]));
+        let needs = [PromptNeed::AttentionMass, PromptNeed::LastQueries(2)];
+        let shape = PromptShape { layers: 1, heads: 1, kv_heads: 1, d, tokens };
+        let mut stats = PromptStats::new(&needs.into(), shape);
+        let queries = vec![0.5; tokens * d];
+        stats.observe(&PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 1, kv: &kv });
+        let times = needs.map(|need| stats.time(need));
+        assert!(times.iter().all(|time| !time.is_zero()));
+        let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats);
+        assert_eq!(cache.gathering_time(&needs[..1]), times[0]);
+        assert_eq!(cache.gathering_time(&needs), times[1]);
+        assert_eq!(cache.gathering_time(&needs), Duration::ZERO);
     }
 }

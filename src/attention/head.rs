@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::method::{Exact, Picks, Selection, Weighting};
+use super::method::{Exact, Picks, Rotation, Selection, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
 use crate::kv::{LayerKv, Prefix};
@@ -16,6 +16,28 @@ pub(super) struct HeadKv<'a> {
     pub(super) prefix_tokens: usize,
     pub(super) tail_tokens: usize,
     pub(super) d: usize,
+}
+
+/// Queries of a group `[group][d]`, times the scale of the logits.
+pub(super) struct Queries {
+    scaled: Vec<f32>,
+    /// The same at another position, for the first exact part.
+    to_sink: Option<Vec<f32>>,
+}
+
+impl Queries {
+    pub(super) fn new(queries: &[f32], scale: f32) -> Self {
+        Self { scaled: queries.iter().map(|q| q * scale).collect(), to_sink: None }
+    }
+
+    /// Sees the first exact part from `positions` nearer. Only distances count, so this is the same as moving
+    /// that part's keys, with fewer vectors to turn.
+    pub(super) fn nearer_to_sink(mut self, positions: usize, d: usize, rotation: &dyn Rotation) -> Self {
+        let mut turned = self.scaled.clone();
+        turned.chunks_exact_mut(d).for_each(|query| rotation.turn_back(query, positions));
+        self.to_sink = Some(turned);
+        self
+    }
 }
 
 impl<'a> HeadKv<'a> {
@@ -68,24 +90,24 @@ impl<'a> HeadKv<'a> {
     /// Attends the exact parts and the selection; returns tokens attended by each query head.
     pub(super) fn attend(
         &self,
-        queries: &[f32],
-        scale: f32,
+        queries: &Queries,
         exact: Exact,
         selection: Option<&Selection>,
         out: &mut [f32],
         cost: &mut Cost,
     ) -> Vec<usize> {
-        let group = queries.len() / self.d;
-        let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
+        let scaled = &queries.scaled;
+        let group = scaled.len() / self.d;
         let mut acc = Accumulator::new(group, self.d);
-        let fixed = self.attend_positions(&scaled, 0..exact.sink, &mut acc)
-            + self.attend_positions(&scaled, exact.recent..self.total(), &mut acc);
+        let to_sink = queries.to_sink.as_ref().unwrap_or(scaled);
+        let fixed = self.attend_positions(to_sink, 0..exact.sink, &mut acc)
+            + self.attend_positions(scaled, exact.recent..self.total(), &mut acc);
         let mut read = fixed;
         let mut attended = vec![fixed; group];
         match selection {
             None => {}
             Some(Selection::Shared(picks)) => {
-                self.attend_picks(&scaled, picks, &mut acc);
+                self.attend_picks(scaled, picks, &mut acc);
                 read += picks.tokens.len();
                 attended.iter_mut().for_each(|n| *n += picks.tokens.len());
             }
@@ -106,10 +128,22 @@ impl<'a> HeadKv<'a> {
         attended
     }
 
+    /// Attends tokens of prefix and tail.
+    fn attend_tokens(&self, scaled: &[f32], tokens: &[u32], acc: &mut Accumulator) {
+        let first_behind = self.prefix_tokens as u32;
+        if tokens.iter().all(|t| *t < first_behind) {
+            return attend_list(scaled, self.prefix_keys, self.prefix_values, tokens, &[], acc);
+        }
+        let (before, mut behind): (Vec<u32>, Vec<u32>) = tokens.iter().partition(|t| **t < first_behind);
+        behind.iter_mut().for_each(|t| *t -= first_behind);
+        attend_list(scaled, self.prefix_keys, self.prefix_values, &before, &[], acc);
+        attend_list(scaled, self.tail_keys, self.tail_values, &behind, &[], acc);
+    }
+
     fn attend_picks(&self, scaled: &[f32], picks: &Picks, acc: &mut Accumulator) {
         let (keys, values) = (self.prefix_keys, self.prefix_values);
         match &picks.weighting {
-            Weighting::Softmax => attend_list(scaled, keys, values, &picks.tokens, &[], acc),
+            Weighting::Softmax => self.attend_tokens(scaled, &picks.tokens, acc),
             Weighting::LogBias(bias) => attend_list(scaled, keys, values, &picks.tokens, bias, acc),
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");

@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
 use super::policy::Policy;
+use super::prompt::{PromptHead, PromptNeed};
 use crate::cost::Cost;
 use crate::kernels::cpu::{Rows, linear};
 use crate::kv::KvDtype;
@@ -32,6 +33,11 @@ pub trait Method: Send + Sync + 'static {
         Self: Sized,
     {
         None
+    }
+
+    /// What has to be known of the prefix's own attention before an index can be built; nothing by default.
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Vec::new()
     }
 
     /// The parameters that the index depends on; runs with equal keys share one index.
@@ -59,6 +65,25 @@ pub trait Method: Send + Sync + 'static {
         Exact::policy(policy, prefix_tokens)
     }
 
+    /// Whether the method decides about the tokens after the prefix too. It is then asked at every step of
+    /// every layer that is not dense, candidates or none: those of a step are all tokens that
+    /// [`exact`](Self::exact) leaves out, and its picks (in an ordinary softmax only) may be among them.
+    fn follows_tail(&self) -> bool {
+        false
+    }
+
+    /// Candidates whose keys and values are still held for this KV head (by any query head of its group);
+    /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
+    /// be picked again.
+    fn held(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
+        None
+    }
+
+    /// At which positions tokens are attended.
+    fn positions(&self) -> Positions {
+        Positions::Original
+    }
+
     /// How this method attends while the prompt is read, for `--sparse-from prefill`; `None` if it has
     /// no such form.
     fn prefill_pattern(&self) -> Option<PrefillPattern> {
@@ -73,6 +98,22 @@ pub struct CalibrationNeed<M> {
     pub kind: &'static str,
     /// The method with what the artefact holds; the artefact is known to fit the model.
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
+}
+
+/// The positions that RoPE gives to tokens in context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Positions {
+    /// Where they were read.
+    Original,
+    /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
+    /// the last one, however far apart they were read. For methods that pick nothing.
+    WithinCache,
+}
+
+/// Moves rotated vectors to other positions; only the model knows its frequencies.
+pub trait Rotation: Send + Sync {
+    /// Turns `x: [d]` as if its token stood `positions` earlier.
+    fn turn_back(&self, x: &mut [f32], positions: usize);
 }
 
 /// How a method attends during prefill.
@@ -126,8 +167,19 @@ pub struct HeadPrefix<'a> {
     pub dtype: KvDtype,
     /// Tokens that may be picked; the others are attended anyway.
     pub candidates: Range<usize>,
+    /// What the method asked for by [`Method::prompt_needs`].
+    pub prompt: PromptHead<'a>,
     /// Seed of this example, layer and head.
     pub seed: u64,
+}
+
+impl HeadPrefix<'_> {
+    /// Exact `q·k` of one query with some tokens of the prefix.
+    pub fn scores(&self, query: &[f32], tokens: Range<usize>) -> Vec<f32> {
+        let mut scores = vec![0.0; tokens.len()];
+        score_into(query, self.keys.slice(tokens, self.d), self.d, &mut scores);
+        scores
+    }
 }
 
 /// One decoding step of one KV head: the queries of its group and what they may look at.
@@ -147,6 +199,8 @@ pub struct Step<'a> {
     pub keys: Rows<'a>,
     /// Values `[token][d]` of the whole prefix.
     pub values: Rows<'a>,
+    /// Rotated keys `[token][d]` of the tokens after the prefix, the current one last.
+    pub tail_keys: Rows<'a>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
     /// Tokens in context, the current one included.
@@ -178,6 +232,28 @@ impl Step<'_> {
         let keys = self.keys.slice(self.candidates.clone(), self.d);
         cost.kv_bytes += (keys.elements() * keys.elem_bytes()) as u64;
         self.score_rows(keys, cost)
+    }
+
+    /// Tokens of the prefix.
+    pub fn prefix_tokens(&self) -> usize {
+        self.keys.elements() / self.d
+    }
+
+    /// Keys `[token][d]` of some tokens of prefix and tail, as they are read into one place; counts their
+    /// bytes.
+    pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Vec<f32> {
+        let (d, prefix) = (self.d, self.prefix_tokens());
+        let mut gathered = Vec::new();
+        for token in tokens.into_iter().map(|t| t as usize) {
+            let row = gathered.len();
+            gathered.resize(row + d, 0.0);
+            match token < prefix {
+                true => self.keys.read(token, &mut gathered[row..]),
+                false => self.tail_keys.read(token - prefix, &mut gathered[row..]),
+            }
+        }
+        cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
+        gathered
     }
 
     /// Exact `q·k` (unscaled) of some tokens of the prefix for one head of the group, with its cost.
@@ -239,7 +315,7 @@ impl Selection {
 /// Tokens of the prefix and how they are weighted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picks {
-    /// Distinct positions among the candidates.
+    /// Distinct positions among the candidates, in any order.
     pub tokens: Vec<u32>,
     /// How they enter the attention.
     pub weighting: Weighting,
@@ -294,6 +370,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibration(&self) -> Option<&'static str>;
     /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
+    /// See [`Method::prompt_needs`].
+    fn prompt_needs(&self) -> Vec<PromptNeed>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> String;
     /// See [`Method::build`].
@@ -306,6 +384,12 @@ pub trait AnyMethod: Send + Sync {
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
     /// See [`Method::exact`].
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
+    /// See [`Method::follows_tail`].
+    fn follows_tail(&self) -> bool;
+    /// See [`Method::held`].
+    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
+    /// See [`Method::positions`].
+    fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
     fn prefill_pattern(&self) -> Option<PrefillPattern>;
 }
@@ -319,6 +403,9 @@ impl<M: Method> AnyMethod for M {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError> {
         let Some(need) = Method::calibration(self) else { return Ok(None) };
         Ok(Some(Arc::new((need.load)(self, artefact)?)))
+    }
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        Method::prompt_needs(self)
     }
     fn index_key(&self) -> String {
         Method::index_key(self)
@@ -337,6 +424,15 @@ impl<M: Method> AnyMethod for M {
     }
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Method::exact(self, policy, prefix_tokens, total_tokens)
+    }
+    fn follows_tail(&self) -> bool {
+        Method::follows_tail(self)
+    }
+    fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
+        Method::held(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))
+    }
+    fn positions(&self) -> Positions {
+        Method::positions(self)
     }
     fn prefill_pattern(&self) -> Option<PrefillPattern> {
         Method::prefill_pattern(self)

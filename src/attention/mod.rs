@@ -14,13 +14,16 @@ mod method;
 pub mod methods;
 mod pca;
 mod policy;
+mod prompt;
 mod spec;
 
 pub use engine::{Fork, IndexCache};
 pub use method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed,
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, Positions, PrefillPattern, Rotation, Selection, Step,
+    Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
+pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
 pub use spec::{Budget, MethodSpec, Params, expand_grid};
 
 use std::sync::Arc;
@@ -70,7 +73,7 @@ impl std::fmt::Debug for Configured {
 
 #[cfg(test)]
 mod testing {
-    use super::head::HeadKv;
+    use super::head::{HeadKv, Queries};
     use super::{Exact, Selection};
     use crate::cost::Cost;
     use crate::kv::{LayerKv, Prefix};
@@ -83,8 +86,7 @@ mod testing {
         let nothing = Exact { sink: 0, recent: tokens };
         let scale = 1.0 / (d as f32).sqrt();
         HeadKv::new(&prefix, &tail, 0, 0).attend(
-            queries,
-            scale,
+            &Queries::new(queries, scale),
             nothing,
             Some(selection),
             &mut out,

@@ -14,7 +14,7 @@ use super::{Advised, Done};
 use crate::error::UsageError;
 use crate::eval::calibration::supply;
 use crate::eval::config::{RunConfig, Settings};
-use crate::eval::manifest::manifest;
+use crate::eval::manifest::{example_bytes, manifest};
 use crate::eval::run::{End, Progress, Runner, Shard};
 use crate::eval::store::{OpenMode, Store, check_free, load_records};
 use crate::model::Model;
@@ -336,7 +336,7 @@ fn load_model(config: &RunConfig, quiet: bool) -> Result<Model> {
             "{}: {} of weights, up to {} more for an example of {longest} tokens",
             model.id,
             megabytes(model.decoder.weight_bytes()),
-            megabytes(model.decoder.prefill_bytes(longest)),
+            megabytes(example_bytes(config, &model)),
         );
     }
     Ok(model)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::record::Fidelity;
-use crate::attention::{Configured, Fork, IndexCache};
+use crate::attention::{Configured, Fork, IndexCache, PromptStats};
 use crate::kernels::cpu::topk::argmax;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
@@ -63,6 +63,8 @@ pub struct Run {
     pub aux_bits: f64,
     /// Bytes of K, V and auxiliary data read per step, all layers.
     pub kv_bytes_per_step: f64,
+    /// Bytes of K and V that the method alone would have to keep in the end.
+    pub kv_bytes_held: u64,
     /// Closeness to exact attention, if asked for.
     pub fidelity: Option<Fidelity>,
 }
@@ -71,12 +73,21 @@ pub struct Run {
 pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
     let decoder = &model.decoder;
     let start = Instant::now();
-    let prefill = decoder.prefill(&request.prompt[..request.prefix_tokens], request.prompt.len());
-    let prefill_time = start.elapsed();
+    let needs = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
+    let mut stats = PromptStats::new(&needs, decoder.prompt_shape(request.prefix_tokens));
+    let prefix = &request.prompt[..request.prefix_tokens];
+    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| stats.observe(chunk));
+    // What was gathered is part of the indexes that are built on it.
+    let prefill_time = start.elapsed().saturating_sub(stats.total_time());
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_prompt(request.prompt.len());
+    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
+        .with_prompt(request.prompt.len())
+        .with_stats(stats);
+    if let Some(rotation) = decoder.rotation(request.prompt.len() + request.max_new_tokens) {
+        cache = cache.with_rotation(rotation);
+    }
     let unread = &request.prompt[request.prefix_tokens..];
     let mut lanes: Vec<Lane> = request
         .methods
@@ -167,6 +178,7 @@ impl<'a> Lane<'a> {
             cost2: all.cost2(),
             aux_bits: self.fork.aux_bits(),
             kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / self.steps.max(1) as f64,
+            kv_bytes_held: self.fork.kv_bytes_held(),
             fidelity: self.fork.fidelity().map(|f| Fidelity { output_error: f.output_error(), recall: f.recall() }),
             tokens: self.tokens,
         }

@@ -1,12 +1,13 @@
 //! The manifest of a run: what determines its results, and where it was made.
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
 use super::config::RunConfig;
 use super::store::{CALIBRATION, IDENTITY};
-use crate::attention::Configured;
+use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::tasks::Positions;
@@ -40,7 +41,6 @@ pub fn identity(config: &RunConfig, model: &Model, data: Option<&str>) -> Value 
 /// The whole manifest; `data` as for [`identity`].
 pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: &[String]) -> Value {
     let c = model.decoder.config();
-    let longest = config.lengths.iter().copied().max().unwrap_or(0);
     json!({
         "program": { "name": "spattn", "version": env!("CARGO_PKG_VERSION") },
         "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -67,7 +67,7 @@ pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: 
             "weight_bytes": model.decoder.weight_bytes(),
             "kv_bytes_per_token": model.decoder.kv_bytes_per_token(),
         },
-        "memory": { "largest_example_bytes": model.decoder.prefill_bytes(longest) },
+        "memory": { "largest_example_bytes": example_bytes(config, model) },
         "machine": {
             "cpu": cpu_name(),
             "simd": isa_name(),
@@ -76,6 +76,14 @@ pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: 
             "arch": std::env::consts::ARCH,
         },
     })
+}
+
+/// Bytes that the largest example takes at most, beyond the weights, before any index is built.
+pub fn example_bytes(config: &RunConfig, model: &Model) -> usize {
+    let longest = config.lengths.iter().copied().max().unwrap_or(0);
+    let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
+    let shape = model.decoder.prompt_shape(longest);
+    model.decoder.prefill_bytes(longest) + needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.

@@ -60,6 +60,10 @@ pub struct Record {
     pub aux_bits: f64,
     /// Bytes of K, V and auxiliary data read per token decoded or read after the prefix, over all layers.
     pub kv_bytes_per_token: f64,
+    /// Bytes of K and V that this method alone would have to keep in the end, over all layers: all of the
+    /// context, less what it evicted; `None` in records from before it was kept.
+    #[serde(default)]
+    pub kv_bytes_held: Option<u64>,
     /// Seconds of the dense prefill, shared by all methods of the example.
     pub prefill_s: f64,
     /// Seconds spent building this method's index (0 where it was shared with an earlier method).
@@ -150,6 +154,9 @@ pub struct SummaryRow {
     pub prefill_s: f64,
     /// Mean milliseconds per step after the prefix.
     pub decode_ms_per_token: f64,
+    /// Mean bytes of K and V that have to be kept in the end; of the records that say so.
+    #[serde(default)]
+    pub kv_bytes_held: Option<f64>,
 }
 
 #[cfg(test)]
@@ -184,6 +191,7 @@ pub(crate) mod tests {
             cost2: 0.1,
             aux_bits: 32.0,
             kv_bytes_per_token: 4096.0,
+            kv_bytes_held: Some(1 << 20),
             prefill_s: 1.0,
             index_s: 0.0,
             decode_s: 0.5,

@@ -9,7 +9,7 @@ use super::generate::{Outcome, Request, run_example};
 use super::manifest::identity;
 use super::record::Record;
 use super::store::Store;
-use crate::attention::Configured;
+use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::{PromptTokens, Tokenizer};
@@ -102,6 +102,9 @@ impl Runner<'_> {
         if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
             self.check_length(*length, "the length asked for", LENGTH_HINT)?;
         }
+        if let Some(longest) = self.config.lengths.iter().max().filter(|_| generated) {
+            self.check_positions(&self.config.methods, *longest)?;
+        }
         for method in &self.config.methods {
             if let Some(layer) = method.policy.dense_layers.highest().filter(|l| *l >= c.layers) {
                 return Err(UsageError::new(format!("dense layer {layer} does not exist"))
@@ -125,6 +128,20 @@ impl Runner<'_> {
         }
         Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
             .hint(hint))
+    }
+
+    /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
+    fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
+        let moves = |m: &&Configured| m.method.positions() != Positions::Original;
+        match methods.iter().find(moves) {
+            Some(method) if self.model.decoder.rotation(tokens).is_none() => Err(UsageError::new(format!(
+                "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
+                method.label(),
+                self.model.id
+            ))
+            .hint("choose a shorter --length, or leave the positions as they are")),
+            _ => Ok(()),
+        }
     }
 
     /// Runs what is missing from `store`, telling `progress` after each example, until all is done or
@@ -198,6 +215,7 @@ impl Runner<'_> {
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
             .with_context(what)?;
+        self.check_positions(methods, prompt.ids.len() + example.max_new_tokens).with_context(what)?;
         let prefix_tokens = self.config.protocol.prefix_tokens(&prompt, example.context.len());
         let request = Request {
             prompt: &prompt.ids,
@@ -244,6 +262,7 @@ impl Runner<'_> {
                 cost2: run.cost2,
                 aux_bits: run.aux_bits,
                 kv_bytes_per_token: run.kv_bytes_per_step,
+                kv_bytes_held: Some(run.kv_bytes_held),
                 prefill_s,
                 index_s: run.index.as_secs_f64(),
                 decode_s: run.decode.as_secs_f64(),

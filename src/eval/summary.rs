@@ -131,6 +131,7 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         recall: fidelity(cell, Fidelity::mean_recall),
         prefill_s: cell.mean(|r| r.prefill_s),
         decode_ms_per_token: ms_per_step(cell),
+        kv_bytes_held: bytes_held(cell),
     }
 }
 
@@ -141,6 +142,12 @@ fn percent(interval: Option<Interval>) -> Option<Interval> {
 /// Mean over the records that have it.
 fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> f64) -> Option<f64> {
     let values: Vec<f64> = cell.records.iter().filter_map(|r| r.fidelity.as_ref()).map(of).collect();
+    (!values.is_empty()).then(|| stats::mean(&values))
+}
+
+/// Mean over the records that have it.
+fn bytes_held(cell: &Cell) -> Option<f64> {
+    let values: Vec<f64> = cell.records.iter().filter_map(|r| r.kv_bytes_held).map(|bytes| bytes as f64).collect();
     (!values.is_empty()).then(|| stats::mean(&values))
 }
 

@@ -126,6 +126,15 @@ impl KvStore {
         self.d
     }
 
+    /// Storage type.
+    pub fn dtype(&self) -> KvDtype {
+        match self.data {
+            Data::F32(_) => KvDtype::F32,
+            Data::F16(_) => KvDtype::F16,
+            Data::Bf16(_) => KvDtype::Bf16,
+        }
+    }
+
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))

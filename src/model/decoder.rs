@@ -11,10 +11,10 @@ use rayon::prelude::*;
 
 use super::config::ModelConfig;
 use super::linear::{Linear, Matrix};
-use super::rope::{Rope, RopeTable, apply};
+use super::rope::{Rope, RopeTable, Turn, apply};
 use super::weights::{Weights, WeightsError};
-use crate::attention::Fork;
 use crate::attention::calibration::PrefillChunk;
+use crate::attention::{Fork, PromptShape, Rotation};
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
 use crate::kernels::cpu::prefill::{PackedHead, causal_attention};
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -125,6 +125,18 @@ impl Decoder {
         let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
         let packed = 2 * tokens * c.kv_heads * c.head_dim;
         tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
+    }
+
+    /// The shape of a prefix of `tokens`, for what is gathered while it is read.
+    pub fn prompt_shape(&self, tokens: usize) -> PromptShape {
+        let c = &self.config;
+        PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
+    }
+
+    /// Moves queries and keys to other positions in a sequence of up to `tokens`; `None` if the model's
+    /// frequencies change within it (`dynamic` scaling, beyond the trained length).
+    pub fn rotation(&self, tokens: usize) -> Option<Arc<dyn Rotation>> {
+        Turn::new(&self.rope, tokens).map(|turn| Arc::new(turn) as _)
     }
 
     /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which

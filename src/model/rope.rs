@@ -8,6 +8,7 @@
 use std::f64::consts::PI;
 
 use super::config::{RopeConfig, RopeScaling, YarnScaling};
+use crate::attention::Rotation;
 
 /// The frequencies of one model's rotary embedding.
 #[derive(Debug, Clone)]
@@ -212,6 +213,31 @@ impl RopeTable {
     }
 }
 
+/// Moves rotated heads to other positions, by the frequencies they were rotated with.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    inverse: Vec<f32>,
+}
+
+impl Turn {
+    /// For vectors of a sequence of up to `sequence_length` tokens; `None` if the frequencies change within
+    /// it, so that no turn leads from one position to another.
+    pub fn new(rope: &Rope, sequence_length: usize) -> Option<Self> {
+        let fixed = rope.fixed_up_to().is_none_or(|limit| sequence_length <= limit);
+        fixed.then(|| Self { inverse: rope.frequencies(sequence_length).0 })
+    }
+}
+
+impl Rotation for Turn {
+    fn turn_back(&self, x: &mut [f32], positions: usize) {
+        let (first, second) = x.split_at_mut(x.len() / 2);
+        for ((a, b), frequency) in first.iter_mut().zip(second).zip(&self.inverse) {
+            let (sin, cos) = (positions as f32 * frequency).sin_cos();
+            (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
+        }
+    }
+}
+
 fn fill_row(inverse: &[f32], scaling: f32, position: usize, cos: &mut [f32], sin: &mut [f32]) {
     for ((frequency, cos), sin) in inverse.iter().zip(cos).zip(sin) {
         let (s, c) = (position as f32 * frequency).sin_cos();
@@ -253,6 +279,45 @@ mod tests {
         assert!((dot_at(5, 3) - dot_at(50, 48)).abs() < 1e-5);
         assert!((dot_at(9, 9) - dot_at(0, 0)).abs() < 1e-5);
         assert!((dot_at(5, 3) - dot_at(5, 4)).abs() > 1e-3);
+    }
+
+    #[test]
+    fn turning_back_is_being_rotated_at_an_earlier_position() {
+        let yarn = YarnScaling {
+            factor: 4.0,
+            original_max_positions: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: None,
+            mscale_all_dim: None,
+            attention_factor: None,
+            truncate: true,
+        };
+        for scaling in [RopeScaling::Default, RopeScaling::Yarn(yarn), RopeScaling::Dynamic { factor: 2.0 }] {
+            let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 400);
+            let mut table = RopeTable::new(&rope, 400);
+            table.grow(400);
+            let plain: Vec<f32> = (0..16).map(|i| (i as f32 * 0.7).sin() + 0.2).collect();
+            let at = |position: usize| {
+                let mut x = plain.clone();
+                apply(&mut x, table.cos(position), table.sin(position));
+                x
+            };
+            for (from, back) in [(399, 0), (399, 1), (300, 257), (77, 77)] {
+                let mut turned = at(from);
+                Turn::new(&rope, 400).unwrap().turn_back(&mut turned, back);
+                for (a, b) in turned.iter().zip(at(from - back)) {
+                    assert!((a - b).abs() < 1e-4, "{a} against {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_turns_where_frequencies_change_with_the_length() {
+        let scaling = RopeScaling::Dynamic { factor: 2.0 };
+        let rope = Rope::new(&RopeConfig { theta: 10_000.0, scaling }, 16, 100);
+        assert!(Turn::new(&rope, 100).is_some() && Turn::new(&rope, 101).is_none());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 23] = [
+pub const COLUMNS: [&str; 24] = [
     "model",
     "task",
     "length",
@@ -28,6 +28,7 @@ pub const COLUMNS: [&str; 23] = [
     "recall",
     "prefill_s",
     "decode_ms_per_token",
+    "kv_bytes_held",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -46,7 +47,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 23] {
+fn fields(r: &SummaryRow) -> [String; 24] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -75,6 +76,7 @@ fn fields(r: &SummaryRow) -> [String; 23] {
         optional(r.recall, SHARE),
         fixed(r.prefill_s, TIME),
         fixed(r.decode_ms_per_token, TIME),
+        optional(r.kv_bytes_held, SIZE),
     ]
 }
 

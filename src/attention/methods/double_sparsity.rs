@@ -360,6 +360,7 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
+    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
@@ -398,8 +399,17 @@ mod tests {
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
         let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, n + 1);
-        let head =
-            HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype: KvDtype::F32, candidates: 0..n, seed };
+        let head = HeadPrefix {
+            layer,
+            kv_head,
+            keys: rows,
+            values: rows,
+            d,
+            dtype: KvDtype::F32,
+            candidates: 0..n,
+            prompt: PromptHead::default(),
+            seed,
+        };
         let step = Step {
             layer,
             kv_head,
@@ -408,6 +418,7 @@ mod tests {
             scale,
             keys: rows,
             values: rows,
+            tail_keys: Rows::F32(&[]),
             candidates: 0..n,
             context,
             generated: 0,

@@ -3,26 +3,33 @@
 //! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]. Nothing else in the
 //! program knows a method by name.
 
+mod a_shape;
+mod bigbird;
 mod double_sparsity;
 mod full;
+mod h2o;
 mod hip;
+mod infllm;
 mod loki;
 mod magicpig;
 mod oracle_sampling;
 mod quest;
 mod random;
+mod snapkv;
 mod sparq;
 mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
 
+use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::calibration::Calibration;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy};
+use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Picks, Policy, Selection};
 use crate::error::UsageError;
 
 /// What the command line knows of a method.
@@ -68,6 +75,11 @@ pub const METHODS: &[MethodEntry] = &[
     oracle_sampling::ENTRY,
     random::ENTRY,
     streaming_llm::ENTRY,
+    a_shape::ENTRY,
+    bigbird::ENTRY,
+    snapkv::ENTRY,
+    h2o::ENTRY,
+    infllm::ENTRY,
     quest::ENTRY,
     magicpig::ENTRY,
     double_sparsity::ENTRY,
@@ -216,9 +228,24 @@ impl Granularity {
         })
     }
 
+    /// What the query heads `[group][n]` have to say: each for itself, or their sum.
+    fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+        match self {
+            Self::QueryHead => heads,
+            Self::KvHead => heads.into_iter().reduce(sum).into_iter().collect(),
+        }
+    }
+
+    /// Tokens chosen for each of what [`merged`](Self::merged) gave.
+    fn selection(self, mut tokens: Vec<Vec<u32>>) -> Selection {
+        match self {
+            Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
+            Self::KvHead => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+        }
+    }
+
     /// `select` on the scores `[group][n]` of each query head, or once on their sum over the group.
-    fn select(self, scores: &[f32], group: usize, mut select: impl FnMut(&[f32]) -> Vec<u32>) -> super::Selection {
-        use super::{Picks, Selection};
+    fn select(self, scores: &[f32], group: usize, mut select: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {
         let n = scores.len() / group;
         match self {
             Self::QueryHead => {
@@ -233,6 +260,25 @@ impl Granularity {
             }
         }
     }
+}
+
+fn sum(mut a: Vec<f32>, b: Vec<f32>) -> Vec<f32> {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+    a
+}
+
+/// Tokens of some pages (blocks) of `page` tokens, cut over the candidates; the last one may be shorter.
+fn page_tokens(pages: &[u32], page: usize, candidates: &Range<usize>) -> Vec<u32> {
+    let tokens = |p: &u32| {
+        let start = candidates.start + *p as usize * page;
+        start as u32..(start + page).min(candidates.end) as u32
+    };
+    pages.iter().flat_map(tokens).collect()
+}
+
+/// How many different tokens there are.
+fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
+    tokens.into_iter().collect::<HashSet<_>>().len()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
 use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
@@ -93,17 +93,8 @@ impl Method for Quest {
     fn select(&self, step: &Step<'_>, pages: &Pages, (): &mut (), cost: &mut Cost) -> Selection {
         let bounds = page_bounds(step, pages, cost);
         let wanted = self.budget.tokens(step.context).div_ceil(self.page).max(self.min_pages);
-        self.per.select(&bounds, step.group(), |bounds| self.tokens_of(&top_k(bounds, wanted), step))
-    }
-}
-
-impl Quest {
-    fn tokens_of(&self, pages: &[u32], step: &Step<'_>) -> Vec<u32> {
-        let page_tokens = |&p: &u32| {
-            let start = step.candidates.start + p as usize * self.page;
-            start as u32..(start + self.page).min(step.candidates.end) as u32
-        };
-        pages.iter().flat_map(page_tokens).collect()
+        self.per
+            .select(&bounds, step.group(), |bounds| page_tokens(&top_k(bounds, wanted), self.page, &step.candidates))
     }
 }
 

@@ -1,40 +1,54 @@
-//! `streaming_llm`: attention sinks and a sliding window (Xiao et al. 2023), at original positions.
+//! `streaming_llm`: attention sinks and a sliding window (Xiao et al. 2023).
 //!
-//! Attends the first `sink` and the last `window` tokens of the context, the current one included,
-//! and nothing between. StreamingLLM re-indexes RoPE inside its cache; here keys keep the positions
-//! they were read at, which differs only once the context exceeds the trained length.
+//! Attends the first `sink` and the last `window` tokens of the context, the current one included, and
+//! nothing between; what has left the window, read or generated, never comes back. With `rolling=true`
+//! positions are those within the cache (its §3.2): the sinks stand directly before the window. Attention
+//! by RoPE depends on distances alone, so the engine moves the query nearer to the sinks instead of turning
+//! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
+//! most once the context exceeds the trained length.
 
 use std::sync::Arc;
 
 use super::{MethodEntry, ParamInfo, Preset};
-use crate::attention::{Exact, HeadPrefix, Method, Picks, Policy, Selection, Step};
+use crate::attention::{Exact, HeadPrefix, Method, Picks, Policy, Positions, Selection, Step};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
-    about: "sink and sliding window only (original positions)",
-    params: &[ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" }],
+    about: "sink and sliding window only, at original positions or those within the cache",
+    params: &[
+        ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" },
+        ParamInfo { key: "rolling", default: "false", about: "true | false: positions within the cache" },
+    ],
     presets: &[
         Preset {
             name: "paper",
-            values: &[("sink", "4"), ("window", "1020")],
-            source: "StreamingLLM's main setting: 4 sinks and 1,020 recent tokens (positions not re-indexed here)",
+            values: &[("sink", "4"), ("window", "1020"), ("rolling", "true")],
+            source: "StreamingLLM's main setting: 4 sinks and 1,020 recent tokens, positions within the cache",
         },
         Preset {
             name: "repo",
-            values: &[("sink", "4"), ("window", "2000")],
-            source: "StreamingLLM's example script: start_size 4, recent_size 2000 (positions not re-indexed here)",
+            values: &[("sink", "4"), ("window", "2000"), ("rolling", "true")],
+            source: "StreamingLLM's example script: start_size 4, recent_size 2000, positions within the cache",
         },
     ],
-    build: |params| Ok(Arc::new(StreamingLlm { window: params.get_positive("window", 256)? })),
+    build: |params| {
+        let window = params.get_positive("window", 256)?;
+        let rolling = params.get_unless_default("rolling", false)?;
+        Ok(Arc::new(SinkAndWindow {
+            window,
+            positions: if rolling { Positions::WithinCache } else { Positions::Original },
+        }))
+    },
 };
 
-/// Sink and window; everything between stays unread.
-struct StreamingLlm {
-    window: usize,
+/// Sink and window; everything between is let go.
+pub(super) struct SinkAndWindow {
+    pub(super) window: usize,
+    pub(super) positions: Positions,
 }
 
-impl Method for StreamingLlm {
+impl Method for SinkAndWindow {
     type Index = ();
     type State = ();
 
@@ -50,9 +64,103 @@ impl Method for StreamingLlm {
         Selection::Shared(Picks::softmax(Vec::new()))
     }
 
-    /// The window slides over the tail too, unlike the static window of the other methods.
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        let recent = total_tokens.saturating_sub(self.window);
-        Exact { sink: policy.sink.min(recent), recent }
+        sliding_window(policy, self.window, total_tokens)
+    }
+
+    fn held(&self, (): &(), (): &()) -> Option<usize> {
+        Some(0)
+    }
+
+    fn positions(&self) -> Positions {
+        self.positions
+    }
+}
+
+/// Sink and the last `window` tokens. The window slides over the tail too, unlike the static window of the
+/// other methods.
+pub(super) fn sliding_window(policy: &Policy, window: usize, total_tokens: usize) -> Exact {
+    let recent = total_tokens.saturating_sub(window);
+    Exact { sink: policy.sink.min(recent), recent }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Turn, angle, assert_close, configured, noise, none};
+    use crate::attention::{IndexCache, Policy};
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+    use std::sync::Arc;
+
+    const D: usize = 8;
+
+    /// `x` at `position`, from the definition of RoPE.
+    fn rotated(x: &[f32], position: usize) -> Vec<f32> {
+        let mut out = x.to_vec();
+        for pair in 0..D / 2 {
+            let (sin, cos) = angle(pair, D, position).sin_cos();
+            let (a, b) = (f64::from(x[pair]), f64::from(x[pair + D / 2]));
+            out[pair] = (a * cos - b * sin) as f32;
+            out[pair + D / 2] = (b * cos + a * sin) as f32;
+        }
+        out
+    }
+
+    /// Keys, values and queries before rotation, by position.
+    struct Tokens(u64);
+
+    impl Tokens {
+        fn key(&self, t: usize) -> Vec<f32> {
+            noise(D, self.0 + 3 * t as u64)
+        }
+        fn value(&self, t: usize) -> Vec<f32> {
+            noise(D, self.0 + 3 * t as u64 + 1)
+        }
+        fn queries(&self, t: usize) -> [Vec<f32>; 2] {
+            [noise(D, self.0 + 3 * t as u64 + 2), noise(D, self.0 + 90_000 + t as u64)]
+        }
+
+        /// Attention of one query over a cache that is rotated anew, each token at its place in it.
+        fn reference(&self, query: &[f32], cache: &[usize]) -> Vec<f32> {
+            let query = rotated(query, cache.len() - 1);
+            let logit = |(place, t): (usize, &usize)| -> f64 {
+                let key = rotated(&self.key(*t), place);
+                query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum::<f64>() / (D as f64).sqrt()
+            };
+            let weights: Vec<f64> = cache.iter().enumerate().map(|x| logit(x).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            let channel = |c: usize| {
+                let weighted = cache.iter().zip(&weights).map(|(t, w)| w * f64::from(self.value(*t)[c]));
+                (weighted.sum::<f64>() / sum) as f32
+            };
+            (0..D).map(channel).collect()
+        }
+    }
+
+    #[test]
+    fn rolling_equals_rotating_the_cache_anew_at_every_step() {
+        let tokens = Tokens(7);
+        for (prefix_tokens, sink, window) in [(40, 4, 9), (40, 0, 9), (3, 4, 6), (0, 2, 3), (60, 4, 500)] {
+            let mut kv = LayerKv::new(KvDtype::F32, 1, D, prefix_tokens);
+            (0..prefix_tokens).for_each(|t| kv.append(&rotated(&tokens.key(t), t), &tokens.value(t)));
+            let method = configured(&format!("streaming_llm:rolling=true,window={window}"), &Policy { sink, ..none() });
+            let mut fork = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1)
+                .with_rotation(Arc::new(Turn))
+                .fork(&method, false);
+            let mut cache: Vec<usize> = (0..prefix_tokens).collect();
+            for t in prefix_tokens..prefix_tokens + 25 {
+                cache.push(t);
+                while cache.len() > sink + window {
+                    cache.remove(sink);
+                }
+                let queries = tokens.queries(t);
+                let mut out = vec![f32::NAN; 2 * D];
+                let together: Vec<f32> = queries.iter().flat_map(|q| rotated(q, t)).collect();
+                fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out);
+                for (query, out) in queries.iter().zip(out.chunks(D)) {
+                    assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("token {t}"));
+                }
+                assert_eq!(fork.kv_bytes_held() as usize, cache.len() * 2 * D * 4);
+            }
+        }
     }
 }

@@ -11,7 +11,9 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Fork, HeadPrefix, IndexCache, Selection, Step, expand_grid};
+use crate::attention::{
+    Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, Rotation, Selection, Step, expand_grid,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -79,6 +81,24 @@ fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, 
     method.calibrated(artefact).unwrap()
 }
 
+/// Queries `[token][head][d]` of a prefix.
+fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
+    noise(numbers, 31 + layer as u64)
+}
+
+/// What `method` asks for of a prefix whose queries were random.
+pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: usize) -> PromptStats {
+    let keys = &prefix.layer(0).keys;
+    let (layers, kv_heads, d, tokens) = (prefix.layers(), keys.kv_heads(), keys.d(), prefix.tokens());
+    let needs = method.prompt_needs().into_iter().collect();
+    let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
+    for layer in (0..layers).filter(|_| !needs.is_empty()) {
+        let queries = prompt_queries(layer, tokens * heads * d);
+        stats.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads, kv: prefix.layer(layer) });
+    }
+    stats
+}
+
 /// What a step of `queries: [group][d]` picks from the candidates of one KV head, and its cost.
 pub(super) fn select(
     spec: &str,
@@ -88,15 +108,19 @@ pub(super) fn select(
 ) -> (Selection, Cost) {
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
+    let stats = random_stats(&method, &Prefix::new(vec![kv.clone()]), queries.len() / d);
     let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0 / (d as f32).sqrt(), kv.tokens() + 1);
     let dtype = match keys {
         Rows::F32(_) => KvDtype::F32,
         Rows::F16(_) => KvDtype::F16,
         Rows::Bf16(_) => KvDtype::Bf16,
     };
-    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), seed };
+    let prompt = stats.head(layer, kv_head);
+    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
     let index = method.build(&prefix);
-    let step = Step { layer, kv_head, queries, d, scale, keys, values, candidates, context, generated: 0, seed };
+    let tail_keys = Rows::F32(&[]);
+    let step =
+        Step { layer, kv_head, queries, d, scale, keys, values, tail_keys, candidates, context, generated: 0, seed };
     let mut cost = Cost::default();
     let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
     (selection, cost)
@@ -116,7 +140,11 @@ fn run_seeded(
 ) -> (Vec<f32>, Fork) {
     let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
     let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
-    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&method, true);
+    let stats = random_stats(&method.method, prefix, heads);
+    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed)
+        .with_stats(stats)
+        .with_rotation(Arc::new(Turn))
+        .fork(&method, true);
     let mut outputs = Vec::new();
     for t in 0..steps {
         for layer in 0..prefix.layers() {
@@ -128,6 +156,130 @@ fn run_seeded(
         }
     }
     (outputs, fork)
+}
+
+/// Angle of a pair of channels of a head of width `d`, in a RoPE of base 100.
+pub(super) fn angle(pair: usize, d: usize, position: usize) -> f64 {
+    position as f64 * 100f64.powf(-2.0 * pair as f64 / d as f64)
+}
+
+/// The rotation of that RoPE.
+pub(super) struct Turn;
+
+impl Rotation for Turn {
+    fn turn_back(&self, x: &mut [f32], positions: usize) {
+        let half = x.len() / 2;
+        for pair in 0..half {
+            let (sin, cos) = angle(pair, x.len(), positions).sin_cos();
+            let (a, b) = (f64::from(x[pair]), f64::from(x[pair + half]));
+            x[pair] = (a * cos + b * sin) as f32;
+            x[pair + half] = (b * cos - a * sin) as f32;
+        }
+    }
+}
+
+/// One KV head under a method, step by step: what is picked, and what the engine says that is held.
+pub(super) struct Stepper {
+    pub(super) prefix_tokens: usize,
+    method: Configured,
+    prefix: Arc<Prefix>,
+    tail: LayerKv,
+    index: Box<dyn std::any::Any + Send + Sync>,
+    state: Box<dyn std::any::Any + Send>,
+    fork: Fork,
+    /// Of the current step, `[group][d]`.
+    queries: Vec<f32>,
+    group: usize,
+}
+
+impl Stepper {
+    pub(super) fn new(spec: &str, policy: &Policy, prefix_tokens: usize, group: usize) -> Self {
+        let kv = random_kv(KvDtype::F32, 1, prefix_tokens, D, 5);
+        let prefix = Prefix::new(vec![kv]);
+        let method = configured(spec, policy);
+        let stats = random_stats(&method.method, &prefix, group);
+        let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
+        let index = method.method.build(&HeadPrefix {
+            layer: 0,
+            kv_head: 0,
+            keys: prefix.layer(0).keys.head(0),
+            values: prefix.layer(0).values.head(0),
+            d: D,
+            dtype: KvDtype::F32,
+            candidates: exact.candidates(prefix_tokens),
+            prompt: stats.head(0, 0),
+            seed: 1,
+        });
+        let state = method.method.start(index.as_ref());
+        let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false);
+        let (tail, queries) = (LayerKv::new(KvDtype::F32, 1, D, 4), Vec::new());
+        Self { prefix_tokens, method, prefix, tail, index, state, fork, queries, group }
+    }
+
+    pub(super) fn d(&self) -> usize {
+        D
+    }
+
+    /// Reads one more token; what is picked for its queries, and what scoring cost.
+    pub(super) fn step(&mut self) -> (Selection, Cost) {
+        let seed = 1_000 + 3 * self.tail.tokens() as u64;
+        let (key, value) = (noise(D, seed), noise(D, seed + 1));
+        self.queries = noise(self.group * D, seed + 2);
+        self.tail.append(&key, &value);
+        self.fork.step(0, &self.queries, &key, &value, &mut vec![0.0; self.group * D]);
+        let context = self.prefix_tokens + self.tail.tokens();
+        let method = &self.method.method;
+        let exact = method.exact(&self.method.policy, self.prefix_tokens, context);
+        let candidates = match method.follows_tail() {
+            true => exact.sink..exact.recent,
+            false => exact.candidates(self.prefix_tokens),
+        };
+        let step = Step {
+            layer: 0,
+            kv_head: 0,
+            queries: &self.queries,
+            d: D,
+            scale: 1.0 / (D as f32).sqrt(),
+            keys: self.prefix.layer(0).keys.head(0),
+            values: self.prefix.layer(0).values.head(0),
+            tail_keys: self.tail.keys.head(0),
+            candidates,
+            context,
+            generated: self.tail.tokens() - 1,
+            seed,
+        };
+        let mut cost = Cost::default();
+        let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
+        (selection, cost)
+    }
+
+    /// Tokens held, as the engine reports it.
+    pub(super) fn held(&self) -> usize {
+        self.fork.kv_bytes_held() as usize / (2 * D * 4)
+    }
+
+    /// Scaled `q·k` of the current step's query with any token.
+    pub(super) fn logit(&self, head: usize, token: usize) -> f64 {
+        self.dot(&self.queries[head * D..][..D], token)
+    }
+
+    /// Scaled `q·k` of the query that a token of the prefix had.
+    pub(super) fn prompt_logit(&self, query_token: usize, head: usize, key_token: usize) -> f64 {
+        static QUERIES: LazyLock<Mutex<HashMap<usize, Arc<[f32]>>>> = LazyLock::new(Mutex::default);
+        let numbers = self.prefix_tokens * self.group * D;
+        let mut known = QUERIES.lock().unwrap();
+        let queries = known.entry(numbers).or_insert_with(|| prompt_queries(0, numbers).into());
+        self.dot(&queries[(query_token * self.group + head) * D..][..D], key_token)
+    }
+
+    fn dot(&self, query: &[f32], token: usize) -> f64 {
+        let mut key = vec![0.0; D];
+        match token.checked_sub(self.prefix_tokens) {
+            None => self.prefix.layer(0).keys.head(0).read(token, &mut key),
+            Some(behind) => self.tail.keys.head(0).read(behind, &mut key),
+        }
+        query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(k)).sum::<f64>() / f64::from(D as u32).sqrt()
+    }
 }
 
 pub(super) fn none() -> Policy {
@@ -153,6 +305,17 @@ const SELECT_ALL: &[&str] = &[
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
     "streaming_llm:window=100000",
+    "streaming_llm:window=100000,rolling=true",
+    "a_shape:window=100000",
+    "bigbird:blocks=100000,window=7",
+    "bigbird:blocks=100000,window=1,block=5,per=kv_head",
+    "snapkv:k=100000",
+    "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
+    "h2o:k=100000",
+    "h2o:k=100000,recent=1",
+    "h2o:k=1,recent=100000,per=kv_head",
+    "infllm:k=100000",
+    "infllm:ratio=1,page=7,representatives=2,per=kv_head",
     "magicpig:K=1,L=500",
     "magicpig:K=1,L=500,min_collisions=1,center=false",
     "magicpig:K=1,L=500,simple_lsh=true",
@@ -178,6 +341,16 @@ const ORDINARY: &[&str] = &[
     "random:k=8",
     "oracle_sampling:budget=16",
     "streaming_llm:window=16",
+    "streaming_llm:window=16,rolling=true",
+    "a_shape:window=16",
+    "bigbird:window=16,block=8",
+    "bigbird:window=16,block=8,blocks=1,per=kv_head",
+    "snapkv:k=8",
+    "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
+    "h2o",
+    "h2o:k=8,recent=16,per=kv_head",
+    "infllm:page=16,k=16",
+    "infllm:page=8,ratio=0.05,representatives=2,window=500,per=kv_head",
     "quest:page=8,k=16",
     "quest:page=8,ratio=0.05,per=kv_head",
     "magicpig:K=6,L=20",
@@ -199,7 +372,7 @@ const ORDINARY: &[&str] = &[
 ];
 
 /// How the specs begin whose picks are drawn at random.
-const DRAWING: &[&str] = &["random", "oracle_sampling", "hip:k=16,n_e=3"];
+const DRAWING: &[&str] = &["random", "oracle_sampling", "bigbird", "hip:k=16,n_e=3"];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -267,6 +440,14 @@ fn density_is_what_the_budget_says() {
         ("topk:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("random:ratio=0.1", (101.0 + 20.0 + 1.0) / 1001.0),
         ("streaming_llm:window=96", (4.0 + 96.0) / 1001.0),
+        ("streaming_llm:window=96,rolling=true", (4.0 + 96.0) / 1001.0),
+        ("a_shape:window=96", (4.0 + 96.0) / 1001.0),
+        ("bigbird:window=96,blocks=2,block=16", (4.0 + 96.0 + 32.0) / 1001.0),
+        ("snapkv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("snapkv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
+        ("h2o:k=50,recent=30", (4.0 + 50.0 + 30.0) / 1001.0),
+        ("h2o", (4.0 + 100.0 + 100.0) / 1001.0),
+        ("infllm:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
         ("quest:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
         ("double_sparsity:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
@@ -289,6 +470,36 @@ fn dense_layers_attend_everything_and_the_others_do_not() {
     assert_eq!((density[0], density[2]), (1.0, 1.0));
     assert!((density[1] - 11.0 / 301.0).abs() < 1e-9);
     assert!(fork.is_dense(0) && !fork.is_dense(1));
+}
+
+#[test]
+fn only_what_evicts_holds_less_than_everything() {
+    let prefix = prefix(2, 2, 300, D);
+    let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("0").unwrap() };
+    // Two heads of a dense layer hold all 305 tokens; what two heads of the other one do is the question.
+    let of_sparse_layer = |spec: &str| {
+        let (_, fork) = run(&prefix, spec, &policy, 4, 5);
+        fork.kv_bytes_held() as usize / (2 * D * 4) - 2 * 305
+    };
+    for spec in ["full", "topk:k=8", "random:k=8", "quest:page=8,k=16", "infllm:page=8,k=16", "bigbird:window=8"] {
+        assert_eq!(of_sparse_layer(spec), 2 * 305, "{spec}");
+    }
+    for (spec, held) in [
+        ("streaming_llm:window=30", 4 + 30),
+        ("streaming_llm:window=30,rolling=true", 4 + 30),
+        ("a_shape:window=1000", 305),
+        ("snapkv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
+        ("snapkv:k=40,window=20,per=kv_head", 4 + 40 + 20 + 5),
+        ("h2o:k=40,recent=30,per=kv_head", 4 + 40 + 30),
+        ("h2o:k=40,recent=0.1,per=kv_head", 4 + 40 + 30),
+    ] {
+        assert_eq!(of_sparse_layer(spec), 2 * held, "{spec}");
+    }
+    // Heads that choose for themselves keep what any of them chose: more than one's share, less than both.
+    for spec in ["snapkv:k=40,window=10", "h2o:k=40,recent=21"] {
+        let held = of_sparse_layer(spec);
+        assert!((2 * 67..2 * 105).contains(&held), "{spec}: {held}");
+    }
 }
 
 #[test]
@@ -338,11 +549,12 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, generated: 0, seed,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
+            context: tokens + 1, generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
-            dtype: KvDtype::F32, candidates: 0..tokens, seed,
+            dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page);
         let pages = tokens.div_ceil(page);
@@ -368,6 +580,7 @@ fn topk_picks_the_largest_scores() {
         scale: 1.0,
         keys,
         values: keys,
+        tail_keys: Rows::F32(&[]),
         candidates: 10..100,
         context: 121,
         generated: 0,
@@ -382,6 +595,7 @@ fn topk_picks_the_largest_scores() {
         d: D,
         dtype: KvDtype::F32,
         candidates: 10..100,
+        prompt: PromptHead::default(),
         seed: 0,
     });
     let mut state = method.start(index.as_ref());
@@ -501,7 +715,24 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/8,label_bits=4,k=64");
     assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
     assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");
+    assert_eq!(label("streaming_llm"), "streaming_llm:window=256");
+    assert_eq!(label("streaming_llm:preset=paper"), "streaming_llm:window=1020,rolling=true");
+    assert_eq!(label("snapkv:pool=max,kernel=7,window=32"), "snapkv:k=992");
+    assert_eq!(label("snapkv:preset=repo"), "snapkv:k=2016,kernel=5,pool=avg,sink=0,local=0");
+    assert_eq!(label("h2o:recent=0.10"), "h2o:ratio=0.1");
+    assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
+    assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
+    assert_eq!(label("bigbird:block=64"), "bigbird:window=256,blocks=3");
     let bad = [
+        "streaming_llm:rolling=yes",
+        "bigbird:blocks=0",
+        "snapkv:kernel=4",
+        "snapkv:window=0",
+        "snapkv:pool=sum",
+        "h2o:recent=0",
+        "h2o:recent=1.0",
+        "h2o:recent=nan",
+        "infllm:representatives=0",
         "topkk",
         "topk:kk=3",
         "topk:k=0",

@@ -10,6 +10,7 @@ pub mod linear;
 pub mod prefill;
 pub mod rows;
 mod simd;
+pub mod softmax;
 pub mod topk;
 
 pub use attend::{Accumulator, attend_list, attend_range, weighted_list};

@@ -45,6 +45,7 @@ impl Head {
             scale: 1.0 / (self.d as f32).sqrt(),
             keys: Rows::F32(&self.keys),
             values: Rows::F32(&self.keys),
+            tail_keys: Rows::F32(&[]),
             candidates: self.candidates.clone(),
             context: self.keys.len() / self.d + 1,
             generated: 0,

@@ -2,7 +2,7 @@
 //! against the paper's Table 8.
 
 use super::*;
-use crate::attention::expand_grid;
+use crate::attention::{PromptHead, expand_grid};
 use crate::kv::KvDtype;
 
 /// What is hashed and asked for in a test: one KV head, a group of queries.
@@ -19,8 +19,18 @@ impl Scene {
 
     fn prefix(&self) -> HeadPrefix<'_> {
         let keys = Rows::F32(&self.keys);
-        let candidates = 0..self.tokens();
-        HeadPrefix { layer: 0, kv_head: 0, keys, values: keys, d: self.d, dtype: KvDtype::F32, candidates, seed: 0 }
+        let (candidates, prompt) = (0..self.tokens(), PromptHead::default());
+        HeadPrefix {
+            layer: 0,
+            kv_head: 0,
+            keys,
+            values: keys,
+            d: self.d,
+            dtype: KvDtype::F32,
+            candidates,
+            prompt,
+            seed: 0,
+        }
     }
 
     fn step(&self) -> Step<'_> {
@@ -28,7 +38,21 @@ impl Scene {
         let (candidates, context) = (0..self.tokens(), self.tokens() + 1);
         let scale = 1.0 / (self.d as f32).sqrt();
         let (layer, kv_head, seed, d, queries) = (0, 0, 0, self.d, &self.queries);
-        Step { layer, kv_head, queries, d, scale, keys, values: keys, candidates, context, generated: 0, seed }
+        let tail_keys = Rows::F32(&[]);
+        Step {
+            layer,
+            kv_head,
+            queries,
+            d,
+            scale,
+            keys,
+            values: keys,
+            tail_keys,
+            candidates,
+            context,
+            generated: 0,
+            seed,
+        }
     }
 
     /// Sampled tokens and `ln u` of each, for every query head.

@@ -1,0 +1,26 @@
+//! `a_shape`: sink and sliding window at original positions, the pattern that long-context papers compare
+//! with.
+//!
+//! The same tokens as [`streaming_llm`](super::streaming_llm) without its re-indexed positions; under a name
+//! of its own, with a wide sink, because results are published under it.
+
+use std::sync::Arc;
+
+use super::streaming_llm::SinkAndWindow;
+use super::{MethodEntry, ParamInfo, Preset};
+use crate::attention::Positions;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "a_shape",
+    about: "sink and sliding window only, at original positions",
+    params: &[ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" }],
+    presets: &[Preset {
+        name: "repo",
+        values: &[("sink", "128"), ("window", "3968")],
+        source: "MInference's code, models_patch.py: n_init 128, n_local 3968",
+    }],
+    build: |params| {
+        let window = params.get_positive("window", 256)?;
+        Ok(Arc::new(SinkAndWindow { window, positions: Positions::Original }))
+    },
+};

@@ -1,0 +1,322 @@
+//! `h2o`: heavy hitters and recent tokens (Zhang et al. 2023, its Alg. 1).
+//!
+//! Every token has the attention that it received from all queries so far. When the prefix has been read, the
+//! `k` tokens with the largest mass before the `recent` window stay. From then on each step attends them and
+//! the window, adds the step's weights to their masses, and the token that leaves the window stays only if a
+//! lighter one goes: the cache never grows. Evicted tokens never return, generated ones included.
+//!
+//! The weights of a step are computed a second time to add them up, by this method as its scoring; a fused
+//! kernel would have them for nothing. What that takes is counted.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::streaming_llm::sliding_window;
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
+use crate::cost::Cost;
+use crate::kernels::cpu::Rows;
+use crate::kernels::cpu::softmax::softmax;
+use crate::kernels::cpu::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "h2o",
+    about: "evicts at every step: heavy hitters by accumulated attention, and a sliding window",
+    params: &[
+        ParamInfo { key: "k", default: "-", about: "heavy hitters kept" },
+        ParamInfo { key: "ratio", default: "0.1", about: "instead of k: share of the prefix, above 0 to 1" },
+        ParamInfo {
+            key: "recent",
+            default: "0.1",
+            about: "last tokens kept, the current one included: a number, or a share of the prefix below 1",
+        },
+        Granularity::INFO,
+    ],
+    presets: &[Preset {
+        name: "paper",
+        values: &[("ratio", "0.1"), ("recent", "0.1"), ("sink", "0"), ("local", "0")],
+        source: "H2O §5.1: a cache of 20 % of the prompt, one half heavy hitters and one half recent tokens",
+    }],
+    build: |params| {
+        let heavy = params.budget(Budget::Ratio(0.1))?;
+        let expected = "a whole number from 1, or a share above 0 and below 1";
+        let recent = params.get_minor_as("recent", Recent::Share(0.1), expected)?;
+        Ok(Arc::new(H2o { heavy, recent, per: Granularity::read(params)? }))
+    },
+};
+
+/// Length of the window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Recent {
+    Tokens(usize),
+    Share(f64),
+}
+
+impl Recent {
+    fn tokens(self, prefix_tokens: usize) -> usize {
+        match self {
+            Self::Tokens(n) => n,
+            Self::Share(share) => ((share * prefix_tokens as f64).ceil() as usize).max(1),
+        }
+    }
+}
+
+impl FromStr for Recent {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match (text.parse::<usize>(), text.parse::<f64>()) {
+            (Ok(n), _) if n > 0 => Ok(Self::Tokens(n)),
+            (Err(_), Ok(share)) if share > 0.0 && share < 1.0 => Ok(Self::Share(share)),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens(n) => write!(f, "{n}"),
+            Self::Share(share) => write!(f, "{share}"),
+        }
+    }
+}
+
+/// Heavy hitters and a sliding window.
+struct H2o {
+    heavy: Budget,
+    recent: Recent,
+    per: Granularity,
+}
+
+/// What is held for a query head, or for a group that decides together.
+#[derive(Clone)]
+struct Cache {
+    /// Tokens held besides sink and window, ascending, with their masses.
+    heavy: Vec<(u32, f32)>,
+    /// First token of the window.
+    first: usize,
+    /// Masses of the tokens from `first` on.
+    recent: VecDeque<f32>,
+    /// Heavy hitters held at most.
+    budget: usize,
+}
+
+impl Cache {
+    /// Lets the window begin at `first` and end at `end`: who leaves it competes with the heavy hitters, but
+    /// for tokens below `sink`, which are held anyway.
+    fn slide(&mut self, sink: usize, first: usize, end: usize) {
+        self.recent.resize(end - self.first, 0.0);
+        for token in self.first..first {
+            let mass = self.recent.pop_front().unwrap_or(0.0);
+            if token >= sink {
+                self.heavy.push((token as u32, mass));
+            }
+        }
+        self.first = first;
+        if self.heavy.len() > self.budget {
+            let masses: Vec<f32> = self.heavy.iter().map(|(_, mass)| *mass).collect();
+            self.heavy = top_k(&masses, self.budget).into_iter().map(|i| self.heavy[i as usize]).collect();
+        }
+    }
+
+    fn tokens(&self) -> impl Iterator<Item = u32> {
+        self.heavy.iter().map(|(token, _)| *token)
+    }
+
+    /// Adds the weights of sink, heavy hitters and window, in this order.
+    fn add(&mut self, sink: usize, weights: &[f32]) {
+        let (heavy, recent) = weights[sink..].split_at(self.heavy.len());
+        self.heavy.iter_mut().zip(heavy).for_each(|((_, mass), w)| *mass += w);
+        self.recent.iter_mut().zip(recent).for_each(|(mass, w)| *mass += w);
+    }
+}
+
+impl Method for H2o {
+    type Index = Vec<Cache>;
+    type State = Vec<Cache>;
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        vec![PromptNeed::AttentionMass]
+    }
+
+    fn index_key(&self) -> String {
+        let Self { heavy, recent, per } = self;
+        format!("{heavy:?},{recent:?},{per:?}")
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
+        let masses = (0..prefix.prompt.group()).map(|head| prefix.prompt.attention_mass(head).to_vec()).collect();
+        let budget = self.heavy.tokens(prefix.keys.elements() / prefix.d);
+        let candidates = prefix.candidates.clone();
+        let cache = |mass: Vec<f32>| {
+            let all = candidates.clone().map(|t| (t as u32, mass[t])).collect();
+            let recent = mass[candidates.end..].iter().copied().collect();
+            let mut cache = Cache { heavy: all, first: candidates.end, recent, budget };
+            cache.slide(candidates.start, candidates.end, mass.len());
+            cache
+        };
+        self.per.merged(masses).into_iter().map(cache).collect()
+    }
+
+    /// Token numbers and masses, as stored.
+    fn index_bytes(&self, caches: &Vec<Cache>) -> usize {
+        caches.iter().map(|c| size_of_val(c.heavy.as_slice()) + c.recent.len() * size_of::<f32>()).sum()
+    }
+
+    fn start(&self, caches: &Vec<Cache>) -> Vec<Cache> {
+        caches.clone()
+    }
+
+    fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, cost: &mut Cost) -> Selection {
+        let (sink, window) = (step.candidates.start, step.candidates.end..step.context);
+        let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
+        let at_ends = step.gather_keys(at_ends, cost);
+        let heads = step.group() / caches.len();
+        for (queries, cache) in step.queries.chunks_exact(heads * step.d).zip(caches.iter_mut()) {
+            cache.slide(sink, window.start, window.end);
+            // Keys in the order in which weights are added: sink, heavy hitters, window.
+            let heavy = step.gather_keys(cache.tokens(), cost);
+            let (first, last) = at_ends.split_at(sink * step.d);
+            let keys = [first, &heavy, last].concat();
+            let of_heads = Step { queries, ..step.clone() };
+            let mut logits = of_heads.score_rows(Rows::F32(&keys), cost);
+            for weights in logits.chunks_exact_mut(keys.len() / step.d) {
+                weights.iter_mut().for_each(|w| *w *= step.scale);
+                softmax(weights);
+                cache.add(sink, weights);
+            }
+        }
+        self.per.selection(caches.iter().map(|cache| cache.tokens().collect()).collect())
+    }
+
+    /// The window slides over what follows the prefix too.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        sliding_window(policy, self.recent.tokens(prefix_tokens), total_tokens)
+    }
+
+    fn follows_tail(&self) -> bool {
+        true
+    }
+
+    fn held(&self, _: &Vec<Cache>, caches: &Vec<Cache>) -> Option<usize> {
+        Some(super::distinct(caches.iter().flat_map(Cache::tokens)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Stepper, none};
+    use super::*;
+    use crate::attention::Picks;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// The algorithm as it is stated, on sets and maps, in f64.
+    struct Naive {
+        masses: BTreeMap<usize, f64>,
+        held: BTreeSet<usize>,
+        sink: usize,
+        heavy: usize,
+        recent: usize,
+    }
+
+    impl Naive {
+        fn evict(&mut self, total: usize) {
+            let window = total.saturating_sub(self.recent);
+            let is_heavy = |t: &usize| *t >= self.sink && *t < window;
+            while self.held.iter().filter(|t| is_heavy(t)).count() > self.heavy {
+                let lightest = self.held.iter().copied().filter(|t| is_heavy(t));
+                let lightest = lightest.min_by(|a, b| self.masses[a].total_cmp(&self.masses[b]).then(b.cmp(a)));
+                self.held.remove(&lightest.unwrap());
+            }
+        }
+
+        fn heavy(&self, total: usize) -> Vec<u32> {
+            let window = total.saturating_sub(self.recent);
+            self.held.iter().filter(|t| **t >= self.sink && **t < window).map(|t| *t as u32).collect()
+        }
+    }
+
+    /// Mass that `heads` gave to each token of the prefix.
+    fn masses(stepper: &Stepper, heads: &[usize]) -> BTreeMap<usize, f64> {
+        let mut masses = BTreeMap::new();
+        for t in 0..stepper.prefix_tokens {
+            for head in heads {
+                let weights: Vec<f64> = (0..=t).map(|k| stepper.prompt_logit(t, *head, k).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                weights.iter().enumerate().for_each(|(k, w)| *masses.entry(k).or_default() += w / sum);
+            }
+        }
+        masses
+    }
+
+    fn check(spec: &str, prefix_tokens: usize, sink: usize, heavy: usize, recent: usize, groups: &[&[usize]]) {
+        let policy = Policy { sink, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, prefix_tokens, 2);
+        let mut naive: Vec<Naive> = groups
+            .iter()
+            .map(|heads| {
+                let (masses, held) = (masses(&stepper, heads), (0..prefix_tokens).collect());
+                Naive { masses, held, sink, heavy, recent }
+            })
+            .collect();
+        naive.iter_mut().for_each(|n| n.evict(prefix_tokens));
+        let mut gone: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); groups.len()];
+        for total in prefix_tokens + 1..prefix_tokens + 60 {
+            let (selection, _) = stepper.step();
+            for ((n, heads), gone) in naive.iter_mut().zip(groups).zip(&mut gone) {
+                n.held.insert(total - 1);
+                n.masses.insert(total - 1, 0.0);
+                n.evict(total);
+                for head in *heads {
+                    let weights: Vec<(usize, f64)> =
+                        n.held.iter().map(|t| (*t, stepper.logit(*head, *t).exp())).collect();
+                    let sum: f64 = weights.iter().map(|(_, w)| w).sum();
+                    weights.iter().for_each(|(t, w)| *n.masses.get_mut(t).unwrap() += w / sum);
+                }
+                assert!(n.held.is_disjoint(gone), "{spec}: an evicted token came back");
+                gone.extend((0..total).filter(|t| !n.held.contains(t)));
+                assert!(n.held.len() <= sink + heavy + recent, "the cache has grown to {}", n.held.len());
+            }
+            let mut picks = naive.iter().map(|n| Picks::softmax(n.heavy(total)));
+            let expected = match groups.len() {
+                1 => Selection::Shared(picks.next().unwrap()),
+                _ => Selection::PerHead(picks.collect()),
+            };
+            assert_eq!(selection, expected, "{spec} at {total}");
+            let union: BTreeSet<usize> = naive.iter().flat_map(|n| n.held.iter().copied()).collect();
+            assert_eq!(stepper.held(), union.len(), "{spec} at {total}");
+        }
+        assert!(gone.iter().all(|g| g.iter().any(|t| *t >= prefix_tokens)), "generated tokens are evicted too");
+    }
+
+    #[test]
+    fn equals_the_algorithm_on_sets_and_nothing_evicted_returns() {
+        for (prefix_tokens, sink) in [(70, 3), (70, 0), (5, 3), (0, 0)] {
+            for (heavy, recent) in [(6, 9), (1, 1), (20, 4)] {
+                let spec = format!("h2o:k={heavy},recent={recent}");
+                check(&spec, prefix_tokens, sink, heavy, recent, &[&[0], &[1]]);
+                check(&format!("{spec},per=kv_head"), prefix_tokens, sink, heavy, recent, &[&[0, 1]]);
+            }
+        }
+    }
+
+    #[test]
+    fn shares_are_those_of_the_prefix_and_stay() {
+        let mut stepper = Stepper::new("h2o", &none(), 95, 1);
+        for _ in 0..40 {
+            stepper.step();
+            assert_eq!(stepper.held(), 10 + 10);
+        }
+    }
+
+    #[test]
+    fn a_step_reads_each_key_it_holds_once_to_weigh_it() {
+        let mut stepper = Stepper::new("h2o:k=6,recent=9,per=kv_head", &Policy { sink: 2, ..none() }, 70, 2);
+        let (_, cost) = stepper.step();
+        assert_eq!(cost.kv_bytes as usize, (2 + 6 + 9) * stepper.d() * 4);
+        assert_eq!(cost.score_flops as usize, 2 * 2 * (2 + 6 + 9) * stepper.d());
+    }
+}

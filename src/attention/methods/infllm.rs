@@ -1,0 +1,170 @@
+//! `infllm`: blocks of the context, looked up by a few representative keys (Xiao et al. 2024, its §3.2).
+//!
+//! The candidates are cut into blocks. A token stands for its block if the queries of the `window` tokens after
+//! it attend it most: by the mean of `q·k` over them (eq. 3), summed over the query heads of the group, since
+//! a key belongs to all of them. While decoding, a block's score is the sum of `q·k` over its
+//! `representatives`, and the best blocks are attended whole; all blocks stay in memory. A last, shorter
+//! block may have fewer representatives; its score is scaled up to as many.
+//!
+//! The paper gives all looked-up tokens one position, to reach beyond the trained length; here they keep
+//! those they were read at. Units are looked up for each query head, or for the group, not for all heads of a
+//! layer together.
+
+use std::sync::Arc;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
+use crate::attention::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step};
+use crate::cost::Cost;
+use crate::kernels::cpu::topk::top_k;
+use crate::kv::KvStore;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "infllm",
+    about: "whole blocks by a few representative keys of each",
+    params: &[
+        ParamInfo { key: "page", default: "128", about: "tokens a block" },
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as blocks, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as blocks (rounded up to blocks)" },
+        ParamInfo { key: "representatives", default: "4", about: "keys that stand for a block" },
+        ParamInfo {
+            key: "window",
+            default: "64",
+            about: "tokens whose queries choose the representatives before them",
+        },
+        Granularity::INFO,
+    ],
+    presets: &[Preset {
+        name: "paper",
+        values: &[
+            ("page", "128"),
+            ("k", "4096"),
+            ("representatives", "4"),
+            ("window", "4096"),
+            ("sink", "128"),
+            ("local", "4096"),
+        ],
+        source: "InfLLM §4.1: units of 128 tokens with 4 representatives, 32 looked up (Llama 3), 128 initial and 4K local tokens",
+    }],
+    build: |params| {
+        let page = params.get_positive("page", 128)?;
+        let budget = params.budget(Budget::Ratio(0.0625))?;
+        let representatives = params.get_minor("representatives", 4)?.min(page);
+        let window = params.get_minor("window", 64)?;
+        Ok(Arc::new(InfLlm { page, budget, representatives, window, per: Granularity::read(params)? }))
+    },
+};
+
+/// Blocks looked up by representative keys.
+struct InfLlm {
+    page: usize,
+    budget: Budget,
+    representatives: usize,
+    window: usize,
+    per: Granularity,
+}
+
+impl Method for InfLlm {
+    /// Copies of the representative keys, block after block.
+    type Index = KvStore;
+    type State = ();
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        vec![PromptNeed::FollowingScores(self.window)]
+    }
+
+    fn index_key(&self) -> String {
+        format!("{},{},{}", self.page, self.representatives, self.window)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
+        let scores = &prefix.prompt.following_scores(self.window)[prefix.candidates.clone()];
+        let blocks = scores.len().div_ceil(self.page);
+        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.representatives);
+        let mut key = vec![0.0; prefix.d];
+        for (block, scores) in scores.chunks(self.page).enumerate() {
+            for token in top_k(scores, self.representatives) {
+                prefix.keys.read(prefix.candidates.start + block * self.page + token as usize, &mut key);
+                keys.append(&key);
+            }
+        }
+        keys
+    }
+
+    fn index_bytes(&self, keys: &KvStore) -> usize {
+        keys.bytes()
+    }
+
+    fn start(&self, _: &KvStore) {}
+
+    fn select(&self, step: &Step<'_>, keys: &KvStore, (): &mut (), cost: &mut Cost) -> Selection {
+        let rows = keys.head(0);
+        cost.aux_bytes += (rows.elements() * rows.elem_bytes()) as u64;
+        let dots = step.score_rows(rows, cost);
+        let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.representatives as f32 / dots.len() as f32;
+        let of_head = |dots: &[f32]| dots.chunks(self.representatives).map(block).collect::<Vec<f32>>();
+        let scores: Vec<f32> = dots.chunks_exact(keys.tokens()).flat_map(of_head).collect();
+        let wanted = self.budget.tokens(step.context).div_ceil(self.page).max(1);
+        self.per
+            .select(&scores, step.group(), |scores| page_tokens(&top_k(scores, wanted), self.page, &step.candidates))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Stepper, none};
+    use super::*;
+    use crate::attention::{Picks, Policy};
+
+    fn best(scores: &[f64], k: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn blocks_are_found_as_the_paper_says() {
+        let policy = Policy { sink: 3, local: 7, ..none() };
+        // 90 candidates: eleven blocks of 8 and one of 2; six of 15.
+        for (page, representatives, window) in [(8, 3, 10), (8, 1, 200), (15, 4, 1), (8, 20, 10)] {
+            let spec = format!("infllm:page={page},k=24,representatives={representatives},window={window}");
+            let mut stepper = Stepper::new(&spec, &policy, 100, 2);
+            let weight = |t: usize| -> f64 {
+                let followers: Vec<usize> = (t + 1..(t + 1 + window).min(100)).collect();
+                let sum: f64 =
+                    followers.iter().map(|f| stepper.prompt_logit(*f, 0, t) + stepper.prompt_logit(*f, 1, t)).sum();
+                sum / followers.len() as f64
+            };
+            let blocks: Vec<Vec<usize>> = (3..93).collect::<Vec<_>>().chunks(page).map(<[usize]>::to_vec).collect();
+            let stand: Vec<Vec<usize>> = blocks
+                .iter()
+                .map(|block| {
+                    let weights: Vec<f64> = block.iter().map(|t| weight(*t)).collect();
+                    best(&weights, representatives).into_iter().map(|i| block[i]).collect()
+                })
+                .collect();
+            for _ in 0..5 {
+                let (selection, _) = stepper.step();
+                let of_head = |head: usize| {
+                    let mean = |stand: &Vec<usize>| {
+                        stand.iter().map(|t| stepper.logit(head, *t)).sum::<f64>() / stand.len() as f64
+                    };
+                    let scores: Vec<f64> = stand.iter().map(mean).collect();
+                    let chosen = best(&scores, 24usize.div_ceil(page)).into_iter();
+                    Picks::softmax(chosen.flat_map(|b| blocks[b].iter().map(|t| *t as u32)).collect())
+                };
+                assert_eq!(selection, Selection::PerHead(vec![of_head(0), of_head(1)]), "{spec}");
+            }
+        }
+    }
+
+    #[test]
+    fn representatives_are_all_it_stores_and_scores() {
+        let mut stepper = Stepper::new("infllm:page=10,representatives=2,k=10", &none(), 100, 1);
+        let (_, cost) = stepper.step();
+        assert_eq!(cost.aux_bytes as usize, 20 * stepper.d() * 4);
+        assert_eq!(cost.score_flops as usize, 2 * 20 * stepper.d());
+        assert_eq!(cost.kv_bytes, 0);
+    }
+}

@@ -1,0 +1,206 @@
+//! `snapkv`: tokens kept by what the last queries of the prompt attended (Li et al. 2024, its §4).
+//!
+//! When the prefix has been read, the softmax weights of its last `window` queries are summed by token and
+//! pooled over `kernel` neighbours; the best `k` tokens before the window stay, the others are evicted and
+//! never come back. The window itself and all that follows the prefix are attended by every step.
+//!
+//! The window sees the question only where the question is part of the prefix (`--sparse-from decode`), as
+//! in the paper; under `question` it votes without it.
+
+use std::sync::Arc;
+
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
+use crate::cost::Cost;
+use crate::kernels::cpu::softmax::softmax;
+use crate::kernels::cpu::topk::top_k;
+
+pub(super) const ENTRY: MethodEntry = MethodEntry {
+    name: "snapkv",
+    about: "evicts after the prefix: keeps what its last queries attended (max-pooled)",
+    params: &[
+        ParamInfo { key: "k", default: "992", about: "tokens kept of those before the window" },
+        ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
+        ParamInfo {
+            key: "window",
+            default: "32",
+            about: "last tokens of the prefix, whose queries vote; kept as well",
+        },
+        ParamInfo { key: "kernel", default: "7", about: "tokens pooled around each one, an odd number" },
+        ParamInfo { key: "pool", default: "max", about: "max | avg: how votes of neighbours are pooled" },
+        Granularity::INFO,
+    ],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("k", "992"), ("window", "32"), ("kernel", "7"), ("pool", "max"), ("sink", "0"), ("local", "0")],
+            source: "SnapKV §5, LongBench: window 32, max pooling over 7, 1024 tokens together (also 2048, 4096)",
+        },
+        Preset {
+            name: "repo",
+            values: &[("k", "2016"), ("window", "32"), ("kernel", "5"), ("pool", "avg"), ("sink", "0"), ("local", "0")],
+            source: "SnapKV's code, snapkv_utils.py: window 32, average pooling over 5, 2048 tokens together",
+        },
+    ],
+    build: |params| {
+        let budget = params.budget(Budget::Tokens(992))?;
+        let window = params.get_minor("window", 32)?;
+        let kernel = params.get_minor("kernel", 7)?;
+        if kernel % 2 == 0 {
+            return Err(params.bad_value("kernel", &kernel.to_string(), "an odd number"));
+        }
+        let pool = match params.choice("pool", &["max", "avg"])? {
+            "avg" => Pool::Average,
+            _ => Pool::Max,
+        };
+        Ok(Arc::new(SnapKv { budget, window, kernel, pool, per: Granularity::read(params)? }))
+    },
+};
+
+/// Eviction by the votes of the last queries.
+struct SnapKv {
+    budget: Budget,
+    window: usize,
+    kernel: usize,
+    pool: Pool,
+    per: Granularity,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Pool {
+    Max,
+    Average,
+}
+
+/// What stays of the candidates, ascending; for each query head, or once for the group.
+struct Kept(Vec<Vec<u32>>);
+
+impl SnapKv {
+    /// Weights that the window's queries of one head give to each token before the window, summed.
+    fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
+        let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
+        let queries = prefix.prompt.last_queries(self.window, head).to_f32();
+        let scale = 1.0 / (d as f32).sqrt();
+        let first = tokens - queries.len() / d;
+        let mut votes = vec![0.0; first];
+        for (i, query) in queries.chunks_exact(d).enumerate() {
+            let scaled: Vec<f32> = query.iter().map(|q| q * scale).collect();
+            let mut weights = prefix.scores(&scaled, 0..first + i + 1);
+            softmax(&mut weights);
+            votes.iter_mut().zip(weights).for_each(|(vote, weight)| *vote += weight);
+        }
+        votes
+    }
+
+    /// Pooled over the neighbours; beyond both ends there is nothing (for the average: zeros).
+    fn pooled(&self, votes: &[f32]) -> Vec<f32> {
+        let reach = self.kernel / 2;
+        let pool = |i: usize| {
+            let near = &votes[i.saturating_sub(reach)..(i + reach + 1).min(votes.len())];
+            match self.pool {
+                Pool::Max => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                Pool::Average => near.iter().sum::<f32>() / self.kernel as f32,
+            }
+        };
+        (0..votes.len()).map(pool).collect()
+    }
+}
+
+impl Method for SnapKv {
+    type Index = Kept;
+    type State = ();
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        vec![PromptNeed::LastQueries(self.window)]
+    }
+
+    fn index_key(&self) -> String {
+        let Self { budget, window, kernel, pool, per } = self;
+        format!("{budget:?},{window},{kernel},{pool:?},{per:?}")
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
+        let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
+        let budget = self.budget.tokens(prefix.keys.elements() / prefix.d);
+        let first = prefix.candidates.start as u32;
+        let keep = |votes: &[f32]| {
+            let pooled = self.pooled(votes);
+            let best = top_k(&pooled[prefix.candidates.clone()], budget);
+            best.into_iter().map(|i| i + first).collect()
+        };
+        Kept(self.per.merged(votes).iter().map(|votes| keep(votes)).collect())
+    }
+
+    /// The list of what was kept, as stored here; keys and values moved together would need none.
+    fn index_bytes(&self, kept: &Kept) -> usize {
+        kept.0.iter().map(|tokens| size_of_val(tokens.as_slice())).sum()
+    }
+
+    fn start(&self, _: &Kept) {}
+
+    fn select(&self, _: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
+        self.per.selection(kept.0.clone())
+    }
+
+    /// The observation window stays, however short the policy's is.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
+        Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens)
+    }
+
+    fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
+        Some(super::distinct(kept.0.iter().flatten().copied()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Stepper, none};
+    use super::*;
+    use crate::attention::Picks;
+
+    /// Votes of one query head over all tokens before the window, from the definition.
+    fn votes(stepper: &Stepper, head: usize, window: usize) -> Vec<f64> {
+        let first = stepper.prefix_tokens - window;
+        let mut votes = vec![0.0; first];
+        for t in first..stepper.prefix_tokens {
+            let weights: Vec<f64> = (0..=t).map(|k| stepper.prompt_logit(t, head, k).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            votes.iter_mut().zip(weights).for_each(|(v, w)| *v += w / sum);
+        }
+        votes
+    }
+
+    fn best(votes: &[f64], kernel: usize, max: bool, candidates: std::ops::Range<usize>, k: usize) -> Vec<u32> {
+        let at = |i: isize| if (0..votes.len() as isize).contains(&i) { votes[i as usize] } else { 0.0 };
+        let reach = kernel as isize / 2;
+        let pooled = |t: u32| -> f64 {
+            let near = (t as isize - reach..=t as isize + reach).map(at);
+            if max { near.fold(0.0, f64::max) } else { near.sum::<f64>() / kernel as f64 }
+        };
+        let mut order: Vec<u32> = candidates.map(|t| t as u32).collect();
+        order.sort_by(|a, b| pooled(*b).total_cmp(&pooled(*a)).then(a.cmp(b)));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    #[test]
+    fn keeps_what_the_window_attends_most_after_pooling() {
+        let policy = Policy { sink: 2, local: 5, ..none() };
+        for (kernel, pool, window) in [(1, "max", 8), (5, "max", 8), (7, "max", 20), (5, "avg", 8), (3, "avg", 1)] {
+            let spec = format!("snapkv:k=12,window={window},kernel={kernel},pool={pool}");
+            let candidates = 2..90 - window.max(5);
+            let mut stepper = Stepper::new(&spec, &policy, 90, 2);
+            let of_head: Vec<Vec<f64>> = (0..2).map(|h| votes(&stepper, h, window)).collect();
+            let expected =
+                |votes: &Vec<f64>| Picks::softmax(best(votes, kernel, pool == "max", candidates.clone(), 12));
+            let each = Selection::PerHead(of_head.iter().map(expected).collect());
+            for _ in 0..3 {
+                assert_eq!(stepper.step().0, each, "{spec}");
+            }
+            let together: Vec<f64> = of_head[0].iter().zip(&of_head[1]).map(|(a, b)| a + b).collect();
+            let mut shared = Stepper::new(&format!("{spec},per=kv_head"), &policy, 90, 2);
+            assert_eq!(shared.step().0, Selection::Shared(expected(&together)), "{spec}");
+        }
+    }
+}
