@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::Configured;
+use super::budget::Context;
 use super::fidelity::FidelityMeter;
 use super::head::HeadKv;
-use super::method::{Exact, HeadPrefix, Step, mix_seed};
+use super::method::{AnyMethod, Exact, HeadPrefix, Solved, Step, mix_seed};
+use super::probe::{Probe, RecentQueries};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv, Prefix};
 
@@ -33,6 +35,7 @@ pub struct IndexCache {
     dtype: KvDtype,
     seed: u64,
     prompt_tokens: usize,
+    queries: RecentQueries,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
 }
 
@@ -41,7 +44,7 @@ impl IndexCache {
     /// generated.
     pub fn new(prefix: Arc<Prefix>, dtype: KvDtype, seed: u64) -> Self {
         let prompt_tokens = prefix.tokens();
-        Self { prefix, dtype, seed, prompt_tokens, sets: HashMap::new() }
+        Self { prefix, dtype, seed, prompt_tokens, queries: RecentQueries::default(), sets: HashMap::new() }
     }
 
     /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
@@ -49,8 +52,40 @@ impl IndexCache {
         Self { prompt_tokens, ..self }
     }
 
+    /// The last queries of the prefix, by which methods find the parameter that gives a density.
+    pub fn with_queries(self, queries: RecentQueries) -> Self {
+        Self { queries, ..self }
+    }
+
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
     pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let start = Instant::now();
+        let mut method = method.clone();
+        let solved = self.solve(&method).map(|solved| {
+            method.method = solved.method;
+            solved.params
+        });
+        let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
+        let mut fork = self.fork_as_is(&method, fidelity);
+        fork.index_time += solve_time;
+        Fork { solved, ..fork }
+    }
+
+    /// The method with its parameter solved for the density asked for, if that is how it takes one.
+    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let tokens = self.prefix.tokens();
+        let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
+        let layers = self.prefix.layers();
+        let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
+        if candidates.is_empty() || dense.iter().all(|dense| *dense) {
+            return None;
+        }
+        let context = Context::new(self.prompt_tokens.max(tokens) + 1, &candidates);
+        let Self { prefix, queries, dtype, .. } = self;
+        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+    }
+
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
         let layers = self.prefix.layers();
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
@@ -105,6 +140,7 @@ fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
 /// One run: a method decoding from a shared prefix.
 pub struct Fork {
     method: Configured,
+    solved: Option<String>,
     prefix: Arc<Prefix>,
     indexes: Arc<IndexSet>,
     states: Vec<Vec<Box<dyn Any + Send>>>,
@@ -144,6 +180,7 @@ impl Fork {
             .collect();
         Self {
             method,
+            solved: None,
             indexes,
             states,
             tail,
@@ -162,6 +199,11 @@ impl Fork {
     /// The method of this run.
     pub fn method(&self) -> &Configured {
         &self.method
+    }
+
+    /// What was solved for the density asked for, as `key=value,...`; `None` if nothing had to be.
+    pub fn solved(&self) -> Option<&str> {
+        self.solved.as_deref()
     }
 
     /// Tokens in context: prefix and tail.
@@ -238,7 +280,7 @@ impl Fork {
                 keys: kv.prefix_keys,
                 values: kv.prefix_values,
                 candidates: self.prefix_candidates.clone(),
-                context: total,
+                context: Context::new(total, &self.prefix_candidates),
                 generated: (total - 1).saturating_sub(self.prompt_tokens),
                 seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
             };

@@ -9,7 +9,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
+use super::budget::Context;
 use super::policy::Policy;
+use super::probe::Probe;
 use crate::cost::Cost;
 use crate::kernels::cpu::{Rows, linear};
 use crate::kv::KvDtype;
@@ -28,6 +30,16 @@ pub trait Method: Send + Sync + 'static {
 
     /// What has to be learned about the model offline before an index can be built; `None` if nothing.
     fn calibration(&self) -> Option<CalibrationNeed<Self>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
+    /// The method with the value of its own parameter that gives the density asked for on this prefix. `None` if
+    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](super::Budget)), which
+    /// each step works out by itself.
+    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
     where
         Self: Sized,
     {
@@ -73,6 +85,14 @@ pub struct CalibrationNeed<M> {
     pub kind: &'static str,
     /// The method with what the artefact holds; the artefact is known to fit the model.
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
+}
+
+/// A method whose parameter was solved for a density.
+pub struct Solved<M> {
+    /// The method to run.
+    pub method: M,
+    /// What was found, as `key=value,...`.
+    pub params: String,
 }
 
 /// How a method attends during prefill.
@@ -130,6 +150,13 @@ pub struct HeadPrefix<'a> {
     pub seed: u64,
 }
 
+impl HeadPrefix<'_> {
+    /// The prefix as a context, for methods that spend their budget when it ends.
+    pub fn context(&self) -> Context {
+        Context::new(self.keys.elements() / self.d, &self.candidates)
+    }
+}
+
 /// One decoding step of one KV head: the queries of its group and what they may look at.
 #[derive(Debug, Clone)]
 pub struct Step<'a> {
@@ -149,8 +176,8 @@ pub struct Step<'a> {
     pub values: Rows<'a>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
-    /// Tokens in context, the current one included.
-    pub context: usize,
+    /// Tokens in context, the current one included, and how many of them are static.
+    pub context: Context,
     /// Tokens generated before the current one; 0 while the prompt is read.
     pub generated: usize,
     /// Seed of this example, layer, KV head and position.
@@ -294,6 +321,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibration(&self) -> Option<&'static str>;
     /// The method with its artefact, if it needs one ([`CalibrationNeed::load`]).
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
+    /// See [`Method::solve`].
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> String;
     /// See [`Method::build`].
@@ -319,6 +348,10 @@ impl<M: Method> AnyMethod for M {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError> {
         let Some(need) = Method::calibration(self) else { return Ok(None) };
         Ok(Some(Arc::new((need.load)(self, artefact)?)))
+    }
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let Solved { method, params } = Method::solve(self, probe)?;
+        Some(Solved { method: Arc::new(method), params })
     }
     fn index_key(&self) -> String {
         Method::index_key(self)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::record::Fidelity;
-use crate::attention::{Configured, Fork, IndexCache};
+use crate::attention::{Configured, Fork, IndexCache, RecentQueries};
 use crate::kernels::cpu::topk::argmax;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
@@ -71,12 +71,16 @@ pub struct Run {
 pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
     let decoder = &model.decoder;
     let start = Instant::now();
-    let prefill = decoder.prefill(&request.prompt[..request.prefix_tokens], request.prompt.len());
+    let mut queries = RecentQueries::default();
+    let prefix = &request.prompt[..request.prefix_tokens];
+    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| queries.observe(chunk));
     let prefill_time = start.elapsed();
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_prompt(request.prompt.len());
+    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
+        .with_prompt(request.prompt.len())
+        .with_queries(queries);
     let unread = &request.prompt[request.prefix_tokens..];
     let mut lanes: Vec<Lane> = request
         .methods

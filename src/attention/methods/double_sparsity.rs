@@ -46,6 +46,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[
         Preset {
@@ -360,6 +361,7 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
+    use crate::attention::Context;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
@@ -397,7 +399,7 @@ mod tests {
         keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
-        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, n + 1);
+        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, Context::new(n + 1, &(0..n)));
         let head =
             HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype: KvDtype::F32, candidates: 0..n, seed };
         let step = Step {

@@ -35,6 +35,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[Preset {
         name: "paper",

@@ -85,6 +85,12 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo { key: "local", default: "64", about: "last tokens of the prefix, always attended" },
     ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0+50%" },
     ParamInfo {
+        key: "density",
+        default: "-",
+        about: "instead of the method's own budget: share of the context attended, static tokens included, in layers \
+                that are not dense",
+    },
+    ParamInfo {
         key: "preset",
         default: "matched",
         about: "paper | repo | matched: published settings, or the harness's",
@@ -195,28 +201,61 @@ impl fmt::Display for Channels {
     }
 }
 
-/// How scores of a GQA group become one selection; see [`Granularity::reduce`].
+/// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Granularity {
     QueryHead,
-    KvHead,
+    /// Its scores are those of its heads, reduced.
+    KvHead(Reduce),
+}
+
+/// How the scores of a group become one; the mean picks what the sum picks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reduce {
+    Sum,
+    Max,
 }
 
 impl Granularity {
     const INFO: ParamInfo = ParamInfo {
         key: "per",
         default: "query_head",
-        about: "query_head | kv_head: a selection for each query head, or one (scores summed) for the GQA group",
+        about: "query_head | kv_head: a selection for each query head, or one for the GQA group",
     };
 
+    const REDUCE: ParamInfo = ParamInfo {
+        key: "reduce",
+        default: "sum",
+        about: "with per=kv_head: sum | max of the group's scores (the mean picks what the sum does)",
+    };
+
+    /// Reads `per` and `reduce`.
     fn read(params: &mut Params) -> Result<Self, UsageError> {
-        Ok(match params.choice("per", &["query_head", "kv_head"])? {
-            "kv_head" => Self::KvHead,
+        let per = Self::read_per(params)?;
+        let is_reduced = params.is_given(Self::REDUCE.key);
+        let reduce = match params.choice(Self::REDUCE.key, &["sum", "max"])? {
+            "max" => Reduce::Max,
+            _ => Reduce::Sum,
+        };
+        match per {
+            Self::KvHead(_) => Ok(Self::KvHead(reduce)),
+            Self::QueryHead if is_reduced => {
+                Err(UsageError::new("`reduce` says how a GQA group comes to one selection, and none was asked for")
+                    .hint("add per=kv_head, or leave out reduce"))
+            }
+            Self::QueryHead => Ok(Self::QueryHead),
+        }
+    }
+
+    /// Reads `per` alone, for methods whose common selection is not made from scores.
+    fn read_per(params: &mut Params) -> Result<Self, UsageError> {
+        Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
+            "kv_head" => Self::KvHead(Reduce::Sum),
             _ => Self::QueryHead,
         })
     }
 
-    /// `select` on the scores `[group][n]` of each query head, or once on their sum over the group.
+    /// `select` on the scores `[group][n]` of each query head, or once on what the group's reduce to.
     fn select(self, scores: &[f32], group: usize, mut select: impl FnMut(&[f32]) -> Vec<u32>) -> super::Selection {
         use super::{Picks, Selection};
         let n = scores.len() / group;
@@ -224,14 +263,23 @@ impl Granularity {
             Self::QueryHead => {
                 Selection::PerHead((0..group).map(|h| Picks::softmax(select(&scores[h * n..][..n]))).collect())
             }
-            Self::KvHead => {
-                let mut sum = scores[..n].to_vec();
-                for head in scores[n..].chunks_exact(n) {
-                    sum.iter_mut().zip(head).for_each(|(s, x)| *s += x);
-                }
-                Selection::Shared(Picks::softmax(select(&sum)))
+            Self::KvHead(reduce) => Selection::Shared(Picks::softmax(select(&reduce.apply(scores, n)))),
+        }
+    }
+}
+
+impl Reduce {
+    /// Scores `[group][n]` to `[n]`.
+    fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
+        let mut reduced = scores[..n].to_vec();
+        for head in scores[n..].chunks_exact(n) {
+            let pairs = reduced.iter_mut().zip(head);
+            match self {
+                Self::Sum => pairs.for_each(|(r, x)| *r += x),
+                Self::Max => pairs.for_each(|(r, x)| *r = r.max(*x)),
             }
         }
+        reduced
     }
 }
 

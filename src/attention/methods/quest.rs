@@ -22,6 +22,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as pages (rounded up to pages)" },
         ParamInfo { key: "min_pages", default: "1", about: "pages read at least" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[
         Preset {
@@ -92,7 +93,7 @@ impl Method for Quest {
 
     fn select(&self, step: &Step<'_>, pages: &Pages, (): &mut (), cost: &mut Cost) -> Selection {
         let bounds = page_bounds(step, pages, cost);
-        let wanted = self.budget.tokens(step.context).div_ceil(self.page).max(self.min_pages);
+        let wanted = self.budget.blocks(step.context, self.page).max(self.min_pages);
         self.per.select(&bounds, step.group(), |bounds| self.tokens_of(&top_k(bounds, wanted), step))
     }
 }

@@ -19,7 +19,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[],
     build: |params| {
         let budget = params.budget(Budget::Ratio(0.0625))?;
-        Ok(Arc::new(Random { budget, per: Granularity::read(params)? }))
+        Ok(Arc::new(Random { budget, per: Granularity::read_per(params)? }))
     },
 };
 
@@ -55,7 +55,7 @@ impl Method for Random {
 
     fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         match self.per {
-            Granularity::KvHead => Selection::Shared(self.draw(step, 0)),
+            Granularity::KvHead(_) => Selection::Shared(self.draw(step, 0)),
             Granularity::QueryHead => Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect()),
         }
     }

@@ -11,7 +11,8 @@
 //! tokens; what differs is the index's size, and that the bytes read are auxiliary or of the cache (of
 //! which 1xK counts the numbers used, not the cache lines around them).
 //! With `per=kv_head`, as the authors have it for GQA, `|q|` is summed over the group before channels
-//! are chosen, and the scores, each over its `τ`, before tokens are; `α` stays each head's own.
+//! are chosen, and the scores, each over its `τ`, are summed (or `reduce=max`) before tokens are; `α` stays each
+//! head's own.
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         ParamInfo { key: "storage", default: "2xK", about: "2xK | 1xK: keep a copy of the keys by channels, or not" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[Preset {
         name: "paper",
@@ -102,11 +104,10 @@ impl Method for SparQ {
                     })
                     .collect(),
             ),
-            Granularity::KvHead => {
+            Granularity::KvHead(reduce) => {
                 let scores = self.scores(step, heads, kept, cost);
-                let n = step.candidates.len();
-                let sum: Vec<f32> = (0..n).map(|t| scores.iter().skip(t).step_by(n).sum()).collect();
-                Selection::Shared(self.pick(step, &sum, &scores, kept, cost))
+                let ranked = reduce.apply(&scores, step.candidates.len());
+                Selection::Shared(self.pick(step, &ranked, &scores, kept, cost))
             }
         }
     }

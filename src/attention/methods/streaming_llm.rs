@@ -4,10 +4,11 @@
 //! and nothing between. StreamingLLM re-indexes RoPE inside its cache; here keys keep the positions
 //! they were read at, which differs only once the context exceeds the trained length.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::{MethodEntry, ParamInfo, Preset};
-use crate::attention::{Exact, HeadPrefix, Method, Picks, Policy, Selection, Step};
+use crate::attention::{Context, Exact, HeadPrefix, Method, Picks, Policy, Selection, Step, Tuned};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -26,12 +27,15 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             source: "StreamingLLM's example script: start_size 4, recent_size 2000 (positions not re-indexed here)",
         },
     ],
-    build: |params| Ok(Arc::new(StreamingLlm { window: params.get_positive("window", 256)? })),
+    build: |params| {
+        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
+        Ok(Arc::new(StreamingLlm { window }))
+    },
 };
 
 /// Sink and window; everything between stays unread.
 struct StreamingLlm {
-    window: usize,
+    window: Tuned<NonZero<usize>>,
 }
 
 impl Method for StreamingLlm {
@@ -52,7 +56,13 @@ impl Method for StreamingLlm {
 
     /// The window slides over the tail too, unlike the static window of the other methods.
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        let recent = total_tokens.saturating_sub(self.window);
+        let window = match self.window {
+            Tuned::Value(window) => window.get(),
+            Tuned::Density(density) => {
+                Context { tokens: total_tokens, fixed: policy.sink.min(total_tokens) }.missing(density).max(1)
+            }
+        };
+        let recent = total_tokens.saturating_sub(window);
         Exact { sink: policy.sink.min(recent), recent }
     }
 }

@@ -1,7 +1,7 @@
 //! What every method must satisfy, checked through the engine on small random caches, and what each
 //! one computes, checked against naive references.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Fork, HeadPrefix, IndexCache, Selection, Step, expand_grid};
+use crate::attention::{Context, Fork, HeadPrefix, IndexCache, RecentQueries, Selection, Step, expand_grid};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -88,7 +88,8 @@ pub(super) fn select(
 ) -> (Selection, Cost) {
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
-    let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0 / (d as f32).sqrt(), kv.tokens() + 1);
+    let (layer, kv_head, seed, scale) = (0, 0, 0, 1.0 / (d as f32).sqrt());
+    let context = Context::new(kv.tokens() + 1, &candidates);
     let dtype = match keys {
         Rows::F32(_) => KvDtype::F32,
         Rows::F16(_) => KvDtype::F16,
@@ -106,6 +107,18 @@ pub(super) fn run(prefix: &Arc<Prefix>, spec: &str, policy: &Policy, heads: usiz
     run_seeded(prefix, spec, policy, heads, steps, 5)
 }
 
+/// A cache with queries as random as those of the steps, as if they were the prefix's last.
+fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
+    let mut recent = RecentQueries::default();
+    for layer in 0..prefix.layers() {
+        let kv = prefix.layer(layer);
+        let tokens = kv.tokens().min(RecentQueries::COUNT);
+        let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
+        recent.observe(&PrefillChunk { layer, first: kv.tokens() - tokens, queries: &queries, heads, kv });
+    }
+    IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_queries(recent)
+}
+
 fn run_seeded(
     prefix: &Arc<Prefix>,
     spec: &str,
@@ -116,7 +129,7 @@ fn run_seeded(
 ) -> (Vec<f32>, Fork) {
     let (kv_heads, d) = (prefix.layer(0).keys.kv_heads(), prefix.layer(0).keys.d());
     let method = calibrated(configured(spec, policy), prefix.layers(), heads, kv_heads, d);
-    let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, seed).fork(&method, true);
+    let mut fork = cache(prefix, heads, seed).fork(&method, true);
     let mut outputs = Vec::new();
     for t in 0..steps {
         for layer in 0..prefix.layers() {
@@ -165,6 +178,19 @@ const SELECT_ALL: &[&str] = &[
     "hip:k=100000",
     "hip:ratio=1,r_m=1",
     "hip:k=100000,b_k=7,per=kv_head,n_e=3,theta_vote=3",
+    "topk:density=1",
+    "topk:density=1,per=kv_head,reduce=max",
+    "topk_norm:density=1",
+    "topp:density=1",
+    "random:density=1",
+    "quest:density=1",
+    "streaming_llm:density=1",
+    "magicpig:density=1",
+    "magicpig:K=2,density=1,min_collisions=1",
+    "double_sparsity:density=1",
+    "loki:density=1",
+    "sparq:density=1",
+    "hip:density=1",
 ];
 
 /// Specs with ordinary budgets.
@@ -196,6 +222,17 @@ const ORDINARY: &[&str] = &[
     "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
     "hip:ratio=0.1,per=kv_head,top_r=8",
     "hip:k=16,n_e=3",
+    "topk:density=0.1",
+    "topk:k=8,per=kv_head,reduce=max",
+    "topp:density=0.1",
+    "random:density=0.1",
+    "oracle_sampling:density=0.1",
+    "quest:density=0.1",
+    "streaming_llm:density=0.1",
+    "magicpig:density=0.1",
+    "magicpig:K=8,density=0.1,simple_lsh=true",
+    "sparq:density=0.1,per=kv_head,reduce=max",
+    "hip:density=0.1",
 ];
 
 /// How the specs begin whose picks are drawn at random.
@@ -280,6 +317,78 @@ fn density_is_what_the_budget_says() {
     }
 }
 
+/// A spec for every method that takes parameters, and more for those that round or solve in several ways.
+fn specs_with_density(density: f64) -> Vec<String> {
+    let every = METHODS.iter().filter(|m| !m.params.is_empty()).map(|m| m.name);
+    let more = [
+        "topk:per=kv_head",
+        "quest:page=16,per=kv_head,reduce=max",
+        "quest:preset=repo,sink=4,local=16,dense_layers=none",
+        "magicpig:K=6",
+        "magicpig:min_collisions=1",
+        "magicpig:center=false",
+        "magicpig:simple_lsh=true",
+        "magicpig:preset=paper,local=16,dense_layers=none",
+        "double_sparsity:kind=random,label_bits=2",
+        "streaming_llm:preset=paper",
+        "hip:b_k=4,r_m=1",
+    ];
+    let with_density = |spec: &str| format!("{spec}{}density={density}", if spec.contains(':') { "," } else { ":" });
+    every.chain(more).map(with_density).collect()
+}
+
+#[test]
+fn every_method_meets_a_density() {
+    let prefix = prefix(2, 2, 1500, D);
+    let policy = Policy { sink: 4, local: 16, ..none() };
+    for density in [0.05, 0.2, 0.5] {
+        for spec in specs_with_density(density) {
+            let (_, fork) = run(&prefix, &spec, &policy, 4, 4);
+            let achieved = fork.costs().total(|layer| !fork.is_dense(layer)).density();
+            // What is solved on some queries is met by others up to their differences, and those of the draws.
+            let tolerance = if fork.solved().is_some() { 0.2 } else { 0.1 };
+            assert!((achieved / density - 1.0).abs() < tolerance, "{spec}: {achieved}");
+        }
+    }
+}
+
+#[test]
+fn a_density_below_what_is_static_picks_as_little_as_can_be() {
+    let prefix = prefix(1, 1, 400, D);
+    for spec in specs_with_density(0.01) {
+        let (_, fork) = run(&prefix, &spec, &Policy { sink: 4, local: 60, ..none() }, 2, 2);
+        let attended = fork.costs().total(|_| true).density() * 401.5;
+        assert!(attended < 4.0 + 60.0 + 2.0 + 32.0, "{spec}: {attended}");
+    }
+}
+
+#[test]
+fn without_queries_keys_stand_in_for_them() {
+    let prefix = prefix(2, 1, 900, D);
+    for spec in ["topp:density=0.2", "oracle_sampling:density=0.2", "magicpig:density=0.2"] {
+        let mut fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).fork(&configured(spec, &none()), false);
+        let mut out = vec![0.0; 2 * D];
+        (0..2).for_each(|layer| fork.step(layer, &noise(2 * D, layer as u64), &[0.5; D], &[0.5; D], &mut out));
+        let achieved = fork.costs().total(|_| true).density();
+        assert!((0.1..0.4).contains(&achieved), "{spec}: {achieved}");
+    }
+}
+
+#[test]
+fn what_was_solved_can_be_said_and_asked_for() {
+    let prefix = prefix(2, 2, 900, D);
+    for spec in ["topp:density=0.2", "oracle_sampling:density=0.2", "magicpig:density=0.2", "magicpig:K=4,density=0.2"]
+    {
+        let (out, fork) = run(&prefix, spec, &none(), 4, 2);
+        let name = spec.split(':').next().unwrap();
+        let (same, plain) = run(&prefix, &format!("{name}:{}", fork.solved().unwrap()), &none(), 4, 2);
+        assert_close(&out, &same, 1e-5, spec);
+        assert_eq!(plain.solved(), None);
+        assert_eq!(fork.method().label(), configured(spec, &none()).label(), "a record names what was asked for");
+    }
+    assert_eq!(run(&prefix, "topk:density=0.2", &none(), 4, 1).1.solved(), None, "solved step by step");
+}
+
 #[test]
 fn dense_layers_attend_everything_and_the_others_do_not() {
     let prefix = prefix(3, 1, 300, D);
@@ -338,7 +447,8 @@ proptest! {
         let queries = noise(2 * D, seed + 1);
         let step = Step {
             layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
-            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens, context: tokens + 1, generated: 0, seed,
+            keys: Rows::F32(&keys), values: Rows::F32(&keys), candidates: 0..tokens,
+            context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
@@ -369,7 +479,7 @@ fn topk_picks_the_largest_scores() {
         keys,
         values: keys,
         candidates: 10..100,
-        context: 121,
+        context: Context::new(121, &(10..100)),
         generated: 0,
         seed: 0,
     };
@@ -508,6 +618,17 @@ fn specs_are_checked_and_canonical() {
         "topk:k=3,ratio=0.1",
         "topk:ratio=1.5",
         "topk:per=head",
+        "topk:reduce=max",
+        "topk:per=kv_head,reduce=min",
+        "topk:density=0",
+        "topk:density=1.5",
+        "topk:density=0.1,k=3",
+        "streaming_llm:density=0.1,window=3",
+        "streaming_llm:window=0",
+        "topp:p=0.5,density=0.1",
+        "oracle_sampling:budget=0",
+        "magicpig:L=5,density=0.1",
+        "full:density=0.5",
         "random:preset=paper",
         "quest:page=0",
         "topk:sink=-1",
@@ -544,11 +665,39 @@ fn specs_are_checked_and_canonical() {
     }
 }
 
+/// Labels as the program recorded them before: results are found by them.
+#[test]
+fn canonical_specs_stay_as_they_were_recorded() {
+    for line in include_str!("../../../tests/golden/specs.txt").lines() {
+        let (spec, recorded) = line.split_once(" -> ").unwrap();
+        assert_eq!(configured(spec, &Policy::default()).label(), recorded, "{spec}");
+        assert_eq!(configured(recorded, &Policy::default()).label(), recorded, "a label is a spec of itself");
+    }
+}
+
+#[test]
+fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
+    let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];
+    let best = |per: Granularity| per.select(&scores, 2, |scores| crate::kernels::cpu::topk::top_k(scores, 1));
+    let shared = |token| Selection::Shared(crate::attention::Picks::softmax(vec![token]));
+    assert_eq!(best(Granularity::KvHead(Reduce::Sum)), shared(0), "5, 5, 3: the lower of equals");
+    assert_eq!(best(Granularity::KvHead(Reduce::Max)), shared(1), "4, 5, 3");
+    let own = [2, 1].map(|token| crate::attention::Picks::softmax(vec![token]));
+    assert_eq!(best(Granularity::QueryHead), Selection::PerHead(own.into()));
+}
+
 #[test]
 fn every_method_documents_its_parameters_and_presets_apply() {
     for entry in METHODS {
         let spec = MethodSpec { name: entry.name.to_owned(), params: Vec::new() };
         configure(&spec, &Policy::default()).unwrap();
+        let mut params = Params::new(&spec);
+        (entry.build)(&mut params).unwrap();
+        let mut listed: Vec<&str> = entry.params.iter().map(|p| p.key).collect();
+        listed.extend((!entry.params.is_empty()).then_some("density"));
+        let (listed, read): (BTreeSet<&str>, BTreeSet<&str>) =
+            (listed.into_iter().collect(), params.known().iter().copied().collect());
+        assert_eq!(read, listed, "{}: what is read is what is listed", entry.name);
         for preset in entry.presets {
             let spec = MethodSpec { name: entry.name.to_owned(), params: vec![("preset".into(), preset.name.into())] };
             configure(&spec, &Policy::default()).unwrap();

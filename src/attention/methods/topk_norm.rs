@@ -17,6 +17,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[],
     build: |params| {

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use crate::attention::{AnyMethod, IndexCache, Picks, Selection, Step, Weighting};
+use crate::attention::{AnyMethod, Context, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::KvDtype;
@@ -46,7 +46,7 @@ impl Head {
             keys: Rows::F32(&self.keys),
             values: Rows::F32(&self.keys),
             candidates: self.candidates.clone(),
-            context: self.keys.len() / self.d + 1,
+            context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
             generated: 0,
             seed,
         }
