@@ -699,7 +699,9 @@ fn threads_and_shards_change_nothing() {
 
 const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
                        density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token";
+                       decode_ms_per_token,density_target,density_sparse_layers,density_min,density_median,density_max,\
+                       output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
+                       dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
@@ -768,6 +770,29 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!(number(full, "density"), 1.0);
     assert!(number(topk, "output_error") > 1e-4 && (0.3..1.0).contains(&number(topk, "recall")), "{topk}");
     assert!(number(topk, "density") < 0.5);
+    assert_eq!((number(full, "dropped_mass_max"), number(full, "density_min")), (0.0, 1.0));
+    assert!((1e-6..1.0).contains(&number(topk, "dropped_mass")), "{topk}");
+    for (measured, mean) in [
+        ("density", "density"),
+        ("output_error", "output_error"),
+        ("recall", "recall"),
+        ("dropped_mass", "dropped_mass"),
+    ] {
+        let [min, median, max] = ["min", "median", "max"].map(|part| number(topk, &format!("{measured}_{part}")));
+        let mean = number(topk, mean);
+        assert!(min <= median && median <= max && min <= mean + 1e-3 && mean <= max + 1e-3, "{measured}: {topk}");
+    }
+    let heads = |record: &Map<String, Value>| record["fidelity"]["heads"].clone();
+    for record in out.records().values() {
+        assert_eq!(record["density_by_layer"].as_array().unwrap().len(), 10);
+        for measured in ["density", "output_error", "recall", "dropped_mass"] {
+            let layers = heads(record)[measured].as_array().unwrap().clone();
+            assert!(
+                layers.len() == 10 && layers.iter().all(|heads| heads.as_array().unwrap().len() == 4),
+                "{measured}"
+            );
+        }
+    }
     // Without the flag there is nothing to tell.
     let ran = tiny(&out).args(&["--json", "--overwrite"]).ok();
     assert!(summary(&ran).iter().all(|row| row["output_error"].is_null() && row["recall"].is_null()));

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use super::Configured;
 use super::budget::Context;
-use super::fidelity::FidelityMeter;
+use super::fidelity::{FidelityMeter, Place};
 use super::head::HeadKv;
 use super::method::{AnyMethod, Exact, HeadPrefix, Solved, Step, mix_seed};
 use super::probe::{Probe, RecentQueries};
@@ -296,8 +296,10 @@ impl Fork {
         cost.attend_flops += per_token * attended.iter().sum::<usize>() as u64;
         cost.full_flops += per_token * (attended.len() * total) as u64;
         if let Some(meter) = &mut self.fidelity {
-            meter.compare(layer, &kv, queries, scale, exact, selection.as_ref(), out);
+            let first_head = kv_head * attended.len();
+            meter.compare(Place { layer, first_head }, &kv, queries, scale, exact, selection.as_ref(), out);
         }
+        self.costs.count_heads(layer, kv_head * attended.len(), &attended, total);
         *self.costs.layer_mut(layer) += cost;
     }
 }

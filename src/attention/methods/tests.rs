@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Context, Fork, HeadPrefix, IndexCache, RecentQueries, Selection, Step, expand_grid};
+use crate::attention::{Context, Fork, HeadPrefix, IndexCache, RecentQueries, Selection, Step, expand_grid, mix_seed};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -86,9 +86,19 @@ pub(super) fn select(
     queries: &[f32],
     candidates: std::ops::Range<usize>,
 ) -> (Selection, Cost) {
+    select_seeded(spec, kv, queries, candidates, 0)
+}
+
+fn select_seeded(
+    spec: &str,
+    kv: &LayerKv,
+    queries: &[f32],
+    candidates: std::ops::Range<usize>,
+    seed: u64,
+) -> (Selection, Cost) {
     let (d, keys, values) = (kv.keys.d(), kv.keys.head(0), kv.values.head(0));
     let method = calibrated(configured(spec, &none()), 1, queries.len() / d, 1, d).method;
-    let (layer, kv_head, seed, scale) = (0, 0, 0, 1.0 / (d as f32).sqrt());
+    let (layer, kv_head, scale) = (0, 0, 1.0 / (d as f32).sqrt());
     let context = Context::new(kv.tokens() + 1, &candidates);
     let dtype = match keys {
         Rows::F32(_) => KvDtype::F32,
@@ -423,11 +433,103 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
 fn topk_has_recall_one_where_only_picks_count() {
     let prefix = prefix(1, 1, 400, D);
     let (_, fork) = run(&prefix, "topk:k=400", &none(), 1, 1);
-    assert_eq!(fork.fidelity().unwrap().recall(), [1.0]);
-    let error = |spec: &str| run(&prefix, spec, &none(), 4, 4).1.fidelity().unwrap().output_error()[0];
+    assert_eq!(fork.fidelity().unwrap().recall(), [[1.0]]);
+    let mean = |by_head: Vec<Vec<f64>>| by_head[0].iter().sum::<f64>() / by_head[0].len() as f64;
+    let error = |spec: &str| mean(run(&prefix, spec, &none(), 4, 4).1.fidelity().unwrap().output_error());
     assert!(error("full") < 1e-6);
     assert!(error("topk:k=200") < error("topk:k=20"));
     assert!(error("topk:k=40") < error("random:k=40"));
+}
+
+/// Output error, recall and dropped mass of each query head of a step, in `f64`, from the definitions.
+fn naive_fidelity(
+    prefix: &Prefix,
+    tail: (&[f32], &[f32]),
+    queries: &[f32],
+    out: &[f32],
+    attended: impl Fn(usize) -> Vec<usize>,
+) -> Vec<[f64; 3]> {
+    let (keys, values) = (prefix.layer(0).keys.head(0).to_f32(), prefix.layer(0).values.head(0).to_f32());
+    let (keys, values) = ([&keys, tail.0].concat(), [&values, tail.1].concat());
+    let n = keys.len() / D;
+    let of_head = |(h, query): (usize, &[f32])| {
+        let dot = |t: usize| query.iter().zip(&keys[t * D..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let logits: Vec<f64> = (0..n).map(|t| dot(t) / (D as f64).sqrt()).collect();
+        let total: f64 = logits.iter().map(|l| l.exp()).sum();
+        let weights: Vec<f64> = logits.iter().map(|l| l.exp() / total).collect();
+        let full = |c: usize| (0..n).map(|t| weights[t] * f64::from(values[t * D + c])).sum::<f64>();
+        let difference: f64 = (0..D).map(|c| (f64::from(out[h * D + c]) - full(c)).powi(2)).sum();
+        let norm: f64 = (0..D).map(|c| full(c).powi(2)).sum();
+        let attended = attended(h);
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        let found = order[..attended.len()].iter().filter(|t| attended.contains(t)).count();
+        let kept: f64 = attended.iter().map(|t| weights[*t]).sum();
+        [(difference / norm).sqrt(), found as f64 / attended.len() as f64, 1.0 - kept]
+    };
+    queries.chunks(D).enumerate().map(of_head).collect()
+}
+
+#[test]
+fn fidelity_equals_a_naive_reference_whatever_the_weights() {
+    let tokens = 300;
+    let prefix = prefix(1, 1, tokens, D);
+    let policy = Policy { sink: 3, local: 10, ..none() };
+    let heads = 4;
+    let (queries, key, value) = (noise(heads * D, 0), noise(D, 1_000), noise(D, 2_000));
+    for spec in [
+        "topk:k=20",
+        "random:k=9",
+        "quest:page=8,k=32,per=kv_head",
+        "oracle_sampling:budget=40",
+        "magicpig:K=5,L=12",
+        "sparq:k=12",
+        "streaming_llm:window=50",
+        "full",
+    ] {
+        let (out, fork) = run(&prefix, spec, &policy, heads, 1);
+        let method = configured(spec, &policy);
+        let exact = method.method.exact(&policy, tokens, tokens + 1);
+        let selection = (spec != "full").then(|| {
+            let seed = mix_seed(mix_seed(mix_seed(5, 0), 0), tokens as u64 + 1);
+            select_seeded(
+                spec,
+                prefix.layer(0),
+                &queries,
+                method.method.exact(&policy, tokens, tokens).candidates(tokens),
+                seed,
+            )
+            .0
+        });
+        let attended = |h: usize| {
+            let mut tokens: Vec<usize> = (0..exact.sink).chain(exact.recent..tokens + 1).collect();
+            match &selection {
+                None => {}
+                Some(Selection::Shared(picks)) => tokens.extend(picks.tokens.iter().map(|t| *t as usize)),
+                Some(Selection::PerHead(heads)) => tokens.extend(heads[h].tokens.iter().map(|t| *t as usize)),
+            }
+            tokens
+        };
+        let meter = fork.fidelity().unwrap();
+        let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
+        for (h, expected) in naive_fidelity(&prefix, (&key, &value), &queries, &out, attended).iter().enumerate() {
+            for (measured, expected) in [error[0][h], recall[0][h], dropped[0][h]].iter().zip(expected) {
+                assert!((measured - expected).abs() < 1e-4, "{spec}, head {h}: {measured} instead of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn densities_are_counted_for_each_layer_and_query_head() {
+    let prefix = prefix(2, 2, 400, D);
+    let policy = Policy { dense_layers: DenseLayers::parse("1").unwrap(), ..none() };
+    let (_, fork) = run(&prefix, "topp:p=0.5", &policy, 4, 3);
+    let densities = [fork.costs().head_densities(0), fork.costs().head_densities(1)];
+    assert_eq!(densities[1], [1.0; 4]);
+    let sparse = fork.costs().layers()[0].density();
+    assert!((densities[0].iter().sum::<f64>() / 4.0 - sparse).abs() < 1e-12);
+    assert!(densities[0].iter().any(|x| (x - sparse).abs() > 0.01), "heads differ: {densities:?}");
 }
 
 #[test]
