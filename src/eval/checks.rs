@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn a_density_that_was_missed_is_said() {
         let mut records = samples("full", "", |_| 1.0);
-        records.extend(samples("topk", "density=0.04", |_| 1.0));
+        records.extend(samples("topk", "density=0.041", |_| 1.0));
         records.extend(samples("magicpig", "K=8,density=0.03", |_| 1.0));
         let warnings = check(&records, &[]);
         assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");

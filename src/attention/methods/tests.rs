@@ -175,6 +175,7 @@ const SELECT_ALL: &[&str] = &[
     "random:ratio=1",
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
+    "quest:ratio=1,summary_bits=2",
     "streaming_llm:window=100000",
     "magicpig:K=1,L=500",
     "magicpig:K=1,L=500,min_collisions=1,center=false",
@@ -216,6 +217,7 @@ const ORDINARY: &[&str] = &[
     "streaming_llm:window=16",
     "quest:page=8,k=16",
     "quest:page=8,ratio=0.05,per=kv_head",
+    "quest:page=8,k=16,summary_bits=4,per=kv_head,reduce=max",
     "magicpig:K=6,L=20",
     "magicpig:K=16,L=2,min_collisions=1,center=false",
     "magicpig:K=4,L=10,simple_lsh=true,u_floor=1e-4",
@@ -420,6 +422,21 @@ fn quest_counts_one_page_bound_as_its_scoring_cost() {
 }
 
 #[test]
+fn quest_keeps_and_reads_summaries_in_the_bits_asked_for() {
+    let (tokens, pages) = (2048, 128.0);
+    let prefix = prefix(1, 1, tokens, D);
+    let of = |bits: usize| run(&prefix, &format!("quest:page=16,k=64,summary_bits={bits}"), &none(), 1, 1).1;
+    for bits in [4, 2] {
+        let fork = of(bits);
+        let bytes = 2.0 * D as f64 * (pages * bits as f64 / 8.0 + 8.0);
+        assert!((fork.aux_bits() - bytes * 8.0 / tokens as f64).abs() < 1e-9, "codes, and a range for 128 pages");
+        assert_eq!(fork.costs().total(|_| true).aux_bytes as f64, bytes, "all are read");
+    }
+    let recall = |bits: usize| of(bits).fidelity().unwrap().recall()[0][0];
+    assert!(recall(4) > 0.8 * recall(16), "{} in 4 bits, {} in 16", recall(4), recall(16));
+}
+
+#[test]
 fn a_shared_selection_reads_each_key_once_for_its_group() {
     let prefix = prefix(1, 1, 500, D);
     let bytes = |spec: &str| run(&prefix, spec, &none(), 4, 1).1.costs().total(|_| true).kv_bytes;
@@ -544,7 +561,10 @@ fn indexes_are_shared_between_budgets() {
 
 proptest! {
     #[test]
-    fn quest_bounds_are_upper_bounds(seed in 0u64..1000, tokens in 1usize..90, page in 1usize..20) {
+    fn quest_bounds_are_upper_bounds_in_any_number_of_bits(
+        seed in 0u64..1000, tokens in 1usize..300, page in 1usize..20,
+        bits in prop_oneof![Just(None), Just(Some(4)), Just(Some(2))],
+    ) {
         let keys = noise(tokens * D, seed);
         let queries = noise(2 * D, seed + 1);
         let step = Step {
@@ -556,7 +576,7 @@ proptest! {
             layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
             dtype: KvDtype::F32, candidates: 0..tokens, seed,
         };
-        let bounds = quest::bounds_for_test(&step, &prefix, page);
+        let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
         let pages = tokens.div_ceil(page);
         for h in 0..2 {
             for (t, key) in keys.chunks(D).enumerate() {
