@@ -928,6 +928,20 @@ fn lists_are_text_and_json() {
         let items = spattn(&["list", what, "--json"]).ok().json();
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }
+    let quest = spattn(&["list", "methods", "quest"]).ok();
+    for part in
+        ["arXiv:2406.10774", "summary_bits", "preset=paper", "preset=matched", "sparse in      decode", "density"]
+    {
+        quest.prints(part);
+    }
+    quest.check(!quest.stdout.contains("magicpig"), "only what was asked for");
+    let one = spattn(&["list", "methods", "hip", "--json"]).ok().json();
+    assert_eq!(
+        (one.as_array().unwrap().len(), &one[0]["granularity"]),
+        (1, &"each query head, or a GQA group (per)".into())
+    );
+    spattn(&["list", "methods", "qest"]).fails(2, "unknown method `qest`", "quest");
+    spattn(&["list", "tasks", "quest"]).fails(2, "one name too many", "list methods NAME");
     let tasks = spattn(&["list", "tasks", "--json"]).ok().json();
     assert!(
         tasks.as_array().unwrap().iter().filter(|t| t["name"].as_str().unwrap().starts_with("ruler/")).count() >= 13

@@ -31,6 +31,7 @@ const NAME: &str = "double_sparsity";
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
     about: "top-k by a few calibrated channels of the keys, kept in few bits (needs `spattn calibrate`)",
+    reference: "Double Sparsity (Yang et al. 2024, arXiv:2408.07092)",
     params: &[
         ParamInfo {
             key: "channels",

@@ -57,6 +57,7 @@ use crate::kernels::cpu::{Rows, linear};
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "magicpig",
     about: "tokens sampled by LSH collisions, weighted by 1/probability",
+    reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179)",
     params: &[
         ParamInfo { key: "K", default: "10", about: "hyperplanes of a table, 1 to 16: more pick fewer tokens" },
         ParamInfo {

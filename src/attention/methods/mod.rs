@@ -31,12 +31,41 @@ pub struct MethodEntry {
     pub name: &'static str,
     /// One line for `spattn list methods`.
     pub about: &'static str,
+    /// Where the method is published, in a few words.
+    pub reference: &'static str,
     /// Own parameters with defaults and meaning.
     pub params: &'static [ParamInfo],
     /// Parameter values of `preset=paper` and the like; `matched` exists for every method.
     pub presets: &'static [Preset],
     /// Reads the own parameters.
     pub build: fn(&mut Params) -> Result<Arc<dyn AnyMethod>, UsageError>,
+}
+
+impl MethodEntry {
+    /// The presets: the published ones, then `matched`, which every method has.
+    pub fn all_presets(&self) -> impl Iterator<Item = &Preset> {
+        self.presets.iter().chain([&MATCHED])
+    }
+
+    /// In which phases its default form is sparse.
+    pub fn phase(&self) -> &'static str {
+        let spec = MethodSpec { name: self.name.to_owned(), params: Vec::new() };
+        match (self.build)(&mut Params::new(&spec)) {
+            Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
+            _ => "decode",
+        }
+    }
+
+    /// For which heads it makes a selection.
+    pub fn granularity(&self) -> &'static str {
+        let has = |key: &str| self.params.iter().any(|p| p.key == key);
+        match (has(Granularity::INFO.key), has(Granularity::REDUCE.key)) {
+            (true, true) => "each query head, or a GQA group (per, reduce)",
+            (true, false) => "each query head, or a GQA group (per)",
+            _ if self.params.is_empty() => "none: all is attended",
+            _ => "fixed by the method",
+        }
+    }
 }
 
 /// A parameter as listed.
@@ -58,6 +87,13 @@ pub struct Preset {
     /// Where these values are stated.
     pub source: &'static str,
 }
+
+/// The preset that every method has: what is not given in the spec is as for all methods of the run.
+const MATCHED: Preset = Preset {
+    name: "matched",
+    values: &[],
+    source: "the default: own parameters as listed; sink, local and dense layers as for all methods of the run",
+};
 
 /// All methods, in the order in which they are listed.
 pub const METHODS: &[MethodEntry] = &[
@@ -122,11 +158,8 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {
-    if name == "matched" {
-        return Ok(&[]);
-    }
-    entry.presets.iter().find(|p| p.name == name).map(|p| p.values).ok_or_else(|| {
-        let known: Vec<&str> = entry.presets.iter().map(|p| p.name).chain(["matched"]).collect();
+    entry.all_presets().find(|p| p.name == name).map(|p| p.values).ok_or_else(|| {
+        let known: Vec<&str> = entry.all_presets().map(|p| p.name).collect();
         UsageError::new(format!("method `{}` has no preset `{name}`", entry.name))
             .hint(format!("its presets: {}", known.join(", ")))
     })

@@ -23,6 +23,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "oracle_sampling",
     about: "samples from the exact attention weights: the oracle of sampling methods",
+    reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179), Definition 3.1",
     params: &[ParamInfo { key: "budget", default: "64", about: "draws for each query head and step" }],
     presets: &[
         Preset {

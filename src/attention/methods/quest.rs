@@ -20,6 +20,7 @@ use crate::kv::quantised::{QuantisedRows, Rounding};
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "quest",
     about: "whole pages by the min/max bound of their keys",
+    reference: "Quest (Tang et al. 2024, arXiv:2406.10774)",
     params: &[
         ParamInfo { key: "page", default: "16", about: "tokens a page" },
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as pages, above 0 to 1" },

@@ -11,6 +11,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "random",
     about: "uniformly random tokens, drawn anew each step: the floor",
+    reference: "none: the floor of every plot",
     params: &[
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones" },

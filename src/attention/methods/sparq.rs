@@ -27,6 +27,7 @@ use crate::kv::KvStore;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "sparq",
     about: "top-k by the query's largest channels, and the mean value for the rest",
+    reference: "SparQ Attention (Ribar et al. 2023, arXiv:2312.04985)",
     params: &[
         ParamInfo { key: "r", default: "d/8", about: "channels of the query: a number, or a share d/N of the head" },
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
@@ -35,11 +36,19 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Granularity::INFO,
         Granularity::REDUCE,
     ],
-    presets: &[Preset {
-        name: "paper",
-        values: &[("r", "d/4"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
-        source: "SparQ's Llama 3 sweep: k 128, a quarter of it local, r 32 of 128 channels, shared by the GQA group",
-    }],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("r", "d/4"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            source: "SparQ's Llama 3 sweep: k 128, a quarter of it local, r 32 of 128 channels, shared by the GQA group",
+        },
+        Preset {
+            name: "repo",
+            values: &[("r", "32"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            source: "SparQ's code, 2023-sparse-attention/rmoe-95-llama3: k 128, of which 32 local, ranks 8 to 64 (32 \
+                     here); |q| and scores summed over the GQA group; its window moves on, here it ends with the prefix",
+        },
+    ],
     build: |params| {
         let r = Channels::read(params, "r", Channels::Share(8))?;
         let budget = params.budget(Budget::Tokens(64))?;

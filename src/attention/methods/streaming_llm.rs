@@ -14,6 +14,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
     about: "sink and sliding window only (original positions)",
+    reference: "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
     params: &[ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" }],
     presets: &[
         Preset {

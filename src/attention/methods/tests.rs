@@ -825,6 +825,14 @@ fn every_method_documents_its_parameters_and_presets_apply() {
             configure(&spec, &Policy::default()).unwrap();
             assert!(preset.source.len() > 20, "{}: presets cite their source", entry.name);
         }
+        assert!(entry.reference.len() > 10, "{}", entry.name);
+        let matched = expand_grid(&format!("{}:preset=matched", entry.name)).unwrap().remove(0);
+        let plain = configure(&spec, &Policy::default()).unwrap().label();
+        assert_eq!(configure(&matched, &Policy::default()).unwrap().label(), plain);
+        // Who comes from a paper has its settings.
+        let is_published = entry.reference.contains("arXiv") && !["full", "topk_norm", "topp"].contains(&entry.name);
+        let names: Vec<&str> = entry.presets.iter().map(|p| p.name).collect();
+        assert_eq!(is_published, names == ["paper", "repo"], "{}: {names:?}", entry.name);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topp",
     about: "fewest tokens with a share p of the attention, by exact weights",
+    reference: "an oracle; pruning by top-p: Twilight (Lin et al. 2025, arXiv:2502.02770)",
     params: &[ParamInfo { key: "p", default: "0.95", about: "share of the candidates' attention mass, above 0 to 1" }],
     presets: &[],
     build: |params| {

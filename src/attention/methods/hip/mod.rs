@@ -35,6 +35,7 @@ use crate::kernels::cpu::topk::top_k;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hip",
     about: "key blocks found by a tree search over chunks, a mask serves several tokens",
+    reference: "HiP Attention (Lee et al. 2024, arXiv:2406.09827)",
     params: &[
         ParamInfo {
             key: "k",
