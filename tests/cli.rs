@@ -915,6 +915,25 @@ fn exported_examples_are_those_of_an_evaluation() {
     export(&["-t", "ruler/vt", "--model", "/nowhere"]).fails(2, "does not exist", "config.json");
 }
 
+#[test]
+fn every_method_meets_a_density_on_the_builtin_model() {
+    let out = out();
+    let methods = spattn(&["list", "methods", "--json"]).ok().json();
+    let names = methods.as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
+    let specs: Vec<String> = names.filter(|name| *name != "full").map(|name| format!("{name}:density=0.15")).collect();
+    let run = spattn(&["eval", "--json", "--out", out.arg(), "-t", "ruler/cwe", "-l", "2048", "-n", "2"]);
+    let specs: Vec<&str> = specs.iter().flat_map(|spec| ["-m", spec]).collect();
+    let ran = run.args(&["-t", "ruler/niah_single_2"]).args(&specs).ok();
+    for row in summary(&ran).iter().filter(|row| row["method"] != "full") {
+        assert_eq!(row["density_target"], 0.15, "{row:?}");
+        let achieved = row["density_sparse_layers"].as_f64().unwrap();
+        assert!((achieved / 0.15 - 1.0).abs() < 0.25, "{achieved}: {row:?}");
+    }
+    ran.check(!ran.stderr.contains("a density of"), "no warning");
+    let solved: Vec<bool> = out.records().values().map(|record| record.contains_key("solved")).collect();
+    assert!(solved.contains(&true) && solved.contains(&false));
+}
+
 // ---- the other subcommands ----
 
 #[test]

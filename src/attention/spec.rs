@@ -207,6 +207,14 @@ impl Params {
         Ok(value)
     }
 
+    /// Like [`Self::get_minor_as`], for types whose name says in errors what the value should be.
+    pub fn get_unless_default<T>(&mut self, key: &'static str, default: T) -> Result<T, UsageError>
+    where
+        T: FromStr + Display + PartialEq,
+    {
+        self.get_minor_as(key, default, std::any::type_name::<T>())
+    }
+
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
         let Some(text) = self.take(key) else { return Ok(choices[0]) };

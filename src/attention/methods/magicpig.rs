@@ -154,7 +154,7 @@ impl MagicPig {
         if !(0.0..=1.0).contains(&u_floor) {
             return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
         }
-        let seed = params.get_minor_as("seed", 1u64, "a whole number")?;
+        let seed = params.get_unless_default("seed", 1u64)?;
         let hashing = Hashing { min_collisions, center, simple_lsh, seed };
         Ok(Self { bits, tables, hashing, u_floor, planes: Mutex::new(None) })
     }
