@@ -60,25 +60,44 @@ impl AddAssign for Cost {
     }
 }
 
-/// One [`Cost`] for each layer of a model.
+/// One [`Cost`] for each layer of a model, and what each query head attended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LayerCosts(Vec<Cost>);
+pub struct LayerCosts {
+    layers: Vec<Cost>,
+    /// Tokens attended and tokens in context, `[layer][query head]`.
+    heads: Vec<Vec<(u64, u64)>>,
+}
 
 impl LayerCosts {
     /// Empty counters for `layers` layers.
     pub fn new(layers: usize) -> Self {
-        Self(vec![Cost::default(); layers])
+        Self { layers: vec![Cost::default(); layers], heads: vec![Vec::new(); layers] }
     }
 
     /// The counter of one layer.
     pub fn layer_mut(&mut self, layer: usize) -> &mut Cost {
-        &mut self.0[layer]
+        &mut self.layers[layer]
+    }
+
+    /// Notes what some query heads, from `first` on, attended of `context` tokens.
+    pub fn count_heads(&mut self, layer: usize, first: usize, attended: &[usize], context: usize) {
+        let heads = &mut self.heads[layer];
+        heads.resize(heads.len().max(first + attended.len()), (0, 0));
+        for (counts, attended) in heads[first..].iter_mut().zip(attended) {
+            counts.0 += *attended as u64;
+            counts.1 += context as u64;
+        }
+    }
+
+    /// Density of each query head of a layer; none if it never attended.
+    pub fn head_densities(&self, layer: usize) -> Vec<f64> {
+        self.heads[layer].iter().map(|(attended, context)| ratio(*attended, *context)).collect()
     }
 
     /// Sum over the layers that `keep` accepts.
     pub fn total(&self, keep: impl Fn(usize) -> bool) -> Cost {
         let mut total = Cost::default();
-        for (_, cost) in self.0.iter().enumerate().filter(|(layer, _)| keep(*layer)) {
+        for (_, cost) in self.layers.iter().enumerate().filter(|(layer, _)| keep(*layer)) {
             total += *cost;
         }
         total
@@ -86,6 +105,21 @@ impl LayerCosts {
 
     /// Counters by layer.
     pub fn layers(&self) -> &[Cost] {
-        &self.0
+        &self.layers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_counted_by_themselves() {
+        let mut costs = LayerCosts::new(2);
+        costs.count_heads(1, 2, &[5, 10], 10);
+        costs.count_heads(1, 0, &[1, 2], 10);
+        costs.count_heads(1, 0, &[9, 8], 90);
+        assert_eq!(costs.head_densities(1), [0.1, 0.1, 0.5, 1.0]);
+        assert!(costs.head_densities(0).is_empty());
     }
 }

@@ -49,13 +49,13 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
     assert!(configured("loki").artefact.is_some() && configured("topk").artefact.is_none());
 }
 
-/// Mean recall over layers while some tokens are read after a prefix of essays.
+/// Mean recall over layers and heads while some tokens are read after a prefix of essays.
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
     let mut fork: Fork = cache.fork(&configured(spec), true);
     let prompt = prefill.prefix.tokens() + unread.len();
     MODEL.decoder.step(&mut [Stream { fork: &mut fork, tokens: unread }], prompt);
-    let by_layer = fork.fidelity().unwrap().recall();
-    by_layer.iter().sum::<f64>() / by_layer.len() as f64
+    let heads = fork.fidelity().unwrap().recall().concat();
+    heads.iter().sum::<f64>() / heads.len() as f64
 }
 
 #[test]

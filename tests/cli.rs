@@ -741,7 +741,9 @@ fn positions_are_moved_only_where_frequencies_stay() {
 
 const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
                        density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
-                       decode_ms_per_token,kv_bytes_held";
+                       decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
+                       output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
+                       dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
@@ -810,6 +812,29 @@ fn json_is_the_summary_and_nothing_else() {
     assert_eq!(number(full, "density"), 1.0);
     assert!(number(topk, "output_error") > 1e-4 && (0.3..1.0).contains(&number(topk, "recall")), "{topk}");
     assert!(number(topk, "density") < 0.5);
+    assert_eq!((number(full, "dropped_mass_max"), number(full, "density_min")), (0.0, 1.0));
+    assert!((1e-6..1.0).contains(&number(topk, "dropped_mass")), "{topk}");
+    for (measured, mean) in [
+        ("density", "density"),
+        ("output_error", "output_error"),
+        ("recall", "recall"),
+        ("dropped_mass", "dropped_mass"),
+    ] {
+        let [min, median, max] = ["min", "median", "max"].map(|part| number(topk, &format!("{measured}_{part}")));
+        let mean = number(topk, mean);
+        assert!(min <= median && median <= max && min <= mean + 1e-3 && mean <= max + 1e-3, "{measured}: {topk}");
+    }
+    let heads = |record: &Map<String, Value>| record["fidelity"]["heads"].clone();
+    for record in out.records().values() {
+        assert_eq!(record["density_by_layer"].as_array().unwrap().len(), 10);
+        for measured in ["density", "output_error", "recall", "dropped_mass"] {
+            let layers = heads(record)[measured].as_array().unwrap().clone();
+            assert!(
+                layers.len() == 10 && layers.iter().all(|heads| heads.as_array().unwrap().len() == 4),
+                "{measured}"
+            );
+        }
+    }
     // Without the flag there is nothing to tell.
     let ran = tiny(&out).args(&["--json", "--overwrite"]).ok();
     assert!(summary(&ran).iter().all(|row| row["output_error"].is_null() && row["recall"].is_null()));
@@ -932,6 +957,25 @@ fn exported_examples_are_those_of_an_evaluation() {
     export(&["-t", "ruler/vt", "--model", "/nowhere"]).fails(2, "does not exist", "config.json");
 }
 
+#[test]
+fn every_method_meets_a_density_on_the_builtin_model() {
+    let out = out();
+    let methods = spattn(&["list", "methods", "--json"]).ok().json();
+    let names = methods.as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
+    let specs: Vec<String> = names.filter(|name| *name != "full").map(|name| format!("{name}:density=0.15")).collect();
+    let run = spattn(&["eval", "--json", "--out", out.arg(), "-t", "ruler/cwe", "-l", "2048", "-n", "2"]);
+    let specs: Vec<&str> = specs.iter().flat_map(|spec| ["-m", spec]).collect();
+    let ran = run.args(&["-t", "ruler/niah_single_2"]).args(&specs).ok();
+    for row in summary(&ran).iter().filter(|row| row["method"] != "full") {
+        assert_eq!(row["density_target"], 0.15, "{row:?}");
+        let achieved = row["density_sparse_layers"].as_f64().unwrap();
+        assert!((achieved / 0.15 - 1.0).abs() < 0.25, "{achieved}: {row:?}");
+    }
+    ran.check(!ran.stderr.contains("a density of"), "no warning");
+    let solved: Vec<bool> = out.records().values().map(|record| record.contains_key("solved")).collect();
+    assert!(solved.contains(&true) && solved.contains(&false));
+}
+
 // ---- the other subcommands ----
 
 #[test]
@@ -945,6 +989,20 @@ fn lists_are_text_and_json() {
         let items = spattn(&["list", what, "--json"]).ok().json();
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }
+    let quest = spattn(&["list", "methods", "quest"]).ok();
+    for part in
+        ["arXiv:2406.10774", "summary_bits", "preset=paper", "preset=matched", "sparse in      decode", "density"]
+    {
+        quest.prints(part);
+    }
+    quest.check(!quest.stdout.contains("magicpig"), "only what was asked for");
+    let one = spattn(&["list", "methods", "hip", "--json"]).ok().json();
+    assert_eq!(
+        (one.as_array().unwrap().len(), &one[0]["granularity"]),
+        (1, &"each query head, or a GQA group (per)".into())
+    );
+    spattn(&["list", "methods", "qest"]).fails(2, "unknown method `qest`", "quest");
+    spattn(&["list", "tasks", "quest"]).fails(2, "one name too many", "list methods NAME");
     let tasks = spattn(&["list", "tasks", "--json"]).ok().json();
     assert!(
         tasks.as_array().unwrap().iter().filter(|t| t["name"].as_str().unwrap().starts_with("ruler/")).count() >= 13

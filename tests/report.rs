@@ -106,7 +106,7 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 // ---- records ----
 
 use proptest::prelude::*;
-use spattn::eval::record::Record;
+use spattn::eval::record::{Record, Spread};
 use spattn::eval::{stats, store, summary};
 use spattn::report::Report;
 use std::collections::BTreeMap;
@@ -144,6 +144,9 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         index_s: 0.01,
         decode_s: 0.7 / (3.0 + sample as f64),
         steps: 33,
+        solved: None,
+        density_by_layer: vec![1.0, 0.05],
+        density_spread: Spread::of([0.01, 0.05, 0.09]),
         fidelity: None,
     }
 }

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::Configured;
-use super::fidelity::FidelityMeter;
+use super::budget::Context;
+use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Queries};
-use super::method::{Exact, HeadPrefix, Positions, Rotation, Step, mix_seed};
+use super::method::{AnyMethod, Exact, HeadPrefix, Positions, Rotation, Solved, Step, mix_seed};
+use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -38,6 +40,7 @@ pub struct IndexCache {
     rotation: Option<Arc<dyn Rotation>>,
     /// Needs whose gathering was not yet counted as part of building an index.
     unpaid: BTreeSet<PromptNeed>,
+    queries: RecentQueries,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
 }
 
@@ -54,6 +57,7 @@ impl IndexCache {
             stats: None,
             rotation: None,
             unpaid: BTreeSet::new(),
+            queries: RecentQueries::default(),
             sets: HashMap::new(),
         }
     }
@@ -74,8 +78,40 @@ impl IndexCache {
         Self { rotation: Some(rotation), ..self }
     }
 
+    /// The last queries of the prefix, by which methods find the parameter that gives a density.
+    pub fn with_queries(self, queries: RecentQueries) -> Self {
+        Self { queries, ..self }
+    }
+
     /// Starts a run of `method` on the prefix, building its index unless an earlier run left one.
     pub fn fork(&mut self, method: &Configured, fidelity: bool) -> Fork {
+        let start = Instant::now();
+        let mut method = method.clone();
+        let solved = self.solve(&method).map(|solved| {
+            method.method = solved.method;
+            solved.params
+        });
+        let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
+        let mut fork = self.fork_as_is(&method, fidelity);
+        fork.index_time += solve_time;
+        Fork { solved, ..fork }
+    }
+
+    /// The method with its parameter solved for the density asked for, if that is how it takes one.
+    fn solve(&self, method: &Configured) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let tokens = self.prefix.tokens();
+        let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
+        let layers = self.prefix.layers();
+        let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
+        if candidates.is_empty() || dense.iter().all(|dense| *dense) {
+            return None;
+        }
+        let context = Context::new(self.prompt_tokens.max(tokens) + 1, &candidates);
+        let Self { prefix, queries, dtype, .. } = self;
+        method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+    }
+
+    fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
         let layers = self.prefix.layers();
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
@@ -138,6 +174,7 @@ fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
 /// One run: a method decoding from a shared prefix.
 pub struct Fork {
     method: Configured,
+    solved: Option<String>,
     prefix: Arc<Prefix>,
     rotation: Option<Arc<dyn Rotation>>,
     indexes: Arc<IndexSet>,
@@ -179,6 +216,7 @@ impl Fork {
         Self {
             rotation: cache.rotation.clone(),
             method,
+            solved: None,
             indexes,
             states,
             tail,
@@ -197,6 +235,11 @@ impl Fork {
     /// The method of this run.
     pub fn method(&self) -> &Configured {
         &self.method
+    }
+
+    /// What was solved for the density asked for, as `key=value,...`; `None` if nothing had to be.
+    pub fn solved(&self) -> Option<&str> {
+        self.solved.as_deref()
     }
 
     /// Tokens in context: prefix and tail.
@@ -297,8 +340,8 @@ impl Fork {
                 keys: kv.prefix_keys,
                 values: kv.prefix_values,
                 tail_keys: kv.tail_keys,
+                context: Context::new(total, &candidates),
                 candidates,
-                context: total,
                 generated: (total - 1).saturating_sub(self.prompt_tokens),
                 seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
             };
@@ -314,8 +357,10 @@ impl Fork {
         cost.attend_flops += per_token * attended.iter().sum::<usize>() as u64;
         cost.full_flops += per_token * (attended.len() * total) as u64;
         if let Some(meter) = &mut self.fidelity {
-            meter.compare(layer, &kv, queries, scale, exact, selection.as_ref(), out);
+            let first_head = kv_head * attended.len();
+            meter.compare(Place { layer, first_head }, &kv, queries, scale, exact, selection.as_ref(), out);
         }
+        self.costs.count_heads(layer, kv_head * attended.len(), &attended, total);
         *self.costs.layer_mut(layer) += cost;
     }
 

@@ -9,7 +9,9 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
+use super::budget::Context;
 use super::policy::Policy;
+use super::probe::Probe;
 use super::prompt::{PromptHead, PromptNeed};
 use crate::cost::Cost;
 use crate::kernels::cpu::{Rows, linear};
@@ -38,6 +40,16 @@ pub trait Method: Send + Sync + 'static {
     /// What has to be known of the prefix's own attention before an index can be built; nothing by default.
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Vec::new()
+    }
+
+    /// The method with the value of its own parameter that gives the density asked for on this prefix. `None` if
+    /// there is nothing to solve: always where the budget is a number of tokens ([`Budget`](super::Budget)), which
+    /// each step works out by itself.
+    fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Self>>
+    where
+        Self: Sized,
+    {
+        None
     }
 
     /// The parameters that the index depends on; runs with equal keys share one index.
@@ -116,6 +128,14 @@ pub trait Rotation: Send + Sync {
     fn turn_back(&self, x: &mut [f32], positions: usize);
 }
 
+/// A method whose parameter was solved for a density.
+pub struct Solved<M> {
+    /// The method to run.
+    pub method: M,
+    /// What was found, as `key=value,...`.
+    pub params: String,
+}
+
 /// How a method attends during prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillPattern {
@@ -180,6 +200,11 @@ impl HeadPrefix<'_> {
         score_into(query, self.keys.slice(tokens, self.d), self.d, &mut scores);
         scores
     }
+
+    /// The prefix as a context, for methods that spend their budget when it ends.
+    pub fn context(&self) -> Context {
+        Context::new(self.keys.elements() / self.d, &self.candidates)
+    }
 }
 
 /// One decoding step of one KV head: the queries of its group and what they may look at.
@@ -203,8 +228,8 @@ pub struct Step<'a> {
     pub tail_keys: Rows<'a>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
-    /// Tokens in context, the current one included.
-    pub context: usize,
+    /// Tokens in context, the current one included, and how many of them are static.
+    pub context: Context,
     /// Tokens generated before the current one; 0 while the prompt is read.
     pub generated: usize,
     /// Seed of this example, layer, KV head and position.
@@ -372,6 +397,8 @@ pub trait AnyMethod: Send + Sync {
     fn calibrated(&self, artefact: &Artefact) -> Result<Option<Arc<dyn AnyMethod>>, ArtefactError>;
     /// See [`Method::prompt_needs`].
     fn prompt_needs(&self) -> Vec<PromptNeed>;
+    /// See [`Method::solve`].
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>>;
     /// See [`Method::index_key`].
     fn index_key(&self) -> String;
     /// See [`Method::build`].
@@ -406,6 +433,11 @@ impl<M: Method> AnyMethod for M {
     }
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         Method::prompt_needs(self)
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn AnyMethod>>> {
+        let Solved { method, params } = Method::solve(self, probe)?;
+        Some(Solved { method: Arc::new(method), params })
     }
     fn index_key(&self) -> String {
         Method::index_key(self)

@@ -6,6 +6,7 @@
 //! never attends: [`Fork`] does, the same way for all methods. Models, tasks and records are unknown here.
 
 pub mod artefact;
+mod budget;
 pub mod calibration;
 mod engine;
 pub mod fidelity;
@@ -14,17 +15,20 @@ mod method;
 pub mod methods;
 mod pca;
 mod policy;
+mod probe;
 mod prompt;
 mod spec;
 
+pub use budget::{Budget, Context, Tuned};
 pub use engine::{Fork, IndexCache};
 pub use method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, Positions, PrefillPattern, Rotation, Selection, Step,
-    Weighting, mix_seed,
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, Positions, PrefillPattern, Rotation, Selection,
+    Solved, Step, Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
+pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
-pub use spec::{Budget, MethodSpec, Params, expand_grid};
+pub use spec::{MethodSpec, Params, expand_grid};
 
 use std::sync::Arc;
 

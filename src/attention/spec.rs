@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use super::budget::{Budget, Tuned};
 use crate::error::{UsageError, nearest};
 
 /// A method's name with raw parameters, in the order given; no grid is left in it.
@@ -102,6 +103,7 @@ fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, Stri
 pub struct Params {
     method: String,
     given: Vec<(String, String)>,
+    preset: Vec<(String, String)>,
     known: Vec<&'static str>,
     canonical: Vec<(&'static str, String)>,
 }
@@ -109,30 +111,68 @@ pub struct Params {
 impl Params {
     /// Starts reading a spec's parameters.
     pub fn new(spec: &MethodSpec) -> Self {
-        Self { method: spec.name.clone(), given: spec.params.clone(), known: Vec::new(), canonical: Vec::new() }
+        Self {
+            method: spec.name.clone(),
+            given: spec.params.clone(),
+            preset: Vec::new(),
+            known: Vec::new(),
+            canonical: Vec::new(),
+        }
     }
 
-    /// Adds `defaults` for keys that were not given (a preset). `k` and `ratio` stand for one key.
-    pub fn fill(&mut self, defaults: &[(&str, &str)]) {
-        let budget = |key: &str| key == "k" || key == "ratio";
-        for (key, value) in defaults {
-            if !self.given.iter().any(|(k, _)| k == key || budget(k) && budget(key)) {
-                self.given.push(((*key).to_owned(), (*value).to_owned()));
-            }
-        }
+    /// Sets the values of a preset, which count for keys that the spec does not give.
+    pub fn fill(&mut self, preset: &[(&str, &str)]) {
+        self.preset = preset.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     }
 
     /// Takes `key` out as text, without making it part of the canonical form.
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
-        let at = self.given.iter().position(|(k, _)| k == key)?;
-        Some(self.given.remove(at).1)
+        let take_from = |pairs: &mut Vec<(String, String)>| {
+            let at = pairs.iter().position(|(k, _)| k == key)?;
+            Some(pairs.remove(at).1)
+        };
+        let (given, preset) = (take_from(&mut self.given), take_from(&mut self.preset));
+        given.or(preset)
+    }
+
+    /// Whether the spec or its preset says anything of `key`.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.iter().chain(&self.preset).any(|(k, _)| k == key)
+    }
+
+    /// Takes the one of `keys` that is given; what the spec says displaces what the preset says of any of them.
+    fn take_one_of(&mut self, keys: &[&'static str]) -> Result<Option<(&'static str, String)>, UsageError> {
+        if self.given.iter().any(|(key, _)| keys.contains(&key.as_str())) {
+            self.preset.retain(|(key, _)| !keys.contains(&key.as_str()));
+        }
+        let mut taken: Vec<_> = keys.iter().filter_map(|key| Some((*key, self.take(key)?))).collect();
+        if taken.len() > 1 {
+            let [(first, _), (second, _), ..] = taken.as_slice() else { unreachable!("more than one") };
+            return Err(UsageError::new(format!("method `{}`: give {first} or {second}, not both", self.method))
+                .hint("one of them sets the budget"));
+        }
+        Ok(taken.pop())
+    }
+
+    fn parse<T: FromStr>(&self, key: &str, text: &str, expected: &str) -> Result<T, UsageError> {
+        text.parse().map_err(|_| self.bad_value(key, text, expected))
+    }
+
+    fn parse_share(&self, key: &str, text: &str) -> Result<f64, UsageError> {
+        let share: Option<f64> = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+        share.ok_or_else(|| self.bad_value(key, text, "above 0 and at most 1"))
+    }
+
+    fn parse_positive(&self, key: &str, text: &str) -> Result<usize, UsageError> {
+        let number: Option<usize> = text.parse().ok().filter(|number| *number > 0);
+        number.ok_or_else(|| self.bad_value(key, text, "a whole number from 1"))
     }
 
     /// The value of `key`, or `default`; becomes part of the canonical form.
     pub fn get<T: FromStr + Display>(&mut self, key: &'static str, default: T) -> Result<T, UsageError> {
         let value = match self.take(key) {
-            Some(text) => text.parse().map_err(|_| self.bad_value(key, &text, std::any::type_name::<T>()))?,
+            Some(text) => self.parse(key, &text, std::any::type_name::<T>())?,
             None => default,
         };
         self.canonical.push((key, value.to_string()));
@@ -141,36 +181,20 @@ impl Params {
 
     /// Like [`Self::get`] for whole numbers from 1.
     pub fn get_positive(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
-        let value = self.get(key, default)?;
-        if value == 0 {
-            return Err(self.bad_value(key, "0", "at least 1"));
-        }
+        let value = self.take(key).map_or(Ok(default), |text| self.parse_positive(key, &text))?;
+        self.canonical.push((key, value.to_string()));
         Ok(value)
     }
 
     /// Like [`Self::get_positive`], but part of the canonical form only if it differs from `default`.
     pub fn get_minor(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
-        let value = self.get_positive(key, default)?;
-        if value == default {
-            self.canonical.pop();
-        }
+        let value = self.take(key).map_or(Ok(default), |text| self.parse_positive(key, &text))?;
+        self.note_unless_default(key, &value, &default);
         Ok(value)
     }
 
-    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`.
-    pub fn get_unless_default<T>(&mut self, key: &'static str, default: T) -> Result<T, UsageError>
-    where
-        T: FromStr + Display + PartialEq + Copy,
-    {
-        let value = self.get(key, default)?;
-        if value == default {
-            self.canonical.pop();
-        }
-        Ok(value)
-    }
-
-    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`; for types
-    /// whose error text is `expected`.
+    /// Like [`Self::get`], but part of the canonical form only if it differs from `default`; `expected` says in
+    /// errors what the value should be.
     pub fn get_minor_as<T: FromStr + Display + PartialEq>(
         &mut self,
         key: &'static str,
@@ -178,50 +202,68 @@ impl Params {
         expected: &str,
     ) -> Result<T, UsageError> {
         let Some(text) = self.take(key) else { return Ok(default) };
-        let value: T = text.parse().map_err(|_| self.bad_value(key, &text, expected))?;
-        if value != default {
-            self.canonical.push((key, value.to_string()));
-        }
+        let value: T = self.parse(key, &text, expected)?;
+        self.note_unless_default(key, &value, &default);
         Ok(value)
+    }
+
+    /// Like [`Self::get_minor_as`], for types whose name says in errors what the value should be.
+    pub fn get_unless_default<T>(&mut self, key: &'static str, default: T) -> Result<T, UsageError>
+    where
+        T: FromStr + Display + PartialEq,
+    {
+        self.get_minor_as(key, default, std::any::type_name::<T>())
     }
 
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
-        let chosen = match self.take(key) {
-            Some(text) => *choices
-                .iter()
-                .find(|c| **c == text)
-                .ok_or_else(|| self.bad_value(key, &text, &format!("one of {}", choices.join(", "))))?,
-            None => choices[0],
-        };
-        if chosen != choices[0] {
-            self.canonical.push((key, chosen.to_owned()));
-        }
+        let Some(text) = self.take(key) else { return Ok(choices[0]) };
+        let chosen = choices.iter().copied().find(|choice| *choice == text);
+        let chosen = chosen.ok_or_else(|| self.bad_value(key, &text, &format!("one of {}", choices.join(", "))))?;
+        self.note_unless_default(key, &chosen, &choices[0]);
         Ok(chosen)
     }
 
-    /// A budget of tokens: `k` tokens, or `ratio` of the context; `default` if neither is given.
-    pub fn budget(&mut self, default: Budget) -> Result<Budget, UsageError> {
-        let (k, ratio) = (self.take("k"), self.take("ratio"));
-        let budget = match (k, ratio) {
-            (Some(_), Some(_)) => {
-                return Err(UsageError::new(format!("method `{}`: give k or ratio, not both", self.method)));
-            }
-            (Some(k), None) => match k.parse::<usize>() {
-                Ok(k) if k > 0 => Budget::Tokens(k),
-                _ => return Err(self.bad_value("k", &k, "a whole number from 1")),
-            },
-            (None, Some(ratio)) => match ratio.parse::<f64>() {
-                Ok(r) if r > 0.0 && r <= 1.0 => Budget::Ratio(r),
-                _ => return Err(self.bad_value("ratio", &ratio, "above 0 and at most 1")),
-            },
-            (None, None) => default,
-        };
-        match budget {
-            Budget::Tokens(k) => self.canonical.push(("k", k.to_string())),
-            Budget::Ratio(r) => self.canonical.push(("ratio", r.to_string())),
+    fn note_unless_default<T: Display + PartialEq>(&mut self, key: &'static str, value: &T, default: &T) {
+        if value != default {
+            self.canonical.push((key, value.to_string()));
         }
+    }
+
+    /// A budget of tokens: `k` tokens, `ratio` of the context, or a `density`; `default` if none is given.
+    pub fn budget(&mut self, default: Budget) -> Result<Budget, UsageError> {
+        let budget = match self.take_one_of(&["k", "ratio", DENSITY])? {
+            None => default,
+            Some((key @ "k", text)) => Budget::Tokens(self.parse_positive(key, &text)?),
+            Some((key @ "ratio", text)) => Budget::Ratio(self.parse_share(key, &text)?),
+            Some((key, text)) => Budget::Density(self.parse_share(key, &text)?),
+        };
+        self.canonical.push(match budget {
+            Budget::Tokens(k) => ("k", k.to_string()),
+            Budget::Ratio(r) => ("ratio", r.to_string()),
+            Budget::Density(density) => (DENSITY, density.to_string()),
+        });
         Ok(budget)
+    }
+
+    /// A budget in the method's own terms, `key`, or the `density` that it is to give; `default` if neither is given.
+    /// `expected` says in errors what `key` should be.
+    pub fn tuned<T: FromStr + Display>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        expected: &str,
+    ) -> Result<Tuned<T>, UsageError> {
+        let tuned = match self.take_one_of(&[key, DENSITY])? {
+            None => Tuned::Value(default),
+            Some((DENSITY, text)) => Tuned::Density(self.parse_share(DENSITY, &text)?),
+            Some((key, text)) => Tuned::Value(self.parse(key, &text, expected)?),
+        };
+        self.canonical.push(match &tuned {
+            Tuned::Value(value) => (key, value.to_string()),
+            Tuned::Density(density) => (DENSITY, density.to_string()),
+        });
+        Ok(tuned)
     }
 
     /// "parameter `key=value` of `method` should be ...".
@@ -236,9 +278,14 @@ impl Params {
             .hint(format!("`{key}` should be {expected}"))
     }
 
+    /// Keys that were asked for so far.
+    pub fn known(&self) -> &[&'static str] {
+        &self.known
+    }
+
     /// Ends reading: an error if a key was given that nobody asked for, else the canonical pairs.
     pub fn finish(self) -> Result<Vec<(&'static str, String)>, UsageError> {
-        let Some((key, _)) = self.given.first() else { return Ok(self.canonical) };
+        let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.canonical) };
         let hint = match nearest(key, &self.known) {
             Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
             None => format!("its parameters: {}", self.known.join(", ")),
@@ -247,24 +294,8 @@ impl Params {
     }
 }
 
-/// How many tokens a method may pick beyond the static ones.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Budget {
-    /// So many tokens.
-    Tokens(usize),
-    /// This share of the tokens in context, rounded up.
-    Ratio(f64),
-}
-
-impl Budget {
-    /// Tokens to pick when `context` tokens are in context.
-    pub fn tokens(self, context: usize) -> usize {
-        match self {
-            Budget::Tokens(k) => k,
-            Budget::Ratio(r) => (r * context as f64).ceil() as usize,
-        }
-    }
-}
+/// The key that stands for a budget in all methods.
+pub(super) const DENSITY: &str = "density";
 
 #[cfg(test)]
 mod tests {
@@ -299,5 +330,34 @@ mod tests {
         params.get("page_size", 16usize).unwrap();
         let e = params.finish().unwrap_err();
         assert!(e.what.contains("pagesize") && e.hint.unwrap().contains("page_size"));
+    }
+    #[test]
+    fn what_is_given_displaces_the_budget_of_a_preset() {
+        let read = |text: &str| {
+            let mut params = Params::new(&expand_grid(text).unwrap()[0]);
+            params.fill(&[("k", "9")]);
+            let budget = params.budget(Budget::Tokens(1))?;
+            params.finish().map(|canonical| (budget, canonical[0].0))
+        };
+        assert_eq!(read("m").unwrap(), (Budget::Tokens(9), "k"));
+        assert_eq!(read("m:ratio=0.5").unwrap(), (Budget::Ratio(0.5), "ratio"));
+        assert_eq!(read("m:density=0.5").unwrap(), (Budget::Density(0.5), "density"));
+        assert!(read("m:density=0.5,k=3").unwrap_err().what.contains("k or density, not both"));
+        for text in ["m:density=0", "m:density=1.1", "m:density=x", "m:density=NaN"] {
+            assert!(read(text).unwrap_err().hint.unwrap().contains("above 0 and at most 1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_budget_in_a_methods_own_terms_may_be_a_density() {
+        let read = |text: &str| {
+            let mut params = Params::new(&expand_grid(text).unwrap()[0]);
+            params.fill(&[("window", "9")]);
+            params.tuned("window", 5usize, "a whole number")
+        };
+        assert_eq!(read("m").unwrap(), Tuned::Value(9));
+        assert_eq!(read("m:window=3").unwrap(), Tuned::Value(3));
+        assert_eq!(read("m:density=0.1").unwrap(), Tuned::Density(0.1));
+        assert!(read("m:density=0.1,window=3").unwrap_err().what.contains("window or density"));
     }
 }

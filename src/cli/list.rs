@@ -6,18 +6,27 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::attention::methods::{METHODS, MethodEntry, POLICY_PARAMS, ParamInfo};
+use crate::attention::methods::{METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
+use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
 use crate::tasks::{TaskInfo, catalog};
 
 /// List tasks, methods, models or configs, with parameters and defaults.
 #[derive(Debug, Args)]
-#[command(after_help = "Example: spattn list methods")]
+#[command(after_help = "Examples:
+  spattn list methods
+  spattn list methods quest")]
 pub struct ListArgs {
     /// What to list
     ///
     /// Example: spattn list tasks
     what: What,
+
+    /// Only methods of these names
+    ///
+    /// Example: spattn list methods quest magicpig
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
 
     /// Print JSON instead of text
     ///
@@ -41,13 +50,22 @@ enum What {
 /// Prints the list on standard output.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// A name that is none; if standard output cannot be written.
 pub fn run(args: ListArgs) -> Result<()> {
+    let methods = match (args.what, args.names.as_slice()) {
+        (_, []) => METHODS.iter().collect(),
+        (What::Methods, names) => names.iter().map(|name| method(name)).collect::<Result<Vec<_>, _>>()?,
+        (_, [name, ..]) => {
+            return Err(UsageError::new(format!("`{name}` is one name too many"))
+                .hint("names choose among methods: spattn list methods NAME")
+                .into());
+        }
+    };
     let text = match (args.what, args.json) {
         (What::Tasks, false) => tasks_text(),
         (What::Tasks, true) => serde_json::to_string_pretty(&catalog())?,
-        (What::Methods, false) => methods_text(),
-        (What::Methods, true) => serde_json::to_string_pretty(&methods_json())?,
+        (What::Methods, false) => methods_text(&methods),
+        (What::Methods, true) => serde_json::to_string_pretty(&methods_json(&methods))?,
         (What::Models, false) => models_text(),
         (What::Models, true) => serde_json::to_string_pretty(&models_json())?,
         (What::Configs, false) => configs_text()?,
@@ -71,42 +89,56 @@ fn tasks_text() -> String {
 }
 
 fn params_text(params: &[ParamInfo]) -> String {
-    params.iter().map(|p| format!("    {:<13} {:<12} {}\n", p.key, p.default, p.about)).collect()
+    params.iter().map(|p| format!("    {:<14} {:<12} {}\n", p.key, p.default, p.about)).collect()
 }
 
-fn methods_text() -> String {
-    let one = |m: &MethodEntry| {
-        let presets: String = m
-            .presets
-            .iter()
-            .map(|p| format!("    preset={:<6} {}\n", p.name, preset_line(p.values, p.source)))
-            .collect();
-        format!("{}\n  {}\n{}{}\n", m.name, m.about, params_text(m.params), presets)
+fn method(name: &str) -> Result<&'static MethodEntry, UsageError> {
+    let found = METHODS.iter().find(|m| m.name == name);
+    found.ok_or_else(|| UsageError::unknown("method", name, METHODS.iter().map(|m| m.name)))
+}
+
+fn methods_text(methods: &[&MethodEntry]) -> String {
+    let one = |m: &&MethodEntry| {
+        let presets: String =
+            m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
+        let facts = [("reference", m.reference), ("sparse in", m.phase()), ("selection", m.granularity())];
+        let facts: String = facts.iter().map(|(name, value)| format!("    {name:<14} {value}\n")).collect();
+        format!("{}\n  {}\n{facts}{}{}\n", m.name, m.about, params_text(m.params), presets)
     };
-    let methods: String = METHODS.iter().map(one).collect();
+    let methods: String = methods.iter().map(one).collect();
     format!(
         "{methods}Every method (but full) also takes\n{}\nUse with: spattn eval -m 'NAME:key=value,key={{a,b}},key=a..b/step'",
         params_text(POLICY_PARAMS)
     )
 }
 
-fn preset_line(values: &[(&str, &str)], source: &str) -> String {
-    let values: Vec<String> = values.iter().map(|(k, v)| format!("{k}={v}")).collect();
-    format!("{} ({source})", values.join(","))
+fn preset_values(preset: &Preset) -> String {
+    preset.values.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",")
 }
 
-fn methods_json() -> Value {
+fn preset_line(preset: &Preset) -> String {
+    if preset.values.is_empty() {
+        preset.source.to_owned()
+    } else {
+        format!("{} ({})", preset_values(preset), preset.source)
+    }
+}
+
+fn methods_json(methods: &[&MethodEntry]) -> Value {
     let param = |p: &ParamInfo| json!({ "key": p.key, "default": p.default, "about": p.about });
-    METHODS
+    methods
         .iter()
         .map(|m| {
             json!({
                 "name": m.name,
                 "about": m.about,
+                "reference": m.reference,
+                "phase": m.phase(),
+                "granularity": m.granularity(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
-                "presets": m.presets.iter().map(|p| json!({
+                "presets": m.all_presets().map(|p| json!({
                     "name": p.name,
-                    "values": p.values.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(","),
+                    "values": preset_values(p),
                     "source": p.source,
                 })).collect::<Vec<_>>(),
             })

@@ -28,6 +28,8 @@ pub enum Check {
     AboveReference,
     /// A larger budget scores worse beyond noise.
     NotMonotone,
+    /// A density asked for was missed by more than a quarter.
+    DensityMissed,
     /// Generations that ran into the token limit where dense ones stop.
     Truncated,
 }
@@ -42,6 +44,7 @@ impl fmt::Display for Check {
             Check::LowReference => "low_reference",
             Check::AboveReference => "above_reference",
             Check::NotMonotone => "not_monotone",
+            Check::DensityMissed => "density_missed",
             Check::Truncated => "truncated",
         })
     }
@@ -92,6 +95,8 @@ const EMPTY_SHARE: f64 = 0.05;
 const LEAST_REFERENCE: f64 = 0.5;
 /// From this share of generations cut off at the token limit on.
 const TRUNCATED_SHARE: f64 = 0.5;
+/// By this share of it a density asked for may be missed.
+const DENSITY_TOLERANCE: f64 = 0.25;
 /// Pairs needed before a difference counts as beyond noise: with fewer, a bootstrap interval excludes 0 by chance.
 const LEAST_PAIRS: usize = 5;
 
@@ -104,7 +109,7 @@ pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
         warnings.extend([bos(cells), length(cells), full.and_then(low_reference)].into_iter().flatten());
         for cell in cells {
-            warnings.extend([repeated(cell), empty(cell)].into_iter().flatten());
+            warnings.extend([repeated(cell), empty(cell), density_missed(cell)].into_iter().flatten());
             if let Some(full) = full {
                 warnings.extend([truncated(cell, full), above(cell, full)].into_iter().flatten());
             }
@@ -187,6 +192,24 @@ fn empty(cell: &Cell) -> Option<Warning> {
     let empty = cell.records.iter().filter(|r| r.prediction.trim().is_empty()).count();
     (empty as f64 >= EMPTY_SHARE * n as f64 && empty > 0)
         .then(|| of_cell(Check::EmptyPredictions, cell, format!("{empty} of {n} predictions are empty")))
+}
+
+fn density_missed(cell: &Cell) -> Option<Warning> {
+    let target = cell.head().density_target()?;
+    let achieved = cell.mean(|r| r.density_sparse_layers);
+    let deviation = achieved / target - 1.0;
+    (deviation.abs() > DENSITY_TOLERANCE).then(|| {
+        let reason = match deviation > 0.0 {
+            true => "; sink, window and question alone may be too many for this length",
+            false => "",
+        };
+        let message = format!(
+            "a density of {target} was asked for, {achieved:.4} was attended in layers that are not dense \
+             ({:+.0} %){reason}",
+            100.0 * deviation
+        );
+        of_cell(Check::DensityMissed, cell, message)
+    })
 }
 
 fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {
@@ -370,6 +393,18 @@ mod tests {
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert_eq!(warnings[0].params.as_deref(), Some("k=32,page=16"));
         assert!(warnings[0].message.starts_with("score falls as k grows the budget: 90.0 % at density 0.0100"));
+    }
+
+    #[test]
+    fn a_density_that_was_missed_is_said() {
+        let mut records = samples("full", "", |_| 1.0);
+        records.extend(samples("topk", "density=0.041", |_| 1.0));
+        records.extend(samples("magicpig", "K=8,density=0.03", |_| 1.0));
+        let warnings = check(&records, &[]);
+        assert_eq!(warnings.len(), 1, "0.05 was attended: {warnings:?}");
+        assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
+        assert!(warnings[0].message.starts_with("a density of 0.03 was asked for, 0.0500 was attended"));
+        assert!(warnings[0].message.contains("(+67 %)"));
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::record::Fidelity;
-use crate::attention::{Configured, Fork, IndexCache, PromptStats};
+use super::record::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
+use super::stats;
+use crate::attention::{Configured, Fork, IndexCache, PromptStats, RecentQueries};
 use crate::kernels::cpu::topk::argmax;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
@@ -51,10 +52,16 @@ pub struct Run {
     pub decode: Duration,
     /// Time of building the method's index; zero where it was shared.
     pub index: Duration,
-    /// Density over all layers, over the layers not dense by policy, and the two costs.
+    /// Density over all layers.
     pub density: f64,
-    /// See `density`.
+    /// Density over the layers not dense by policy.
     pub density_sparse_layers: f64,
+    /// Density of each layer.
+    pub density_by_layer: Vec<f64>,
+    /// Density over the query heads of the layers not dense by policy.
+    pub density_spread: Option<Spread>,
+    /// What was solved for the density asked for.
+    pub solved: Option<String>,
     /// Scoring FLOPs over full attention's.
     pub cost1: f64,
     /// Attention FLOPs over full attention's.
@@ -75,8 +82,12 @@ pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Op
     let start = Instant::now();
     let needs = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(request.prefix_tokens));
+    let mut queries = RecentQueries::default();
     let prefix = &request.prompt[..request.prefix_tokens];
-    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| stats.observe(chunk));
+    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| {
+        stats.observe(chunk);
+        queries.observe(chunk);
+    });
     // What was gathered is part of the indexes that are built on it.
     let prefill_time = start.elapsed().saturating_sub(stats.total_time());
     if stop.load(Ordering::Relaxed) {
@@ -84,7 +95,8 @@ pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Op
     }
     let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
         .with_prompt(request.prompt.len())
-        .with_stats(stats);
+        .with_stats(stats)
+        .with_queries(queries);
     if let Some(rotation) = decoder.rotation(request.prompt.len() + request.max_new_tokens) {
         cache = cache.with_rotation(rotation);
     }
@@ -164,6 +176,49 @@ impl<'a> Lane<'a> {
         self.done = self.stopped || self.tokens.len() >= self.max_new_tokens;
     }
 
+    /// Density `[layer][query head]`.
+    fn densities(&self) -> Vec<Vec<f64>> {
+        let costs = self.fork.costs();
+        (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
+    }
+
+    /// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
+    fn spread(&self, by_head: &[Vec<f64>]) -> Option<Spread> {
+        let sparse = by_head.iter().enumerate().filter(|(layer, _)| !self.fork.is_dense(*layer));
+        Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
+    }
+
+    fn fidelity(&self) -> Option<Fidelity> {
+        let meter = self.fork.fidelity()?;
+        let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
+        // A layer that never attended has missed nothing.
+        let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
+            heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
+        };
+        let spreads = (self.spread(&error), self.spread(&recall), self.spread(&dropped));
+        let spread = match spreads {
+            (Some(output_error), Some(recall), Some(dropped_mass)) => {
+                Some(FidelitySpread { output_error, recall, dropped_mass })
+            }
+            _ => None,
+        };
+        let short = |heads: &[Vec<f64>]| -> Vec<Vec<f64>> {
+            heads.iter().map(|layer| layer.iter().copied().map(four_digits).collect()).collect()
+        };
+        Some(Fidelity {
+            output_error: by_layer(&error, 0.0),
+            recall: by_layer(&recall, 1.0),
+            dropped_mass: by_layer(&dropped, 0.0),
+            spread,
+            heads: Some(HeadFidelity {
+                density: short(&self.densities()),
+                output_error: short(&error),
+                recall: short(&recall),
+                dropped_mass: short(&dropped),
+            }),
+        })
+    }
+
     fn finish(self) -> Run {
         let all = self.fork.costs().total(|_| true);
         let sparse = self.fork.costs().total(|layer| !self.fork.is_dense(layer));
@@ -179,7 +234,10 @@ impl<'a> Lane<'a> {
             aux_bits: self.fork.aux_bits(),
             kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / self.steps.max(1) as f64,
             kv_bytes_held: self.fork.kv_bytes_held(),
-            fidelity: self.fork.fidelity().map(|f| Fidelity { output_error: f.output_error(), recall: f.recall() }),
+            density_by_layer: self.fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
+            density_spread: self.spread(&self.densities()),
+            solved: self.fork.solved().map(str::to_owned),
+            fidelity: self.fidelity(),
             tokens: self.tokens,
         }
     }

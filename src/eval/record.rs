@@ -72,9 +72,52 @@ pub struct Record {
     pub decode_s: f64,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
+    /// What was solved for the density asked for, as `key=value,...`, where the method's budget is not in tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub solved: Option<String>,
+    /// Density of each layer, to four digits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub density_by_layer: Vec<f64>,
+    /// Density over the query heads of all layers that are not dense by policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub density_spread: Option<Spread>,
     /// Against exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
+}
+
+impl Record {
+    /// The density asked for, if the budget was given as one.
+    pub fn density_target(&self) -> Option<f64> {
+        self.params.split(',').find_map(|param| param.strip_prefix("density=")?.parse().ok())
+    }
+}
+
+/// The smallest, the middle and the largest of some numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// The smallest.
+    pub min: f64,
+    /// The one in the middle, or the mean of the two there.
+    pub median: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of `values`, to four digits; `None` if there are none.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let n = sorted.len();
+        let median = (sorted.get(n / 2)? + sorted[(n - 1) / 2]) / 2.0;
+        Some(Self { min: four_digits(sorted[0]), median: four_digits(median), max: four_digits(sorted[n - 1]) })
+    }
+}
+
+/// Rounded to four significant digits, as whatever comes in long lists is kept.
+pub fn four_digits(x: f64) -> f64 {
+    format!("{x:.3e}").parse().unwrap_or(x)
 }
 
 /// How close a method's attention came to exact attention on the same inputs.
@@ -84,6 +127,40 @@ pub struct Fidelity {
     pub output_error: Vec<f64>,
     /// Mean share of the exact top-k that was attended, `k` being what the method attended, one entry a layer.
     pub recall: Vec<f64>,
+    /// Mean exact attention mass of what was not attended, one entry a layer; empty in records from before it was
+    /// measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped_mass: Vec<f64>,
+    /// The same over the query heads of all layers that are not dense by policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<FidelitySpread>,
+    /// Every query head, `[layer][head]`, to four digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heads: Option<HeadFidelity>,
+}
+
+/// Spreads over layers and query heads; see [`Fidelity`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FidelitySpread {
+    /// Of the output error.
+    pub output_error: Spread,
+    /// Of the recall.
+    pub recall: Spread,
+    /// Of the dropped mass.
+    pub dropped_mass: Spread,
+}
+
+/// What was measured of each query head, `[layer][head]`, to four digits; see [`Fidelity`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeadFidelity {
+    /// Tokens attended over tokens in context.
+    pub density: Vec<Vec<f64>>,
+    /// Output error.
+    pub output_error: Vec<Vec<f64>>,
+    /// Recall.
+    pub recall: Vec<Vec<f64>>,
+    /// Dropped mass.
+    pub dropped_mass: Vec<Vec<f64>>,
 }
 
 impl Fidelity {
@@ -95,6 +172,11 @@ impl Fidelity {
     /// Mean over layers of the recall.
     pub fn mean_recall(&self) -> f64 {
         mean(&self.recall)
+    }
+
+    /// Mean over layers of the dropped mass, if it was measured.
+    pub fn mean_dropped_mass(&self) -> Option<f64> {
+        (!self.dropped_mass.is_empty()).then(|| mean(&self.dropped_mass))
     }
 }
 
@@ -157,6 +239,36 @@ pub struct SummaryRow {
     /// Mean bytes of K and V that have to be kept in the end; of the records that say so.
     #[serde(default)]
     pub kv_bytes_held: Option<f64>,
+    /// Density asked for, if the budget was given as one; to be compared with `density_sparse_layers`.
+    pub density_target: Option<f64>,
+    /// Mean density of the layers that are not dense by policy.
+    pub density_sparse_layers: f64,
+    /// Mean over examples of the least density of a query head, in layers that are not dense by policy.
+    pub density_min: Option<f64>,
+    /// Mean over examples of the median over these heads.
+    pub density_median: Option<f64>,
+    /// Mean over examples of the greatest.
+    pub density_max: Option<f64>,
+    /// As `density_min`, for the output error; only with `--fidelity`, as all that follow.
+    pub output_error_min: Option<f64>,
+    /// As `density_median`.
+    pub output_error_median: Option<f64>,
+    /// As `density_max`.
+    pub output_error_max: Option<f64>,
+    /// As `density_min`, for the recall.
+    pub recall_min: Option<f64>,
+    /// As `density_median`.
+    pub recall_median: Option<f64>,
+    /// As `density_max`.
+    pub recall_max: Option<f64>,
+    /// Mean exact attention mass of what was not attended.
+    pub dropped_mass: Option<f64>,
+    /// As `density_min`, for the dropped mass.
+    pub dropped_mass_min: Option<f64>,
+    /// As `density_median`.
+    pub dropped_mass_median: Option<f64>,
+    /// As `density_max`.
+    pub dropped_mass_max: Option<f64>,
 }
 
 #[cfg(test)]
@@ -196,7 +308,25 @@ pub(crate) mod tests {
             index_s: 0.0,
             decode_s: 0.5,
             steps: 60,
+            solved: None,
+            density_by_layer: Vec::new(),
+            density_spread: None,
             fidelity: None,
         }
+    }
+
+    #[test]
+    fn a_spread_is_of_the_sorted_numbers() {
+        assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::of([0.3, 0.1, 0.2]), Some(Spread { min: 0.1, median: 0.2, max: 0.3 }));
+        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).map(|s| s.median), Some(2.5));
+        assert_eq!(Spread::of([1.0 / 3.0]).map(|s| s.min), Some(0.3333));
+    }
+
+    #[test]
+    fn a_target_is_read_from_the_parameters() {
+        let target = |params: &str| Record { params: params.into(), ..record("t", "m", 0, 1.0) }.density_target();
+        assert_eq!(target("K=8,density=0.05,sink=0"), Some(0.05));
+        assert_eq!(target("ratio=0.1"), None);
     }
 }

@@ -267,6 +267,9 @@ impl Runner<'_> {
                 index_s: run.index.as_secs_f64(),
                 decode_s: run.decode.as_secs_f64(),
                 steps: run.steps,
+                solved: run.solved,
+                density_by_layer: run.density_by_layer,
+                density_spread: run.density_spread,
                 fidelity: run.fidelity,
             })
         };

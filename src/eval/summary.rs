@@ -3,7 +3,7 @@
 //! The result does not depend on the order of the records, to the last bit: everything is summed in the order
 //! of the examples.
 
-use super::record::{Fidelity, Record, SummaryRow};
+use super::record::{Fidelity, FidelitySpread, Record, Spread, SummaryRow};
 use super::stats::{self, Interval};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -107,6 +107,12 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
     let delta = reference.and_then(|full| percent(stats::paired_difference(&scores, &full.scores(), SEED)));
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
     let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
+    let of_fidelity = |of: fn(&FidelitySpread) -> Spread| {
+        MeanSpread::new(cell, |r| Some(of(r.fidelity.as_ref()?.spread.as_ref()?)))
+    };
+    let density = MeanSpread::new(cell, |r| r.density_spread);
+    let (error, recall) = (of_fidelity(|f| f.output_error), of_fidelity(|f| f.recall));
+    let dropped = of_fidelity(|f| f.dropped_mass);
     SummaryRow {
         model: model.clone(),
         task: task.clone(),
@@ -127,11 +133,26 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         cost_total: cost1 + cost2,
         aux_bits: cell.mean(|r| r.aux_bits),
         kv_bytes_per_token: cell.mean(|r| r.kv_bytes_per_token),
-        output_error: fidelity(cell, Fidelity::mean_error),
-        recall: fidelity(cell, Fidelity::mean_recall),
+        output_error: fidelity(cell, |f| Some(f.mean_error())),
+        recall: fidelity(cell, |f| Some(f.mean_recall())),
         prefill_s: cell.mean(|r| r.prefill_s),
         decode_ms_per_token: ms_per_step(cell),
         kv_bytes_held: bytes_held(cell),
+        density_target: cell.head().density_target(),
+        density_sparse_layers: cell.mean(|r| r.density_sparse_layers),
+        density_min: density.min,
+        density_median: density.median,
+        density_max: density.max,
+        output_error_min: error.min,
+        output_error_median: error.median,
+        output_error_max: error.max,
+        recall_min: recall.min,
+        recall_median: recall.median,
+        recall_max: recall.max,
+        dropped_mass: fidelity(cell, Fidelity::mean_dropped_mass),
+        dropped_mass_min: dropped.min,
+        dropped_mass_median: dropped.median,
+        dropped_mass_max: dropped.max,
     }
 }
 
@@ -140,15 +161,32 @@ fn percent(interval: Option<Interval>) -> Option<Interval> {
 }
 
 /// Mean over the records that have it.
-fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> f64) -> Option<f64> {
-    let values: Vec<f64> = cell.records.iter().filter_map(|r| r.fidelity.as_ref()).map(of).collect();
+fn mean_of_known(cell: &Cell, of: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
+    let values: Vec<f64> = cell.records.iter().filter_map(|r| of(r)).collect();
     (!values.is_empty()).then(|| stats::mean(&values))
 }
 
 /// Mean over the records that have it.
 fn bytes_held(cell: &Cell) -> Option<f64> {
-    let values: Vec<f64> = cell.records.iter().filter_map(|r| r.kv_bytes_held).map(|bytes| bytes as f64).collect();
-    (!values.is_empty()).then(|| stats::mean(&values))
+    mean_of_known(cell, |r| r.kv_bytes_held.map(|bytes| bytes as f64))
+}
+
+fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> Option<f64>) -> Option<f64> {
+    mean_of_known(cell, |r| of(r.fidelity.as_ref()?))
+}
+
+/// Means over the records that have a spread.
+struct MeanSpread {
+    min: Option<f64>,
+    median: Option<f64>,
+    max: Option<f64>,
+}
+
+impl MeanSpread {
+    fn new(cell: &Cell, of: impl Fn(&Record) -> Option<Spread>) -> Self {
+        let mean = |part: fn(Spread) -> f64| mean_of_known(cell, |r| of(r).map(part));
+        Self { min: mean(|s| s.min), median: mean(|s| s.median), max: mean(|s| s.max) }
+    }
 }
 
 /// Milliseconds of all steps over their number, so that long generations count for what they are.

@@ -2,7 +2,8 @@
 //!
 //! Keys have a few channels far larger than the rest, so a range is kept for each column rather than for
 //! each row (as KIVI does for keys): `x ≈ min + step · code`, with `min` and `step` of the column over
-//! [`GROUP`] tokens. Asymmetric, rounded to nearest; packed, so that bytes are what is really held.
+//! [`GROUP`] tokens. Asymmetric; rounded to nearest, or to one side where numbers are bounds; packed, so that bytes
+//! are what is really held.
 
 /// Tokens that share a column's range.
 pub const GROUP: usize = 128;
@@ -26,32 +27,89 @@ struct Range {
     step: f32,
 }
 
+/// To which of the representable numbers a number is rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// The nearest.
+    Nearest,
+    /// The nearest that is not greater.
+    Down,
+    /// The nearest that is not less.
+    Up,
+}
+
+impl Range {
+    /// Of a column's values, for codes up to `top`. If they are rounded up, the last code comes to the greatest at
+    /// least, whatever the rounding of the step.
+    fn new(values: impl Iterator<Item = f32> + Clone, top: f32, rounding: Rounding) -> Self {
+        let min = values.clone().fold(f32::INFINITY, f32::min);
+        let max = values.fold(f32::NEG_INFINITY, f32::max);
+        let mut range = Self { min, step: (max - min) / top };
+        while rounding == Rounding::Up && range.value(top) < max && range.step.is_finite() {
+            range.step = range.step.next_up();
+        }
+        range
+    }
+
+    fn value(self, code: f32) -> f32 {
+        self.min + self.step * code
+    }
+
+    /// The code of `x`, which lies in the range, up to `top`.
+    fn code(self, x: f32, top: f32, rounding: Rounding) -> u8 {
+        if self.step <= 0.0 {
+            return 0;
+        }
+        let place = (x - self.min) / self.step;
+        let code = match rounding {
+            Rounding::Nearest => place.round(),
+            Rounding::Down => place.floor(),
+            Rounding::Up => place.ceil(),
+        };
+        // The quotient is rounded itself: what counts is on which side of x the number comes back.
+        let code = code.clamp(0.0, top);
+        let code = match rounding {
+            Rounding::Down if self.value(code) > x => code - 1.0,
+            Rounding::Up if self.value(code) < x => code + 1.0,
+            _ => code,
+        };
+        code.clamp(0.0, top) as u8
+    }
+}
+
 impl QuantisedRows {
-    /// Quantises `values: [token][columns]`.
+    /// Quantises `values: [token][columns]`, rounded to nearest.
     ///
     /// # Panics
     /// If `bits` is neither 2 nor 4, or the values are not whole rows.
     pub fn new(values: &[f32], columns: usize, bits: usize) -> Self {
+        Self::rounded(values, columns, bits, Rounding::Nearest)
+    }
+
+    /// As [`new`](Self::new), with a choice of rounding: by [`Rounding::Down`] no number comes back greater than it
+    /// was, by [`Rounding::Up`] none comes back less.
+    ///
+    /// # Panics
+    /// As `new`.
+    pub fn rounded(values: &[f32], columns: usize, bits: usize, rounding: Rounding) -> Self {
         assert!(bits == 2 || bits == 4, "2 or 4 bits");
         assert!(columns > 0 && values.len().is_multiple_of(columns), "whole rows");
         let mut rows = Self { bits, columns, tokens: values.len() / columns, codes: Vec::new(), ranges: Vec::new() };
         for group in values.chunks(GROUP * columns) {
             for column in 0..columns {
-                rows.push_column(group.iter().skip(column).step_by(columns).copied());
+                rows.push_column(group.iter().skip(column).step_by(columns).copied(), rounding);
             }
         }
         rows
     }
 
-    fn push_column(&mut self, column: impl Iterator<Item = f32> + Clone) {
-        let min = column.clone().fold(f32::INFINITY, f32::min);
-        let max = column.clone().fold(f32::NEG_INFINITY, f32::max);
+    fn push_column(&mut self, column: impl Iterator<Item = f32> + Clone, rounding: Rounding) {
         let top = ((1 << self.bits) - 1) as f32;
-        let step = (max - min) / top;
-        self.ranges.push(Range { min, step });
+        let range = Range::new(column.clone(), top, rounding);
+        self.ranges.push(range);
         let per_byte = 8 / self.bits;
         for (i, x) in column.enumerate() {
-            let code = if step > 0.0 { ((x - min) / step).round().clamp(0.0, top) as u8 } else { 0 };
+            let code = range.code(x, top, rounding);
             match i % per_byte {
                 0 => self.codes.push(code),
                 place => *self.codes.last_mut().expect("a byte was begun") |= code << (place * self.bits),
@@ -168,6 +226,23 @@ mod tests {
                     let dot: f32 = query.iter().zip(row).map(|(a, b)| a * b).sum();
                     prop_assert!((scores[h * rows.tokens() + t] - dot).abs() < 1e-3);
                 }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_rounded_to_one_side_stay_there_and_within_a_step(
+            values in proptest::collection::vec(prop_oneof![-9.0f32..9.0, -1e-3f32..1e-3, Just(0.1f32)], 1..700),
+            columns in 1usize..5,
+            bits in prop_oneof![Just(2usize), Just(4usize)],
+        ) {
+            let values = &values[..values.len() / columns * columns];
+            let back = |rounding| QuantisedRows::rounded(values, columns, bits, rounding).to_f32();
+            let step = 18.0 / ((1 << bits) - 1) as f32 + 1e-4;
+            for ((x, low), high) in values.iter().zip(back(Rounding::Down)).zip(back(Rounding::Up)) {
+                prop_assert!(low <= *x && *x <= high, "{low} {x} {high}");
+                prop_assert!(high - x <= step && x - low <= step, "{low} {x} {high}");
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 24] = [
+pub const COLUMNS: [&str; 39] = [
     "model",
     "task",
     "length",
@@ -29,6 +29,21 @@ pub const COLUMNS: [&str; 24] = [
     "prefill_s",
     "decode_ms_per_token",
     "kv_bytes_held",
+    "density_target",
+    "density_sparse_layers",
+    "density_min",
+    "density_median",
+    "density_max",
+    "output_error_min",
+    "output_error_median",
+    "output_error_max",
+    "recall_min",
+    "recall_median",
+    "recall_max",
+    "dropped_mass",
+    "dropped_mass_min",
+    "dropped_mass_median",
+    "dropped_mass_max",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -47,7 +62,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 24] {
+fn fields(r: &SummaryRow) -> [String; 39] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -77,6 +92,21 @@ fn fields(r: &SummaryRow) -> [String; 24] {
         fixed(r.prefill_s, TIME),
         fixed(r.decode_ms_per_token, TIME),
         optional(r.kv_bytes_held, SIZE),
+        optional(r.density_target, SHARE),
+        fixed(r.density_sparse_layers, SHARE),
+        optional(r.density_min, SHARE),
+        optional(r.density_median, SHARE),
+        optional(r.density_max, SHARE),
+        optional(r.output_error_min, SHARE),
+        optional(r.output_error_median, SHARE),
+        optional(r.output_error_max, SHARE),
+        optional(r.recall_min, SHARE),
+        optional(r.recall_median, SHARE),
+        optional(r.recall_max, SHARE),
+        optional(r.dropped_mass, SHARE),
+        optional(r.dropped_mass_min, SHARE),
+        optional(r.dropped_mass_median, SHARE),
+        optional(r.dropped_mass_max, SHARE),
     ]
 }
 

@@ -22,7 +22,7 @@ pub const MEASURED: [Column; 9] = [
     column("n", |r| r.n.to_string()),
     Column { heading: "score %", cell: |r| score(r, 1), brief: |r| score(r, 0) },
     Column { heading: "Δ full", cell: |r| delta(r, 1), brief: |r| delta(r, 0) },
-    column("density", |r| number(r.density)),
+    column("density", density),
     column("cost1", |r| number(r.cost1)),
     column("cost2", |r| number(r.cost2)),
     column("aux bits", |r| number(r.aux_bits)),
@@ -30,15 +30,42 @@ pub const MEASURED: [Column; 9] = [
     column("ms/token", |r| number(r.decode_ms_per_token)),
 ];
 
+/// Columns of `--fidelity`, shown where it was measured.
+pub const FIDELITY: [Column; 3] = [
+    column("output error", |r| r.output_error.map_or(String::new(), number)),
+    column("recall", |r| r.recall.map_or(String::new(), number)),
+    column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
+];
+
+/// The columns for these rows: [`MEASURED`], and [`FIDELITY`] if any row has it.
+pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
+    let fidelity: &[Column] = if rows.iter().any(|r| r.output_error.is_some()) { &FIDELITY } else { &[] };
+    MEASURED.iter().chain(fidelity).collect()
+}
+
 /// What the headings mean, in one paragraph.
 pub const LEGEND: &str = "score: mean with its 95 % bootstrap interval. Δ full: mean difference to dense attention on \
-    the same examples, in points, with its paired interval. density: share of tokens attended. cost1, cost2: FLOPs \
+    the same examples, in points, with its paired interval. density: share of tokens attended; in \
+    brackets the density asked for, where the layers that are not dense missed it by more than a twentieth. cost1, cost2: FLOPs \
     of scoring and of attention, over those of full attention. aux bits: auxiliary memory per token and KV head. \
-    KB/token: K, V and auxiliary data read per token after the prefix, over all layers.";
+    KB/token: K, V and auxiliary data read per token after the prefix, over all layers. output error: norm of the \
+    difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
+    that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
 
 /// `mean [low high]`, the ends with that many decimals.
 fn score(r: &SummaryRow, decimals: usize) -> String {
     format!("{:.1} [{:.decimals$} {:.decimals$}]", r.score, r.ci_low, r.ci_high)
+}
+
+/// What was attended, and what was asked for if that is noticeably different.
+fn density(r: &SummaryRow) -> String {
+    const NOTICEABLE: f64 = 0.05;
+    match r.density_target {
+        Some(target) if (r.density_sparse_layers / target - 1.0).abs() > NOTICEABLE => {
+            format!("{} ({target})", number(r.density))
+        }
+        _ => number(r.density),
+    }
 }
 
 /// Difference to `full`; nothing for `full` itself or without it.

@@ -1,7 +1,7 @@
 //! `summary.md`: the page for people.
 
 use super::Report;
-use super::format::{LEGEND, MEASURED, distinct, number, setting, signed, tokens};
+use super::format::{LEGEND, columns, distinct, number, setting, signed, tokens};
 use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
 use std::fmt::Write as _;
@@ -82,11 +82,12 @@ fn means_at(overall: &Overall) -> String {
 
 fn task(rows: &[SummaryRow]) -> String {
     let mut text = format!("\n### {}{}\n\n", rows[0].task, at(rows[0].length));
-    text.push_str(&line(["method", "params"].into_iter().chain(MEASURED.iter().map(|c| c.heading))));
-    text.push_str(&rule(2, MEASURED.len()));
+    let columns = columns(rows);
+    text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
+    text.push_str(&rule(2, columns.len()));
     for row in rows {
         let name = [row.method.clone(), row.params.clone()];
-        text.push_str(&line(name.into_iter().chain(MEASURED.iter().map(|c| (c.cell)(row)))));
+        text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
     }
     text
 }

@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use super::format::{MEASURED, number, setting, signed, tokens};
+use super::format::{Column, columns, number, setting, signed, tokens};
 use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -74,9 +74,14 @@ fn means(overall: &Overall) -> String {
 /// The lines of the heading and of all rows.
 fn aligned(rows: &[SummaryRow]) -> Vec<String> {
     // Headings longer than their numbers take two lines.
-    let headings = MEASURED.iter().map(|c| c.heading.replace("aux ", "aux\n").replace('/', "/\n"));
+    let columns = columns(rows);
+    let broken = |heading: &str| match heading {
+        "score %" | "Δ full" => heading.to_owned(),
+        _ => heading.replace(' ', "\n").replace('/', "/\n"),
+    };
+    let headings = columns.iter().map(|c| broken(c.heading));
     let headings = ["method", "params"].into_iter().map(str::to_owned).chain(headings).collect();
-    lines(headings, rows.iter().map(cells).collect())
+    lines(headings, rows.iter().map(|row| cells(row, &columns)).collect())
 }
 
 fn lines(headings: Vec<String>, rows: Vec<Vec<String>>) -> Vec<String> {
@@ -93,8 +98,8 @@ fn lines(headings: Vec<String>, rows: Vec<Vec<String>>) -> Vec<String> {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-fn cells(row: &SummaryRow) -> Vec<String> {
-    [row.method.clone(), row.params.clone()].into_iter().chain(MEASURED.iter().map(|c| (c.brief)(row))).collect()
+fn cells(row: &SummaryRow, columns: &[&Column]) -> Vec<String> {
+    [row.method.clone(), row.params.clone()].into_iter().chain(columns.iter().map(|c| (c.brief)(row))).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! The same tokens as [`streaming_llm`](super::streaming_llm) without its re-indexed positions; under a name
 //! of its own, with a wide sink, because results are published under it.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::streaming_llm::SinkAndWindow;
@@ -13,6 +14,7 @@ use crate::attention::Positions;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "a_shape",
     about: "sink and sliding window only, at original positions",
+    reference: "a baseline of MInference (Jiang et al. 2024, arXiv:2407.02490) and HiP (arXiv:2406.09827)",
     params: &[ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" }],
     presets: &[Preset {
         name: "repo",
@@ -20,7 +22,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "MInference's code, models_patch.py: n_init 128, n_local 3968",
     }],
     build: |params| {
-        let window = params.get_positive("window", 256)?;
+        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
         Ok(Arc::new(SinkAndWindow { window, positions: Positions::Original }))
     },
 };

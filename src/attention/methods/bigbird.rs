@@ -6,17 +6,19 @@
 //! and query block. Blocks are cut over what lies between sink and window, which slides over generated
 //! tokens too.
 
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::streaming_llm::sliding_window;
+use super::streaming_llm::{sliding_window, window_tokens};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
-use crate::attention::{Exact, HeadPrefix, Method, Picks, Policy, Selection, Step, mix_seed};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Picks, Policy, Selection, Step, Tuned, mix_seed};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "bigbird",
     about: "sink, sliding window and random blocks",
+    reference: "BigBird (Zaheer et al. 2020, arXiv:2007.14062)",
     params: &[
         ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" },
         ParamInfo { key: "blocks", default: "3", about: "random blocks" },
@@ -29,29 +31,36 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "BigBird App. E: blocks of 64 tokens; 2 global, 3 in the window, 3 random",
     }],
     build: |params| {
-        let window = params.get_positive("window", 256)?;
-        let blocks = params.get_positive("blocks", 3)?;
+        let blocks = params.tuned("blocks", NonZero::new(3).expect("not 0"), "a whole number from 1")?;
+        let window = match blocks {
+            // One half each.
+            Tuned::Density(density) if !params.is_given("window") => {
+                params.take("window");
+                Tuned::Density(density / 2.0)
+            }
+            _ => Tuned::Value(NonZero::new(params.get_positive("window", 256)?).expect("not 0")),
+        };
         let block = params.get_minor("block", 64)?;
-        Ok(Arc::new(BigBird { window, blocks, block, per: Granularity::read(params)? }))
+        Ok(Arc::new(BigBird { window, blocks, block, per: Granularity::read_per(params)? }))
     },
 };
 
 /// Sink, window and drawn blocks.
 struct BigBird {
-    window: usize,
-    blocks: usize,
+    window: Tuned<NonZero<usize>>,
+    blocks: Tuned<NonZero<usize>>,
     block: usize,
     per: Granularity,
 }
 
 impl BigBird {
     /// The tokens that one head attends besides sink and window, while its draw has this seed.
-    fn draw(&self, candidates: &Range<usize>, seed: u64) -> Vec<u32> {
+    fn draw(&self, candidates: &Range<usize>, count: usize, seed: u64) -> Vec<u32> {
         // A block's rank is its own: one that the window sets free later changes no other.
         let rank = |block: &u32| mix_seed(seed, u64::from(*block));
         let mut blocks: Vec<u32> = (0..candidates.len().div_ceil(self.block) as u32).collect();
         blocks.sort_unstable_by_key(rank);
-        blocks.truncate(self.blocks);
+        blocks.truncate(count);
         blocks.sort_unstable();
         page_tokens(&blocks, self.block, candidates)
     }
@@ -73,16 +82,20 @@ impl Method for BigBird {
     fn start(&self, _: &u64) {}
 
     fn select(&self, step: &Step<'_>, seed: &u64, (): &mut (), _: &mut Cost) -> Selection {
-        let of_block = mix_seed(*seed, ((step.context - 1) / self.block) as u64);
-        let draw = |head: usize| Picks::softmax(self.draw(&step.candidates, mix_seed(of_block, head as u64)));
+        let of_block = mix_seed(*seed, ((step.context.tokens - 1) / self.block) as u64);
+        let count = match self.blocks {
+            Tuned::Value(blocks) => blocks.get(),
+            Tuned::Density(density) => Budget::Density(density).blocks(step.context, self.block),
+        };
+        let draw = |head: usize| Picks::softmax(self.draw(&step.candidates, count, mix_seed(of_block, head as u64)));
         match self.per {
-            Granularity::KvHead => Selection::Shared(draw(0)),
+            Granularity::KvHead(_) => Selection::Shared(draw(0)),
             Granularity::QueryHead => Selection::PerHead((0..step.group()).map(draw).collect()),
         }
     }
 
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        sliding_window(policy, self.window, total_tokens)
+        sliding_window(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
     }
 
     fn follows_tail(&self) -> bool {
@@ -93,6 +106,7 @@ impl Method for BigBird {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Stepper, none};
+    use crate::attention::Tuned;
     use crate::attention::{Policy, Selection};
     use std::collections::BTreeSet;
 
@@ -132,10 +146,15 @@ mod tests {
 
     #[test]
     fn every_block_is_as_likely_as_any_other() {
-        let method = super::BigBird { window: 1, blocks: 3, block: 5, per: super::Granularity::QueryHead };
+        let method = super::BigBird {
+            window: Tuned::Density(0.5),
+            blocks: Tuned::Density(0.5),
+            block: 5,
+            per: super::Granularity::QueryHead,
+        };
         let mut counts = [0usize; 12];
         for seed in 0..4000 {
-            method.draw(&(7..67), seed).chunks(5).for_each(|block| counts[(block[0] as usize - 7) / 5] += 1);
+            method.draw(&(7..67), 3, seed).chunks(5).for_each(|block| counts[(block[0] as usize - 7) / 5] += 1);
         }
         // 4000 · 3 / 12 = 1000 with a standard deviation of 27.
         assert!(counts.iter().all(|c| (870..1130).contains(c)), "{counts:?}");

@@ -31,6 +31,7 @@ const NAME: &str = "double_sparsity";
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
     about: "top-k by a few calibrated channels of the keys, kept in few bits (needs `spattn calibrate`)",
+    reference: "Double Sparsity (Yang et al. 2024, arXiv:2408.07092)",
     params: &[
         ParamInfo {
             key: "channels",
@@ -46,6 +47,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[
         Preset {
@@ -360,8 +362,8 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::attention::{Context, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -398,7 +400,7 @@ mod tests {
         keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
-        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, n + 1);
+        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, Context::new(n + 1, &(0..n)));
         let head = HeadPrefix {
             layer,
             kv_head,

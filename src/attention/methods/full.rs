@@ -9,6 +9,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "full",
     about: "exact attention over the whole context (the reference)",
+    reference: "exact attention (Vaswani et al. 2017, arXiv:1706.03762)",
     params: &[],
     presets: &[],
     build: |_| Ok(Arc::new(Full)),

@@ -23,6 +23,7 @@ use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "h2o",
+    reference: "H2O (Zhang et al. 2023, arXiv:2306.14048)",
     about: "evicts at every step: heavy hitters by accumulated attention, and a sliding window",
     params: &[
         ParamInfo { key: "k", default: "-", about: "heavy hitters kept" },
@@ -33,6 +34,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "last tokens kept, the current one included: a number, or a share of the prefix below 1",
         },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[Preset {
         name: "paper",
@@ -42,7 +44,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let heavy = params.budget(Budget::Ratio(0.1))?;
         let expected = "a whole number from 1, or a share above 0 and below 1";
-        let recent = params.get_minor_as("recent", Recent::Share(0.1), expected)?;
+        // One half each, as in the paper.
+        let share = if let Budget::Density(density) = heavy { density / 2.0 } else { 0.1 };
+        let recent = params.get_minor_as("recent", Recent::Share(share), expected)?;
         Ok(Arc::new(H2o { heavy, recent, per: Granularity::read(params)? }))
     },
 };
@@ -149,7 +153,7 @@ impl Method for H2o {
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
         let masses = (0..prefix.prompt.group()).map(|head| prefix.prompt.attention_mass(head).to_vec()).collect();
-        let budget = self.heavy.tokens(prefix.keys.elements() / prefix.d);
+        let budget = self.heavy.tokens(prefix.context());
         let candidates = prefix.candidates.clone();
         let cache = |mass: Vec<f32>| {
             let all = candidates.clone().map(|t| (t as u32, mass[t])).collect();
@@ -171,7 +175,7 @@ impl Method for H2o {
     }
 
     fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, cost: &mut Cost) -> Selection {
-        let (sink, window) = (step.candidates.start, step.candidates.end..step.context);
+        let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
         let at_ends = step.gather_keys(at_ends, cost);
         let heads = step.group() / caches.len();

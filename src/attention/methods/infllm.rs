@@ -20,6 +20,7 @@ use crate::kv::KvStore;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "infllm",
+    reference: "InfLLM (Xiao et al. 2024, arXiv:2402.04617)",
     about: "whole blocks by a few representative keys of each",
     params: &[
         ParamInfo { key: "page", default: "128", about: "tokens a block" },
@@ -32,6 +33,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "tokens whose queries choose the representatives before them",
         },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[Preset {
         name: "paper",
@@ -103,7 +105,7 @@ impl Method for InfLlm {
         let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.representatives as f32 / dots.len() as f32;
         let of_head = |dots: &[f32]| dots.chunks(self.representatives).map(block).collect::<Vec<f32>>();
         let scores: Vec<f32> = dots.chunks_exact(keys.tokens()).flat_map(of_head).collect();
-        let wanted = self.budget.tokens(step.context).div_ceil(self.page).max(1);
+        let wanted = self.budget.blocks(step.context, self.page).max(1);
         self.per
             .select(&scores, step.group(), |scores| page_tokens(&top_k(scores, wanted), self.page, &step.candidates))
     }

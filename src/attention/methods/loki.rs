@@ -26,6 +26,7 @@ const NAME: &str = "loki";
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
     about: "top-k by the leading principal components of the keys (needs `spattn calibrate`)",
+    reference: "Loki (Singhania et al. 2024, arXiv:2406.02542)",
     params: &[
         ParamInfo { key: "rank", default: "32", about: "components: a number, or a share d/N of the head" },
         ParamInfo {
@@ -35,12 +36,21 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
-    presets: &[Preset {
-        name: "paper",
-        values: &[("rank", "d/4"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
-        source: "Loki §6: a quarter of the components (d_f 0.25) and a quarter of the tokens (k_f 0.25)",
-    }],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("rank", "d/4"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
+            source: "Loki §6: a quarter of the components (d_f 0.25) and a quarter of the tokens (k_f 0.25)",
+        },
+        Preset {
+            name: "repo",
+            values: &[("rank", "32"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
+            source: "Loki's code, examples/pca_topk/pca-topk-llama.sh: ranks 64, 32 and 16 (32 here) with a quarter of \
+                     the tokens; no window, no dense layer; components of keys after and before RoPE (after, here)",
+        },
+    ],
     build: |params| {
         let rank = Channels::read(params, "rank", Channels::Count(32))?;
         let budget = params.budget(Budget::Ratio(0.03))?;

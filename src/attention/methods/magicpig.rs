@@ -15,6 +15,11 @@
 //! as in the paper (§4.4); other draws are other methods of a grid, `seed=1..5`. They belong to no KV head:
 //! index bytes leave them out, but the bytes read for hashing a step's queries count, as they are read.
 //!
+//! **`density=`** solves L for all heads of an example: the least for which the expected share of candidates that
+//! collide often enough (`u` above) meets the density, over the angles measured between the last queries of the prefix
+//! and its own keys. K is as given; if it is not, it is the largest up to 10 that needs no more tables than the
+//! largest published setting has.
+//!
 //! **`simple_lsh`** is the transform of eq. 8, applied after centring: `k̄` gets one more coordinate
 //! `√(r² − ‖k̄‖²)` with `r = max‖k̄‖` and `q` a zero, so `cos = q·k̄/(‖q‖·r)` and `p` orders tokens by
 //! `q·k̄`, not by angle. The paper found that it does not help and leaves it out.
@@ -40,7 +45,10 @@ use rayon::prelude::*;
 
 use self::tables::{Codes, CollisionCounter, HashTables, Shape};
 use super::{MethodEntry, ParamInfo, Preset};
-use crate::attention::{HeadPrefix, Method, Params, Picks, Selection, Step, Weighting};
+use crate::attention::{
+    HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, Tuned, Weighting,
+    least_reaching,
+};
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
@@ -49,6 +57,7 @@ use crate::kernels::cpu::{Rows, linear};
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "magicpig",
     about: "tokens sampled by LSH collisions, weighted by 1/probability",
+    reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179)",
     params: &[
         ParamInfo { key: "K", default: "10", about: "hyperplanes of a table, 1 to 16: more pick fewer tokens" },
         ParamInfo {
@@ -88,36 +97,115 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 
 /// Sampling by SimHash collisions.
 struct MagicPig {
-    shape: Shape,
-    min_collisions: u8,
-    center: bool,
-    simple_lsh: bool,
+    /// `K`; `None` to choose it with `L`.
+    bits: Option<usize>,
+    /// `L`.
+    tables: Tuned<usize>,
+    hashing: Hashing,
     u_floor: f64,
-    seed: u64,
     /// Drawn when the width of a head is first known.
     planes: Mutex<Option<Arc<Hyperplanes>>>,
 }
 
+/// What is hashed how, and what counts as sampled.
+#[derive(Debug, Clone, Copy)]
+struct Hashing {
+    min_collisions: u8,
+    center: bool,
+    simple_lsh: bool,
+    seed: u64,
+}
+
+impl Hashing {
+    /// `u`: the probability of being sampled from that of agreeing on one sign.
+    fn sampling_probability(self, shape: Shape, agreement: f64) -> f64 {
+        let c = agreement.powi(shape.bits as i32);
+        match self.min_collisions {
+            1 => at_least_one(c, shape.tables as f64),
+            _ => at_least_two(c, shape.tables as f64),
+        }
+    }
+}
+
 impl MagicPig {
+    /// The largest K that is chosen with L.
+    const DEFAULT_BITS: usize = 10;
+    /// Tables of the largest published setting, (11,300).
+    const PUBLISHED_TABLES: usize = 300;
+    /// The most tables that are tried for a given K.
+    const MOST_TABLES: usize = 4000;
+
     fn read(params: &mut Params) -> Result<Self, UsageError> {
-        let bits = params.get_positive("K", 10)?;
-        if bits > Shape::MOST_BITS {
+        let is_chosen = params.is_given("density") && !params.is_given("K");
+        let bits = if is_chosen { None } else { Some(params.get_positive("K", Self::DEFAULT_BITS)?) };
+        if let Some(bits) = bits.filter(|bits| *bits > Shape::MOST_BITS) {
             return Err(params.bad_value("K", &bits.to_string(), "from 1 to 16"));
         }
-        let tables = params.get_positive("L", 150)?;
+        let tables = params.tuned("L", 150, "a whole number from 1")?;
         let min_collisions = if params.choice("min_collisions", &["2", "1"])? == "1" { 1 } else { 2 };
-        if tables < usize::from(min_collisions) {
+        if let Tuned::Value(tables) = tables
+            && tables < usize::from(min_collisions)
+        {
             return Err(params.bad_value("L", &tables.to_string(), "at least min_collisions, which is 2 by default"));
         }
         let center = params.choice("center", &["true", "false"])? == "true";
         let simple_lsh = params.choice("simple_lsh", &["false", "true"])? == "true";
-        let u_floor = params.get_unless_default("u_floor", 0.0f64)?;
+        let u_floor = params.get_minor_as("u_floor", 0.0f64, "a number from 0 to 1")?;
         if !(0.0..=1.0).contains(&u_floor) {
             return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
         }
         let seed = params.get_unless_default("seed", 1u64)?;
-        let (shape, planes) = (Shape { bits, tables }, Mutex::new(None));
-        Ok(Self { shape, min_collisions, center, simple_lsh, u_floor, seed, planes })
+        let hashing = Hashing { min_collisions, center, simple_lsh, seed };
+        Ok(Self { bits, tables, hashing, u_floor, planes: Mutex::new(None) })
+    }
+
+    /// `K` and `L`, solved if need be.
+    fn shape(&self) -> Shape {
+        Shape { bits: self.bits.unwrap_or(Self::DEFAULT_BITS), tables: self.tables.value() }
+    }
+
+    /// The shape with which the expected share of candidates sampled is `wanted`, over these agreements.
+    fn shape_for(&self, wanted: f64, agreements: &Histogram) -> Shape {
+        let fewest = usize::from(self.hashing.min_collisions);
+        let sampled = |shape| agreements.mean(|p| self.hashing.sampling_probability(shape, p));
+        let with = |bits, most| {
+            let tables = least_reaching(fewest..=most, wanted, |tables| sampled(Shape { bits, tables }));
+            Shape { bits, tables }
+        };
+        if let Some(bits) = self.bits {
+            return with(bits, Self::MOST_TABLES);
+        }
+        let mut ladder = (1..=Self::DEFAULT_BITS).rev().map(|bits| with(bits, Self::PUBLISHED_TABLES));
+        let reaches = |shape: &Shape| sampled(*shape) >= wanted;
+        ladder.find(reaches).unwrap_or(Shape { bits: 1, tables: Self::PUBLISHED_TABLES })
+    }
+
+    /// What is known of the candidates' keys before they are hashed.
+    fn keys<'a>(&self, prefix: &HeadPrefix<'a>) -> Keys<'a> {
+        let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), prefix.d), d: prefix.d, mean: None };
+        if self.hashing.center {
+            keys.mean = Some(keys.compute_mean());
+        }
+        keys
+    }
+
+    /// Agreements of the probe's queries with the candidates.
+    fn agreements(&self, head: &ProbeHead<'_>) -> Histogram {
+        let keys = self.keys(&head.prefix);
+        let lengths = keys.norms();
+        let norms = if self.hashing.simple_lsh { Norms::Common(longest(&lengths)) } else { Norms::Each(lengths) };
+        let geometry = Geometry { mean: keys.mean, norms };
+        let tokens: Vec<u32> = (0..head.prefix.candidates.len() as u32).collect();
+        let to_dot = (head.prefix.d as f32).sqrt();
+        let mut queries = head.queries.chunks_exact(head.prefix.d);
+        let mut agreements = Histogram::new();
+        head.each_logits(|logits| {
+            let dots: Vec<f32> = logits.iter().map(|x| x * to_dot).collect();
+            let query = queries.next().expect("logits come query by query");
+            let cosines = geometry.cosines(query, &dots, &tokens, &mut Cost::default());
+            cosines.into_iter().for_each(|cos| agreements.add(agreement(cos)));
+        });
+        agreements
     }
 
     /// The hyperplanes for vectors of `width`; one draw for all heads.
@@ -126,7 +214,7 @@ impl MagicPig {
         match &*drawn {
             Some(planes) if planes.d() == width => planes.clone(),
             _ => {
-                let normals = gaussians(self.shape.planes() * width, self.seed);
+                let normals = gaussians(self.shape().planes() * width, self.hashing.seed);
                 drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
             }
         }
@@ -142,21 +230,14 @@ impl MagicPig {
         counter: &mut CollisionCounter,
         cost: &mut Cost,
     ) -> Picks {
-        let sampled = counter.sample(&index.tables, sides, self.min_collisions, &mut cost.aux_bytes);
+        let sampled = counter.sample(&index.tables, sides, self.hashing.min_collisions, &mut cost.aux_bytes);
         let first = step.candidates.start as u32;
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
         let dots = step.exact_scores_of(head, &tokens, cost);
-        let cosines = index.cosines(step.query(head), &dots, &sampled, cost);
-        let log_u = |cos| (self.u_floor + self.sampling_probability(agreement(cos))).ln() as f32;
+        let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, cost);
+        let u = |cos| self.hashing.sampling_probability(self.shape(), agreement(cos));
+        let log_u = |cos| (self.u_floor + u(cos)).ln() as f32;
         Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(log_u).collect()) }
-    }
-
-    fn sampling_probability(&self, p: f64) -> f64 {
-        let c = p.powi(self.shape.bits as i32);
-        match self.min_collisions {
-            1 => at_least_one(c, self.shape.tables as f64),
-            _ => at_least_two(c, self.shape.tables as f64),
-        }
     }
 }
 
@@ -164,6 +245,11 @@ impl MagicPig {
 struct HashIndex {
     planes: Arc<Hyperplanes>,
     tables: HashTables,
+    geometry: Geometry,
+}
+
+/// Where the hashed vectors of the candidates lie.
+struct Geometry {
     /// Mean of the keys, if they are centred.
     mean: Option<Vec<f32>>,
     norms: Norms,
@@ -181,36 +267,42 @@ impl Method for MagicPig {
     type Index = HashIndex;
     type State = CollisionCounter;
 
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let wanted = probe.tokens(self.tables.density()?) / probe.candidates() as f64;
+        let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head)));
+        let Shape { bits, tables } = self.shape_for(wanted, &agreements);
+        let (hashing, u_floor, planes) = (self.hashing, self.u_floor, Mutex::new(None));
+        let method = Self { bits: Some(bits), tables: Tuned::Value(tables), hashing, u_floor, planes };
+        Some(Solved { method, params: format!("K={bits},L={tables}") })
+    }
+
     fn index_key(&self) -> String {
-        let Self { shape, center, simple_lsh, seed, .. } = self;
-        format!("K={},L={},center={center},simple_lsh={simple_lsh},seed={seed}", shape.bits, shape.tables)
+        let Self { bits, tables, hashing: Hashing { center, simple_lsh, seed, .. }, .. } = self;
+        format!("K={bits:?},L={tables},center={center},simple_lsh={simple_lsh},seed={seed}")
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
-        let d = prefix.d;
-        let mut keys = Keys { rows: prefix.keys.slice(prefix.candidates.clone(), d), d, mean: None };
-        if self.center {
-            keys.mean = Some(keys.compute_mean());
-        }
+        let (keys, shape) = (self.keys(prefix), self.shape());
         let norms = keys.norms();
-        let planes = self.planes(d + usize::from(self.simple_lsh));
-        let (codes, norms) = if self.simple_lsh {
-            let longest = norms.iter().copied().fold(0.0, f32::max);
+        let planes = self.planes(prefix.d + usize::from(self.hashing.simple_lsh));
+        let (codes, norms) = if self.hashing.simple_lsh {
+            let longest = longest(&norms);
             let vectors = |range| keys.simple_lsh(range, &norms, longest);
-            (Codes::hash(self.shape, &planes, keys.tokens(), vectors), Norms::Common(longest))
+            (Codes::hash(shape, &planes, keys.tokens(), vectors), Norms::Common(longest))
         } else {
-            (Codes::hash(self.shape, &planes, keys.tokens(), |range| keys.centred(range)), Norms::Each(norms))
+            (Codes::hash(shape, &planes, keys.tokens(), |range| keys.centred(range)), Norms::Each(norms))
         };
-        HashIndex { planes, tables: HashTables::new(&codes), mean: keys.mean, norms }
+        HashIndex { planes, tables: HashTables::new(&codes), geometry: Geometry { mean: keys.mean, norms } }
     }
 
     /// Tables, mean and lengths; the hyperplanes belong to no KV head.
     fn index_bytes(&self, index: &HashIndex) -> usize {
-        let norms = match &index.norms {
+        let Geometry { mean, norms } = &index.geometry;
+        let norms = match norms {
             Norms::Each(norms) => norms.len(),
             Norms::Common(_) => 1,
         };
-        index.tables.bytes() + (norms + index.mean.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
+        index.tables.bytes() + (norms + mean.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
     }
 
     fn start(&self, index: &HashIndex) -> CollisionCounter {
@@ -238,7 +330,9 @@ impl HashIndex {
         cost.aux_bytes += self.planes.bytes() as u64;
         sides
     }
+}
 
+impl Geometry {
     /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`.
     fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], cost: &mut Cost) -> Vec<f64> {
         let query_norm = norm(query);
@@ -321,6 +415,10 @@ impl Keys<'_> {
         }
         rows
     }
+}
+
+fn longest(norms: &[f32]) -> f32 {
+    norms.iter().copied().fold(0.0, f32::max)
 }
 
 fn norm(x: &[f32]) -> f64 {

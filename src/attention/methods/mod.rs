@@ -38,12 +38,41 @@ pub struct MethodEntry {
     pub name: &'static str,
     /// One line for `spattn list methods`.
     pub about: &'static str,
+    /// Where the method is published, in a few words.
+    pub reference: &'static str,
     /// Own parameters with defaults and meaning.
     pub params: &'static [ParamInfo],
     /// Parameter values of `preset=paper` and the like; `matched` exists for every method.
     pub presets: &'static [Preset],
     /// Reads the own parameters.
     pub build: fn(&mut Params) -> Result<Arc<dyn AnyMethod>, UsageError>,
+}
+
+impl MethodEntry {
+    /// The presets: the published ones, then `matched`, which every method has.
+    pub fn all_presets(&self) -> impl Iterator<Item = &Preset> {
+        self.presets.iter().chain([&MATCHED])
+    }
+
+    /// In which phases its default form is sparse.
+    pub fn phase(&self) -> &'static str {
+        let spec = MethodSpec { name: self.name.to_owned(), params: Vec::new() };
+        match (self.build)(&mut Params::new(&spec)) {
+            Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
+            _ => "decode",
+        }
+    }
+
+    /// For which heads it makes a selection.
+    pub fn granularity(&self) -> &'static str {
+        let has = |key: &str| self.params.iter().any(|p| p.key == key);
+        match (has(Granularity::INFO.key), has(Granularity::REDUCE.key)) {
+            (true, true) => "each query head, or a GQA group (per, reduce)",
+            (true, false) => "each query head, or a GQA group (per)",
+            _ if self.params.is_empty() => "none: all is attended",
+            _ => "fixed by the method",
+        }
+    }
 }
 
 /// A parameter as listed.
@@ -65,6 +94,13 @@ pub struct Preset {
     /// Where these values are stated.
     pub source: &'static str,
 }
+
+/// The preset that every method has: what is not given in the spec is as for all methods of the run.
+const MATCHED: Preset = Preset {
+    name: "matched",
+    values: &[],
+    source: "the default: own parameters as listed; sink, local and dense layers as for all methods of the run",
+};
 
 /// All methods, in the order in which they are listed.
 pub const METHODS: &[MethodEntry] = &[
@@ -97,6 +133,12 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo { key: "local", default: "64", about: "last tokens of the prefix, always attended" },
     ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0+50%" },
     ParamInfo {
+        key: "density",
+        default: "-",
+        about: "instead of the method's own budget: share of the context attended, static tokens included, in layers \
+                that are not dense",
+    },
+    ParamInfo {
         key: "preset",
         default: "matched",
         about: "paper | repo | matched: published settings, or the harness's",
@@ -128,11 +170,8 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {
-    if name == "matched" {
-        return Ok(&[]);
-    }
-    entry.presets.iter().find(|p| p.name == name).map(|p| p.values).ok_or_else(|| {
-        let known: Vec<&str> = entry.presets.iter().map(|p| p.name).chain(["matched"]).collect();
+    entry.all_presets().find(|p| p.name == name).map(|p| p.values).ok_or_else(|| {
+        let known: Vec<&str> = entry.all_presets().map(|p| p.name).collect();
         UsageError::new(format!("method `{}` has no preset `{name}`", entry.name))
             .hint(format!("its presets: {}", known.join(", ")))
     })
@@ -207,32 +246,65 @@ impl fmt::Display for Channels {
     }
 }
 
-/// How scores of a GQA group become one selection; see [`Granularity::reduce`].
+/// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Granularity {
     QueryHead,
-    KvHead,
+    /// Its scores are those of its heads, reduced.
+    KvHead(Reduce),
+}
+
+/// How the scores of a group become one; the mean picks what the sum picks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reduce {
+    Sum,
+    Max,
 }
 
 impl Granularity {
     const INFO: ParamInfo = ParamInfo {
         key: "per",
         default: "query_head",
-        about: "query_head | kv_head: a selection for each query head, or one (scores summed) for the GQA group",
+        about: "query_head | kv_head: a selection for each query head, or one for the GQA group",
     };
 
+    const REDUCE: ParamInfo = ParamInfo {
+        key: "reduce",
+        default: "sum",
+        about: "with per=kv_head: sum | max of the group's scores (the mean picks what the sum does)",
+    };
+
+    /// Reads `per` and `reduce`.
     fn read(params: &mut Params) -> Result<Self, UsageError> {
-        Ok(match params.choice("per", &["query_head", "kv_head"])? {
-            "kv_head" => Self::KvHead,
+        let per = Self::read_per(params)?;
+        let is_reduced = params.is_given(Self::REDUCE.key);
+        let reduce = match params.choice(Self::REDUCE.key, &["sum", "max"])? {
+            "max" => Reduce::Max,
+            _ => Reduce::Sum,
+        };
+        match per {
+            Self::KvHead(_) => Ok(Self::KvHead(reduce)),
+            Self::QueryHead if is_reduced => {
+                Err(UsageError::new("`reduce` says how a GQA group comes to one selection, and none was asked for")
+                    .hint("add per=kv_head, or leave out reduce"))
+            }
+            Self::QueryHead => Ok(Self::QueryHead),
+        }
+    }
+
+    /// Reads `per` alone, for methods whose common selection is not made from scores.
+    fn read_per(params: &mut Params) -> Result<Self, UsageError> {
+        Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
+            "kv_head" => Self::KvHead(Reduce::Sum),
             _ => Self::QueryHead,
         })
     }
 
-    /// What the query heads `[group][n]` have to say: each for itself, or their sum.
+    /// What the query heads `[group][n]` have to say: each for itself, or what the group's reduce to.
     fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
         match self {
             Self::QueryHead => heads,
-            Self::KvHead => heads.into_iter().reduce(sum).into_iter().collect(),
+            Self::KvHead(reduce) => heads.into_iter().reduce(|a, b| reduce.pair(a, &b)).into_iter().collect(),
         }
     }
 
@@ -240,31 +312,37 @@ impl Granularity {
     fn selection(self, mut tokens: Vec<Vec<u32>>) -> Selection {
         match self {
             Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
-            Self::KvHead => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+            Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
         }
     }
 
-    /// `select` on the scores `[group][n]` of each query head, or once on their sum over the group.
+    /// `select` on the scores `[group][n]` of each query head, or once on what the group's reduce to.
     fn select(self, scores: &[f32], group: usize, mut select: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {
         let n = scores.len() / group;
         match self {
             Self::QueryHead => {
                 Selection::PerHead((0..group).map(|h| Picks::softmax(select(&scores[h * n..][..n]))).collect())
             }
-            Self::KvHead => {
-                let mut sum = scores[..n].to_vec();
-                for head in scores[n..].chunks_exact(n) {
-                    sum.iter_mut().zip(head).for_each(|(s, x)| *s += x);
-                }
-                Selection::Shared(Picks::softmax(select(&sum)))
-            }
+            Self::KvHead(reduce) => Selection::Shared(Picks::softmax(select(&reduce.apply(scores, n)))),
         }
     }
 }
 
-fn sum(mut a: Vec<f32>, b: Vec<f32>) -> Vec<f32> {
-    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-    a
+impl Reduce {
+    /// Scores `[group][n]` to `[n]`.
+    fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
+        scores[n..].chunks_exact(n).fold(scores[..n].to_vec(), |reduced, head| self.pair(reduced, head))
+    }
+
+    /// Two of a group to one.
+    fn pair(self, mut reduced: Vec<f32>, head: &[f32]) -> Vec<f32> {
+        let pairs = reduced.iter_mut().zip(head);
+        match self {
+            Self::Sum => pairs.for_each(|(r, x)| *r += x),
+            Self::Max => pairs.for_each(|(r, x)| *r = r.max(*x)),
+        }
+        reduced
+    }
 }
 
 /// Tokens of some pages (blocks) of `page` tokens, cut over the candidates; the last one may be shorter.

@@ -11,6 +11,7 @@ use crate::cost::Cost;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "random",
     about: "uniformly random tokens, drawn anew each step: the floor",
+    reference: "none: the floor of every plot",
     params: &[
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones" },
@@ -19,7 +20,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[],
     build: |params| {
         let budget = params.budget(Budget::Ratio(0.0625))?;
-        Ok(Arc::new(Random { budget, per: Granularity::read(params)? }))
+        Ok(Arc::new(Random { budget, per: Granularity::read_per(params)? }))
     },
 };
 
@@ -55,7 +56,7 @@ impl Method for Random {
 
     fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         match self.per {
-            Granularity::KvHead => Selection::Shared(self.draw(step, 0)),
+            Granularity::KvHead(_) => Selection::Shared(self.draw(step, 0)),
             Granularity::QueryHead => Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect()),
         }
     }

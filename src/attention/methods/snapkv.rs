@@ -17,6 +17,7 @@ use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "snapkv",
+    reference: "SnapKV (Li et al. 2024, arXiv:2404.14469)",
     about: "evicts after the prefix: keeps what its last queries attended (max-pooled)",
     params: &[
         ParamInfo { key: "k", default: "992", about: "tokens kept of those before the window" },
@@ -29,6 +30,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "kernel", default: "7", about: "tokens pooled around each one, an odd number" },
         ParamInfo { key: "pool", default: "max", about: "max | avg: how votes of neighbours are pooled" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[
         Preset {
@@ -121,7 +123,7 @@ impl Method for SnapKv {
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
         let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
-        let budget = self.budget.tokens(prefix.keys.elements() / prefix.d);
+        let budget = self.budget.tokens(prefix.context());
         let first = prefix.candidates.start as u32;
         let keep = |votes: &[f32]| {
             let pooled = self.pooled(votes);

@@ -11,7 +11,8 @@
 //! tokens; what differs is the index's size, and that the bytes read are auxiliary or of the cache (of
 //! which 1xK counts the numbers used, not the cache lines around them).
 //! With `per=kv_head`, as the authors have it for GQA, `|q|` is summed over the group before channels
-//! are chosen, and the scores, each over its `τ`, before tokens are; `α` stays each head's own.
+//! are chosen, and the scores, each over its `τ`, are summed (or `reduce=max`) before tokens are; `α` stays each
+//! head's own.
 
 use std::sync::Arc;
 
@@ -26,18 +27,28 @@ use crate::kv::KvStore;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "sparq",
     about: "top-k by the query's largest channels, and the mean value for the rest",
+    reference: "SparQ Attention (Ribar et al. 2023, arXiv:2312.04985)",
     params: &[
         ParamInfo { key: "r", default: "d/8", about: "channels of the query: a number, or a share d/N of the head" },
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         ParamInfo { key: "storage", default: "2xK", about: "2xK | 1xK: keep a copy of the keys by channels, or not" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
-    presets: &[Preset {
-        name: "paper",
-        values: &[("r", "d/4"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
-        source: "SparQ's Llama 3 sweep: k 128, a quarter of it local, r 32 of 128 channels, shared by the GQA group",
-    }],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[("r", "d/4"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            source: "SparQ's Llama 3 sweep: k 128, a quarter of it local, r 32 of 128 channels, shared by the GQA group",
+        },
+        Preset {
+            name: "repo",
+            values: &[("r", "32"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            source: "SparQ's code, 2023-sparse-attention/rmoe-95-llama3: k 128, of which 32 local, ranks 8 to 64 (32 \
+                     here); |q| and scores summed over the GQA group; its window moves on, here it ends with the prefix",
+        },
+    ],
     build: |params| {
         let r = Channels::read(params, "r", Channels::Share(8))?;
         let budget = params.budget(Budget::Tokens(64))?;
@@ -102,11 +113,10 @@ impl Method for SparQ {
                     })
                     .collect(),
             ),
-            Granularity::KvHead => {
+            Granularity::KvHead(reduce) => {
                 let scores = self.scores(step, heads, kept, cost);
-                let n = step.candidates.len();
-                let sum: Vec<f32> = (0..n).map(|t| scores.iter().skip(t).step_by(n).sum()).collect();
-                Selection::Shared(self.pick(step, &sum, &scores, kept, cost))
+                let ranked = reduce.apply(&scores, step.candidates.len());
+                Selection::Shared(self.pick(step, &ranked, &scores, kept, cost))
             }
         }
     }

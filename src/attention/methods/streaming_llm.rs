@@ -7,15 +7,17 @@
 //! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
 //! most once the context exceeds the trained length.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::{MethodEntry, ParamInfo, Preset};
-use crate::attention::{Exact, HeadPrefix, Method, Picks, Policy, Positions, Selection, Step};
+use crate::attention::{Context, Exact, HeadPrefix, Method, Picks, Policy, Positions, Selection, Step, Tuned};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
     about: "sink and sliding window only, at original positions or those within the cache",
+    reference: "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
     params: &[
         ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" },
         ParamInfo { key: "rolling", default: "false", about: "true | false: positions within the cache" },
@@ -33,7 +35,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let window = params.get_positive("window", 256)?;
+        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
         let rolling = params.get_unless_default("rolling", false)?;
         Ok(Arc::new(SinkAndWindow {
             window,
@@ -44,7 +46,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 
 /// Sink and window; everything between is let go.
 pub(super) struct SinkAndWindow {
-    pub(super) window: usize,
+    pub(super) window: Tuned<NonZero<usize>>,
     pub(super) positions: Positions,
 }
 
@@ -65,7 +67,7 @@ impl Method for SinkAndWindow {
     }
 
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        sliding_window(policy, self.window, total_tokens)
+        sliding_window(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
     }
 
     fn held(&self, (): &(), (): &()) -> Option<usize> {
@@ -74,6 +76,16 @@ impl Method for SinkAndWindow {
 
     fn positions(&self) -> Positions {
         self.positions
+    }
+}
+
+/// Tokens of a window that is given, or is to bring sink and window to a density.
+pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, total_tokens: usize) -> usize {
+    match window {
+        Tuned::Value(window) => window.get(),
+        Tuned::Density(density) => {
+            Context { tokens: total_tokens, fixed: policy.sink.min(total_tokens) }.missing(density).max(1)
+        }
     }
 }
 

@@ -12,10 +12,12 @@ use crate::kernels::cpu::topk::top_k;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
     about: "exact top-k by q·k: the oracle of search methods",
+    reference: "Gupta et al. 2021, arXiv:2106.06899; Oracle(top) of HashAttention, arXiv:2412.14468",
     params: &[
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[
         Preset {

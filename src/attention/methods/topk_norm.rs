@@ -13,10 +13,12 @@ use crate::kernels::cpu::topk::top_k;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk_norm",
     about: "exact top-k by attention times the norm of the value",
+    reference: "HashAttention (Desai et al. 2024, arXiv:2412.14468), Lemma 4.1",
     params: &[
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
+        Granularity::REDUCE,
     ],
     presets: &[],
     build: |params| {

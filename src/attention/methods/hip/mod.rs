@@ -35,6 +35,7 @@ use crate::kernels::cpu::topk::top_k;
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hip",
     about: "key blocks found by a tree search over chunks, a mask serves several tokens",
+    reference: "HiP Attention (Lee et al. 2024, arXiv:2406.09827)",
     params: &[
         ParamInfo {
             key: "k",
@@ -169,7 +170,7 @@ impl Hip {
                 channels: params.get_minor_as("top_r", Limit(None), LIMIT)?,
             },
             ensemble: Ensemble::read(params, LIMIT)?,
-            per: Granularity::read(params)?,
+            per: Granularity::read_per(params)?,
         })
     }
 
@@ -177,7 +178,7 @@ impl Hip {
     fn mask(&self, step: &Step<'_>, head: usize, queries: &[f32], cost: &mut Cost) -> Picks {
         let blocks =
             KeyBlocks { keys: step.keys, d: step.d, candidates: step.candidates.clone(), size: self.key_block };
-        let keep = self.budget.tokens(step.context).div_ceil(self.key_block);
+        let keep = self.budget.blocks(step.context, self.key_block);
         let searches = self.ensemble.searches_in(step.layer);
         let mut rng = step.rng(head);
         let mut votes = vec![0.0; blocks.count()];
@@ -193,7 +194,7 @@ impl Hip {
 
     fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
         match self.per {
-            Granularity::KvHead => Selection::Shared(self.mask(step, 0, step.queries, cost)),
+            Granularity::KvHead(_) => Selection::Shared(self.mask(step, 0, step.queries, cost)),
             Granularity::QueryHead => {
                 Selection::PerHead((0..step.group()).map(|h| self.mask(step, h, step.query(h), cost)).collect())
             }

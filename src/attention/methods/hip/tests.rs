@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use crate::attention::{AnyMethod, IndexCache, Picks, Selection, Step, Weighting};
+use crate::attention::{AnyMethod, Context, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::KvDtype;
@@ -47,7 +47,7 @@ impl Head {
             values: Rows::F32(&self.keys),
             tail_keys: Rows::F32(&[]),
             candidates: self.candidates.clone(),
-            context: self.keys.len() / self.d + 1,
+            context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
             generated: 0,
             seed,
         }

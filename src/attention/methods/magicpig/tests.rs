@@ -2,7 +2,7 @@
 //! against the paper's Table 8.
 
 use super::*;
-use crate::attention::{PromptHead, expand_grid};
+use crate::attention::{Context, PromptHead, expand_grid};
 use crate::kv::KvDtype;
 
 /// What is hashed and asked for in a test: one KV head, a group of queries.
@@ -35,7 +35,8 @@ impl Scene {
 
     fn step(&self) -> Step<'_> {
         let keys = Rows::F32(&self.keys);
-        let (candidates, context) = (0..self.tokens(), self.tokens() + 1);
+        let candidates = 0..self.tokens();
+        let context = Context::new(self.tokens() + 1, &candidates);
         let scale = 1.0 / (self.d as f32).sqrt();
         let (layer, kv_head, seed, d, queries) = (0, 0, 0, self.d, &self.queries);
         let tail_keys = Rows::F32(&[]);
@@ -196,7 +197,7 @@ mod probability {
     fn grows_with_agreement_and_with_tables_and_falls_with_bits() {
         let u = |p, bits, tables, least| {
             let m = method(&format!("magicpig:K={bits},L={tables},min_collisions={least}"));
-            m.sampling_probability(p)
+            m.hashing.sampling_probability(m.shape(), p)
         };
         for least in [1, 2] {
             for step in 1..100 {
@@ -218,7 +219,9 @@ mod probability {
         assert_eq!(agreement(1.0 + 1e-6), 1.0);
         for spec in ["magicpig:K=16,L=2", "magicpig:K=16,L=500,min_collisions=1", "magicpig:K=1,L=500"] {
             for cos in [-2.0, -1.0, -0.999_999_9, -0.5] {
-                assert!((method(spec).sampling_probability(agreement(cos)).ln() as f32).is_finite(), "{spec} at {cos}");
+                let m = method(spec);
+                let u = m.hashing.sampling_probability(m.shape(), agreement(cos));
+                assert!((u.ln() as f32).is_finite(), "{spec} at {cos}");
             }
         }
     }

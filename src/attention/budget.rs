@@ -1,0 +1,131 @@
+//! How much a method may attend: tokens, a share of the context, or a density to meet.
+//!
+//! Every method takes `density=X` instead of its own budget. X is the share of the context that is attended, static
+//! tokens (sink, window, and all that follows the prefix) included, in the layers that are not dense by policy:
+//! what the column `density_sparse_layers` reports, and `density` too where no layer is dense. A budget of tokens is
+//! worked out anew at every step from what is static there. A budget in other terms (tables, a probability, draws)
+//! is solved once for an example, by what a [`Probe`](super::Probe) measures.
+
+use std::fmt::{self, Display};
+use std::ops::Range;
+
+/// How many tokens a method may pick beyond the static ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// So many tokens.
+    Tokens(usize),
+    /// This share of the tokens in context, rounded up.
+    Ratio(f64),
+    /// What is missing to this share of the tokens in context, static ones included.
+    Density(f64),
+}
+
+impl Budget {
+    /// Tokens to pick in this context. For a density at least 1: a method that picks nothing is another one.
+    pub fn tokens(self, context: Context) -> usize {
+        match self {
+            Budget::Tokens(k) => k,
+            Budget::Ratio(r) => (r * context.tokens as f64).ceil() as usize,
+            Budget::Density(density) => context.missing(density).max(1),
+        }
+    }
+
+    /// Blocks of `size` tokens to pick; tokens and ratios are rounded up to whole blocks, a density to the nearest.
+    pub fn blocks(self, context: Context, size: usize) -> usize {
+        let tokens = self.tokens(context);
+        match self {
+            Budget::Density(density) if density < 1.0 => ((tokens + size / 2) / size).max(1),
+            _ => tokens.div_ceil(size),
+        }
+    }
+}
+
+/// How many tokens are in context, and how many of these are attended whatever is picked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Context {
+    /// All of them, the current one included.
+    pub tokens: usize,
+    /// The static ones.
+    pub fixed: usize,
+}
+
+impl Context {
+    /// `tokens` in context, of which `candidates` may be picked.
+    pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
+        Self { tokens, fixed: tokens.saturating_sub(candidates.len()) }
+    }
+
+    /// Tokens that may be picked.
+    pub fn candidates(self) -> usize {
+        self.tokens - self.fixed
+    }
+
+    /// How many candidates bring the tokens attended to a share `density` of all; 0 if the static ones exceed it.
+    pub fn missing(self, density: f64) -> usize {
+        ((density * self.tokens as f64).round() as usize).saturating_sub(self.fixed).min(self.candidates())
+    }
+}
+
+/// A parameter that sets the budget: given as a value, or by the density that it is to give.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Tuned<T> {
+    /// The value.
+    Value(T),
+    /// Share of the context to attend.
+    Density(f64),
+}
+
+impl<T: Copy> Tuned<T> {
+    /// The value.
+    ///
+    /// # Panics
+    /// If it is still to be solved; the engine does that before it asks a method for anything else.
+    pub fn value(self) -> T {
+        match self {
+            Tuned::Value(value) => value,
+            Tuned::Density(density) => panic!("density={density} is solved before a run begins"),
+        }
+    }
+
+    /// The density to solve for, if the value is not given.
+    pub fn density(&self) -> Option<f64> {
+        match self {
+            Tuned::Value(_) => None,
+            Tuned::Density(density) => Some(*density),
+        }
+    }
+}
+
+impl<T: Display> Display for Tuned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tuned::Value(value) => value.fmt(f),
+            Tuned::Density(density) => write!(f, "density={density}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_density_counts_what_is_static() {
+        let context = Context::new(1000, &(4..904));
+        assert_eq!((context.fixed, context.candidates()), (100, 900));
+        assert_eq!(Budget::Density(0.25).tokens(context), 150);
+        assert_eq!(Budget::Density(1.0).tokens(context), 900);
+        assert_eq!(Budget::Density(0.05).tokens(context), 1, "the static tokens alone are more");
+        assert_eq!(Budget::Ratio(0.25).tokens(context), 250);
+        assert_eq!(Budget::Tokens(7).tokens(context), 7);
+    }
+
+    #[test]
+    fn blocks_of_a_density_are_the_nearest_and_all_for_one() {
+        let context = Context::new(1000, &(0..1000));
+        let blocks = |budget: Budget| budget.blocks(context, 16);
+        assert_eq!((blocks(Budget::Tokens(40)), blocks(Budget::Ratio(0.04))), (3, 3));
+        assert_eq!((blocks(Budget::Density(0.039)), blocks(Budget::Density(0.041))), (2, 3));
+        assert_eq!((blocks(Budget::Density(0.001)), blocks(Budget::Density(1.0))), (1, 63));
+    }
+}
