@@ -2,12 +2,15 @@
 //!
 //! Nothing here depends on the values in the shipped files, only on their fitting the shipped model.
 
+use std::any::Any;
 use std::sync::LazyLock;
 
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
-use spattn::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
+use spattn::attention::{Configured, Fork, HeadPrefix, IndexCache, Policy, Selection, Step, expand_grid};
+use spattn::cost::Cost;
 use spattn::eval::calibration::supply;
+use spattn::eval::run::Counter;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kv::quantised::QuantisedRows;
 use spattn::model::Model;
@@ -15,7 +18,9 @@ use spattn::model::calibration::CalibrationPlace;
 use spattn::model::decoder::{Prefill, Stream};
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
+use spattn::tasks::seed::example_seed;
 use spattn::tasks::text::essays::Essays;
+use spattn::tasks::{Task, TaskOptions, resolve};
 
 static MODEL: LazyLock<Model> =
     LazyLock::new(|| Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap());
@@ -132,4 +137,99 @@ fn what_is_observed_is_what_is_cached() {
     assert_eq!(order.len(), 2 * layers);
     assert!(order.is_sorted() && order[layers].0 > 0);
     assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).logits);
+}
+
+/// Prompts as they are evaluated, which no calibration reads.
+fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
+    let names = ["ruler/niah_multikey_1", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/qa_synth"].map(str::to_owned);
+    let prompt = |task: Box<dyn Task>| {
+        let seed = example_seed(42, task.name(), length, 0);
+        let example = task.example(length, 0, seed, &Counter(&MODEL.tokenizer)).unwrap();
+        MODEL.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix).unwrap().ids
+    };
+    resolve(&names, &TaskOptions::default()).unwrap().into_iter().map(prompt).collect()
+}
+
+/// Tokens at the end of a prompt whose queries are asked; the prefix ends before them.
+const ASKED: usize = 24;
+
+/// For each method and layer, the share of the exact top 64 that is among its picks, mean over prompts, KV
+/// heads and the queries at their ends.
+fn recall_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<f64>> {
+    let methods: Vec<Configured> = specs.iter().map(|spec| configured(spec)).collect();
+    let exact = configured("topk:k=64");
+    let (layers, d) = (MODEL.shape().layers, MODEL.shape().head_dim);
+    let mut sums = vec![vec![(0.0, 0); layers]; specs.len()];
+    for ids in prompts {
+        MODEL.decoder.prefill_observed(ids, ids.len(), &mut |chunk| {
+            if chunk.kv.tokens() < ids.len() {
+                return;
+            }
+            let candidates = 4..ids.len() - ASKED - 64;
+            for kv_head in 0..MODEL.shape().kv_heads {
+                let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
+                let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
+                let prefix =
+                    HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), seed };
+                let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
+                for token in chunk.tokens() - ASKED..chunk.tokens() {
+                    let group = MODEL.shape().group();
+                    let queries: Vec<f32> =
+                        (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
+                    let step = Step {
+                        layer,
+                        kv_head,
+                        queries: &queries,
+                        d,
+                        scale: 1.0 / (d as f32).sqrt(),
+                        keys,
+                        values,
+                        candidates: candidates.clone(),
+                        context: chunk.first + token + 1,
+                        generated: 0,
+                        seed,
+                    };
+                    let picks = |method: &Configured, index: &dyn Any| {
+                        let mut state = method.method.start(index);
+                        match method.method.select(&step, index, state.as_mut(), &mut Cost::default()) {
+                            Selection::PerHead(heads) => heads,
+                            Selection::Shared(_) => panic!("a selection for each query head"),
+                        }
+                    };
+                    let wanted = picks(&exact, exact.method.build(&prefix).as_ref());
+                    for (i, (method, index)) in methods.iter().zip(&indexes).enumerate() {
+                        for (picked, wanted) in picks(method, index.as_ref()).iter().zip(&wanted) {
+                            let found = wanted.tokens.iter().filter(|t| picked.tokens.contains(t)).count();
+                            sums[i][layer].0 += found as f64 / wanted.tokens.len() as f64;
+                            sums[i][layer].1 += 1;
+                        }
+                    }
+                }
+            }
+        });
+    }
+    let mean = |layers: Vec<(f64, usize)>| layers.into_iter().map(|(sum, count)| sum / count as f64).collect();
+    sums.into_iter().map(mean).collect()
+}
+
+#[test]
+fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
+    const SPECS: [&str; 6] = [
+        "hash_attention:ratio=0.0625",
+        "lsh_bits:bits=32,ratio=0.0625",
+        "lsh_bits:bits=32,ratio=0.0625,center=true",
+        "lsh_bits:bits=256,ratio=0.0625",
+        // Two bf16 vectors a page of 64 are 32 bits a token.
+        "quest:page=64,ratio=0.0625",
+        "quest:page=16,ratio=0.0625",
+    ];
+    let mean = |layers: &Vec<f64>| layers.iter().sum::<f64>() / layers.len() as f64;
+    for length in [1024, 2048, 4096] {
+        let recall = recall_of_the_top_64(&evaluated_prompts(length), &SPECS);
+        for (spec, layers) in SPECS.iter().zip(&recall) {
+            let by_layer: Vec<String> = layers.iter().map(|r| format!("{r:.2}")).collect();
+            println!("{length:>5} {spec:<42} {:.3}  {}", mean(layers), by_layer.join(" "));
+        }
+        assert!(mean(&recall[0]) > 1.2 * mean(&recall[1]), "{length}: {recall:?}");
+    }
 }

@@ -32,13 +32,12 @@ mod tables;
 
 use std::f64::consts::PI;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use self::tables::{Codes, CollisionCounter, HashTables, Shape};
+use super::planes::RandomPlanes;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::{HeadPrefix, Method, Params, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
@@ -94,8 +93,7 @@ struct MagicPig {
     simple_lsh: bool,
     u_floor: f64,
     seed: u64,
-    /// Drawn when the width of a head is first known.
-    planes: Mutex<Option<Arc<Hyperplanes>>>,
+    planes: RandomPlanes,
 }
 
 impl MagicPig {
@@ -116,20 +114,9 @@ impl MagicPig {
             return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
         }
         let seed = params.get_unless_default("seed", 1u64)?;
-        let (shape, planes) = (Shape { bits, tables }, Mutex::new(None));
+        let shape = Shape { bits, tables };
+        let planes = RandomPlanes::new(shape.planes(), seed);
         Ok(Self { shape, min_collisions, center, simple_lsh, u_floor, seed, planes })
-    }
-
-    /// The hyperplanes for vectors of `width`; one draw for all heads.
-    fn planes(&self, width: usize) -> Arc<Hyperplanes> {
-        let mut drawn = self.planes.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*drawn {
-            Some(planes) if planes.d() == width => planes.clone(),
-            _ => {
-                let normals = gaussians(self.shape.planes() * width, self.seed);
-                drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
-            }
-        }
     }
 
     /// The sampled tokens of one query head and their weights; `sides` is the query's hash.
@@ -193,7 +180,7 @@ impl Method for MagicPig {
             keys.mean = Some(keys.compute_mean());
         }
         let norms = keys.norms();
-        let planes = self.planes(d + usize::from(self.simple_lsh));
+        let planes = self.planes.of_width(d + usize::from(self.simple_lsh));
         let (codes, norms) = if self.simple_lsh {
             let longest = norms.iter().copied().fold(0.0, f32::max);
             let vectors = |range| keys.simple_lsh(range, &norms, longest);
@@ -347,19 +334,6 @@ fn at_least_two(c: f64, tables: f64) -> f64 {
         return 0.5 * tables * (tables - 1.0) * c * c * (1.0 - 2.0 / 3.0 * (tables - 2.0) * c);
     }
     at_least_one(c, tables) - tables * c * ((tables - 1.0) * (-c).ln_1p()).exp()
-}
-
-/// `count` standard normal numbers (Box and Muller's transform).
-fn gaussians(count: usize, seed: u64) -> Vec<f32> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut numbers = Vec::with_capacity(count + 1);
-    while numbers.len() < count {
-        let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-        let (sin, cos) = (2.0 * PI * rng.random::<f64>()).sin_cos();
-        numbers.extend([(radius * cos) as f32, (radius * sin) as f32]);
-    }
-    numbers.truncate(count);
-    numbers
 }
 
 #[cfg(test)]

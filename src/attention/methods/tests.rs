@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
-use crate::attention::calibration::PrefillChunk;
+use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::{Fork, HeadPrefix, IndexCache, Selection, Step, expand_grid};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -39,10 +39,20 @@ pub(super) fn configured(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
+/// A collector for `kind` or `kind:setting=value,...` that is to read so many tokens.
+pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dyn Collector> {
+    let spec = expand_grid(spec).unwrap().remove(0);
+    let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).unwrap();
+    let mut params = Params::new(&spec);
+    let collector = (calibration.start)(&Assignment { model, seed: 3, tokens }, &mut params).unwrap();
+    params.finish().unwrap();
+    collector
+}
+
 /// An artefact of `kind` that was made from random queries and keys.
 pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     const TOKENS: usize = 60;
-    let mut collector = (CALIBRATIONS.iter().find(|c| c.kind == kind).unwrap().start)(model, 0);
+    let mut collector = collector(kind, model, TOKENS);
     for layer in 0..model.layers {
         let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
         let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
@@ -165,6 +175,10 @@ const SELECT_ALL: &[&str] = &[
     "hip:k=100000",
     "hip:ratio=1,r_m=1",
     "hip:k=100000,b_k=7,per=kv_head,n_e=3,theta_vote=3",
+    "lsh_bits:k=100000",
+    "lsh_bits:bits=100,ratio=1,label=av,center=true,per=kv_head",
+    "hash_attention:k=100000",
+    "hash_attention:ratio=1,per=kv_head",
 ];
 
 /// Specs with ordinary budgets.
@@ -196,6 +210,10 @@ const ORDINARY: &[&str] = &[
     "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
     "hip:ratio=0.1,per=kv_head,top_r=8",
     "hip:k=16,n_e=3",
+    "lsh_bits:k=8",
+    "lsh_bits:bits=7,label=av,center=true,ratio=0.1,per=kv_head",
+    "hash_attention:k=8",
+    "hash_attention:ratio=0.1,per=kv_head",
 ];
 
 /// How the specs begin whose picks are drawn at random.
@@ -272,6 +290,8 @@ fn density_is_what_the_budget_says() {
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
         ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
+        ("lsh_bits:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("hash_attention:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
@@ -501,6 +521,9 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/8,label_bits=4,k=64");
     assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
     assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");
+    assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
+    assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
+    assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
     let bad = [
         "topkk",
         "topk:kk=3",
@@ -537,6 +560,11 @@ fn specs_are_checked_and_canonical() {
         "hip:r_e=-1",
         "hip:r_e=inf",
         "hip:tau=2",
+        "lsh_bits:bits=0",
+        "lsh_bits:bits=5000",
+        "lsh_bits:label=v",
+        "hash_attention:bits=2000",
+        "hash_attention:label=norm",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();
