@@ -3,13 +3,14 @@
 //! Nothing here depends on the values in the shipped files, only on their fitting the shipped model.
 
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
 use spattn::attention::{Configured, Fork, HeadPrefix, IndexCache, Policy, Selection, Step, expand_grid};
 use spattn::cost::Cost;
-use spattn::eval::calibration::supply;
+use spattn::eval::calibration::{Checkpoints, Order, Outcome, Plan, Text, supply};
 use spattn::eval::run::Counter;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kv::quantised::QuantisedRows;
@@ -232,4 +233,34 @@ fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
         }
         assert!(mean(&recall[0]) > 1.2 * mean(&recall[1]), "{length}: {recall:?}");
     }
+}
+
+/// Trains on a few prompts, stopping after some blocks if told to.
+fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<Outcome>> {
+    let orders = Order::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
+    let texts: [Text; 1] = [orders[0].calibration.reading.text.into()];
+    let plan = Plan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
+    plan.run(&MODEL, Some(checkpoints), |done, _| match done >= stop_after {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    })
+}
+
+#[test]
+fn a_training_that_was_stopped_goes_on_to_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
+    let resume = Checkpoints { resume: true, ..start.clone() };
+    let error = |result: anyhow::Result<Option<Outcome>>| result.err().unwrap().to_string();
+    assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to go on from: no "));
+    let whole = train(5, &start, usize::MAX).unwrap().unwrap();
+    assert!(whole.blocks > 3, "{} blocks", whole.blocks);
+    assert!(!start.file("hash_attention").exists(), "too few blocks for a checkpoint");
+    assert!(train(5, &start, 1).unwrap().is_none());
+    assert!(train(5, &resume, 3).unwrap().is_none());
+    assert!(error(train(6, &resume, usize::MAX)).contains("begun with seed 5"));
+    let resumed = train(5, &resume, usize::MAX).unwrap().unwrap();
+    assert_eq!((resumed.blocks, resumed.tokens), (whole.blocks, whole.tokens));
+    assert!(resumed.made[0].bytes == whole.made[0].bytes && resumed.made[0].notes == whole.made[0].notes);
+    assert!(train(6, &start, usize::MAX).unwrap().unwrap().made[0].bytes != whole.made[0].bytes);
 }

@@ -32,7 +32,7 @@ use crate::tasks::{TaskOptions, resolve};
 pub struct CalibrateArgs {
     /// Method to calibrate for, with settings of the calibration; may be repeated; all that need it if not given
     ///
-    /// Example: --method loki --method hash_attention:steps=8 (`spattn list methods --long` has the settings)
+    /// Example: --method loki --method hash_attention:steps=8 (`spattn list methods` has the settings)
     #[arg(short = 'm', long = "method", value_name = "NAME[:SETTING=VALUE,...]")]
     methods: Vec<String>,
 

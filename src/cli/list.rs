@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::attention::methods::{METHODS, MethodEntry, POLICY_PARAMS, ParamInfo};
+use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo};
 use crate::eval::config::{SHIPPED, Settings};
 use crate::tasks::{TaskInfo, catalog};
 
@@ -81,13 +81,22 @@ fn methods_text() -> String {
             .iter()
             .map(|p| format!("    preset={:<6} {}\n", p.name, preset_line(p.values, p.source)))
             .collect();
-        format!("{}\n  {}\n{}{}\n", m.name, m.about, params_text(m.params), presets)
+        let training = match calibration_params(m) {
+            [] => String::new(),
+            params => format!("  settings of `spattn calibrate -m {}:...`\n{}", m.name, params_text(params)),
+        };
+        format!("{}\n  {}\n{}{presets}{training}\n", m.name, m.about, params_text(m.params))
     };
     let methods: String = METHODS.iter().map(one).collect();
     format!(
         "{methods}Every method (but full) also takes\n{}\nUse with: spattn eval -m 'NAME:key=value,key={{a,b}},key=a..b/step'",
         params_text(POLICY_PARAMS)
     )
+}
+
+/// Settings of the calibration that makes what a method needs.
+fn calibration_params(method: &MethodEntry) -> &'static [ParamInfo] {
+    CALIBRATIONS.iter().find(|c| c.kind == method.name).map_or(&[], |c| c.params)
 }
 
 fn preset_line(values: &[(&str, &str)], source: &str) -> String {
@@ -104,6 +113,7 @@ fn methods_json() -> Value {
                 "name": m.name,
                 "about": m.about,
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
+                "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
                 "presets": m.presets.iter().map(|p| json!({
                     "name": p.name,
                     "values": p.values.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(","),

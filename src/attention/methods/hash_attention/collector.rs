@@ -46,12 +46,12 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         ParamInfo { key: "steps", default: "16", about: "steps of gradient descent on each chunk of a prompt" },
         ParamInfo { key: "queries", default: "64", about: "queries of the chunk in a step" },
         ParamInfo { key: "top", default: "64", about: "largest tokens that a query should find" },
-        ParamInfo { key: "rate", default: "0.002", about: "step size at first; it falls to 0 by the end" },
+        ParamInfo { key: "rate", default: "0.004", about: "step size at first; it falls to 0 by the end" },
         ParamInfo { key: "alpha", default: "20", about: "weight of a wanted token, at any length of context" },
         ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
-        ParamInfo { key: "scale", default: "1", about: "factor of the signatures' inner product in the loss" },
+        ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
     ],
-    reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 4096, held_out: 8, resumable: true },
+    reading: Reading { text: ReadingText::Rows, tokens: 400_000, length: 4096, held_out: 8, resumable: true },
     start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
 };
 
@@ -92,8 +92,8 @@ impl Settings {
             }
         };
         let (steps, queries) = (params.get_positive("steps", 16)?, params.get_positive("queries", 64)?);
-        let (top, rate) = (params.get_positive("top", 64)?, positive(params, "rate", 2e-3)?);
-        let (alpha, scale) = (positive(params, "alpha", 20.0)?, positive(params, "scale", 1.0)?);
+        let (top, rate) = (params.get_positive("top", 64)?, positive(params, "rate", 4e-3)?);
+        let (alpha, scale) = (positive(params, "alpha", 20.0)?, positive(params, "scale", 0.3)?);
         let beta: f32 = params.get("beta", 0.0)?;
         if !(beta >= 0.0 && beta.is_finite()) {
             return Err(params.bad_value("beta", &beta.to_string(), "0 or above"));

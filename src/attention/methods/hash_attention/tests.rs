@@ -283,8 +283,8 @@ fn numbers(note: &str) -> Vec<f64> {
 fn training_lowers_the_loss_and_finds_more_than_random_planes() {
     let model = small_model();
     for label in ["a", "av"] {
-        let mut collector =
-            trainer(&model, &format!("hash_attention:bits=16,top=16,queries=32,rate=0.01,label={label}"));
+        let settings = "bits=16,top=16,steps=4,queries=32,rate=0.01,scale=1";
+        let mut collector = trainer(&model, &format!("hash_attention:{settings},label={label}"));
         (0..40).for_each(|prompt| read(collector.as_mut(), &model, prompt, true));
         (90..94).for_each(|prompt| read(collector.as_mut(), &model, prompt, false));
         let notes = collector.finish().notes;
