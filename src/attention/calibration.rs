@@ -1,6 +1,6 @@
 //! Offline calibration: what is seen while a text is read densely, and who learns from it.
 //!
-//! A [`Calibration`] makes one kind of [`Artefact`](super::artefact::Artefact): its [`Collector`] sees
+//! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees
 //! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
 //! tensors. Which text is read, and where artefacts are written, is decided above.
 
@@ -101,8 +101,14 @@ pub struct Calibration {
     /// What is read if the user does not say.
     pub reading: Reading,
     /// A collector that has seen nothing; whatever it draws comes from the seed.
-    pub start: fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>,
+    pub start: StartCollector,
 }
+
+/// Makes a collector from its settings.
+///
+/// # Errors
+/// If a setting is out of range.
+pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
 
 /// What a collector is told before it starts.
 #[derive(Debug, Clone, Copy)]
