@@ -10,6 +10,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use spattn::kernels::cpu::hamming::hamming_scores;
 use spattn::kernels::cpu::hyperplanes::Hyperplanes;
 use spattn::kernels::cpu::linear::linear_rows;
 use spattn::kernels::cpu::prefill::{PackedHead, causal_attention};
@@ -109,6 +110,21 @@ fn hyperplanes(c: &mut Criterion) {
     }
 }
 
+fn hamming(c: &mut Criterion) {
+    let mut group = c.benchmark_group("hamming");
+    let (rows, queries) = (1 << 18, 2);
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for words in [1, 2, 8, 32] {
+        let planes: Vec<u32> = (0..rows * words).map(|_| rng.random()).collect();
+        let query: Vec<u32> = (0..queries * words).map(|_| rng.random()).collect();
+        let mut out = vec![0.0; queries * rows];
+        group.throughput(Throughput::Bytes((4 * words * rows) as u64));
+        group.bench_function(format!("{queries}x{rows}x{}bits", 32 * words), |b| {
+            b.iter(|| hamming_scores(&query, &planes, words, black_box(&mut out)))
+        });
+    }
+}
+
 fn select(c: &mut Criterion) {
     let mut group = c.benchmark_group("top_k");
     let scores = noise(16_384);
@@ -118,5 +134,5 @@ fn select(c: &mut Criterion) {
     }
 }
 
-criterion_group!(kernels, prefill, decode, linear, hyperplanes, select);
+criterion_group!(kernels, prefill, decode, linear, hyperplanes, hamming, select);
 criterion_main!(kernels);

@@ -2,12 +2,19 @@
 //!
 //! Nothing here depends on the values in the shipped files, only on their fitting the shipped model.
 
+use std::any::Any;
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
-use spattn::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
-use spattn::eval::calibration::supply;
+use spattn::attention::{
+    Configured, Context, Fork, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Step, expand_grid,
+};
+use spattn::cost::Cost;
+use spattn::eval::calibration::{Checkpoints, Order, Outcome, Plan, Text, supply};
+use spattn::eval::run::Counter;
+use spattn::kernels::cpu::Rows;
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kv::quantised::QuantisedRows;
 use spattn::model::Model;
@@ -15,7 +22,9 @@ use spattn::model::calibration::CalibrationPlace;
 use spattn::model::decoder::{Prefill, Stream};
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
+use spattn::tasks::seed::example_seed;
 use spattn::tasks::text::essays::Essays;
+use spattn::tasks::{Task, TaskOptions, resolve};
 
 static MODEL: LazyLock<Model> =
     LazyLock::new(|| Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap());
@@ -132,4 +141,130 @@ fn what_is_observed_is_what_is_cached() {
     assert_eq!(order.len(), 2 * layers);
     assert!(order.is_sorted() && order[layers].0 > 0);
     assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).logits);
+}
+
+/// Prompts as they are evaluated, which no calibration reads.
+fn evaluated_prompts(length: usize) -> Vec<Vec<u32>> {
+    let names = ["ruler/niah_multikey_1", "ruler/vt", "ruler/cwe", "ruler/fwe", "ruler/qa_synth"].map(str::to_owned);
+    let prompt = |task: Box<dyn Task>| {
+        let seed = example_seed(42, task.name(), length, 0);
+        let example = task.example(length, 0, seed, &Counter(&MODEL.tokenizer)).unwrap();
+        MODEL.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix).unwrap().ids
+    };
+    resolve(&names, &TaskOptions::default()).unwrap().into_iter().map(prompt).collect()
+}
+
+/// Tokens at the end of a prompt whose queries are asked; the prefix ends before them.
+const ASKED: usize = 24;
+
+/// For each method and layer, the share of the exact top 64 that is among its picks, mean over prompts, KV
+/// heads and the queries at their ends.
+fn recall_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<f64>> {
+    let methods: Vec<Configured> = specs.iter().map(|spec| configured(spec)).collect();
+    let exact = configured("topk:k=64");
+    let (layers, d) = (MODEL.shape().layers, MODEL.shape().head_dim);
+    let mut sums = vec![vec![(0.0, 0); layers]; specs.len()];
+    for ids in prompts {
+        MODEL.decoder.prefill_observed(ids, ids.len(), &mut |chunk| {
+            if chunk.kv.tokens() < ids.len() {
+                return;
+            }
+            let candidates = 4..ids.len() - ASKED - 64;
+            for kv_head in 0..MODEL.shape().kv_heads {
+                let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
+                let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
+                let (span, prompt) = (candidates.clone(), PromptHead::default());
+                let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: span, prompt, seed };
+                let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
+                for token in chunk.tokens() - ASKED..chunk.tokens() {
+                    let group = MODEL.shape().group();
+                    let queries: Vec<f32> =
+                        (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
+                    let step = Step {
+                        layer,
+                        kv_head,
+                        queries: &queries,
+                        d,
+                        scale: 1.0 / (d as f32).sqrt(),
+                        keys,
+                        values,
+                        tail_keys: Rows::F32(&[]),
+                        candidates: candidates.clone(),
+                        context: Context::new(chunk.first + token + 1, &candidates),
+                        generated: 0,
+                        seed,
+                    };
+                    let picks = |method: &Configured, index: &dyn Any| {
+                        let mut state = method.method.start(index);
+                        match method.method.select(&step, index, state.as_mut(), &mut Cost::default()) {
+                            Selection::PerHead(heads) => heads,
+                            Selection::Shared(_) => panic!("a selection for each query head"),
+                        }
+                    };
+                    let wanted = picks(&exact, exact.method.build(&prefix).as_ref());
+                    for (i, (method, index)) in methods.iter().zip(&indexes).enumerate() {
+                        for (picked, wanted) in picks(method, index.as_ref()).iter().zip(&wanted) {
+                            let found = wanted.tokens.iter().filter(|t| picked.tokens.contains(t)).count();
+                            sums[i][layer].0 += found as f64 / wanted.tokens.len() as f64;
+                            sums[i][layer].1 += 1;
+                        }
+                    }
+                }
+            }
+        });
+    }
+    let mean = |layers: Vec<(f64, usize)>| layers.into_iter().map(|(sum, count)| sum / count as f64).collect();
+    sums.into_iter().map(mean).collect()
+}
+
+#[test]
+fn learned_signatures_find_more_than_random_planes_of_as_many_bits() {
+    const SPECS: [&str; 6] = [
+        "hash_attention:ratio=0.0625",
+        "lsh_bits:bits=32,ratio=0.0625",
+        "lsh_bits:bits=32,ratio=0.0625,center=true",
+        "lsh_bits:bits=256,ratio=0.0625",
+        // Two bf16 vectors a page of 64 are 32 bits a token.
+        "quest:page=64,ratio=0.0625",
+        "quest:page=16,ratio=0.0625",
+    ];
+    let mean = |layers: &Vec<f64>| layers.iter().sum::<f64>() / layers.len() as f64;
+    for length in [1024, 2048, 4096] {
+        let recall = recall_of_the_top_64(&evaluated_prompts(length), &SPECS);
+        for (spec, layers) in SPECS.iter().zip(&recall) {
+            let by_layer: Vec<String> = layers.iter().map(|r| format!("{r:.2}")).collect();
+            println!("{length:>5} {spec:<42} {:.3}  {}", mean(layers), by_layer.join(" "));
+        }
+        assert!(mean(&recall[0]) > 1.2 * mean(&recall[1]), "{length}: {recall:?}");
+    }
+}
+
+/// Trains on a few prompts, stopping after some blocks if told to.
+fn train(seed: u64, checkpoints: &Checkpoints, stop_after: usize) -> anyhow::Result<Option<Outcome>> {
+    let orders = Order::parse(&["hash_attention:steps=2,top=16,queries=8".to_owned()])?;
+    let texts: [Text; 1] = [orders[0].calibration.reading.text.into()];
+    let plan = Plan { orders: &orders, texts: &texts, tokens: 1500, length: 400, held_out: 1, seed };
+    plan.run(&MODEL, Some(checkpoints), |done, _| match done >= stop_after {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    })
+}
+
+#[test]
+fn a_training_that_was_stopped_goes_on_to_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = Checkpoints { folder: folder.path().to_owned(), resume: false };
+    let resume = Checkpoints { resume: true, ..start.clone() };
+    let error = |result: anyhow::Result<Option<Outcome>>| result.err().unwrap().to_string();
+    assert!(error(train(5, &resume, usize::MAX)).starts_with("there is no checkpoint to go on from: no "));
+    let whole = train(5, &start, usize::MAX).unwrap().unwrap();
+    assert!(whole.blocks > 3, "{} blocks", whole.blocks);
+    assert!(!start.file("hash_attention").exists(), "too few blocks for a checkpoint");
+    assert!(train(5, &start, 1).unwrap().is_none());
+    assert!(train(5, &resume, 3).unwrap().is_none());
+    assert!(error(train(6, &resume, usize::MAX)).contains("begun with seed 5"));
+    let resumed = train(5, &resume, usize::MAX).unwrap().unwrap();
+    assert_eq!((resumed.blocks, resumed.tokens), (whole.blocks, whole.tokens));
+    assert!(resumed.made[0].bytes == whole.made[0].bytes && resumed.made[0].notes == whole.made[0].notes);
+    assert!(train(6, &start, usize::MAX).unwrap().unwrap().made[0].bytes != whole.made[0].bytes);
 }

@@ -376,7 +376,13 @@ fn a_model_is_calibrated_and_evaluated() {
     let folder = dir.path().to_str().unwrap();
     let ran = calibrate(&["--out", folder]).ok();
     ran.prints("builtin: 700 tokens in 3 blocks (grammar, 300 tokens a block)");
-    for (kind, note) in [("double_sparsity", "of 64 channels carry"), ("loki", "of 64 components hold")] {
+    ran.prints("tokens in 2 blocks (training rows of 256 tokens and more, 300 tokens a block)");
+    let notes = [
+        ("double_sparsity", "of 64 channels carry"),
+        ("loki", "of 64 components hold"),
+        ("hash_attention", "on text not yet learned"),
+    ];
+    for (kind, note) in notes {
         ran.prints(&format!("{folder}/{kind}.safetensors"));
         ran.prints(note);
     }
@@ -405,7 +411,7 @@ fn calibrating_twice_gives_the_same_bytes_on_any_number_of_threads() {
     let (one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     calibrate(&["--threads", "1", "--out", one.path().to_str().unwrap()]).ok();
     calibrate(&["--threads", "3", "--out", two.path().to_str().unwrap()]).ok();
-    for kind in ["double_sparsity", "loki"] {
+    for kind in ["double_sparsity", "loki", "hash_attention"] {
         let bytes = |dir: &TempDir| fs::read(dir.path().join(format!("{kind}.safetensors"))).unwrap();
         assert!(bytes(&one) == bytes(&two), "{kind}");
     }
@@ -453,6 +459,10 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     let wrong = |args: &[&str], what: &str, hint: &str| drop(calibrate(args).fails(2, what, hint));
     wrong(&["--method", "lokki", "--out", folder], "unknown calibrated method `lokki`", "`loki`");
     wrong(&[], "builtin has no folder to write to", "--calibration DIR");
+    wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "");
+    wrong(&["-m", "hash_attention:rate=0", "--out", folder], "`rate=0` is out of range", "above 0");
+    wrong(&["-m", "loki", "-m", "loki", "--out", folder], "`loki` is to be calibrated twice", "--out DIR");
+    wrong(&["-m", "hash_attention", "--resume", "--out", folder], "no checkpoint to go on from", "leave --resume out");
     wrong(&["--out", folder, "--data", text], "cannot read", "text files");
     fs::write(text, "").unwrap();
     wrong(&["--out", folder, "--data", text], "there is no text in", "");
@@ -460,6 +470,8 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     wrong(&["--out", file!()], "cannot write to the folder", "--out");
     let long = spattn(&["calibrate", "--out", folder, "--length", "40000"]);
     long.fails(2, "blocks of 40000 tokens are beyond the context of builtin", "shorter --length");
+    let short = spattn(&["calibrate", "-m", "hash_attention", "--length", "100", "--out", folder]);
+    short.fails(2, "256 tokens and more have 256 tokens at least", "--data");
     spattn(&["calibrate", "--out", folder, "--tokens", "0"]).fails(2, "0 tokens", "--tokens");
     assert!(!dir.path().join("loki.safetensors").exists());
     let ran = calibrate(&["-m", "loki", "--out", folder, "--data", text, "-t", "ruler/niah_single_1"]).ok();

@@ -147,6 +147,18 @@ pub enum ArtefactError {
         /// Shape of the model.
         expected: String,
     },
+    /// It was made with other settings than the method asks for.
+    #[error("{file}: made with {key} `{found}`, not `{expected}`")]
+    OtherSetting {
+        /// The file.
+        file: String,
+        /// What the setting says.
+        key: String,
+        /// Its value.
+        found: String,
+        /// The value that was wanted.
+        expected: String,
+    },
     /// A tensor is missing or not as expected.
     #[error("{file}: tensor `{name}` {what}")]
     Tensor {
@@ -237,6 +249,32 @@ impl Artefact {
             return Err(ArtefactError::OtherWeights { file, found, expected });
         }
         Ok(())
+    }
+
+    /// One of its maker's settings.
+    ///
+    /// # Errors
+    /// If it has none of this name.
+    pub fn setting(&self, key: &str) -> Result<&str, ArtefactError> {
+        self.info.settings.get(key).map(String::as_str).ok_or_else(|| self.malformed(&format!("no setting `{key}`")))
+    }
+
+    /// Makes sure that it was made with a setting.
+    ///
+    /// # Errors
+    /// If its own is another, or it has none of this name.
+    pub fn check_setting(&self, key: &str, expected: &str) -> Result<(), ArtefactError> {
+        let found = self.setting(key)?;
+        if found != expected {
+            let (file, found, expected) = (self.file.clone(), found.to_owned(), expected.to_owned());
+            return Err(ArtefactError::OtherSetting { file, key: key.to_owned(), found, expected });
+        }
+        Ok(())
+    }
+
+    /// What its reader found wrong with its metadata.
+    pub fn malformed(&self, what: &str) -> ArtefactError {
+        ArtefactError::Malformed { file: self.file.clone(), what: format!("malformed metadata: {what}") }
     }
 
     /// What it is and how it was made.
@@ -335,6 +373,15 @@ pub(crate) mod tests {
         ] {
             assert!(matches!(artefact.check("loki", &other), Err(ArtefactError::OtherShape { .. })));
         }
+    }
+
+    #[test]
+    fn settings_are_compared() {
+        let artefact = Artefact::parse("x", bytes()).unwrap();
+        artefact.check_setting("rope", "after").unwrap();
+        let says = |key: &str| artefact.check_setting(key, "before").unwrap_err().to_string();
+        assert_eq!(says("rope"), "x: made with rope `after`, not `before`");
+        assert_eq!(says("bits"), "x: malformed metadata: no setting `bits`");
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! Offline calibration: what is seen while a text is read densely, and who learns from it.
 //!
-//! A [`Calibration`] makes one kind of [`Artefact`](super::artefact::Artefact): its [`Collector`] sees
+//! A [`Calibration`] makes one kind of [`Artefact`]: its [`Collector`] sees
 //! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
 //! tensors. Which text is read, and where artefacts are written, is decided above.
 
 use std::collections::BTreeMap;
 
-use super::artefact::{ModelShape, NamedTensor};
+use super::Params;
+use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
+use super::methods::ParamInfo;
+use crate::error::UsageError;
 use crate::kv::LayerKv;
 
 /// Tokens of a prompt at one layer of a dense prefill, before they attend.
@@ -52,8 +55,28 @@ pub trait Collector: Send {
     /// before the next one does.
     fn observe(&mut self, chunk: &PrefillChunk<'_>);
 
+    /// A prompt of so many tokens was read to its end.
+    fn end_prompt(&mut self, _tokens: usize) {}
+
+    /// Measures what was learned on a chunk from which nothing is learned; these come after all others.
+    fn examine(&mut self, _chunk: &PrefillChunk<'_>) {}
+
     /// What was learned.
     fn finish(self: Box<Self>) -> Collected;
+
+    /// Everything that is needed to go on after the prompts read so far; `None` if reading them again is
+    /// the way.
+    fn checkpoint(&self) -> Option<Collected> {
+        None
+    }
+
+    /// Goes on from a checkpoint that an equal collector wrote.
+    ///
+    /// # Errors
+    /// If it was made with other settings, or does not hold what it should.
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        Err(checkpoint.malformed("nothing goes on from a checkpoint here"))
+    }
 }
 
 /// What a [`Collector`] ends with.
@@ -73,8 +96,59 @@ pub struct Calibration {
     pub kind: &'static str,
     /// What is learned, in one line.
     pub about: &'static str,
+    /// Own settings with defaults and meaning, written as a method's parameters are.
+    pub params: &'static [ParamInfo],
+    /// What is read if the user does not say.
+    pub reading: Reading,
     /// A collector that has seen nothing; whatever it draws comes from the seed.
-    pub start: fn(&ModelShape, u64) -> Box<dyn Collector>,
+    pub start: StartCollector,
+}
+
+/// Makes a collector from its settings.
+///
+/// # Errors
+/// If a setting is out of range.
+pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
+
+/// What a collector is told before it starts.
+#[derive(Debug, Clone, Copy)]
+pub struct Assignment<'a> {
+    /// The model that is read with.
+    pub model: &'a ModelShape,
+    /// Seed of whatever is drawn.
+    pub seed: u64,
+    /// Tokens that will be read, about.
+    pub tokens: usize,
+}
+
+/// What a calibration reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Which text.
+    pub text: ReadingText,
+    /// Tokens in all prompts together.
+    pub tokens: usize,
+    /// Most tokens of a prompt.
+    pub length: usize,
+    /// Further prompts, from which nothing is learned, to measure what was.
+    pub held_out: usize,
+    /// Whether it takes so long that checkpoints are written.
+    pub resumable: bool,
+}
+
+impl Reading {
+    /// Eight blocks of generated essays: enough for means and variances.
+    pub const STATISTICS: Self =
+        Self { text: ReadingText::Essays, tokens: 32_768, length: 4096, held_out: 0, resumable: false };
+}
+
+/// Text that is made, not given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadingText {
+    /// Essays, all blocks of one length.
+    Essays,
+    /// Contexts of many lengths with questions and answers, of the kinds that the tasks are.
+    Rows,
 }
 
 /// "8, 16 of 64" and "31, 52 %" for notes: what share of each of `masses` (descending) its first `counts`

@@ -1,15 +1,18 @@
 //! `spattn calibrate`: learn about a model what some methods need to know, and keep it in files.
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::eval::set_threads;
+use super::Done;
+use super::eval::{set_threads, stop_on_interrupt};
 use crate::error::UsageError;
-use crate::eval::calibration::{Made, Outcome, Plan, Text};
+use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, write_whole};
 use crate::model::Model;
 use crate::model::calibration::file_name;
 use crate::model::source::ModelSource;
@@ -24,12 +27,13 @@ use crate::tasks::{TaskOptions, resolve};
 #[command(after_help = "Examples:
   spattn calibrate --model ./Llama-3.2-1B-Instruct
   spattn calibrate --method loki --model Qwen/Qwen2.5-0.5B-Instruct --data pile-sample.txt --out qwen-calibration
+  spattn calibrate --method hash_attention:bits=64,rate=0.001 --out signatures --resume
   spattn calibrate --out models/builtin/calibration      (the files that the program is built with)")]
 pub struct CalibrateArgs {
-    /// Method to calibrate for; may be repeated; all that need it if not given
+    /// Method to calibrate for, with settings of the calibration; may be repeated; all that need it if not given
     ///
-    /// Example: --method double_sparsity --method loki
-    #[arg(short = 'm', long = "method", value_name = "NAME")]
+    /// Example: --method loki --method hash_attention:steps=8 (`spattn list methods` has the settings)
+    #[arg(short = 'm', long = "method", value_name = "NAME[:SETTING=VALUE,...]")]
     methods: Vec<String>,
 
     /// Model: builtin, a folder, or a hub id
@@ -38,7 +42,8 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     model: String,
 
-    /// File of running text to read; may be repeated; generated essays if neither this nor --task is given
+    /// File of running text to read; may be repeated; what suits the method, made offline, if neither this nor --task is
+    /// given
     ///
     /// Example: --data books.txt
     #[arg(long = "data", value_name = "FILE")]
@@ -50,17 +55,17 @@ pub struct CalibrateArgs {
     #[arg(short = 't', long = "task", value_name = "TASK")]
     tasks: Vec<String>,
 
-    /// Tokens to read, in all blocks together
+    /// Tokens to read, in all blocks together; 32768, or what a training takes, if not given
     ///
     /// Example: --tokens 131072
-    #[arg(long, value_name = "N", default_value_t = 32768)]
-    tokens: usize,
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
 
-    /// Tokens of a block: a sequence that is read by itself
+    /// Most tokens of a block, a sequence that is read by itself; 4096 if not given
     ///
     /// Example: --length 2048
-    #[arg(short = 'l', long, value_name = "N", default_value_t = 4096)]
-    length: usize,
+    #[arg(short = 'l', long, value_name = "N")]
+    length: Option<usize>,
 
     /// Seed of generated text, and of methods that draw
     ///
@@ -73,6 +78,12 @@ pub struct CalibrateArgs {
     /// Example: --out calibration
     #[arg(short = 'o', long, value_name = "DIR")]
     out: Option<PathBuf>,
+
+    /// Go on with a training that was stopped, from the checkpoint in the folder that is written to
+    ///
+    /// Example: spattn calibrate --method hash_attention --out nets --resume
+    #[arg(long)]
+    resume: bool,
 
     /// Threads to use; all cores if not given
     ///
@@ -91,8 +102,8 @@ pub struct CalibrateArgs {
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written otherwise.
-pub fn run(args: CalibrateArgs) -> Result<()> {
-    let calibrations = Plan::calibrations(&args.methods)?;
+pub fn run(args: CalibrateArgs) -> Result<Done> {
+    let orders = Order::parse(&args.methods)?;
     set_threads(args.threads)?;
     let source = ModelSource::parse(&args.model)?;
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
@@ -102,24 +113,51 @@ pub fn run(args: CalibrateArgs) -> Result<()> {
         UsageError::new(format!("{} has no folder to write to", model.id))
             .hint("give one with --out DIR, and to eval with --calibration DIR")
     })?;
-    let mut texts = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
-    texts.extend(tasks.into_iter().map(Text::Task));
-    if texts.is_empty() {
-        texts.push(Text::Generated);
+    let mut given = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
+    given.extend(tasks.into_iter().map(Text::Task));
+    let groups: Vec<&[Order]> = Order::by_reading(&orders).collect();
+    let made: Vec<Vec<Text>> = groups.iter().map(|group| vec![group[0].calibration.reading.text.into()]).collect();
+    let mut plans = Vec::new();
+    for (orders, made) in groups.into_iter().zip(&made) {
+        let reading = Order::reading(orders);
+        plans.push(Plan {
+            orders,
+            texts: if given.is_empty() { made } else { &given },
+            tokens: args.tokens.unwrap_or(reading.tokens),
+            length: args.length.unwrap_or(reading.length),
+            held_out: reading.held_out,
+            seed: args.seed,
+        });
     }
-    let plan = Plan { calibrations, texts, tokens: args.tokens, length: args.length, seed: args.seed };
-    plan.check(&model)?;
+    plans.iter().try_for_each(|plan| plan.check(&model))?;
     std::fs::create_dir_all(&out).map_err(|e| {
         UsageError::new(format!("cannot write to the folder {}: {e}", out.display()))
             .hint("choose another --out folder")
     })?;
-    let bar = progress_bar(args.quiet);
-    let outcome = plan.run(&model, |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    report(&outcome?, &model, &out)
+    let stop = stop_on_interrupt()?;
+    let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
+    for plan in plans {
+        let resumable = Order::reading(plan.orders).resumable;
+        let bar = progress_bar(args.quiet);
+        let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        bar.finish_and_clear();
+        let Some(outcome) = outcome? else {
+            if resumable {
+                eprintln!("stopped; the same command with --resume goes on");
+            }
+            return Ok(Done::Interrupted);
+        };
+        report(&outcome, &model, &out)?;
+        for made in &outcome.made {
+            // It may never have been written.
+            let _ = std::fs::remove_file(checkpoints.file(made.kind));
+        }
+    }
+    Ok(Done::Completed)
 }
 
 /// Writes the files and says what they hold.
@@ -130,18 +168,11 @@ fn report(outcome: &Outcome, model: &Model, out: &Path) -> Result<()> {
     writeln!(stdout, "{}: {tokens} tokens in {blocks} blocks ({data}), {took:.1} s", model.id)?;
     for Made { kind, bytes, notes } in made {
         let path = out.join(file_name(kind));
-        write_whole(&path, bytes)?;
+        write_whole(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(stdout, "\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3)?;
         notes.iter().try_for_each(|note| writeln!(stdout, "  {note}"))?;
     }
     Ok(())
-}
-
-/// A reader finds the old file or the new one, never a part.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("part");
-    let written = std::fs::write(&part, bytes).and_then(|()| std::fs::rename(&part, path));
-    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn progress_bar(quiet: bool) -> ProgressBar {

@@ -161,7 +161,8 @@ fn parse_plan(text: &str, path: &Path) -> Result<Vec<Batch>, UsageError> {
 /// A row in tokens, and its line of JSON if that was asked for.
 struct Made {
     family: u8,
-    ids: Vec<u16>,
+    /// Below 65,536, as [`PieceEncoder`] makes sure.
+    ids: Vec<u32>,
     classes: Vec<u8>,
     line: Vec<u8>,
 }
@@ -203,7 +204,7 @@ fn make(group: &[Batch], trainer: &Trainer, encoder: &PieceEncoder, args: &Expor
         }
         bytes.extend(rows.iter().map(|row| row.family));
         for Made { ids, .. } in &rows {
-            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+            bytes.extend(ids.iter().flat_map(|id| (*id as u16).to_le_bytes()));
             bytes.resize(bytes.len() + 2 * (batch.length - ids.len()), 0);
         }
         for Made { classes, .. } in &rows {

@@ -347,7 +347,7 @@ fn megabytes(bytes: usize) -> String {
 }
 
 /// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
-fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = stop.clone();
     ctrlc::set_handler(move || {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::attention::methods::{METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
+use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
 use crate::tasks::{TaskInfo, catalog};
@@ -97,13 +97,22 @@ fn method(name: &str) -> Result<&'static MethodEntry, UsageError> {
     found.ok_or_else(|| UsageError::unknown("method", name, METHODS.iter().map(|m| m.name)))
 }
 
+/// Settings of the calibration that makes what a method needs.
+fn calibration_params(method: &MethodEntry) -> &'static [ParamInfo] {
+    CALIBRATIONS.iter().find(|c| c.kind == method.name).map_or(&[], |c| c.params)
+}
+
 fn methods_text(methods: &[&MethodEntry]) -> String {
     let one = |m: &&MethodEntry| {
         let presets: String =
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
         let facts = [("reference", m.reference), ("sparse in", m.phase()), ("selection", m.granularity())];
         let facts: String = facts.iter().map(|(name, value)| format!("    {name:<14} {value}\n")).collect();
-        format!("{}\n  {}\n{facts}{}{}\n", m.name, m.about, params_text(m.params), presets)
+        let training = match calibration_params(m) {
+            [] => String::new(),
+            params => format!("  settings of `spattn calibrate -m {}:...`\n{}", m.name, params_text(params)),
+        };
+        format!("{}\n  {}\n{facts}{}{presets}{training}\n", m.name, m.about, params_text(m.params))
     };
     let methods: String = methods.iter().map(one).collect();
     format!(
@@ -136,6 +145,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "phase": m.phase(),
                 "granularity": m.granularity(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
+                "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
                 "presets": m.all_presets().map(|p| json!({
                     "name": p.name,
                     "values": preset_values(p),

@@ -78,7 +78,7 @@ struct Advised {
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
-        Command::Calibrate(args) => calibrate::run(args)?,
+        Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
         Command::Score(args) => score::run(args)?,

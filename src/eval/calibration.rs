@@ -2,23 +2,29 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::Path;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use super::run::Counter;
-use crate::attention::Configured;
-use crate::attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT};
-use crate::attention::calibration::{Calibration, Collector, PrefillChunk};
+use crate::attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
+use crate::attention::calibration::{
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
+};
 use crate::attention::methods::CALIBRATIONS;
+use crate::attention::{Configured, MethodSpec, Params, expand_grid};
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::calibration::CalibrationPlace;
+use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
 use crate::tasks::Task;
-use crate::tasks::seed::example_seed;
+use crate::tasks::seed::{Draw, example_seed};
 use crate::tasks::text::essays::Essays;
+use crate::tasks::train::{Books, Encoder, Trainer};
 
 // ---- finding artefacts ----
 
@@ -54,7 +60,12 @@ fn find(kind: &str, method: &str, model: &Model, folder: Option<&Path>) -> Resul
 }
 
 fn refused(error: ArtefactError, kind: &str, model: &Model, folder: Option<&Path>) -> UsageError {
-    UsageError::new(error.to_string()).hint(how_to_make(kind, model, folder))
+    let what = match &error {
+        // Settings by which methods choose are written as the method's own parameters.
+        ArtefactError::OtherSetting { expected, .. } => format!("{kind}:{expected}"),
+        _ => kind.to_owned(),
+    };
+    UsageError::new(error.to_string()).hint(how_to_make(&what, model, folder))
 }
 
 /// The command that makes an artefact where it was looked for, or where it can be kept.
@@ -82,6 +93,18 @@ pub enum Text {
     },
     /// Prompts of a task.
     Task(Box<dyn Task>),
+    /// Training rows: contexts of many lengths with questions and answers.
+    Rows(Trainer),
+}
+
+impl From<ReadingText> for Text {
+    fn from(text: ReadingText) -> Self {
+        match text {
+            ReadingText::Essays => Self::Generated,
+            // Embedded definitions, which the tests read.
+            ReadingText::Rows => Self::Rows(Trainer::new(Books::default()).expect("the training rows are well-formed")),
+        }
+    }
 }
 
 impl Text {
@@ -106,6 +129,28 @@ impl Text {
             Self::Generated => Essays::Grammar.label(),
             Self::File { label, .. } => label,
             Self::Task(task) => task.name(),
+            Self::Rows(_) => "training rows of 256 tokens and more",
+        }
+    }
+
+    /// Tokens without which a block is not made.
+    fn shortest(&self) -> usize {
+        match self {
+            Self::Rows(_) => SHORTEST_ROW,
+            _ => 1,
+        }
+    }
+
+    /// Tokens of the `number`-th block, `longest` at most; for rows every factor is equally likely.
+    fn length(&self, number: usize, longest: usize, seed: u64) -> usize {
+        const STEPS: usize = 1 << 20;
+        match self {
+            Self::Rows(_) if longest > SHORTEST_ROW => {
+                let drawn = Draw::new(example_seed(seed, CALIBRATION_SEEDS, longest, number), 0).below(STEPS);
+                let factor = longest as f64 / SHORTEST_ROW as f64;
+                (SHORTEST_ROW as f64 * factor.powf((drawn + 1) as f64 / STEPS as f64)).round() as usize
+            }
+            _ => longest,
         }
     }
 
@@ -133,24 +178,150 @@ impl Text {
                 let prompt = model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
                 Ok(prompt.ids)
             }
+            Self::Rows(rows) => {
+                let encoder = RowEncoder::new(model)?;
+                Ok(rows.row(seed, number, tokens, None, &encoder)?.encode(&encoder).0)
+            }
         }
     }
 }
 
 const CALIBRATION_SEEDS: &str = "calibration";
+/// Tokens of the shortest training row that is read.
+const SHORTEST_ROW: usize = 256;
+
+/// The model's tokens for training rows.
+struct RowEncoder<'a> {
+    tokenizer: &'a Tokenizer,
+    bos: u32,
+    eos: u32,
+}
+
+impl<'a> RowEncoder<'a> {
+    fn new(model: &'a Model) -> Result<Self, UsageError> {
+        let tokenizer = &model.tokenizer;
+        let eos = tokenizer.eos_ids().first().copied().ok_or_else(|| {
+            UsageError::new(format!("{} has no end token, which training rows need", model.id))
+                .hint("give text with --data, or prompts with --task")
+        })?;
+        // A model without a first token reads rows after the end of another text.
+        Ok(Self { tokenizer, bos: tokenizer.bos_id().unwrap_or(eos), eos })
+    }
+}
+
+impl Encoder for RowEncoder<'_> {
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        // Tokenizers of models encode every text; what one could not would be missing from a row, no more.
+        ids.extend(self.tokenizer.encode_text(text, false).unwrap_or_default());
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.tokenizer.encode_text(text, false).map_or(0, |ids| ids.len())
+    }
+
+    fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    fn eos(&self) -> u32 {
+        self.eos
+    }
+}
+
+/// An artefact to make, and how.
+#[derive(Clone)]
+pub struct Order {
+    /// Who makes it.
+    pub calibration: &'static Calibration,
+    /// Its settings as given.
+    pub spec: MethodSpec,
+}
+
+impl Order {
+    /// Reads `kind` or `kind:setting=value,...`, each kind once; all kinds there are if none is given.
+    ///
+    /// # Errors
+    /// If there is none of a kind, or a kind is given twice.
+    pub fn parse(specs: &[String]) -> Result<Vec<Self>, UsageError> {
+        if specs.is_empty() {
+            let plain = |c: &'static Calibration| Self {
+                calibration: c,
+                spec: MethodSpec { name: c.kind.to_owned(), params: Vec::new() },
+            };
+            return Ok(CALIBRATIONS.iter().map(plain).collect());
+        }
+        let mut orders: Vec<Self> = Vec::new();
+        for text in specs {
+            for spec in expand_grid(text)? {
+                let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).ok_or_else(|| {
+                    UsageError::unknown("calibrated method", &spec.name, CALIBRATIONS.iter().map(|c| c.kind))
+                })?;
+                if orders.iter().any(|o| o.calibration.kind == spec.name) {
+                    return Err(UsageError::new(format!("`{}` is to be calibrated twice", spec.name))
+                        .hint("a folder holds one artefact of a kind: run once for each, with --out DIR"));
+                }
+                orders.push(Self { calibration, spec });
+            }
+        }
+        // In one order whatever was given, so that those that read the same are neighbours.
+        orders.sort_by_key(|o| CALIBRATIONS.iter().position(|c| c.kind == o.calibration.kind));
+        Ok(orders)
+    }
+
+    /// Orders that are made from one reading of the text.
+    pub fn by_reading(orders: &[Self]) -> impl Iterator<Item = &[Self]> {
+        orders.chunk_by(|a, b| a.calibration.reading == b.calibration.reading && !a.calibration.reading.resumable)
+    }
+
+    /// What orders of one reading read if the user does not say.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn reading(orders: &[Self]) -> Reading {
+        orders[0].calibration.reading
+    }
+
+    fn start(&self, assignment: &Assignment<'_>) -> Result<Box<dyn Collector>, UsageError> {
+        let mut params = Params::new(&self.spec);
+        let collector = (self.calibration.start)(assignment, &mut params)?;
+        params.finish()?;
+        Ok(collector)
+    }
+}
 
 /// What to calibrate with.
 pub struct Plan<'a> {
     /// Which artefacts to make.
-    pub calibrations: Vec<&'a Calibration>,
+    pub orders: &'a [Order],
     /// Read in turn, a block each.
-    pub texts: Vec<Text>,
+    pub texts: &'a [Text],
     /// Tokens to read, in all blocks together.
     pub tokens: usize,
-    /// Tokens of a block; the last one may be shorter.
+    /// Most tokens of a block; the last one may be shorter.
     pub length: usize,
+    /// Further blocks, of full length, to measure what was learned.
+    pub held_out: usize,
     /// Seed of the text and of what is drawn.
     pub seed: u64,
+}
+
+/// Where the state of long calibrations is kept while they run.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    /// Folder of the files.
+    pub folder: PathBuf,
+    /// Whether to go on from the files that are there.
+    pub resume: bool,
+}
+
+impl Checkpoints {
+    /// Blocks between two checkpoints.
+    const EVERY: usize = 32;
+
+    /// The file for a kind of artefact.
+    pub fn file(&self, kind: &str) -> PathBuf {
+        self.folder.join(format!("{kind}.checkpoint"))
+    }
 }
 
 /// An artefact that was made.
@@ -165,7 +336,7 @@ pub struct Made {
 
 /// What calibrating gave.
 pub struct Outcome {
-    /// One for each calibration of the plan, in its order.
+    /// One for each order of the plan, in its order.
     pub made: Vec<Made>,
     /// Sequences read.
     pub blocks: usize,
@@ -173,31 +344,33 @@ pub struct Outcome {
     pub tokens: usize,
     /// The text, in words.
     pub data: String,
-    /// Time of it all.
+    /// Time of it all, as far as this run did it.
     pub took: Duration,
 }
 
-impl<'a> Plan<'a> {
-    /// The calibrations of these kinds, each once; all there are if no kind is given.
-    ///
-    /// # Errors
-    /// If there is none of a kind.
-    pub fn calibrations(kinds: &[String]) -> Result<Vec<&'static Calibration>, UsageError> {
-        let known = || CALIBRATIONS.iter().map(|c| c.kind);
-        if let Some(unknown) = kinds.iter().find(|kind| known().all(|k| k != *kind)) {
-            return Err(UsageError::unknown("calibrated method", unknown, known()));
-        }
-        Ok(CALIBRATIONS.iter().filter(|c| kinds.is_empty() || kinds.iter().any(|kind| kind == c.kind)).collect())
-    }
+/// What has been read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Read {
+    blocks: usize,
+    tokens: usize,
+}
 
-    /// Makes sure that the model can read the blocks.
+impl Plan<'_> {
+    /// Makes sure that settings are right and that the model can read the blocks.
     ///
     /// # Errors
-    /// A [`UsageError`] if there is nothing to read, or blocks are beyond the model's context.
+    /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are beyond the
+    /// model's context.
     pub fn check(&self, model: &Model) -> Result<(), UsageError> {
+        self.collectors(&model.shape())?;
         let limit = model.decoder.config().context_limit();
         if self.tokens == 0 || self.length == 0 {
             return Err(UsageError::new("0 tokens were asked for").hint("--tokens and --length take numbers from 1"));
+        }
+        let shortest = self.texts.iter().map(Text::shortest).max().unwrap_or(1);
+        if self.tokens.min(self.length) < shortest {
+            let what = format!("{} have {shortest} tokens at least", self.texts[0].label());
+            return Err(UsageError::new(what).hint("raise --tokens and --length, or give --data or --task"));
         }
         if self.length > limit {
             let what = format!("blocks of {} tokens are beyond the context of {} ({limit})", self.length, model.id);
@@ -206,66 +379,190 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lengths of the blocks.
-    fn blocks(&self) -> Vec<usize> {
-        let whole = self.tokens / self.length;
-        let rest = self.tokens % self.length;
-        std::iter::repeat_n(self.length, whole).chain((rest > 0).then_some(rest)).collect()
+    fn collectors(&self, model: &ModelShape) -> Result<Vec<Box<dyn Collector>>, UsageError> {
+        let assignment = Assignment { model, seed: self.seed, tokens: self.tokens };
+        self.orders.iter().map(|order| order.start(&assignment)).collect()
     }
 
-    /// Reads all blocks, telling `progress` how many of how many are done after each.
+    fn text(&self, number: usize) -> &Text {
+        &self.texts[number % self.texts.len()]
+    }
+
+    /// Lengths of the blocks.
+    fn blocks(&self) -> Vec<usize> {
+        let (mut lengths, mut left) = (Vec::new(), self.tokens);
+        while left > 0 {
+            let text = self.text(lengths.len());
+            let length = text.length(lengths.len(), self.length, self.seed).min(left);
+            if length < text.shortest() {
+                break;
+            }
+            lengths.push(length);
+            left -= length;
+        }
+        lengths
+    }
+
+    /// Shows every chunk of a block to `observe`; the block's tokens.
+    fn read(
+        &self,
+        number: usize,
+        length: usize,
+        model: &Model,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Result<usize> {
+        let text = self.text(number);
+        let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
+        let limit = model.decoder.config().context_limit();
+        if ids.len() > limit {
+            let (label, tokens, id) = (text.label(), ids.len(), &model.id);
+            let what = format!("a prompt of {label} has {tokens} tokens, beyond the context of {id} ({limit})");
+            return Err(UsageError::new(what).hint("leave that text out").into());
+        }
+        model.decoder.prefill_observed(&ids, ids.len(), observe);
+        Ok(ids.len())
+    }
+
+    /// Reads all blocks, telling `progress` how many of how many are done after each; `None` if it broke
+    /// off, which leaves checkpoints to go on from.
     ///
     /// # Errors
-    /// If a text cannot be made or read, or a prompt is beyond the model's context.
-    pub fn run(&self, model: &Model, mut progress: impl FnMut(usize, usize)) -> Result<Outcome> {
-        let (start, shape) = (Instant::now(), model.shape());
-        let mut collectors: Vec<Box<dyn Collector>> =
-            self.calibrations.iter().map(|c| (c.start)(&shape, self.seed)).collect();
-        let blocks = self.blocks();
-        let mut tokens = 0;
-        for (number, length) in blocks.iter().enumerate() {
-            let text = &self.texts[number % self.texts.len()];
-            let ids = text.block(number / self.texts.len(), *length, self.seed, model)?;
-            let limit = model.decoder.config().context_limit();
-            if ids.len() > limit {
-                let what = format!(
-                    "a prompt of {} has {} tokens, beyond the context of {} ({limit})",
-                    text.label(),
-                    ids.len(),
-                    model.id
-                );
-                return Err(UsageError::new(what).hint("leave that text out").into());
-            }
-            tokens += ids.len();
+    /// If a text cannot be made or read, a prompt is beyond the model's context, or a checkpoint cannot be
+    /// written or gone on from.
+    pub fn run(
+        &self,
+        model: &Model,
+        checkpoints: Option<&Checkpoints>,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Option<Outcome>> {
+        let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
+        let mut collectors = self.collectors(&shape)?;
+        let mut read = match checkpoints {
+            Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
+            _ => Read::default(),
+        };
+        for (number, length) in blocks.iter().enumerate().skip(read.blocks) {
             let mut observe = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.observe(chunk));
-            model.decoder.prefill_observed(&ids, ids.len(), &mut observe);
-            progress(number + 1, blocks.len());
+            let tokens = self.read(number, *length, model, &mut observe)?;
+            collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
+            read = Read { blocks: number + 1, tokens: read.tokens + tokens };
+            let stops = progress(read.blocks, blocks.len()).is_break();
+            if let Some(checkpoints) = checkpoints.filter(|_| stops || read.blocks % Checkpoints::EVERY == 0) {
+                self.write_checkpoints(checkpoints, &collectors, read, &shape)?;
+            }
+            if stops {
+                return Ok(None);
+            }
         }
-        let labels: Vec<&str> = self.texts.iter().map(Text::label).collect();
-        let data = format!("{}, {} tokens a block", labels.join(" + "), self.length);
-        let made = self
-            .calibrations
-            .iter()
-            .zip(collectors)
-            .map(|(calibration, collector)| {
-                let collected = collector.finish();
-                let info = ArtefactInfo {
-                    format: FORMAT,
-                    kind: calibration.kind.to_owned(),
-                    model: shape.clone(),
-                    data: data.clone(),
-                    seed: self.seed,
-                    blocks: blocks.len(),
-                    tokens,
-                    settings: collected.settings,
-                };
-                Made {
-                    kind: calibration.kind,
-                    bytes: artefact::write(&info, &collected.tensors),
-                    notes: collected.notes,
-                }
-            })
-            .collect();
-        Ok(Outcome { made, blocks: blocks.len(), tokens, data, took: start.elapsed() })
+        for number in blocks.len()..blocks.len() + self.held_out {
+            let mut examine = |chunk: &PrefillChunk<'_>| collectors.iter_mut().for_each(|c| c.examine(chunk));
+            let tokens = self.read(number, self.length, model, &mut examine)?;
+            collectors.iter_mut().for_each(|c| c.end_prompt(tokens));
+        }
+        let made = self.orders.iter().zip(collectors).map(|(order, collector)| {
+            let (kind, collected) = (order.calibration.kind, collector.finish());
+            let info = self.info(kind.to_owned(), &collected, read, &shape);
+            Made { kind, bytes: artefact::write(&info, &collected.tensors), notes: collected.notes }
+        });
+        let (made, data) = (made.collect(), self.data());
+        Ok(Some(Outcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))
     }
+
+    /// The text, in words.
+    fn data(&self) -> String {
+        let labels: Vec<&str> = self.texts.iter().map(Text::label).collect();
+        format!("{}, {} tokens a block", labels.join(" + "), self.length)
+    }
+
+    fn info(&self, kind: String, collected: &Collected, read: Read, model: &ModelShape) -> ArtefactInfo {
+        ArtefactInfo {
+            format: FORMAT,
+            kind,
+            model: model.clone(),
+            data: self.data(),
+            seed: self.seed,
+            blocks: read.blocks,
+            tokens: read.tokens,
+            settings: collected.settings.clone(),
+        }
+    }
+
+    // ---- checkpoints ----
+
+    /// Writes the state of every collector that has one.
+    fn write_checkpoints(
+        &self,
+        checkpoints: &Checkpoints,
+        collectors: &[Box<dyn Collector>],
+        read: Read,
+        model: &ModelShape,
+    ) -> Result<()> {
+        for (order, collector) in self.orders.iter().zip(collectors) {
+            let Some(mut state) = collector.checkpoint() else { continue };
+            let kind = order.calibration.kind;
+            state.settings.insert(PLANNED.to_owned(), self.tokens.to_string());
+            let info = self.info(checkpoint_kind(kind), &state, read, model);
+            let path = checkpoints.file(kind);
+            write_whole(&path, &artefact::write(&info, &state.tensors))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Brings the collectors to where their checkpoints were written; what had been read by then.
+    fn resume(
+        &self,
+        checkpoints: &Checkpoints,
+        collectors: &mut [Box<dyn Collector>],
+        model: &ModelShape,
+    ) -> Result<Read> {
+        let mut read = Read::default();
+        for (order, collector) in self.orders.iter().zip(collectors) {
+            let kind = order.calibration.kind;
+            if collector.checkpoint().is_none() {
+                continue;
+            }
+            let path = checkpoints.file(kind);
+            let bytes = match std::fs::read(&path) {
+                Ok(bytes) => bytes,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    let what = format!("there is no checkpoint to go on from: no {}", path.display());
+                    return Err(UsageError::new(what).hint("leave --resume out to start from the beginning").into());
+                }
+                Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
+            };
+            let refused = |e: ArtefactError| {
+                UsageError::new(e.to_string())
+                    .hint("--resume needs the arguments and the model that calibration began with")
+            };
+            let checkpoint = Artefact::parse(&path.display().to_string(), bytes).map_err(refused)?;
+            checkpoint.check(&checkpoint_kind(kind), model).map_err(refused)?;
+            checkpoint.check_setting(PLANNED, &self.tokens.to_string()).map_err(refused)?;
+            let info = checkpoint.info();
+            if (info.seed, &info.data) != (self.seed, &self.data()) {
+                let what = format!("{}: begun with seed {} on {}", path.display(), info.seed, info.data);
+                return Err(UsageError::new(what).hint("--resume needs the same --seed, text and --length").into());
+            }
+            collector.restore(&checkpoint).map_err(refused)?;
+            read = Read { blocks: info.blocks, tokens: info.tokens };
+        }
+        Ok(read)
+    }
+}
+
+/// Setting of a checkpoint: the tokens of the plan.
+const PLANNED: &str = "planned_tokens";
+
+fn checkpoint_kind(kind: &str) -> String {
+    format!("{kind}.checkpoint")
+}
+
+/// A reader finds the old file or the new one, never a part.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part = path.with_extension("part");
+    std::fs::write(&part, bytes)?;
+    std::fs::rename(&part, path)
 }

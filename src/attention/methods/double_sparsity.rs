@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, shares_in_words};
+use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step, mix_seed};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
@@ -96,7 +96,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 pub(super) const CALIBRATION: Calibration = Calibration {
     kind: NAME,
     about: "mean |q·k|, |q| and |k| of every channel",
-    start: |model, _| Box::new(ChannelMeans::new(model)),
+    params: &[],
+    reading: Reading::STATISTICS,
+    start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model))),
 };
 
 /// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
@@ -468,7 +470,7 @@ mod tests {
             kv.append(&key, &key);
         }
         let model = shape(4, 2, d);
-        let mut collector = (CALIBRATION.start)(&model, 0);
+        let mut collector = super::super::tests::collector(NAME, &model, 0);
         collector.observe(&PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 4, kv: &kv });
         let Collected { tensors, settings, notes } = collector.finish();
         assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");

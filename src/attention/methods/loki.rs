@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
-use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, shares_in_words};
+use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::pca::{Components, Covariance};
 use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step};
 use crate::cost::Cost;
@@ -61,7 +61,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 pub(super) const CALIBRATION: Calibration = Calibration {
     kind: NAME,
     about: "principal components of the keys",
-    start: |model, _| Box::new(KeyCovariances::new(model)),
+    params: &[],
+    reading: Reading::STATISTICS,
+    start: |assignment, _| Ok(Box::new(KeyCovariances::new(assignment.model))),
 };
 
 /// Top-k in the basis of principal components.

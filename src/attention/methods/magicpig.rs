@@ -37,13 +37,12 @@ mod tables;
 
 use std::f64::consts::PI;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use self::tables::{Codes, CollisionCounter, HashTables, Shape};
+use super::planes::RandomPlanes;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::{
     HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, Tuned, Weighting,
@@ -103,8 +102,7 @@ struct MagicPig {
     tables: Tuned<usize>,
     hashing: Hashing,
     u_floor: f64,
-    /// Drawn when the width of a head is first known.
-    planes: Mutex<Option<Arc<Hyperplanes>>>,
+    planes: RandomPlanes,
 }
 
 /// What is hashed how, and what counts as sampled.
@@ -156,7 +154,16 @@ impl MagicPig {
         }
         let seed = params.get_unless_default("seed", 1u64)?;
         let hashing = Hashing { min_collisions, center, simple_lsh, seed };
-        Ok(Self { bits, tables, hashing, u_floor, planes: Mutex::new(None) })
+        Ok(Self::new(bits, tables, hashing, u_floor))
+    }
+
+    fn new(bits: Option<usize>, tables: Tuned<usize>, hashing: Hashing, u_floor: f64) -> Self {
+        let count = match tables {
+            Tuned::Value(tables) => Shape { bits: bits.unwrap_or(Self::DEFAULT_BITS), tables }.planes(),
+            // What is solved for a density draws its own.
+            Tuned::Density(_) => 0,
+        };
+        Self { bits, tables, hashing, u_floor, planes: RandomPlanes::new(count, hashing.seed) }
     }
 
     /// `K` and `L`, solved if need be.
@@ -206,18 +213,6 @@ impl MagicPig {
             cosines.into_iter().for_each(|cos| agreements.add(agreement(cos)));
         });
         agreements
-    }
-
-    /// The hyperplanes for vectors of `width`; one draw for all heads.
-    fn planes(&self, width: usize) -> Arc<Hyperplanes> {
-        let mut drawn = self.planes.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*drawn {
-            Some(planes) if planes.d() == width => planes.clone(),
-            _ => {
-                let normals = gaussians(self.shape().planes() * width, self.hashing.seed);
-                drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
-            }
-        }
     }
 
     /// The sampled tokens of one query head and their weights; `sides` is the query's hash.
@@ -271,8 +266,7 @@ impl Method for MagicPig {
         let wanted = probe.tokens(self.tables.density()?) / probe.candidates() as f64;
         let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head)));
         let Shape { bits, tables } = self.shape_for(wanted, &agreements);
-        let (hashing, u_floor, planes) = (self.hashing, self.u_floor, Mutex::new(None));
-        let method = Self { bits: Some(bits), tables: Tuned::Value(tables), hashing, u_floor, planes };
+        let method = Self::new(Some(bits), Tuned::Value(tables), self.hashing, self.u_floor);
         Some(Solved { method, params: format!("K={bits},L={tables}") })
     }
 
@@ -284,7 +278,8 @@ impl Method for MagicPig {
     fn build(&self, prefix: &HeadPrefix<'_>) -> HashIndex {
         let (keys, shape) = (self.keys(prefix), self.shape());
         let norms = keys.norms();
-        let planes = self.planes(prefix.d + usize::from(self.hashing.simple_lsh));
+        let width = prefix.d + usize::from(self.hashing.simple_lsh);
+        let planes = self.planes.of_width(width);
         let (codes, norms) = if self.hashing.simple_lsh {
             let longest = longest(&norms);
             let vectors = |range| keys.simple_lsh(range, &norms, longest);
@@ -445,19 +440,6 @@ fn at_least_two(c: f64, tables: f64) -> f64 {
         return 0.5 * tables * (tables - 1.0) * c * c * (1.0 - 2.0 / 3.0 * (tables - 2.0) * c);
     }
     at_least_one(c, tables) - tables * c * ((tables - 1.0) * (-c).ln_1p()).exp()
-}
-
-/// `count` standard normal numbers (Box and Muller's transform).
-fn gaussians(count: usize, seed: u64) -> Vec<f32> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut numbers = Vec::with_capacity(count + 1);
-    while numbers.len() < count {
-        let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
-        let (sin, cos) = (2.0 * PI * rng.random::<f64>()).sin_cos();
-        numbers.extend([(radius * cos) as f32, (radius * sin) as f32]);
-    }
-    numbers.truncate(count);
-    numbers
 }
 
 #[cfg(test)]

@@ -8,13 +8,17 @@ mod bigbird;
 mod double_sparsity;
 mod full;
 mod h2o;
+mod hash_attention;
 mod hip;
 mod infllm;
 mod loki;
+mod lsh_bits;
 mod magicpig;
 mod oracle_sampling;
+mod planes;
 mod quest;
 mod random;
+mod signatures;
 mod snapkv;
 mod sparq;
 mod streaming_llm;
@@ -122,10 +126,13 @@ pub const METHODS: &[MethodEntry] = &[
     loki::ENTRY,
     sparq::ENTRY,
     hip::ENTRY,
+    lsh_bits::ENTRY,
+    hash_attention::ENTRY,
 ];
 
 /// How the artefacts are made that methods need, in the order in which they are made.
-pub const CALIBRATIONS: &[Calibration] = &[double_sparsity::CALIBRATION, loki::CALIBRATION];
+pub const CALIBRATIONS: &[Calibration] =
+    &[double_sparsity::CALIBRATION, loki::CALIBRATION, hash_attention::CALIBRATION];
 
 /// Parameters that every method takes.
 pub const POLICY_PARAMS: &[ParamInfo] = &[

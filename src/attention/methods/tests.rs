@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
-use crate::attention::calibration::PrefillChunk;
+use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::{
     Context, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation, Selection,
     Step, expand_grid, mix_seed,
@@ -42,10 +42,20 @@ pub(super) fn configured(spec: &str, policy: &Policy) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
 }
 
+/// A collector for `kind` or `kind:setting=value,...` that is to read so many tokens.
+pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dyn Collector> {
+    let spec = expand_grid(spec).unwrap().remove(0);
+    let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).unwrap();
+    let mut params = Params::new(&spec);
+    let collector = (calibration.start)(&Assignment { model, seed: 3, tokens }, &mut params).unwrap();
+    params.finish().unwrap();
+    collector
+}
+
 /// An artefact of `kind` that was made from random queries and keys.
 pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     const TOKENS: usize = 60;
-    let mut collector = (CALIBRATIONS.iter().find(|c| c.kind == kind).unwrap().start)(model, 0);
+    let mut collector = collector(kind, model, TOKENS);
     for layer in 0..model.layers {
         let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
         let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
@@ -363,6 +373,10 @@ const SELECT_ALL: &[&str] = &[
     "loki:density=1",
     "sparq:density=1",
     "hip:density=1",
+    "lsh_bits:k=100000",
+    "lsh_bits:bits=100,ratio=1,label=av,center=true,per=kv_head",
+    "hash_attention:k=100000",
+    "hash_attention:ratio=1,per=kv_head",
 ];
 
 /// Specs with ordinary budgets.
@@ -416,6 +430,10 @@ const ORDINARY: &[&str] = &[
     "magicpig:K=8,density=0.1,simple_lsh=true",
     "sparq:density=0.1,per=kv_head,reduce=max",
     "hip:density=0.1",
+    "lsh_bits:k=8",
+    "lsh_bits:bits=7,label=av,center=true,ratio=0.1,per=kv_head",
+    "hash_attention:k=8",
+    "hash_attention:ratio=0.1,per=kv_head",
 ];
 
 /// How the specs begin whose picks are drawn at random.
@@ -500,6 +518,8 @@ fn density_is_what_the_budget_says() {
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
         ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
+        ("lsh_bits:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("hash_attention:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
@@ -958,6 +978,9 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
     assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
     assert_eq!(label("bigbird:block=64"), "bigbird:blocks=3,window=256");
+    assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
+    assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
+    assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
     let bad = [
         "streaming_llm:rolling=yes",
         "bigbird:blocks=0",
@@ -1014,6 +1037,11 @@ fn specs_are_checked_and_canonical() {
         "hip:r_e=-1",
         "hip:r_e=inf",
         "hip:tau=2",
+        "lsh_bits:bits=0",
+        "lsh_bits:bits=5000",
+        "lsh_bits:label=v",
+        "hash_attention:bits=2000",
+        "hash_attention:label=norm",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Row-wise operations between the matrix products: RMS norm and the gated activation.
+//! Operations between the matrix products: RMS norm, the gated activation and the logistic function.
 
 use rayon::prelude::*;
 
@@ -63,9 +63,59 @@ unsafe fn silu_gate_kernel<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
+/// `out[i] = 1 / (1 + e^(−x[i]))` to about 1e-7; below −80 as at −80, so never 0.
+///
+/// # Panics
+/// If the slices differ in length.
+pub fn sigmoid(x: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "output shape");
+    sigmoid_row(x, out);
+}
+
+dispatch! {
+    fn sigmoid_row[](x: &[f32], out: &mut [f32]) = sigmoid_kernel
+}
+
+#[inline(always)]
+unsafe fn sigmoid_kernel<S: Simd>(x: &[f32], out: &mut [f32]) {
+    let whole = out.len() / S::LANES * S::LANES;
+    assert!(x.len() >= out.len());
+    let mut i = 0;
+    while i < whole {
+        // SAFETY: `i + LANES <= whole <= len` of both; the CPU supports `S` (caller).
+        unsafe {
+            // Beyond this bound e^-x would overflow.
+            let minus = S::mul(S::max(S::load(x.as_ptr().add(i)), S::splat(-80.0)), S::splat(-1.0));
+            let denominator = S::add(S::splat(1.0), S::exp(minus));
+            S::store(out.as_mut_ptr().add(i), S::div(S::splat(1.0), denominator));
+        }
+        i += S::LANES;
+    }
+    for i in whole..out.len() {
+        out[i] = 1.0 / (1.0 + (-x[i].max(-80.0)).exp());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sigmoid_equals_the_formula_and_is_finite_everywhere() {
+        for len in [1, 16, 37] {
+            let x: Vec<f32> = (0..len).map(|i| (i as f32 * 0.9).sin() * 20.0).collect();
+            let mut out = vec![f32::NAN; len];
+            sigmoid(&x, &mut out);
+            for (x, s) in x.iter().zip(&out) {
+                assert!((f64::from(*s) - 1.0 / (1.0 + (-f64::from(*x)).exp())).abs() < 2e-7);
+            }
+        }
+        let mut out = [f32::NAN; 20];
+        sigmoid(&[-1e30; 20], &mut out);
+        assert!(out.iter().all(|s| *s > 0.0 && *s < 1e-30));
+        sigmoid(&[1e30; 20], &mut out);
+        assert_eq!(out, [1.0; 20]);
+    }
 
     #[test]
     fn silu_gate_equals_the_formula() {

@@ -5,8 +5,10 @@
 
 pub mod attend;
 pub mod elementwise;
+pub mod hamming;
 pub mod hyperplanes;
 pub mod linear;
+pub mod matmul;
 pub mod prefill;
 pub mod rows;
 mod simd;

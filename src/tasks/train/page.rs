@@ -4,13 +4,13 @@
 /// space must be encoded independently of each other, so that lengths add up.
 pub trait Encoder: Sync {
     /// Appends the tokens of `text`, without special tokens.
-    fn encode(&self, text: &str, ids: &mut Vec<u16>);
+    fn encode(&self, text: &str, ids: &mut Vec<u32>);
     /// The number of tokens of `text`.
     fn count(&self, text: &str) -> usize;
     /// What every row starts with.
-    fn bos(&self) -> u16;
+    fn bos(&self) -> u32;
     /// What ends every answer.
-    fn eos(&self) -> u16;
+    fn eos(&self) -> u32;
 }
 
 /// What a token is trained as; the trainer gives each class its weight in the loss.
@@ -53,7 +53,7 @@ pub struct Row {
 
 impl Row {
     /// Token ids and their classes (0 for the token that starts the row), cut at the length.
-    pub fn encode(&self, encoder: &dyn Encoder) -> (Vec<u16>, Vec<u8>) {
+    pub fn encode(&self, encoder: &dyn Encoder) -> (Vec<u32>, Vec<u8>) {
         let mut ids = Vec::with_capacity(self.length);
         let mut classes = Vec::with_capacity(self.length);
         ids.push(encoder.bos());

@@ -85,8 +85,8 @@ impl PieceEncoder {
 }
 
 impl Encoder for PieceEncoder {
-    fn encode(&self, text: &str, ids: &mut Vec<u16>) {
-        self.each(text, |new| ids.extend_from_slice(new));
+    fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        self.each(text, |new| ids.extend(new.iter().map(|id| u32::from(*id))));
     }
 
     fn count(&self, text: &str) -> usize {
@@ -95,12 +95,12 @@ impl Encoder for PieceEncoder {
         count
     }
 
-    fn bos(&self) -> u16 {
-        self.bos
+    fn bos(&self) -> u32 {
+        self.bos.into()
     }
 
-    fn eos(&self) -> u16 {
-        self.eos
+    fn eos(&self) -> u32 {
+        self.eos.into()
     }
 }
 

@@ -1,0 +1,560 @@
+//! What `spattn calibrate` does for `hash_attention`: trains the nets while text is read (§4.2).
+//!
+//! Every chunk of a prefill is a few steps for each KV head and its group, by themselves: some of the
+//! chunk's queries are drawn, the keys that each of them sees are those of all tokens up to it (without the
+//! sink and the window, which no method has to find), and the `top` largest of these are wanted. A prompt
+//! is read once, so what is measured before its first step is measured on text never trained on: this is
+//! the learning curve. In the end the nets, rounded as they are stored, are measured on further prompts.
+//!
+//! Whatever is drawn follows from the seed, the layer and the number of tokens read, not from what was
+//! drawn before: so training that goes on from a checkpoint makes the very nets that it would have made.
+//!
+//! The CPU trains: the only places that would differ elsewhere are the matrix product and the logistic
+//! function of [`training`](super::training).
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+use super::super::lsh_bits::{augment_keys, side_signatures};
+use super::super::planes::RandomPlanes;
+use super::super::signatures::{Signatures, pack_signs, words_of};
+use super::super::{ParamInfo, Params};
+use super::net::SignNet;
+use super::training::{Adam, Batch, GroupNets, Shape, SoftNet};
+use super::{BITS, LABEL, NAME, NetKind, in_blocks};
+use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
+use crate::attention::calibration::{
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
+};
+use crate::attention::mix_seed;
+use crate::error::UsageError;
+use crate::kernels::cpu::linear::scores;
+use crate::kernels::cpu::topk::top_k;
+
+/// Setting of the artefact that says which nets it holds.
+pub(super) const NET_KIND: &str = "nets";
+
+pub(in super::super) const CALIBRATION: Calibration = Calibration {
+    kind: NAME,
+    about: "nets that map keys and queries to bits",
+    params: &[
+        BITS,
+        LABEL,
+        ParamInfo { key: "steps", default: "16", about: "steps of gradient descent on each chunk of a prompt" },
+        ParamInfo { key: "queries", default: "64", about: "queries of the chunk in a step" },
+        ParamInfo { key: "top", default: "64", about: "largest tokens that a query should find" },
+        ParamInfo { key: "rate", default: "0.004", about: "step size at first; it falls to 0 by the end" },
+        ParamInfo { key: "alpha", default: "20", about: "weight of a wanted token, at any length of context" },
+        ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
+        ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
+    ],
+    reading: Reading { text: ReadingText::Rows, tokens: 400_000, length: 4096, held_out: 8, resumable: true },
+    start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
+};
+
+/// Tokens at both ends that are attended anyway under the default policy, so no query has to find them.
+const SINK: usize = 4;
+const LOCAL: usize = 64;
+/// Queries that see fewer than so many times the wanted tokens teach little.
+const LEAST_SEEN: usize = 2;
+/// One token in so many is picked where recall is measured, and no fewer than are wanted.
+const PICKED_SHARE: usize = 16;
+/// Queries of a chunk on which recall is measured while training, and after it.
+const WATCHED: usize = 8;
+const EXAMINED: usize = 32;
+/// Points of the learning curve that are told.
+const POINTS: usize = 8;
+
+/// What training depends on.
+#[derive(Debug, Clone, PartialEq)]
+struct Settings {
+    kind: NetKind,
+    steps: usize,
+    queries: usize,
+    top: usize,
+    rate: f32,
+    alpha: f32,
+    beta: f32,
+    scale: f32,
+}
+
+impl Settings {
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let kind = NetKind::read(params)?;
+        let positive = |params: &mut Params, key: &'static str, default: f32| {
+            let value = params.get(key, default)?;
+            match value > 0.0 && value.is_finite() {
+                true => Ok(value),
+                false => Err(params.bad_value(key, &value.to_string(), "above 0")),
+            }
+        };
+        let (steps, queries) = (params.get_positive("steps", 16)?, params.get_positive("queries", 64)?);
+        let (top, rate) = (params.get_positive("top", 64)?, positive(params, "rate", 4e-3)?);
+        let (alpha, scale) = (positive(params, "alpha", 20.0)?, positive(params, "scale", 0.3)?);
+        let beta: f32 = params.get("beta", 0.0)?;
+        if !(beta >= 0.0 && beta.is_finite()) {
+            return Err(params.bad_value("beta", &beta.to_string(), "0 or above"));
+        }
+        Ok(Self { kind, steps, queries, top, rate, alpha, beta, scale })
+    }
+
+    /// For [`ArtefactInfo::settings`](crate::attention::artefact::ArtefactInfo::settings).
+    fn told(&self) -> BTreeMap<String, String> {
+        let Self { kind, steps, queries, top, rate, alpha, beta, scale } = self;
+        let training = format!(
+            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},scale={scale}; Adam, rate \
+             falling linearly to 0"
+        );
+        BTreeMap::from([
+            (NET_KIND.to_owned(), kind.to_string()),
+            ("training".to_owned(), training),
+            ("vectors".to_owned(), "after RoPE, as cached".to_owned()),
+        ])
+    }
+}
+
+/// Nets under training, `[layer][kv_head]`, and what was seen of them.
+struct Trainer {
+    model: ModelShape,
+    settings: Settings,
+    seed: u64,
+    planned_tokens: usize,
+    tokens_read: usize,
+    layers: Vec<Vec<Learner>>,
+    curve: Vec<Point>,
+    /// The nets as they will be used, and recall by layer, once text is examined that is not trained on.
+    examined: Option<Examined>,
+}
+
+/// Nets of one group with their moments.
+#[derive(Debug, Clone, PartialEq)]
+struct Learner {
+    nets: GroupNets,
+    key: Adam,
+    queries: Vec<Adam>,
+    /// Whether the mean and deviation of keys and queries are known.
+    standardised: bool,
+}
+
+/// What the nets were worth on a chunk before they learned from it, mean over heads and layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Point {
+    tokens: usize,
+    loss: f64,
+    recall: f64,
+    heads: usize,
+}
+
+struct Examined {
+    nets: Vec<Vec<(SignNet, Vec<SignNet>)>>,
+    planes: RandomPlanes,
+    learned: Vec<Mean>,
+    random: Vec<Mean>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: usize,
+}
+
+impl Mean {
+    fn add(&mut self, x: f64) {
+        self.sum += x;
+        self.count += 1;
+    }
+
+    fn value(self) -> f64 {
+        self.sum / self.count.max(1) as f64
+    }
+}
+
+/// Queries of a chunk and what they should find.
+struct Asked {
+    /// Keys `[key][d]` from the end of the sink on.
+    keys: Vec<f32>,
+    /// How many of the keys each query sees.
+    seen: Vec<usize>,
+    /// Tokens in context of each query, itself included.
+    context: Vec<usize>,
+    /// For each head of the group `[query][d]`.
+    queries: Vec<Vec<f32>>,
+    /// For each head and query the largest keys.
+    wanted: Vec<Vec<Vec<u32>>>,
+}
+
+impl Trainer {
+    fn new(assignment: &Assignment<'_>, settings: Settings) -> Self {
+        let model = assignment.model.clone();
+        let shape = Shape { d: model.head_dim, bits: settings.kind.bits };
+        let learner = |layer: usize, kv_head: usize| {
+            let seed = mix_seed(mix_seed(assignment.seed, layer as u64), kv_head as u64);
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let mut net = || SoftNet::new(shape, || rng.random());
+            let nets = GroupNets { key: net(), queries: (0..model.group()).map(|_| net()).collect() };
+            let adam = Adam::new(shape.parameters());
+            Learner { nets, key: adam.clone(), queries: vec![adam; model.group()], standardised: false }
+        };
+        let layers = (0..model.layers).map(|l| (0..model.kv_heads).map(|h| learner(l, h)).collect()).collect();
+        Self {
+            model,
+            settings,
+            seed: assignment.seed,
+            planned_tokens: assignment.tokens,
+            tokens_read: 0,
+            layers,
+            curve: Vec::new(),
+            examined: None,
+        }
+    }
+
+    /// Tokens that a query has to have before it to be learned from.
+    fn least(&self) -> usize {
+        SINK + LOCAL + LEAST_SEEN * self.settings.top
+    }
+
+    /// The positions in the chunk of `count` queries with `least` tokens before them, ascending; none if no
+    /// query has.
+    fn positions(&self, chunk: &PrefillChunk<'_>, least: usize, count: usize, draw: u64) -> Vec<usize> {
+        let from = least.saturating_sub(chunk.first);
+        if from >= chunk.tokens() {
+            return Vec::new();
+        }
+        let position = mix_seed(self.seed, (self.tokens_read + chunk.first) as u64);
+        let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(mix_seed(position, chunk.layer as u64), draw));
+        let mut positions: Vec<usize> = (0..count).map(|_| rng.random_range(from..chunk.tokens())).collect();
+        positions.sort_unstable();
+        positions.dedup();
+        positions
+    }
+
+    /// The queries at some positions of the chunk for one KV head, with what is wanted.
+    fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
+        let (d, group) = (chunk.d(), self.model.group());
+        let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - SINK - LOCAL).collect();
+        let all = seen.last().copied().unwrap_or(0);
+        let rows = &keys.rows[..all * d];
+        let queries: Vec<Vec<f32>> = (0..group)
+            .map(|h| positions.iter().flat_map(|p| chunk.query(*p, kv_head * group + h)).copied().collect())
+            .collect();
+        let wanted = |queries: &Vec<f32>| {
+            let mut exact = vec![0.0; seen.len() * all];
+            scores(queries, rows, d, &mut exact);
+            let largest = |(row, seen): (&mut [f32], &usize)| {
+                row.iter_mut().zip(&keys.further).for_each(|(score, x)| *score += x);
+                top_k(&row[..*seen], self.settings.top)
+            };
+            exact.chunks_exact_mut(all).zip(&seen).map(largest).collect()
+        };
+        Asked {
+            keys: rows.to_vec(),
+            context: positions.iter().map(|p| chunk.first + p + 1).collect(),
+            wanted: queries.iter().map(wanted).collect(),
+            seen,
+            queries,
+        }
+    }
+
+    /// Keys that queries of a chunk may look at, of one KV head.
+    fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
+        let d = chunk.d();
+        let range = SINK.min(chunk.kv.tokens())..chunk.kv.tokens();
+        let rows = chunk.kv.keys.head(kv_head).slice(range.clone(), d).to_f32();
+        let further = match self.settings.kind.by_norm {
+            false => vec![0.0; range.len()],
+            true => {
+                let values = chunk.kv.values.head(kv_head).slice(range, d).to_f32();
+                let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
+                // exp(s·q·k)·‖v‖ is in the order of q·k + √d·ln‖v‖.
+                squares.map(|square| (d as f32).sqrt() * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
+            }
+        };
+        Keys { rows, further }
+    }
+
+    /// All steps of one KV head on a chunk; what the nets were worth before the first.
+    fn train(
+        &self,
+        learner: &mut Learner,
+        chunk: &PrefillChunk<'_>,
+        kv_head: usize,
+        draws: &[Vec<usize>],
+    ) -> (f64, f64) {
+        let keys = self.keys(chunk, kv_head);
+        let group = self.model.group();
+        if !learner.standardised {
+            learner.nets.key.standardise(&keys.rows);
+            for (h, net) in learner.nets.queries.iter_mut().enumerate() {
+                let all = (0..chunk.tokens()).flat_map(|t| chunk.query(t, kv_head * group + h)).copied();
+                net.standardise(&all.collect::<Vec<f32>>());
+            }
+            learner.standardised = true;
+        }
+        let progress = (self.tokens_read + chunk.first) as f64 / self.planned_tokens.max(1) as f64;
+        let rate = self.settings.rate * (1.0 - progress).max(0.0) as f32;
+        let mut before = (0.0, 0.0);
+        for (i, positions) in draws.iter().enumerate() {
+            let asked = self.ask(chunk, kv_head, &keys, positions);
+            let recall = if i == 0 { watched_recall(&learner.nets, &asked) } else { 0.0 };
+            let loss = learner.step(asked, &self.settings, rate);
+            if i == 0 {
+                before = (loss, recall);
+            }
+        }
+        before
+    }
+}
+
+/// Keys of one KV head from the end of the sink on, and what is added to each one's scores.
+struct Keys {
+    rows: Vec<f32>,
+    further: Vec<f32>,
+}
+
+impl Learner {
+    /// One step of all nets; the loss before it.
+    fn step(&mut self, asked: Asked, settings: &Settings, rate: f32) -> f64 {
+        let weights = asked.context.iter().map(|context| settings.alpha + settings.beta * *context as f32).collect();
+        let Asked { keys, queries, seen, wanted, .. } = asked;
+        let batch = Batch { keys, queries, seen, weights, wanted };
+        let (loss, gradients) = self.nets.loss(&batch, settings.scale);
+        self.key.step(&mut self.nets.key.parameters, &gradients.key, rate);
+        let heads = self.nets.queries.iter_mut().zip(&mut self.queries).zip(&gradients.queries);
+        heads.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
+        loss
+    }
+
+    /// The state for a checkpoint: parameters, moments and standardisation of the key's net, then of each query's.
+    fn tensors(&self) -> impl Iterator<Item = (&SoftNet, &Adam)> {
+        let queries = self.nets.queries.iter().zip(&self.queries);
+        [(&self.nets.key, &self.key)].into_iter().chain(queries)
+    }
+
+    fn tensors_mut(&mut self) -> impl Iterator<Item = (&mut SoftNet, &mut Adam)> {
+        let queries = self.nets.queries.iter_mut().zip(&mut self.queries);
+        [(&mut self.nets.key, &mut self.key)].into_iter().chain(queries)
+    }
+}
+
+/// Recall of the nets as they stand, mean over the first few queries of every head.
+fn watched_recall(nets: &GroupNets, asked: &Asked) -> f64 {
+    let bits = nets.key.shape.bits;
+    let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
+        net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
+    };
+    // Spread over the drawn positions, which ascend.
+    let every = asked.seen.len().div_ceil(WATCHED);
+    let keys = Signatures::new(&packed(&nets.key, &asked.keys), words_of(bits));
+    let mut mean = Mean::default();
+    for (h, net) in nets.queries.iter().enumerate() {
+        let queries = packed(net, &asked.queries[h]);
+        asked.recall_of(h, &keys, &queries, every, |recall| mean.add(recall));
+    }
+    mean.value()
+}
+
+impl Asked {
+    /// Recall of the wanted keys among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
+    /// every `every`-th query of a head; `queries: [query][word]`.
+    fn recall_of(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(f64)) {
+        let words = queries.len() / self.seen.len().max(1);
+        for query in (0..self.seen.len()).step_by(every.max(1)) {
+            let scores = keys.scores(&queries[query * words..][..words]);
+            let wanted = &self.wanted[head][query];
+            let budget = self.context[query].div_ceil(PICKED_SHARE).max(wanted.len());
+            let picked = top_k(&scores[..self.seen[query]], budget);
+            let found = wanted.iter().filter(|key| picked.binary_search(key).is_ok()).count();
+            tell(found as f64 / wanted.len() as f64);
+        }
+    }
+}
+
+impl Collector for Trainer {
+    fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let draws: Vec<Vec<usize>> = (0..self.settings.steps as u64)
+            .map(|i| self.positions(chunk, self.least(), self.settings.queries, i))
+            .collect();
+        if !draws[0].is_empty() {
+            let mut learners = std::mem::take(&mut self.layers[chunk.layer]);
+            let before: Vec<(f64, f64)> = learners
+                .par_iter_mut()
+                .enumerate()
+                .map(|(kv_head, learner)| self.train(learner, chunk, kv_head, &draws))
+                .collect();
+            self.layers[chunk.layer] = learners;
+            if chunk.layer == 0 {
+                self.curve.push(Point { tokens: self.tokens_read + chunk.first, loss: 0.0, recall: 0.0, heads: 0 });
+            }
+            if let Some(point) = self.curve.last_mut() {
+                for (loss, recall) in before {
+                    point.loss += loss;
+                    point.recall += recall;
+                    point.heads += 1;
+                }
+            }
+        }
+    }
+
+    fn end_prompt(&mut self, tokens: usize) {
+        self.tokens_read += tokens;
+    }
+
+    fn examine(&mut self, chunk: &PrefillChunk<'_>) {
+        let least = self.least().max(PICKED_SHARE * self.settings.top);
+        let positions = self.positions(chunk, least, EXAMINED, u64::MAX);
+        if positions.is_empty() {
+            return;
+        }
+        let mut examined = self.examined.take().unwrap_or_else(|| self.to_examine());
+        let d = chunk.d();
+        for kv_head in 0..self.model.kv_heads {
+            let all_keys = self.keys(chunk, kv_head);
+            let asked = self.ask(chunk, kv_head, &all_keys, &positions);
+            let (key, queries) = &examined.nets[chunk.layer][kv_head];
+            let words = words_of(self.settings.kind.bits);
+            let keys = Signatures::new(&in_blocks(key, &asked.keys, d), words);
+            let planes = examined.planes.of_width(d + 2);
+            let augmented = augment_keys(&asked.keys, d, Some(&all_keys.further[..asked.keys.len() / d]));
+            let random_keys = Signatures::new(&side_signatures(&planes, &augmented), words);
+            for (h, net) in queries.iter().enumerate() {
+                let learned = &mut examined.learned[chunk.layer];
+                asked.recall_of(h, &keys, &net.signatures(&asked.queries[h]), 1, |recall| learned.add(recall));
+                let rows = asked.queries[h].chunks_exact(d);
+                let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
+                let random = &mut examined.random[chunk.layer];
+                asked.recall_of(h, &random_keys, &side_signatures(&planes, &augmented), 1, |recall| random.add(recall));
+            }
+        }
+        self.examined = Some(examined);
+    }
+
+    fn finish(self: Box<Self>) -> Collected {
+        let nets = self.examined.as_ref().map_or_else(|| self.sign_nets(), |e| e.nets.clone());
+        let mut tensors = Vec::new();
+        for (layer, heads) in nets.into_iter().enumerate() {
+            let (keys, queries): (Vec<SignNet>, Vec<Vec<SignNet>>) = heads.into_iter().unzip();
+            tensors.extend(SignNet::tensors(&keys, layer, "key"));
+            tensors.extend(SignNet::tensors(&queries.concat(), layer, "query"));
+        }
+        Collected { tensors, settings: self.settings.told(), notes: self.notes() }
+    }
+
+    fn checkpoint(&self) -> Option<Collected> {
+        let mut tensors = Vec::new();
+        for (layer, heads) in self.layers.iter().enumerate() {
+            for (kv_head, learner) in heads.iter().enumerate() {
+                for (net, (soft, adam)) in learner.tensors().enumerate() {
+                    let state = [&soft.parameters, &adam.first, &adam.second, &soft.mean, &soft.factor];
+                    tensors.extend(STATE.iter().zip(state).map(|(what, values)| NamedTensor {
+                        name: state_name(layer, kv_head, net, what),
+                        shape: vec![values.len()],
+                        values: values.clone(),
+                        precision: Precision::F32,
+                    }));
+                }
+            }
+        }
+        let mut settings = self.settings.told();
+        let steps = self.layers[0].first().map_or(0, |l| l.key.steps);
+        let standardised = self.layers[0].first().is_some_and(|l| l.standardised);
+        let curve: Vec<String> =
+            self.curve.iter().map(|p| format!("{} {:?} {:?} {}", p.tokens, p.loss, p.recall, p.heads)).collect();
+        settings.extend([
+            ("steps".to_owned(), steps.to_string()),
+            ("standardised".to_owned(), standardised.to_string()),
+            ("curve".to_owned(), curve.join(";")),
+        ]);
+        Some(Collected { tensors, settings, notes: Vec::new() })
+    }
+
+    fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
+        for (key, value) in self.settings.told() {
+            checkpoint.check_setting(&key, &value)?;
+        }
+        let steps = checkpoint.setting("steps")?.parse().map_err(|_| checkpoint.malformed("steps"))?;
+        let standardised = checkpoint.setting("standardised")? == "true";
+        let curve = checkpoint.setting("curve")?;
+        let points = curve.split(';').filter(|p| !p.is_empty()).map(Point::parse);
+        self.curve = points.collect::<Option<_>>().ok_or_else(|| checkpoint.malformed("curve"))?;
+        self.tokens_read = checkpoint.info().tokens;
+        for (layer, heads) in self.layers.iter_mut().enumerate() {
+            for (kv_head, learner) in heads.iter_mut().enumerate() {
+                learner.standardised = standardised;
+                for (net, (soft, adam)) in learner.tensors_mut().enumerate() {
+                    adam.steps = steps;
+                    let state =
+                        [&mut soft.parameters, &mut adam.first, &mut adam.second, &mut soft.mean, &mut soft.factor];
+                    for (what, values) in STATE.iter().zip(state) {
+                        *values = checkpoint.read(&state_name(layer, kv_head, net, what), &[values.len()])?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const STATE: [&str; 5] = ["parameters", "first_moment", "second_moment", "mean", "factor"];
+
+/// Net 0 is that of the keys.
+fn state_name(layer: usize, kv_head: usize, net: usize, what: &str) -> String {
+    format!("layers.{layer}.{kv_head}.{net}.{what}")
+}
+
+impl Point {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (tokens, loss) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(Self { tokens, loss, recall: words.next()?.parse().ok()?, heads: words.next()?.parse().ok()? })
+    }
+}
+
+impl Trainer {
+    fn sign_nets(&self) -> Vec<Vec<(SignNet, Vec<SignNet>)>> {
+        let of = |learner: &Learner| {
+            let queries = learner.nets.queries.iter().map(SoftNet::to_sign_net).collect();
+            (learner.nets.key.to_sign_net(), queries)
+        };
+        self.layers.iter().map(|heads| heads.iter().map(of).collect()).collect()
+    }
+
+    fn to_examine(&self) -> Examined {
+        let none = vec![Mean::default(); self.model.layers];
+        let planes = RandomPlanes::new(self.settings.kind.bits, 1);
+        Examined { nets: self.sign_nets(), planes, learned: none.clone(), random: none }
+    }
+
+    /// The learning curve, and what the nets found in text that they did not learn from.
+    fn notes(&self) -> Vec<String> {
+        let steps = self.layers[0].first().map_or(0, |l| l.key.steps);
+        if steps == 0 {
+            return vec![format!("nothing was learned: no prompt is longer than {} tokens", self.least())];
+        }
+        let top = self.settings.top;
+        let mut notes = vec![format!("{steps} steps of {} nets a KV head", 1 + self.model.group())];
+        for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
+            let heads = part.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
+            let loss = part.iter().map(|p| p.loss).sum::<f64>() / heads;
+            let recall = part.iter().map(|p| p.recall).sum::<f64>() / heads;
+            let from = part[0].tokens;
+            notes.push(format!(
+                "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3} on text not yet learned"
+            ));
+        }
+        if let Some(Examined { learned, random, .. }) = &self.examined {
+            let mean = |of: &[Mean]| of.iter().map(|m| m.value()).sum::<f64>() / of.len() as f64;
+            let list = |of: &[Mean]| of.iter().map(|m| format!("{:.2}", m.value())).collect::<Vec<_>>().join(" ");
+            let bits = self.settings.kind.bits;
+            notes.push(format!(
+                "held-out recall@{top} with 1/{PICKED_SHARE} of the context picked: {:.3}; random planes of {bits} bits: {:.3}",
+                mean(learned),
+                mean(random)
+            ));
+            notes.push(format!("  by layer: {}; random planes: {}", list(learned), list(random)));
+        }
+        notes
+    }
+}

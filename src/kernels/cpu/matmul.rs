@@ -1,0 +1,93 @@
+//! Products of two f32 matrices that are both in memory as they are, for training small networks.
+//!
+//! The register tiles are those of the blocked attention; a result is one sum in a fixed order, so it does
+//! not depend on threads. Work is left to one thread: what trains side by side is many small networks.
+
+use super::prefill::product;
+use super::simd::{Simd, dispatch};
+
+/// Columns of a pass over the rows.
+const PANEL: usize = 64;
+/// Rows of a pass over the panels, so that both stay in the cache.
+const ROWS: usize = 192;
+
+/// `out[r][c] = Σ_k a[r][k] · b[k][c]` for `a: [rows][depth]` and `b: [depth][width]`.
+///
+/// # Panics
+/// If the slices do not have these shapes.
+pub fn matmul(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+    let rows = a.len() / depth;
+    assert_eq!(a.len(), rows * depth, "a is not whole rows");
+    assert_eq!(b.len(), depth * width, "b has another shape");
+    assert_eq!(out.len(), rows * width, "output shape");
+    panels(a, depth, b, width, out);
+}
+
+dispatch! {
+    fn panels[](a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) = panels_kernel
+}
+
+#[inline(always)]
+unsafe fn panels_kernel<S: Simd>(a: &[f32], depth: usize, b: &[f32], width: usize, out: &mut [f32]) {
+    for (a, out) in a.chunks(ROWS * depth).zip(out.chunks_mut(ROWS * width)) {
+        let rows = a.len() / depth;
+        for first in (0..width).step_by(PANEL) {
+            let columns = PANEL.min(width - first);
+            // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+            unsafe {
+                product::<S>(a, depth, depth, &b[first..], width, columns, &mut out[first..], width, false, rows)
+            };
+        }
+    }
+}
+
+/// `x: [rows][columns]` as `[columns][rows]`.
+///
+/// # Panics
+/// If `x` is not whole rows.
+pub fn transposed(x: &[f32], columns: usize) -> Vec<f32> {
+    const TILE: usize = 16;
+    let rows = x.len() / columns;
+    assert_eq!(x.len(), rows * columns, "not whole rows");
+    let mut out = vec![0.0; x.len()];
+    for first in (0..rows).step_by(TILE) {
+        for c in 0..columns {
+            for r in first..(first + TILE).min(rows) {
+                out[c * rows + r] = x[r * columns + c];
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equals_the_plain_product_in_every_shape() {
+        let noise = |n: usize, s: f64| (0..n).map(|i| ((i as f64 * s).sin()) as f32).collect::<Vec<f32>>();
+        for (rows, depth, width) in [(1, 1, 1), (5, 3, 2), (64, 64, 32), (193, 70, 65), (32, 500, 64), (2, 33, 300)] {
+            let (a, b) = (noise(rows * depth, 0.7), noise(depth * width, 1.3));
+            let mut out = vec![f32::NAN; rows * width];
+            matmul(&a, depth, &b, width, &mut out);
+            for r in 0..rows {
+                for c in 0..width {
+                    let exact: f64 =
+                        (0..depth).map(|k| f64::from(a[r * depth + k]) * f64::from(b[k * width + c])).sum();
+                    assert!((f64::from(out[r * width + c]) - exact).abs() < 1e-4, "{rows}x{depth}x{width}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn transposing_twice_gives_the_matrix() {
+        for (rows, columns) in [(1, 1), (17, 3), (40, 65)] {
+            let x: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+            let t = transposed(&x, columns);
+            assert!((0..rows * columns).all(|i| t[i % columns * rows + i / columns] == x[i]));
+            assert_eq!(transposed(&t, rows), x);
+        }
+    }
+}
