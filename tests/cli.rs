@@ -380,7 +380,7 @@ fn a_model_is_calibrated_and_evaluated() {
     let notes = [
         ("double_sparsity", "of 64 channels carry"),
         ("loki", "of 64 components hold"),
-        ("hash_attention", "on text not yet learned"),
+        ("hash_attention", "text not yet learned"),
     ];
     for (kind, note) in notes {
         ran.prints(&format!("{folder}/{kind}.safetensors"));
@@ -459,7 +459,7 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     let wrong = |args: &[&str], what: &str, hint: &str| drop(calibrate(args).fails(2, what, hint));
     wrong(&["--method", "lokki", "--out", folder], "unknown calibrated method `lokki`", "`loki`");
     wrong(&[], "builtin has no folder to write to", "--calibration DIR");
-    wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "");
+    wrong(&["-m", "loki:rank=3", "--out", folder], "`loki` has no parameter `rank`", "it takes none here");
     wrong(&["-m", "hash_attention:rate=0", "--out", folder], "`rate=0` is out of range", "above 0");
     wrong(&["-m", "loki", "-m", "loki", "--out", folder], "`loki` is to be calibrated twice", "--out DIR");
     wrong(&["-m", "hash_attention", "--resume", "--out", folder], "no checkpoint to go on from", "leave --resume out");

@@ -288,6 +288,7 @@ impl Params {
         let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.canonical) };
         let hint = match nearest(key, &self.known) {
             Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
+            None if self.known.is_empty() => "it takes none here".to_owned(),
             None => format!("its parameters: {}", self.known.join(", ")),
         };
         Err(UsageError::new(format!("method `{}` has no parameter `{key}`", self.method)).hint(hint))

@@ -23,7 +23,7 @@ use super::super::planes::RandomPlanes;
 use super::super::signatures::{Signatures, pack_signs, words_of};
 use super::super::{ParamInfo, Params};
 use super::net::SignNet;
-use super::training::{Adam, Batch, GroupNets, Shape, SoftNet};
+use super::training::{Adam, Batch, GroupNets, Shape, SoftNet, Wanted};
 use super::{BITS, LABEL, NAME, NetKind, in_blocks};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{
@@ -49,9 +49,14 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         ParamInfo { key: "rate", default: "0.004", about: "step size at first; it falls to 0 by the end" },
         ParamInfo { key: "alpha", default: "20", about: "weight of a wanted token, at any length of context" },
         ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
+        ParamInfo {
+            key: "mass",
+            default: "0.5",
+            about: "0 to 1: how much of a wanted token's weight follows its share of attention; 0 as published",
+        },
         ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
     ],
-    reading: Reading { text: ReadingText::Rows, tokens: 400_000, length: 4096, held_out: 8, resumable: true },
+    reading: Reading { text: ReadingText::Rows, tokens: 400_000, length: 8192, held_out: 8, resumable: true },
     start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
 };
 
@@ -78,6 +83,8 @@ struct Settings {
     rate: f32,
     alpha: f32,
     beta: f32,
+    /// Share of the wanted tokens' weight that is dealt out by attention.
+    mass: f32,
     scale: f32,
 }
 
@@ -98,15 +105,19 @@ impl Settings {
         if !(beta >= 0.0 && beta.is_finite()) {
             return Err(params.bad_value("beta", &beta.to_string(), "0 or above"));
         }
-        Ok(Self { kind, steps, queries, top, rate, alpha, beta, scale })
+        let mass: f32 = params.get("mass", 0.5)?;
+        if !(0.0..=1.0).contains(&mass) {
+            return Err(params.bad_value("mass", &mass.to_string(), "from 0 to 1"));
+        }
+        Ok(Self { kind, steps, queries, top, rate, alpha, beta, mass, scale })
     }
 
     /// For [`ArtefactInfo::settings`](crate::attention::artefact::ArtefactInfo::settings).
     fn told(&self) -> BTreeMap<String, String> {
-        let Self { kind, steps, queries, top, rate, alpha, beta, scale } = self;
+        let Self { kind, steps, queries, top, rate, alpha, beta, mass, scale } = self;
         let training = format!(
-            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},scale={scale}; Adam, rate \
-             falling linearly to 0"
+            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},mass={mass},scale={scale}; \
+             Adam, rate falling linearly to 0"
         );
         BTreeMap::from([
             (NET_KIND.to_owned(), kind.to_string()),
@@ -144,8 +155,15 @@ struct Learner {
 struct Point {
     tokens: usize,
     loss: f64,
-    recall: f64,
+    found: Found,
     heads: usize,
+}
+
+/// How much of what is wanted was found: in number, and in attention.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Found {
+    recall: f64,
+    mass: f64,
 }
 
 struct Examined {
@@ -157,18 +175,20 @@ struct Examined {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Mean {
-    sum: f64,
+    sum: Found,
     count: usize,
 }
 
 impl Mean {
-    fn add(&mut self, x: f64) {
-        self.sum += x;
+    fn add(&mut self, found: Found) {
+        self.sum.recall += found.recall;
+        self.sum.mass += found.mass;
         self.count += 1;
     }
 
-    fn value(self) -> f64 {
-        self.sum / self.count.max(1) as f64
+    fn value(self) -> Found {
+        let count = self.count.max(1) as f64;
+        Found { recall: self.sum.recall / count, mass: self.sum.mass / count }
     }
 }
 
@@ -183,7 +203,14 @@ struct Asked {
     /// For each head of the group `[query][d]`.
     queries: Vec<Vec<f32>>,
     /// For each head and query the largest keys.
-    wanted: Vec<Vec<Vec<u32>>>,
+    wanted: Vec<Vec<Vec<Largest>>>,
+}
+
+/// A key that a query attends most.
+struct Largest {
+    key: u32,
+    /// Its part of what the query attends in all that are wanted: of `a`, or of `a·‖v‖`.
+    share: f32,
 }
 
 impl Trainer {
@@ -243,11 +270,11 @@ impl Trainer {
         let wanted = |queries: &Vec<f32>| {
             let mut exact = vec![0.0; seen.len() * all];
             scores(queries, rows, d, &mut exact);
-            let largest = |(row, seen): (&mut [f32], &usize)| {
+            let of_query = |(row, seen): (&mut [f32], &usize)| {
                 row.iter_mut().zip(&keys.further).for_each(|(score, x)| *score += x);
-                top_k(&row[..*seen], self.settings.top)
+                largest(&row[..*seen], self.settings.top, d)
             };
-            exact.chunks_exact_mut(all).zip(&seen).map(largest).collect()
+            exact.chunks_exact_mut(all).zip(&seen).map(of_query).collect()
         };
         Asked {
             keys: rows.to_vec(),
@@ -282,7 +309,7 @@ impl Trainer {
         chunk: &PrefillChunk<'_>,
         kv_head: usize,
         draws: &[Vec<usize>],
-    ) -> (f64, f64) {
+    ) -> (f64, Found) {
         let keys = self.keys(chunk, kv_head);
         let group = self.model.group();
         if !learner.standardised {
@@ -295,17 +322,26 @@ impl Trainer {
         }
         let progress = (self.tokens_read + chunk.first) as f64 / self.planned_tokens.max(1) as f64;
         let rate = self.settings.rate * (1.0 - progress).max(0.0) as f32;
-        let mut before = (0.0, 0.0);
+        let mut before = (0.0, Found::default());
         for (i, positions) in draws.iter().enumerate() {
             let asked = self.ask(chunk, kv_head, &keys, positions);
-            let recall = if i == 0 { watched_recall(&learner.nets, &asked) } else { 0.0 };
+            let found = (i == 0).then(|| watched(&learner.nets, &asked));
             let loss = learner.step(asked, &self.settings, rate);
-            if i == 0 {
-                before = (loss, recall);
+            if let Some(found) = found {
+                before = (loss, found);
             }
         }
         before
     }
+}
+
+/// The `top` largest of some scores, which become attention by a factor of `1/√d` and a softmax.
+fn largest(scores: &[f32], top: usize, d: usize) -> Vec<Largest> {
+    let keys = top_k(scores, top);
+    let most = keys.iter().map(|key| scores[*key as usize]).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |key: &u32| ((scores[*key as usize] - most) / (d as f32).sqrt()).exp();
+    let total: f32 = keys.iter().map(weight).sum();
+    keys.iter().map(|key| Largest { key: *key, share: weight(key) / total }).collect()
 }
 
 /// Keys of one KV head from the end of the sink on, and what is added to each one's scores.
@@ -317,9 +353,17 @@ struct Keys {
 impl Learner {
     /// One step of all nets; the loss before it.
     fn step(&mut self, asked: Asked, settings: &Settings, rate: f32) -> f64 {
-        let weights = asked.context.iter().map(|context| settings.alpha + settings.beta * *context as f32).collect();
-        let Asked { keys, queries, seen, wanted, .. } = asked;
-        let batch = Batch { keys, queries, seen, weights, wanted };
+        let Asked { keys, queries, seen, wanted, context } = asked;
+        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| {
+            let all = settings.alpha + settings.beta * *context as f32;
+            // Shares sum to 1, so that the mean weight stays what it is.
+            let by_share = settings.mass * wanted.len() as f32;
+            let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - settings.mass + by_share * w.share) };
+            wanted.iter().map(weight).collect()
+        };
+        let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&context).map(of_query).collect();
+        let wanted = wanted.iter().map(of_head).collect();
+        let batch = Batch { keys, queries, seen, wanted };
         let (loss, gradients) = self.nets.loss(&batch, settings.scale);
         self.key.step(&mut self.nets.key.parameters, &gradients.key, rate);
         let heads = self.nets.queries.iter_mut().zip(&mut self.queries).zip(&gradients.queries);
@@ -339,8 +383,8 @@ impl Learner {
     }
 }
 
-/// Recall of the nets as they stand, mean over the first few queries of every head.
-fn watched_recall(nets: &GroupNets, asked: &Asked) -> f64 {
+/// What the nets find as they stand, mean over the first few queries of every head.
+fn watched(nets: &GroupNets, asked: &Asked) -> Found {
     let bits = nets.key.shape.bits;
     let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
         net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
@@ -351,23 +395,24 @@ fn watched_recall(nets: &GroupNets, asked: &Asked) -> f64 {
     let mut mean = Mean::default();
     for (h, net) in nets.queries.iter().enumerate() {
         let queries = packed(net, &asked.queries[h]);
-        asked.recall_of(h, &keys, &queries, every, |recall| mean.add(recall));
+        asked.found_by(h, &keys, &queries, every, |found| mean.add(found));
     }
     mean.value()
 }
 
 impl Asked {
-    /// Recall of the wanted keys among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
+    /// What of the wanted keys is among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
     /// every `every`-th query of a head; `queries: [query][word]`.
-    fn recall_of(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(f64)) {
+    fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
         let words = queries.len() / self.seen.len().max(1);
         for query in (0..self.seen.len()).step_by(every.max(1)) {
             let scores = keys.scores(&queries[query * words..][..words]);
             let wanted = &self.wanted[head][query];
             let budget = self.context[query].div_ceil(PICKED_SHARE).max(wanted.len());
             let picked = top_k(&scores[..self.seen[query]], budget);
-            let found = wanted.iter().filter(|key| picked.binary_search(key).is_ok()).count();
-            tell(found as f64 / wanted.len() as f64);
+            let found = || wanted.iter().filter(|w| picked.binary_search(&w.key).is_ok());
+            let mass = found().map(|w| f64::from(w.share)).sum();
+            tell(Found { recall: found().count() as f64 / wanted.len() as f64, mass });
         }
     }
 }
@@ -379,19 +424,25 @@ impl Collector for Trainer {
             .collect();
         if !draws[0].is_empty() {
             let mut learners = std::mem::take(&mut self.layers[chunk.layer]);
-            let before: Vec<(f64, f64)> = learners
+            let before: Vec<(f64, Found)> = learners
                 .par_iter_mut()
                 .enumerate()
                 .map(|(kv_head, learner)| self.train(learner, chunk, kv_head, &draws))
                 .collect();
             self.layers[chunk.layer] = learners;
             if chunk.layer == 0 {
-                self.curve.push(Point { tokens: self.tokens_read + chunk.first, loss: 0.0, recall: 0.0, heads: 0 });
+                self.curve.push(Point {
+                    tokens: self.tokens_read + chunk.first,
+                    loss: 0.0,
+                    found: Found::default(),
+                    heads: 0,
+                });
             }
             if let Some(point) = self.curve.last_mut() {
-                for (loss, recall) in before {
+                for (loss, found) in before {
                     point.loss += loss;
-                    point.recall += recall;
+                    point.found.recall += found.recall;
+                    point.found.mass += found.mass;
                     point.heads += 1;
                 }
             }
@@ -421,11 +472,11 @@ impl Collector for Trainer {
             let random_keys = Signatures::new(&side_signatures(&planes, &augmented), words);
             for (h, net) in queries.iter().enumerate() {
                 let learned = &mut examined.learned[chunk.layer];
-                asked.recall_of(h, &keys, &net.signatures(&asked.queries[h]), 1, |recall| learned.add(recall));
+                asked.found_by(h, &keys, &net.signatures(&asked.queries[h]), 1, |found| learned.add(found));
                 let rows = asked.queries[h].chunks_exact(d);
                 let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
                 let random = &mut examined.random[chunk.layer];
-                asked.recall_of(h, &random_keys, &side_signatures(&planes, &augmented), 1, |recall| random.add(recall));
+                asked.found_by(h, &random_keys, &side_signatures(&planes, &augmented), 1, |found| random.add(found));
             }
         }
         self.examined = Some(examined);
@@ -460,8 +511,9 @@ impl Collector for Trainer {
         let mut settings = self.settings.told();
         let steps = self.layers[0].first().map_or(0, |l| l.key.steps);
         let standardised = self.layers[0].first().is_some_and(|l| l.standardised);
-        let curve: Vec<String> =
-            self.curve.iter().map(|p| format!("{} {:?} {:?} {}", p.tokens, p.loss, p.recall, p.heads)).collect();
+        let point =
+            |p: &Point| format!("{} {:?} {:?} {:?} {}", p.tokens, p.loss, p.found.recall, p.found.mass, p.heads);
+        let curve: Vec<String> = self.curve.iter().map(point).collect();
         settings.extend([
             ("steps".to_owned(), steps.to_string()),
             ("standardised".to_owned(), standardised.to_string()),
@@ -508,7 +560,8 @@ impl Point {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let (tokens, loss) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Self { tokens, loss, recall: words.next()?.parse().ok()?, heads: words.next()?.parse().ok()? })
+        let found = Found { recall: words.next()?.parse().ok()?, mass: words.next()?.parse().ok()? };
+        Some(Self { tokens, loss, found, heads: words.next()?.parse().ok()? })
     }
 }
 
@@ -538,22 +591,27 @@ impl Trainer {
         for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
             let heads = part.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
             let loss = part.iter().map(|p| p.loss).sum::<f64>() / heads;
-            let recall = part.iter().map(|p| p.recall).sum::<f64>() / heads;
+            let recall = part.iter().map(|p| p.found.recall).sum::<f64>() / heads;
+            let mass = part.iter().map(|p| p.found.mass).sum::<f64>() / heads;
             let from = part[0].tokens;
             notes.push(format!(
-                "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3} on text not yet learned"
+                "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3}, of its attention {mass:.3}; text not yet learned"
             ));
         }
         if let Some(Examined { learned, random, .. }) = &self.examined {
-            let mean = |of: &[Mean]| of.iter().map(|m| m.value()).sum::<f64>() / of.len() as f64;
-            let list = |of: &[Mean]| of.iter().map(|m| format!("{:.2}", m.value())).collect::<Vec<_>>().join(" ");
-            let bits = self.settings.kind.bits;
             notes.push(format!(
-                "held-out recall@{top} with 1/{PICKED_SHARE} of the context picked: {:.3}; random planes of {bits} bits: {:.3}",
-                mean(learned),
-                mean(random)
+                "held out, 1/{PICKED_SHARE} of the context picked, against random planes of {} bits; mean, then by layer:",
+                self.settings.kind.bits
             ));
-            notes.push(format!("  by layer: {}; random planes: {}", list(learned), list(random)));
+            let list = |nets: &str, of: &[Mean], what: &str, number: fn(Found) -> f64| {
+                let mean = of.iter().map(|m| number(m.value())).sum::<f64>() / of.len() as f64;
+                let layers: Vec<String> = of.iter().map(|m| format!("{:.2}", number(m.value()))).collect();
+                format!("  {nets:<8} {what:<18} {mean:.3}  {}", layers.join(" "))
+            };
+            for (nets, of) in [("learned", learned), ("random", random)] {
+                notes.push(list(nets, of, &format!("recall@{top}"), |found| found.recall));
+                notes.push(list(nets, of, "of its attention", |found| found.mass));
+            }
         }
         notes
     }

@@ -213,10 +213,17 @@ pub(super) struct Batch {
     pub queries: Vec<Vec<f32>>,
     /// For each query, how many of the keys it sees: the first ones.
     pub seen: Vec<usize>,
-    /// For each query, what a wanted key weighs in the loss; any other weighs 1.
-    pub weights: Vec<f32>,
     /// For each query head and query the keys that are wanted.
-    pub wanted: Vec<Vec<Vec<u32>>>,
+    pub wanted: Vec<Vec<Vec<Wanted>>>,
+}
+
+/// A key that a query should find.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Wanted {
+    /// Its place among the keys.
+    pub key: u32,
+    /// What it weighs in the loss; keys that are not wanted weigh 1.
+    pub weight: f32,
 }
 
 /// Derivatives for each net of a group.
@@ -259,11 +266,10 @@ impl GroupNets {
 impl Batch {
     /// Keys whose weights make up a loss.
     fn total_weight(&self) -> f64 {
-        let of_query =
-            |wanted: &Vec<u32>, seen: usize, weight: f32| seen as f64 + wanted.len() as f64 * (f64::from(weight) - 1.0);
-        let of_head = |wanted: &Vec<Vec<u32>>| -> f64 {
-            wanted.iter().zip(&self.seen).zip(&self.weights).map(|((w, s), weight)| of_query(w, *s, *weight)).sum()
+        let of_query = |(wanted, seen): (&Vec<Wanted>, &usize)| {
+            *seen as f64 + wanted.iter().map(|w| f64::from(w.weight) - 1.0).sum::<f64>()
         };
+        let of_head = |wanted: &Vec<Vec<Wanted>>| -> f64 { wanted.iter().zip(&self.seen).map(of_query).sum() };
         self.wanted.iter().map(of_head).sum::<f64>().max(1.0)
     }
 
@@ -273,23 +279,23 @@ impl Batch {
         let mut loss = 0.0;
         let mut agree = vec![0.0; count];
         for (query, row) in inner.chunks_exact_mut(count).enumerate() {
-            let (seen, weight) = (self.seen[query], self.weights[query]);
+            let seen = self.seen[query];
             row.iter_mut().for_each(|x| *x *= scale);
             sigmoid(row, &mut agree);
             // −ln(1 − σ(z)) = z − ln σ(z), and −ln σ(z) where the key is wanted; σ stops falling at −80.
             let mut of_row: f64 =
                 -log_of_product(&agree[..seen]) + row[..seen].iter().map(|z| f64::from(z.max(-80.0))).sum::<f64>();
             let wanted = &self.wanted[head][query];
-            for &key in wanted {
-                let (z, log) = (f64::from(row[key as usize]), log_sigmoid(row[key as usize]));
-                of_row -= z - log + f64::from(weight) * log;
+            for Wanted { key, weight } in wanted {
+                let (z, log) = (f64::from(row[*key as usize]), log_sigmoid(row[*key as usize]));
+                of_row -= z - log + f64::from(*weight) * log;
             }
             loss += of_row / total;
             let unit = scale / total as f32;
             row.iter_mut().zip(&agree).for_each(|(g, s)| *g = s * unit);
             row[seen..].fill(0.0);
-            for &key in wanted {
-                row[key as usize] = weight * (agree[key as usize] - 1.0) * unit;
+            for Wanted { key, weight } in wanted {
+                row[*key as usize] = weight * (agree[*key as usize] - 1.0) * unit;
             }
         }
         loss
