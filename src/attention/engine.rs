@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use super::Configured;
 use super::fidelity::FidelityMeter;
 use super::head::HeadKv;
-use super::method::{Exact, HeadPrefix, Step, mix_seed};
+use super::method::{Depth, Exact, HeadPrefix, Step, mix_seed};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
 use crate::kv::{KvDtype, LayerKv, Prefix};
@@ -195,6 +195,11 @@ impl Fork {
         self.dense[layer]
     }
 
+    fn depth(&self, layer: usize) -> Depth {
+        let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
+        Depth { rank: sparse(&self.dense[..layer]), of: sparse(&self.dense) }
+    }
+
     /// Closeness to exact attention, if it was asked for.
     pub fn fidelity(&self) -> Option<&FidelityMeter> {
         self.fidelity.as_ref()
@@ -247,6 +252,7 @@ impl Fork {
         } else {
             let step = Step {
                 layer,
+                depth: self.depth(layer),
                 kv_head,
                 queries,
                 d: kv.d,

@@ -9,7 +9,9 @@ pub mod artefact;
 pub mod calibration;
 mod engine;
 pub mod fidelity;
+mod graph;
 mod head;
+mod kmeans;
 mod method;
 pub mod methods;
 mod pca;
@@ -19,7 +21,8 @@ mod spec;
 
 pub use engine::{Fork, IndexCache};
 pub use method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting, mix_seed,
+    AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, PrefillPattern, Selection, Step, Weighting,
+    mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};

@@ -360,8 +360,8 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::attention::{Depth, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -412,6 +412,7 @@ mod tests {
         };
         let step = Step {
             layer,
+            depth: Depth::default(),
             kv_head,
             queries: &queries,
             d,

@@ -5,12 +5,16 @@
 
 mod double_sparsity;
 mod full;
+mod graph_search;
 mod hip;
+mod knn;
 mod loki;
 mod magicpig;
 mod oracle_sampling;
+mod pqcache;
 mod quest;
 mod random;
+mod retrieval_attention;
 mod sparq;
 mod streaming_llm;
 mod topk;
@@ -74,6 +78,9 @@ pub const METHODS: &[MethodEntry] = &[
     loki::ENTRY,
     sparq::ENTRY,
     hip::ENTRY,
+    knn::ENTRY,
+    pqcache::ENTRY,
+    retrieval_attention::ENTRY,
 ];
 
 /// How the artefacts are made that methods need, in the order in which they are made.
@@ -214,6 +221,23 @@ impl Granularity {
             "kv_head" => Self::KvHead,
             _ => Self::QueryHead,
         })
+    }
+
+    /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs.
+    fn by_query(self, step: &super::Step<'_>, mut search: impl FnMut(&[f32]) -> Vec<u32>) -> super::Selection {
+        use super::{Picks, Selection};
+        match self {
+            Self::QueryHead => {
+                Selection::PerHead((0..step.group()).map(|h| Picks::softmax(search(step.query(h)))).collect())
+            }
+            Self::KvHead => {
+                let mut sum = step.query(0).to_vec();
+                for head in 1..step.group() {
+                    sum.iter_mut().zip(step.query(head)).for_each(|(s, x)| *s += x);
+                }
+                Selection::Shared(Picks::softmax(search(&sum)))
+            }
+        }
     }
 
     /// `select` on the scores `[group][n]` of each query head, or once on their sum over the group.

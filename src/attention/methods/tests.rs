@@ -12,7 +12,7 @@ use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{
-    Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, Selection, Step, expand_grid,
+    Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, Selection, Step, expand_grid,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -114,8 +114,21 @@ pub(super) fn select(
     let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
     let index = method.build(&prefix);
     let tail_keys = Rows::F32(&[]);
-    let step =
-        Step { layer, kv_head, queries, d, scale, keys, values, tail_keys, candidates, context, generated: 0, seed };
+    let step = Step {
+        layer,
+        depth: Depth::default(),
+        kv_head,
+        queries,
+        d,
+        scale,
+        keys,
+        values,
+        tail_keys,
+        candidates,
+        context,
+        generated: 0,
+        seed,
+    };
     let mut cost = Cost::default();
     let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
     (selection, cost)
@@ -185,6 +198,15 @@ const SELECT_ALL: &[&str] = &[
     "hip:k=100000",
     "hip:ratio=1,r_m=1",
     "hip:k=100000,b_k=7,per=kv_head,n_e=3,theta_vote=3",
+    "knn:index=flat,k=100000",
+    "knn:index=flat,ratio=1,per=kv_head",
+    "knn:index=flat,k=100000,schedule=linear",
+    "knn:k=100000",
+    "knn:ratio=1,M=2,ef_construction=1,ef=1,per=kv_head",
+    "pqcache:ratio=1",
+    "pqcache:k=100000,subspaces=3,bits=8,per=kv_head",
+    "retrieval_attention:k=100000",
+    "retrieval_attention:ratio=1,per=kv_head",
 ];
 
 /// Specs with ordinary budgets.
@@ -216,10 +238,20 @@ const ORDINARY: &[&str] = &[
     "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
     "hip:ratio=0.1,per=kv_head,top_r=8",
     "hip:k=16,n_e=3",
+    "knn:index=flat,k=8",
+    "knn:index=flat,k=8,schedule=linear",
+    "knn:k=8",
+    "knn:ratio=0.1,ef=1k,M=2,ef_construction=2,per=kv_head",
+    "knn:k=5,ef=100,schedule=linear",
+    "pqcache:k=8",
+    "pqcache:ratio=0.1,subspaces=5,bits=8,per=kv_head",
+    "pqcache:k=8,subspaces=1000,bits=1,iterations=1",
+    "retrieval_attention:k=8",
+    "retrieval_attention:ratio=0.1,queries=1,nearest=1,M=1,ef=1k,ef_construction=1,per=kv_head",
 ];
 
 /// How the specs begin whose picks are drawn at random.
-const DRAWING: &[&str] = &["random", "oracle_sampling", "hip:k=16,n_e=3"];
+const DRAWING: &[&str] = &["random", "oracle_sampling", "hip:k=16,n_e=3", "knn:ratio=0.1", "pqcache:k=8"];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -280,6 +312,23 @@ fn the_same_seed_gives_the_same_bits_and_another_does_not() {
 }
 
 #[test]
+fn the_number_of_threads_changes_no_bit() {
+    let prefix = prefix(3, 2, 250, D);
+    let on = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let outcome = |spec: &&str| {
+            let (outputs, fork) = run(&prefix, spec, &Policy { sink: 4, local: 16, ..none() }, 4, 2);
+            (outputs, fork.costs().total(|_| true), fork.aux_bits())
+        };
+        pool.install(|| ORDINARY.iter().map(outcome).collect::<Vec<_>>())
+    };
+    let (one, two) = (on(1), on(2));
+    for (spec, (one, two)) in ORDINARY.iter().zip(one.iter().zip(&two)) {
+        assert_eq!(one, two, "{spec}");
+    }
+}
+
+#[test]
 fn density_is_what_the_budget_says() {
     let prefix = prefix(1, 1, 1000, D);
     let policy = Policy { sink: 4, local: 16, ..none() };
@@ -291,6 +340,10 @@ fn density_is_what_the_budget_says() {
         ("double_sparsity:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
         ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("knn:index=flat,k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("knn:k=50,M=2,ef_construction=2,ef=1k", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("pqcache:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("retrieval_attention:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
     ];
     for (spec, density) in expect {
@@ -357,7 +410,7 @@ proptest! {
         let keys = noise(tokens * D, seed);
         let queries = noise(2 * D, seed + 1);
         let step = Step {
-            layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
+            layer: 0, depth: Depth::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             context: tokens + 1, generated: 0, seed,
         };
@@ -383,6 +436,7 @@ fn topk_picks_the_largest_scores() {
     let queries = noise(D, 9);
     let step = Step {
         layer: 0,
+        depth: Depth::default(),
         kv_head: 0,
         queries: &queries,
         d: D,
@@ -524,6 +578,11 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/8,label_bits=4,k=64");
     assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
     assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");
+    assert_eq!(label("knn"), "knn:index=hnsw,k=64");
+    assert_eq!(label("knn:M=16,ef=4k,ef_construction=8"), "knn:index=hnsw,ef_construction=8,k=64");
+    assert_eq!(label("knn:index=flat,schedule=linear,ratio=0.1"), "knn:index=flat,ratio=0.1,schedule=linear");
+    assert_eq!(label("pqcache:iterations=10"), "pqcache:subspaces=2,bits=6,ratio=0.05");
+    assert_eq!(label("retrieval_attention:ef=300"), "retrieval_attention:ef=300,k=100");
     let bad = [
         "topkk",
         "topk:kk=3",
@@ -560,6 +619,19 @@ fn specs_are_checked_and_canonical() {
         "hip:r_e=-1",
         "hip:r_e=inf",
         "hip:tau=2",
+        "knn:index=ivf",
+        "knn:index=flat,M=8",
+        "knn:M=1",
+        "knn:ef=0",
+        "knn:ef=k",
+        "knn:ef=0k",
+        "knn:ef_construction=0",
+        "knn:schedule=adaptive",
+        "pqcache:bits=9",
+        "pqcache:bits=0",
+        "pqcache:subspaces=0",
+        "retrieval_attention:queries=0",
+        "retrieval_attention:M=0",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

@@ -2,7 +2,7 @@
 //! against the paper's Table 8.
 
 use super::*;
-use crate::attention::{PromptHead, expand_grid};
+use crate::attention::{Depth, PromptHead, expand_grid};
 use crate::kv::KvDtype;
 
 /// What is hashed and asked for in a test: one KV head, a group of queries.
@@ -41,6 +41,7 @@ impl Scene {
         let tail_keys = Rows::F32(&[]);
         Step {
             layer,
+            depth: Depth::default(),
             kv_head,
             queries,
             d,
