@@ -45,7 +45,7 @@ pub struct Hnsw {
     /// The nodes of level 1, those of each level above first.
     order: Vec<u32>,
     ground: Links,
-    /// Where searches begin if there is but one level.
+    /// The first node of all levels, from which every node can be reached on the ground.
     entry: u32,
 }
 
@@ -69,8 +69,9 @@ impl Hnsw {
             };
             rank = beam.search(&[rank], 1, |r| links.of(r), of_ranks)[0].node;
         }
-        let entry = self.order.get(rank as usize).copied().unwrap_or(self.entry);
-        beam.search(&[entry], width, |node| self.ground.of(node), score)
+        let near = self.order.get(rank as usize).copied().unwrap_or(self.entry);
+        // From the entry, too: what all keys can be reached from.
+        beam.search(&[near, self.entry], width, |node| self.ground.of(node), score)
     }
 
     /// Nodes of the graph.

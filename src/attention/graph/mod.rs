@@ -390,17 +390,17 @@ mod tests {
 
     #[test]
     fn most_of_the_best_are_found_by_scoring_few() {
-        let (n, d, k) = (6000, 32, 20);
+        let (n, d, k) = (6000, 32, 64);
         let keys = clustered(n, d, 1);
-        let (queries, others) = (noise(40 * d, 9), noise(400 * d, 10));
+        let (queries, others) = (noise(40 * d, 9), noise(2000 * d, 10));
         let hnsw = Hnsw::build(&keys, d, HNSW, 1);
         let search = |beam: &mut Beam, query: &[f32]| hnsw.search(4 * k, beam, scorer(query, &keys));
         let (found, scored) = recall(&keys, &queries, d, k, search);
-        assert!(found >= 0.95 && scored < 0.3, "hnsw: {found} by scoring {scored}");
+        assert!(found >= 0.95 && scored < 0.4, "hnsw: {found} by scoring {scored}");
         let roar = Roar::build(&keys, d, &others, ROAR);
         let search = |beam: &mut Beam, query: &[f32]| roar.search(4 * k, beam, scorer(query, &keys));
         let (found, scored) = recall(&keys, &queries, d, k, search);
-        assert!(found >= 0.95 && scored < 0.3, "roar: {found} by scoring {scored}");
+        assert!(found >= 0.95 && scored < 0.4, "roar: {found} by scoring {scored}");
     }
 
     #[test]
@@ -459,6 +459,6 @@ mod tests {
     fn whatever_cannot_be_reached_is_linked() {
         let mut lists = vec![vec![1], vec![], vec![1, 0], vec![], vec![3]];
         reach_all(&mut lists, 0);
-        assert_eq!(lists, [vec![1, 3, 4], vec![2], vec![1, 0], vec![], vec![3]]);
+        assert_eq!(lists, [vec![1, 3], vec![2], vec![1, 0], vec![4], vec![3]]);
     }
 }

@@ -64,6 +64,9 @@ pub(super) fn pick(
     cost: &mut Cost,
     search: impl FnOnce(&mut Beam, &mut dyn FnMut(&[u32], &mut [f32])) -> Vec<Scored>,
 ) -> Vec<u32> {
+    if k == 0 {
+        return Vec::new();
+    }
     let mut found = search(beam, &mut |nodes, out| step.score_candidates(query, nodes, out));
     let effort = std::mem::take(&mut beam.effort);
     cost.score_flops += 2 * step.d as u64 * effort.scored;
