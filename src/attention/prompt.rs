@@ -204,7 +204,7 @@ fn add_following_scores(chunk: &PrefillChunk<'_>, n: usize, tokens: usize, score
         let sums = running_sums(chunk, kv_head * group..(kv_head + 1) * group);
         let keys = chunk.kv.keys.head(kv_head);
         let mut key = vec![0.0; d];
-        for token in first.saturating_sub(n)..end {
+        for (token, score) in scores.iter_mut().enumerate().take(end).skip(first.saturating_sub(n)) {
             let followers = (token + 1).max(first)..(token + n + 1).min(end);
             if followers.is_empty() {
                 continue;
@@ -213,7 +213,7 @@ fn add_following_scores(chunk: &PrefillChunk<'_>, n: usize, tokens: usize, score
             let (from, to) = (&sums[(followers.start - first) * d..], &sums[(followers.end - first) * d..]);
             let dot: f64 = key.iter().zip(from).zip(to).map(|((k, from), to)| f64::from(*k) * (to - from)).sum();
             let all = n.min(tokens - 1 - token);
-            scores[token] += (dot / (all * group) as f64) as f32;
+            *score += (dot / (all * group) as f64) as f32;
         }
     });
 }
