@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use spattn::attention::artefact::Artefact;
 use spattn::attention::methods::{CALIBRATIONS, configure};
 use spattn::attention::{
-    Configured, Context, Fork, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Step, expand_grid,
+    Configured, Context, Depth, Fork, HeadPrefix, IndexCache, Policy, PromptHead, Selection, Step, expand_grid,
 };
 use spattn::cost::Cost;
 use spattn::eval::calibration::{Checkpoints, Order, Outcome, Plan, Text, supply};
@@ -182,6 +182,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                         (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
                     let step = Step {
                         layer,
+                        depth: Depth::default(),
                         kv_head,
                         queries: &queries,
                         d,

@@ -16,7 +16,7 @@ use super::Configured;
 use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Exact, HeadPrefix, Positions, Rotation, Solved, Step, mix_seed};
+use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, mix_seed};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
@@ -257,6 +257,11 @@ impl Fork {
         self.dense[layer]
     }
 
+    fn depth(&self, layer: usize) -> Depth {
+        let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
+        Depth { rank: sparse(&self.dense[..layer]), of: sparse(&self.dense) }
+    }
+
     /// Closeness to exact attention, if it was asked for.
     pub fn fidelity(&self) -> Option<&FidelityMeter> {
         self.fidelity.as_ref()
@@ -333,6 +338,7 @@ impl Fork {
             let candidates = if follows_tail { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
             let step = Step {
                 layer,
+                depth: self.depth(layer),
                 kv_head,
                 queries,
                 d: kv.d,

@@ -207,11 +207,29 @@ impl HeadPrefix<'_> {
     }
 }
 
+/// Where a layer stands among those that are not dense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Depth {
+    /// Layers before it, dense ones left out.
+    pub rank: usize,
+    /// Layers that are not dense.
+    pub of: usize,
+}
+
+impl Default for Depth {
+    /// The only layer.
+    fn default() -> Self {
+        Self { rank: 0, of: 1 }
+    }
+}
+
 /// One decoding step of one KV head: the queries of its group and what they may look at.
 #[derive(Debug, Clone)]
 pub struct Step<'a> {
     /// Layer, from 0.
     pub layer: usize,
+    /// Where the layer stands among those that are not dense.
+    pub depth: Depth,
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated, unscaled queries of the group, `[group][d]`.
@@ -283,16 +301,16 @@ impl Step<'_> {
 
     /// Exact `q·k` (unscaled) of some tokens of the prefix for one head of the group, with its cost.
     pub fn exact_scores_of(&self, head: usize, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
-        let query = self.query(head);
         let mut scores = vec![0.0; tokens.len()];
-        match self.keys {
-            Rows::F32(keys) => linear::scores_of(query, keys, tokens, &mut scores),
-            Rows::F16(keys) => linear::scores_of(query, keys, tokens, &mut scores),
-            Rows::Bf16(keys) => linear::scores_of(query, keys, tokens, &mut scores),
-        }
+        score_some(self.query(head), self.keys, tokens, &mut scores);
         cost.score_flops += 2 * (tokens.len() * self.d) as u64;
         cost.kv_bytes += (tokens.len() * self.d * self.keys.elem_bytes()) as u64;
         scores
+    }
+
+    /// `q·k` (unscaled) of some candidates, numbered from 0, for a query `[d]`; counts nothing.
+    pub fn score_candidates(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) {
+        score_some(query, self.keys.slice(self.candidates.clone(), self.d), candidates, out);
     }
 
     /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.
@@ -311,6 +329,15 @@ pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f
         Rows::F32(data) => linear::scores(queries, data, d, out),
         Rows::F16(data) => linear::scores(queries, data, d, out),
         Rows::Bf16(data) => linear::scores(queries, data, d, out),
+    }
+}
+
+/// `query: [d]` against the stored rows that `some` names.
+fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
+    match rows {
+        Rows::F32(data) => linear::scores_of(query, data, some, out),
+        Rows::F16(data) => linear::scores_of(query, data, some, out),
+        Rows::Bf16(data) => linear::scores_of(query, data, some, out),
     }
 }
 

@@ -10,7 +10,9 @@ mod budget;
 pub mod calibration;
 mod engine;
 pub mod fidelity;
+mod graph;
 mod head;
+mod kmeans;
 mod method;
 pub mod methods;
 mod pca;
@@ -22,8 +24,8 @@ mod spec;
 pub use budget::{Budget, Context, Tuned};
 pub use engine::{Fork, IndexCache};
 pub use method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Picks, Positions, PrefillPattern, Rotation, Selection,
-    Solved, Step, Weighting, mix_seed,
+    AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, PrefillPattern, Rotation,
+    Selection, Solved, Step, Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};

@@ -365,7 +365,7 @@ mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
-    use crate::attention::{Context, PromptHead};
+    use crate::attention::{Context, Depth, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -416,6 +416,7 @@ mod tests {
         };
         let step = Step {
             layer,
+            depth: Depth::default(),
             kv_head,
             queries: &queries,
             d,

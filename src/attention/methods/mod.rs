@@ -7,17 +7,21 @@ mod a_shape;
 mod bigbird;
 mod double_sparsity;
 mod full;
+mod graph_search;
 mod h2o;
 mod hash_attention;
 mod hip;
 mod infllm;
+mod knn;
 mod loki;
 mod lsh_bits;
 mod magicpig;
 mod oracle_sampling;
 mod planes;
+mod pqcache;
 mod quest;
 mod random;
+mod retrieval_attention;
 mod signatures;
 mod snapkv;
 mod sparq;
@@ -33,7 +37,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::calibration::Calibration;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Picks, Policy, Selection};
+use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Picks, Policy, Selection, Step};
 use crate::error::UsageError;
 
 /// What the command line knows of a method.
@@ -128,6 +132,9 @@ pub const METHODS: &[MethodEntry] = &[
     hip::ENTRY,
     lsh_bits::ENTRY,
     hash_attention::ENTRY,
+    knn::ENTRY,
+    pqcache::ENTRY,
+    retrieval_attention::ENTRY,
 ];
 
 /// How the artefacts are made that methods need, in the order in which they are made.
@@ -320,6 +327,20 @@ impl Granularity {
         match self {
             Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
             Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+        }
+    }
+
+    /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
+    /// that [`read_per`](Self::read_per).
+    fn by_query(self, step: &Step<'_>, mut search: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {
+        match self {
+            Self::QueryHead => {
+                Selection::PerHead((0..step.group()).map(|h| Picks::softmax(search(step.query(h)))).collect())
+            }
+            Self::KvHead(_) => {
+                let sum = Reduce::Sum.apply(step.queries, step.d);
+                Selection::Shared(Picks::softmax(search(&sum)))
+            }
         }
     }
 

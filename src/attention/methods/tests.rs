@@ -12,8 +12,8 @@ use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::{
-    Context, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation, Selection,
-    Step, expand_grid, mix_seed,
+    Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
+    Selection, Step, expand_grid, mix_seed,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -141,8 +141,21 @@ fn select_seeded(
     let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
     let index = method.build(&prefix);
     let tail_keys = Rows::F32(&[]);
-    let step =
-        Step { layer, kv_head, queries, d, scale, keys, values, tail_keys, candidates, context, generated: 0, seed };
+    let step = Step {
+        layer,
+        depth: Depth::default(),
+        kv_head,
+        queries,
+        d,
+        scale,
+        keys,
+        values,
+        tail_keys,
+        candidates,
+        context,
+        generated: 0,
+        seed,
+    };
     let mut cost = Cost::default();
     let selection = method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut cost);
     (selection, cost)
@@ -267,6 +280,7 @@ impl Stepper {
         };
         let step = Step {
             layer: 0,
+            depth: Depth::default(),
             kv_head: 0,
             queries: &self.queries,
             d: D,
@@ -377,6 +391,15 @@ const SELECT_ALL: &[&str] = &[
     "lsh_bits:bits=100,ratio=1,label=av,center=true,per=kv_head",
     "hash_attention:k=100000",
     "hash_attention:ratio=1,per=kv_head",
+    "knn:index=flat,k=100000",
+    "knn:index=flat,ratio=1,per=kv_head",
+    "knn:index=flat,k=100000,schedule=linear",
+    "knn:k=100000",
+    "knn:ratio=1,M=2,ef_construction=1,ef=1,per=kv_head",
+    "pqcache:ratio=1",
+    "pqcache:k=100000,subspaces=3,bits=8,per=kv_head",
+    "retrieval_attention:k=100000",
+    "retrieval_attention:ratio=1,per=kv_head",
 ];
 
 /// Specs with ordinary budgets.
@@ -434,10 +457,20 @@ const ORDINARY: &[&str] = &[
     "lsh_bits:bits=7,label=av,center=true,ratio=0.1,per=kv_head",
     "hash_attention:k=8",
     "hash_attention:ratio=0.1,per=kv_head",
+    "knn:index=flat,k=8",
+    "knn:index=flat,k=8,schedule=linear",
+    "knn:k=8",
+    "knn:ratio=0.1,ef=1k,M=2,ef_construction=2,per=kv_head",
+    "knn:k=5,ef=100,schedule=linear",
+    "pqcache:k=8",
+    "pqcache:ratio=0.1,subspaces=5,bits=8,per=kv_head",
+    "pqcache:k=8,subspaces=1000,bits=1,iterations=1",
+    "retrieval_attention:k=8",
+    "retrieval_attention:ratio=0.1,queries=1,nearest=1,M=1,ef=1k,ef_construction=1,per=kv_head",
 ];
 
 /// How the specs begin whose picks are drawn at random.
-const DRAWING: &[&str] = &["random", "oracle_sampling", "bigbird", "hip:k=16,n_e=3"];
+const DRAWING: &[&str] = &["random", "oracle_sampling", "bigbird", "hip:k=16,n_e=3", "knn:ratio=0.1", "pqcache:k=8"];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -498,6 +531,23 @@ fn the_same_seed_gives_the_same_bits_and_another_does_not() {
 }
 
 #[test]
+fn the_number_of_threads_changes_no_bit() {
+    let prefix = prefix(3, 2, 250, D);
+    let on = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let outcome = |spec: &&str| {
+            let (outputs, fork) = run(&prefix, spec, &Policy { sink: 4, local: 16, ..none() }, 4, 2);
+            (outputs, fork.costs().total(|_| true), fork.aux_bits())
+        };
+        pool.install(|| ORDINARY.iter().map(outcome).collect::<Vec<_>>())
+    };
+    let (one, two) = (on(1), on(2));
+    for (spec, (one, two)) in ORDINARY.iter().zip(one.iter().zip(&two)) {
+        assert_eq!(one, two, "{spec}");
+    }
+}
+
+#[test]
 fn density_is_what_the_budget_says() {
     let prefix = prefix(1, 1, 1000, D);
     let policy = Policy { sink: 4, local: 16, ..none() };
@@ -517,6 +567,10 @@ fn density_is_what_the_budget_says() {
         ("double_sparsity:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("loki:ratio=0.03", (31.0 + 20.0 + 1.0) / 1001.0),
         ("sparq:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("knn:index=flat,k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("knn:k=50,M=2,ef_construction=2,ef=1k", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("pqcache:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("retrieval_attention:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("hip:k=49,b_k=7", (49.0 + 20.0 + 1.0) / 1001.0),
         ("lsh_bits:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
         ("hash_attention:k=50", (50.0 + 20.0 + 1.0) / 1001.0),
@@ -803,7 +857,7 @@ proptest! {
         let keys = noise(tokens * D, seed);
         let queries = noise(2 * D, seed + 1);
         let step = Step {
-            layer: 0, kv_head: 0, queries: &queries, d: D, scale: 1.0,
+            layer: 0, depth: Depth::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
@@ -829,6 +883,7 @@ fn topk_picks_the_largest_scores() {
     let queries = noise(D, 9);
     let step = Step {
         layer: 0,
+        depth: Depth::default(),
         kv_head: 0,
         queries: &queries,
         d: D,
@@ -981,6 +1036,11 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
+    assert_eq!(label("knn"), "knn:index=hnsw,k=64");
+    assert_eq!(label("knn:M=16,ef=4k,ef_construction=8"), "knn:index=hnsw,ef_construction=8,k=64");
+    assert_eq!(label("knn:index=flat,schedule=linear,ratio=0.1"), "knn:index=flat,ratio=0.1,schedule=linear");
+    assert_eq!(label("pqcache:iterations=10"), "pqcache:subspaces=2,bits=6,ratio=0.05");
+    assert_eq!(label("retrieval_attention:ef=300"), "retrieval_attention:ef=300,k=100");
     let bad = [
         "streaming_llm:rolling=yes",
         "bigbird:blocks=0",
@@ -1042,6 +1102,19 @@ fn specs_are_checked_and_canonical() {
         "lsh_bits:label=v",
         "hash_attention:bits=2000",
         "hash_attention:label=norm",
+        "knn:index=ivf",
+        "knn:index=flat,M=8",
+        "knn:M=1",
+        "knn:ef=0",
+        "knn:ef=k",
+        "knn:ef=0k",
+        "knn:ef_construction=0",
+        "knn:schedule=adaptive",
+        "pqcache:bits=9",
+        "pqcache:bits=0",
+        "pqcache:subspaces=0",
+        "retrieval_attention:queries=0",
+        "retrieval_attention:M=0",
     ];
     for spec in bad {
         let e = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap_err();

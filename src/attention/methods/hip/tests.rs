@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use crate::attention::{AnyMethod, Context, IndexCache, Picks, Selection, Step, Weighting};
+use crate::attention::{AnyMethod, Context, Depth, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::KvDtype;
@@ -39,6 +39,7 @@ impl Head {
     fn step<'a>(&'a self, queries: &'a [f32], seed: u64) -> Step<'a> {
         Step {
             layer: 0,
+            depth: Depth::default(),
             kv_head: 0,
             queries,
             d: self.d,

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::super::planes::gaussians;
 use super::*;
-use crate::attention::{Context, PromptHead, expand_grid};
+use crate::attention::{Context, Depth, PromptHead, expand_grid};
 use crate::kv::KvDtype;
 
 /// What is hashed and asked for in a test: one KV head, a group of queries.
@@ -46,6 +46,7 @@ impl Scene {
         let tail_keys = Rows::F32(&[]);
         Step {
             layer,
+            depth: Depth::default(),
             kv_head,
             queries,
             d,

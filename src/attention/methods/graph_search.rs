@@ -1,0 +1,80 @@
+//! What methods that search a graph of keys share: the width of their beam, picking, and counting the work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Granularity;
+use crate::attention::graph::{Beam, Scored};
+use crate::attention::{Selection, Step};
+use crate::cost::Cost;
+
+/// How many keys a search holds: a number, or a multiple of `k`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SearchWidth {
+    Keys(usize),
+    TimesK(usize),
+}
+
+impl SearchWidth {
+    pub(super) const EXPECTED: &'static str = "a whole number from 1, or a multiple of k such as 4k";
+
+    /// The number when `k` keys are wanted, which is the least.
+    pub(super) fn of(self, k: usize) -> usize {
+        match self {
+            Self::Keys(n) => n.max(k),
+            Self::TimesK(times) => times.saturating_mul(k),
+        }
+    }
+}
+
+impl FromStr for SearchWidth {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let positive = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or(());
+        match text.strip_suffix('k') {
+            Some(times) => positive(times).map(Self::TimesK),
+            None => positive(text).map(Self::Keys),
+        }
+    }
+}
+
+impl fmt::Display for SearchWidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keys(n) => write!(f, "{n}"),
+            Self::TimesK(times) => write!(f, "{times}k"),
+        }
+    }
+}
+
+/// All candidates for every query, without looking at any.
+pub(super) fn pick_all(step: &Step<'_>, per: Granularity) -> Selection {
+    per.by_query(step, |_| step.candidates.clone().map(|token| token as u32).collect())
+}
+
+/// The `k` best of what `search` finds for a query, as tokens in ascending order, with its cost.
+///
+/// `search` is given the memory of searches, and the function that scores candidates.
+pub(super) fn pick(
+    step: &Step<'_>,
+    query: &[f32],
+    k: usize,
+    beam: &mut Beam,
+    cost: &mut Cost,
+    search: impl FnOnce(&mut Beam, &mut dyn FnMut(&[u32], &mut [f32])) -> Vec<Scored>,
+) -> Vec<u32> {
+    if k == 0 {
+        return Vec::new();
+    }
+    let mut found = search(beam, &mut |nodes, out| step.score_candidates(query, nodes, out));
+    let effort = std::mem::take(&mut beam.effort);
+    cost.score_flops += 2 * step.d as u64 * effort.scored;
+    cost.kv_bytes += (step.d * step.keys.elem_bytes()) as u64 * effort.scored;
+    cost.aux_bytes += effort.bytes();
+    found.truncate(k);
+    let first = step.candidates.start as u32;
+    let mut tokens: Vec<u32> = found.iter().map(|f| f.node + first).collect();
+    tokens.sort_unstable();
+    tokens
+}
