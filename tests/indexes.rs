@@ -60,7 +60,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
     let method = configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap().method;
     let candidates = SINK..tokens - ASKING - LOCAL;
     let (mut picks, mut cost) = (Vec::new(), Cost::default());
-    for layer in 0..shape.layers {
+    for (layer, queries) in queries.iter().enumerate() {
         for kv_head in 0..shape.kv_heads {
             let kv = prefill.prefix.layer(layer);
             let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
@@ -75,7 +75,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     layer,
                     depth: Depth { rank: layer, of: shape.layers },
                     kv_head,
-                    queries: &queries[layer][first..first + group * d],
+                    queries: &queries[first..first + group * d],
                     d,
                     scale: 1.0 / (d as f32).sqrt(),
                     keys,
