@@ -6,6 +6,12 @@
 //! is read once, so what is measured before its first step is measured on text never trained on: this is
 //! the learning curve. In the end the nets, rounded as they are stored, are measured on further prompts.
 //!
+//! **Weights.** The paper weighs all wanted tokens alike, `α + β·context` (eq. 4; `mass=0`). Here most of that
+//! weight is dealt out by their shares of attention, the mean staying what it is. On the built-in model both
+//! ways find as many of the wanted tokens, but nets trained alike miss the one token that a question is
+//! about more often than random hyperplanes do: at 4,096 tokens and 1/16 of them, six tasks score 72 % with
+//! `mass=0` and 94 % with `mass=0.8` (99 % densely; 10 examples a task).
+//!
 //! Whatever is drawn follows from the seed, the layer and the number of tokens read, not from what was
 //! drawn before: so training that goes on from a checkpoint makes the very nets that it would have made.
 //!
@@ -51,12 +57,12 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
         ParamInfo {
             key: "mass",
-            default: "0.5",
+            default: "0.8",
             about: "0 to 1: how much of a wanted token's weight follows its share of attention; 0 as published",
         },
         ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
     ],
-    reading: Reading { text: ReadingText::Rows, tokens: 400_000, length: 8192, held_out: 8, resumable: true },
+    reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8, resumable: true },
     start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
 };
 
@@ -105,7 +111,7 @@ impl Settings {
         if !(beta >= 0.0 && beta.is_finite()) {
             return Err(params.bad_value("beta", &beta.to_string(), "0 or above"));
         }
-        let mass: f32 = params.get("mass", 0.5)?;
+        let mass: f32 = params.get("mass", 0.8)?;
         if !(0.0..=1.0).contains(&mass) {
             return Err(params.bad_value("mass", &mass.to_string(), "from 0 to 1"));
         }
