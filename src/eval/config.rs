@@ -20,8 +20,10 @@ pub struct ShippedConfig {
 }
 
 /// Configs that can be named without a path.
-pub const SHIPPED: &[ShippedConfig] =
-    &[ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") }];
+pub const SHIPPED: &[ShippedConfig] = &[
+    ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") },
+    ShippedConfig { name: "methods", text: include_str!("../../configs/methods.toml") },
+];
 
 /// Settings of a run, each of which may be left to a lower layer: flags over a config file over
 /// `configs/quick.toml`.
