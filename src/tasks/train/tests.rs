@@ -290,7 +290,9 @@ fn a_fact_told_in_drawn_words_is_asked_for_with_its_own_word() {
             let of = format!("{{{}}}", question.of);
             assert!(question.ask.contains(&of), "{}", question.ask);
             let told = other.sentences[&question.uses[question.uses.len() - 1]].split(' ').collect::<HashSet<_>>();
-            let shared = question.ask.trim_end_matches('?').split(' ').filter(|w| told.contains(w) && !w.contains('{'));
+            let forms = |word: &str| ["", "s", "ed", "ing"].map(|ending| format!("{word}{ending}"));
+            let is_shared = |word: &&str| forms(word).iter().any(|form| told.contains(form.as_str()));
+            let shared = question.ask.trim_end_matches('?').split(' ').filter(|w| !w.contains('{')).filter(is_shared);
             assert!(shared.count() > 0, "{} of {told:?}", question.ask);
         }
     }
