@@ -64,11 +64,14 @@ fn at_depth(depth: f64, count: usize) -> usize {
     (depth / 100.0 * (count - 1) as f64).round() as usize
 }
 
+/// A key and its value.
+type Pair = (String, String);
+
 /// Keys with their values, made as they are asked for.
 struct Growing<'a> {
-    made: Vec<(String, String)>,
-    next: Box<dyn FnMut() -> (String, String) + 'a>,
-    write: fn(&[(String, String)], &(String, String)) -> Draft,
+    made: Vec<Pair>,
+    next: Box<dyn FnMut() -> Pair + 'a>,
+    write: fn(&[Pair], &Pair) -> Draft,
 }
 
 impl Scene for Growing<'_> {
@@ -85,7 +88,7 @@ impl Scene for Growing<'_> {
 
 struct Pairs;
 
-fn write_pairs(pairs: &[(String, String)], (key, value): &(String, String)) -> Draft {
+fn write_pairs(pairs: &[Pair], (key, value): &Pair) -> Draft {
     let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::prompt(pairs, key, value);
     Draft { context, question, references: vec![answer], ..Draft::default() }
 }
@@ -212,7 +215,7 @@ impl Setting for Lines {
         let mut taken = HashSet::new();
         let (low, high) = longeval::DEFINITION.range();
         let next = Box::new(move || (self.new_key(&mut draw, &mut taken), draw.between(low, high).to_string()));
-        let write = |lines: &[(String, String)], (key, value): &(String, String)| {
+        let write = |lines: &[Pair], (key, value): &Pair| {
             let (context, question) = longeval::prompt(lines, key);
             Draft { context, question, references: vec![value.clone()], ..Draft::default() }
         };
