@@ -34,7 +34,10 @@ struct IndexSet {
 pub struct IndexCache {
     prefix: Arc<Prefix>,
     dtype: KvDtype,
+    /// Of what is drawn once for the prefix, when an index is built.
     seed: u64,
+    /// Of what is drawn in the steps of a run.
+    step_seed: u64,
     prompt_tokens: usize,
     stats: Option<PromptStats>,
     rotation: Option<Arc<dyn Rotation>>,
@@ -53,6 +56,7 @@ impl IndexCache {
             prefix,
             dtype,
             seed,
+            step_seed: seed,
             prompt_tokens,
             stats: None,
             rotation: None,
@@ -65,6 +69,27 @@ impl IndexCache {
     /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
+    }
+
+    /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
+    /// of its indexes.
+    pub fn with_step_seed(self, step_seed: u64) -> Self {
+        Self { step_seed, ..self }
+    }
+
+    /// Whether all of these needs were gathered while the prefix was read.
+    pub fn has_gathered(&self, needs: &BTreeSet<PromptNeed>) -> bool {
+        needs.iter().all(|need| self.stats.as_ref().is_some_and(|stats| stats.needs().any(|n| n == *need)))
+    }
+
+    /// The seed that indexes draw from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Gives the prefix back, once no run is left on it.
+    pub fn into_prefix(self) -> Option<Prefix> {
+        Arc::into_inner(self.prefix)
     }
 
     /// What was gathered while the prefix was read, for the methods that ask for it.
@@ -223,7 +248,7 @@ impl Fork {
             dense,
             prefix_candidates,
             prompt_tokens: cache.prompt_tokens,
-            seed: cache.seed,
+            seed: cache.step_seed,
             costs: LayerCosts::new(layers),
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,

@@ -16,6 +16,7 @@ use crate::eval::calibration::supply;
 use crate::eval::config::{RunConfig, Settings};
 use crate::eval::manifest::{example_bytes, manifest};
 use crate::eval::run::{End, Progress, Runner, Shard};
+use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, load_records};
 use crate::model::Model;
 use crate::model::data::{DataFolder, DataSource};
@@ -71,7 +72,7 @@ pub struct EvalArgs {
     #[arg(long)]
     no_full: bool,
 
-    /// Examples for each task and length
+    /// Examples for each task and length, and for each depth of tasks that have depths
     ///
     /// Example: --samples 100
     #[arg(short = 'n', long, value_name = "N")]
@@ -392,6 +393,10 @@ fn finish(out: &Path, config: &RunConfig, as_json: bool, took: Duration) -> Resu
     writeln!(stdout, "{}", table::render(&report.rows))?;
     for warning in &report.warnings {
         writeln!(stdout, "warning: {warning}")?;
+    }
+    let sharing = Sharing::of(&loaded.records);
+    if sharing.sharing > 0 {
+        writeln!(stdout, "\n{sharing}")?;
     }
     writeln!(stdout, "\n{} records in {:.1} s. Files:", loaded.records.len(), took.as_secs_f64())?;
     for name in ["samples.jsonl", "manifest.json"] {

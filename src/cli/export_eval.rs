@@ -132,7 +132,7 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
     };
     for task in &tasks {
         for &length in &args.lengths {
-            for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) {
+            for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) * task.cells() {
                 let example = task.example(length, index, args.seed, &counter)?;
                 serde_json::to_writer(&mut out, &Row::new(&example, &counter)?)?;
                 out.write_all(b"\n")?;

@@ -1,5 +1,10 @@
 //! One example under many methods: prefill once, fork, read the rest of the prompt and generate greedily.
+//!
+//! What was read of an example is kept until the next one ([`Held`]). If that begins with the same tokens, they are
+//! not read again; if its whole prefix is the same, the indexes are kept as well. Keys and values of a token depend
+//! on nothing after it, and the arithmetic of a row on no other row, so records are the same bits either way.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -7,7 +12,7 @@ use rayon::prelude::*;
 
 use super::record::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
 use super::stats;
-use crate::attention::{Configured, Fork, IndexCache, PromptStats, RecentQueries};
+use crate::attention::{Configured, Fork, IndexCache, PromptNeed, PromptStats, RecentQueries};
 use crate::kernels::cpu::topk::argmax;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
@@ -26,16 +31,22 @@ pub struct Request<'a> {
     pub methods: &'a [Configured],
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
-    /// Seed of the example.
+    /// Seed of the context, for what is drawn when indexes are built: the same for all examples on one context.
     pub seed: u64,
+    /// Seed of the example, for what is drawn in its steps.
+    pub step_seed: u64,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
 }
 
 /// What an example gave.
 pub struct Outcome {
-    /// Time of the shared prefill.
+    /// Time of the shared prefill; of tokens that were read for an example before, the time that took.
     pub prefill: Duration,
+    /// How much of it was spent for an example before.
+    pub reused: Duration,
+    /// Tokens that were not read again.
+    pub reused_tokens: usize,
     /// One for each method, in their order.
     pub runs: Vec<Run>,
 }
@@ -76,44 +87,141 @@ pub struct Run {
     pub fidelity: Option<Fidelity>,
 }
 
-/// Runs an example; `None` if `stop` was raised meanwhile.
-pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
-    let decoder = &model.decoder;
-    let start = Instant::now();
-    let needs = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let mut stats = PromptStats::new(&needs, decoder.prompt_shape(request.prefix_tokens));
-    let mut queries = RecentQueries::default();
+/// What was read of an example, for the next one that begins with the same tokens.
+pub struct Held {
+    prefix: Vec<u32>,
+    prompt_tokens: usize,
+    /// Logits of the prefix's last token.
+    logits: Vec<f32>,
+    cache: IndexCache,
+    times: Times,
+}
+
+/// Fewer tokens in common than this are read again: a template's first words are no shared context.
+const LEAST_SHARED: usize = 64;
+const _: () = assert!(LEAST_SHARED > RecentQueries::COUNT);
+
+/// How long it took to read so many tokens, ascending in both.
+#[derive(Debug, Clone, Default)]
+struct Times(Vec<(usize, Duration)>);
+
+impl Times {
+    /// Of the first `tokens` tokens; evenly between two that are known.
+    fn of(&self, tokens: usize) -> Duration {
+        let mut before = (0, Duration::ZERO);
+        for &(at, time) in &self.0 {
+            if at >= tokens {
+                let share = (tokens - before.0) as f64 / (at - before.0).max(1) as f64;
+                return before.1 + (time - before.1).mul_f64(share);
+            }
+            before = (at, time);
+        }
+        before.1
+    }
+
+    /// What is known of the first `tokens`, to be gone on with.
+    fn up_to(&self, tokens: usize) -> Self {
+        let mut known: Vec<_> = self.0.iter().filter(|(at, _)| *at < tokens).copied().collect();
+        known.push((tokens, self.of(tokens)));
+        Self(known)
+    }
+
+    fn total(&self) -> Duration {
+        self.0.last().map_or(Duration::ZERO, |(_, time)| *time)
+    }
+}
+
+/// The prefix of an example, read now or before.
+struct Reading {
+    held: Held,
+    reused_tokens: usize,
+    reused: Duration,
+}
+
+/// Reads the prefix of an example, as far as `held` does not have it already.
+fn read(model: &Model, request: &Request<'_>, held: Option<Held>) -> Reading {
+    let needs: BTreeSet<PromptNeed> = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let prefix = &request.prompt[..request.prefix_tokens];
-    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| {
+    let held = held.filter(|held| model.decoder.same_angles(held.prompt_tokens, request.prompt.len()));
+    let shared = held.as_ref().map_or(0, |held| held.prefix.iter().zip(prefix).take_while(|(a, b)| a == b).count());
+    let Some(held) = held.filter(|_| shared >= LEAST_SHARED) else { return read_from(model, request, &needs, None) };
+    let is_whole = shared == prefix.len() && shared == held.prefix.len();
+    if is_whole && held.cache.seed() == request.seed && held.cache.has_gathered(&needs) {
+        let reused = held.times.total();
+        return Reading { held, reused_tokens: shared, reused };
+    }
+    // The last queries are always seen; all else that is gathered about a prefix is gathered over all of it.
+    let kept = shared.min(prefix.len() - RecentQueries::COUNT);
+    read_from(model, request, &needs, needs.is_empty().then_some((held, kept)))
+}
+
+/// Reads the prefix after the first so many tokens of another.
+fn read_from(
+    model: &Model,
+    request: &Request<'_>,
+    needs: &BTreeSet<PromptNeed>,
+    shared: Option<(Held, usize)>,
+) -> Reading {
+    let decoder = &model.decoder;
+    let tokens = &request.prompt[..request.prefix_tokens];
+    let known = shared.and_then(|(held, kept)| Some((held.times.up_to(kept), held.cache.into_prefix()?, kept)));
+    let mut stats = PromptStats::new(needs, decoder.prompt_shape(tokens.len()));
+    let (mut times, kept) = known.as_ref().map_or((Times::default(), 0), |(times, _, kept)| (times.clone(), *kept));
+    let mut queries = RecentQueries::default();
+    let reused = times.total();
+    let start = Instant::now();
+    // What is gathered is part of the indexes that are built on it, not of reading.
+    let spent = |stats: &PromptStats| reused + start.elapsed().saturating_sub(stats.total_time());
+    let mut observe = |chunk: &crate::attention::calibration::PrefillChunk<'_>| {
+        if chunk.layer == 0 && chunk.first > kept {
+            times.0.push((chunk.first, spent(&stats)));
+        }
         stats.observe(chunk);
         queries.observe(chunk);
-    });
-    // What was gathered is part of the indexes that are built on it.
-    let prefill_time = start.elapsed().saturating_sub(stats.total_time());
+    };
+    let prompt_tokens = request.prompt.len();
+    let prefill = match known {
+        Some((_, prefix, kept)) => decoder.prefill_after(prefix, kept, tokens, prompt_tokens, &mut observe),
+        None => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
+    };
+    times.0.push((tokens.len(), spent(&stats)));
+    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
+        .with_stats(stats)
+        .with_queries(queries);
+    let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
+    Reading { held, reused_tokens: kept, reused }
+}
+
+/// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
+/// this one leaves.
+pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>, stop: &AtomicBool) -> Option<Outcome> {
+    let decoder = &model.decoder;
+    let Reading { held: mut read, reused_tokens, reused } = read(model, &request, held.take());
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
-        .with_prompt(request.prompt.len())
-        .with_stats(stats)
-        .with_queries(queries);
-    if let Some(rotation) = decoder.rotation(request.prompt.len() + request.max_new_tokens) {
+    let prompt_tokens = request.prompt.len();
+    let mut cache = read.cache.with_prompt(prompt_tokens).with_step_seed(request.step_seed);
+    if let Some(rotation) = decoder.rotation(prompt_tokens + request.max_new_tokens) {
         cache = cache.with_rotation(rotation);
     }
     let unread = &request.prompt[request.prefix_tokens..];
     let mut lanes: Vec<Lane> = request
         .methods
         .iter()
-        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &prefill.logits, request.max_new_tokens, model))
+        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &read.logits, request.max_new_tokens, model))
         .collect();
-    drop(cache);
+    read.cache = cache;
+    read.prompt_tokens = prompt_tokens;
+    let prefill = read.times.total();
+    *held = Some(read);
     let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes.len()) } else { 1 };
     let group = lanes.len().div_ceil(groups.max(1)).max(1);
-    lanes.par_chunks_mut(group).for_each(|lanes| run_lanes(decoder, lanes, request.prompt.len(), stop));
+    lanes.par_chunks_mut(group).for_each(|lanes| run_lanes(decoder, lanes, prompt_tokens, stop));
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    Some(Outcome { prefill: prefill_time, runs: lanes.into_iter().map(Lane::finish).collect() })
+    Some(Outcome { prefill, reused, reused_tokens, runs: lanes.into_iter().map(Lane::finish).collect() })
 }
 
 /// One method on its way through an example.
@@ -263,5 +371,19 @@ fn run_lanes(decoder: &Decoder, lanes: &mut [Lane<'_>], prompt_tokens: usize, st
             lane.decode += attended + rest.mul_f64(tokens.len() as f64 / rows as f64);
             lane.advance(tokens.len(), logits);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_lie_evenly_between_those_that_are_known() {
+        let ms = Duration::from_millis;
+        let times = Times(vec![(100, ms(10)), (200, ms(30))]);
+        assert_eq!([0, 50, 100, 150, 200].map(|n| times.of(n)), [0, 5, 10, 20, 30].map(ms));
+        assert_eq!(times.up_to(150).0, [(100, ms(10)), (150, ms(20))]);
+        assert_eq!((times.total(), Times::default().of(7)), (ms(30), Duration::ZERO));
     }
 }

@@ -8,6 +8,7 @@ pub mod manifest;
 pub mod protocol;
 pub mod record;
 pub mod run;
+pub mod sharing;
 pub mod stats;
 pub mod store;
 pub mod summary;

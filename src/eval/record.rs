@@ -2,6 +2,8 @@
 //!
 //! Everything that is drawn or tabulated later comes from these; nothing else is kept.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// One method's answer to one example, with its score and what it cost.
@@ -35,6 +37,12 @@ pub struct Record {
     pub references: Vec<String>,
     /// Score in 0..=1.
     pub score: f64,
+    /// Scores in 0..=1 by further metrics, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other_scores: BTreeMap<String, f64>,
+    /// How deep in the context lies what is asked for, in percent, where the task decides it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depth: Option<f64>,
     /// Tokens of the whole prompt, BOS included.
     pub prompt_tokens: usize,
     /// Tokens of the dense prefix that all methods share.
@@ -64,9 +72,16 @@ pub struct Record {
     /// context, less what it evicted; `None` in records from before it was kept.
     #[serde(default)]
     pub kv_bytes_held: Option<u64>,
-    /// Seconds of the dense prefill, shared by all methods of the example.
+    /// Seconds of the dense prefill, shared by all methods of the example. Tokens that were read for an example
+    /// before count with the time that took.
     pub prefill_s: f64,
-    /// Seconds spent building this method's index (0 where it was shared with an earlier method).
+    /// How many of these seconds were spent for an example before, and not again.
+    #[serde(default)]
+    pub prefill_reused_s: f64,
+    /// Tokens of the prefix that were read for an example before, and not again.
+    #[serde(default)]
+    pub reused_tokens: usize,
+    /// Seconds spent building this method's index (0 where it was shared with an earlier method or example).
     pub index_s: f64,
     /// Seconds of the steps after the prefix, as this method's share of a batched step.
     pub decode_s: f64,
@@ -291,6 +306,8 @@ pub(crate) mod tests {
             prediction: "answer".into(),
             references: vec!["answer".into()],
             score,
+            other_scores: BTreeMap::new(),
+            depth: None,
             prompt_tokens: 4050,
             prefix_tokens: 4000,
             new_tokens: 10,
@@ -305,6 +322,8 @@ pub(crate) mod tests {
             kv_bytes_per_token: 4096.0,
             kv_bytes_held: Some(1 << 20),
             prefill_s: 1.0,
+            prefill_reused_s: 0.0,
+            reused_tokens: 0,
             index_s: 0.0,
             decode_s: 0.5,
             steps: 60,

@@ -1,11 +1,12 @@
 //! The loop over examples: whatever is not in the store yet is generated, scored and recorded.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
 use super::config::RunConfig;
-use super::generate::{Outcome, Request, run_example};
+use super::generate::{Held, Outcome, Request, run_example};
 use super::manifest::identity;
 use super::record::Record;
 use super::store::Store;
@@ -14,10 +15,11 @@ use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::{PromptTokens, Tokenizer};
 use crate::model::weights::sha256_hex;
+use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
 use crate::tasks::{Example, PromptCounter, Task};
 
-/// One share of a run split over machines: examples whose running number is `index` modulo `count`.
+/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// From 0.
@@ -152,6 +154,7 @@ impl Runner<'_> {
     pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
         let places = self.places();
         let identity = identity(self.config, self.model, self.data).to_string();
+        let mut held = None;
         for (done, place) in places.iter().enumerate() {
             let missing: Vec<Configured> = self
                 .config
@@ -162,7 +165,7 @@ impl Runner<'_> {
                 .collect();
             let mut records = Vec::new();
             if !missing.is_empty() {
-                match self.records(place, &missing, &identity, stop)? {
+                match self.records(place, &missing, &identity, &mut held, stop)? {
                     Some(new) => records = new,
                     None => return Ok(End::Interrupted),
                 }
@@ -184,17 +187,25 @@ impl Runner<'_> {
         Ok(End::Complete)
     }
 
+    /// The examples of this share: by task, length and context, those on one context one after the other.
     fn places(&self) -> Vec<Place<'_>> {
+        let mut contexts = 0;
         let mut places = Vec::new();
         for task in self.tasks {
             let lengths: &[usize] = if task.is_sized() { &self.config.lengths } else { &[0] };
             let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
+            let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
+            indices.sort_by_key(|index| task.context_of(*index));
             for &length in lengths {
-                places.extend((0..samples).map(|index| Place { task: task.as_ref(), length, index }));
+                for together in indices.chunk_by(|a, b| task.context_of(*a) == task.context_of(*b)) {
+                    if contexts % self.shard.count == self.shard.index {
+                        places.extend(together.iter().map(|&index| Place { task: task.as_ref(), length, index }));
+                    }
+                    contexts += 1;
+                }
             }
         }
-        let mine = |(number, _): &(usize, Place)| number % self.shard.count == self.shard.index;
-        places.into_iter().enumerate().filter(mine).map(|(_, place)| place).collect()
+        places
     }
 
     fn records(
@@ -202,6 +213,7 @@ impl Runner<'_> {
         place: &Place<'_>,
         methods: &[Configured],
         identity: &str,
+        held: &mut Option<Held>,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
         let Place { task, length, index } = *place;
@@ -222,20 +234,24 @@ impl Runner<'_> {
             prefix_tokens,
             methods,
             max_new_tokens: example.max_new_tokens,
-            seed: example_seed(self.config.seed, task.name(), length, index),
+            seed: example_seed(self.config.seed, task.name(), length, task.context_of(index)),
+            step_seed: example_seed(self.config.seed, task.name(), length, index),
             fidelity: self.config.fidelity,
         };
-        let Some(outcome) = run_example(self.model, request, stop) else { return Ok(None) };
+        let Some(outcome) = run_example(self.model, request, held, stop) else { return Ok(None) };
         let made = Made { place, example: &example, prompt: &prompt, prefix_tokens, identity };
         self.score(made, methods, outcome).map(Some)
     }
 
     fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
         let Made { place, example, prompt, prefix_tokens, identity } = made;
-        let prefill_s = outcome.prefill.as_secs_f64();
+        let (prefill_s, prefill_reused_s) = (outcome.prefill.as_secs_f64(), outcome.reused.as_secs_f64());
+        let reused_tokens = outcome.reused_tokens;
         let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
             let prediction = self.model.tokenizer.decode(&run.tokens)?;
-            let cleaned = example.metric.postprocess(&prediction);
+            let score = |metric: Metric| {
+                metric.score(&metric.postprocess(&prediction), &example.references, &example.all_classes)
+            };
             Ok(Record {
                 key: record_key(identity, place, method),
                 model: self.model.id.clone(),
@@ -247,7 +263,9 @@ impl Runner<'_> {
                 params: method.params.clone(),
                 protocol: self.config.protocol.to_string(),
                 source: example.source.clone(),
-                score: example.metric.score(&cleaned, &example.references, &example.all_classes),
+                score: score(example.metric),
+                other_scores: example.also.iter().map(|m| (m.name().to_owned(), score(*m))).collect::<BTreeMap<_, _>>(),
+                depth: example.depth,
                 prediction,
                 references: example.references.clone(),
                 max_new_tokens: example.max_new_tokens,
@@ -264,6 +282,8 @@ impl Runner<'_> {
                 kv_bytes_per_token: run.kv_bytes_per_step,
                 kv_bytes_held: Some(run.kv_bytes_held),
                 prefill_s,
+                prefill_reused_s,
+                reused_tokens,
                 index_s: run.index.as_secs_f64(),
                 decode_s: run.decode.as_secs_f64(),
                 steps: run.steps,

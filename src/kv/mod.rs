@@ -36,6 +36,12 @@ impl LayerKv {
         self.keys.tokens()
     }
 
+    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
+        self.keys.truncate(tokens, capacity);
+        self.values.truncate(tokens, capacity);
+    }
+
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
@@ -60,6 +66,11 @@ impl Prefix {
     /// Keys and values of one layer.
     pub fn layer(&self, layer: usize) -> &LayerKv {
         &self.layers[layer]
+    }
+
+    /// The layers, to be gone on with: what follows may be cut off and read anew.
+    pub fn into_layers(self) -> Vec<LayerKv> {
+        self.layers
     }
 
     /// Number of layers.

@@ -89,6 +89,18 @@ impl KvStore {
         self.tokens += 1;
     }
 
+    /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn truncate(&mut self, tokens: usize, capacity: usize) {
+        assert!(tokens <= self.tokens, "cannot keep more tokens than there are");
+        self.tokens = tokens;
+        if capacity > self.capacity {
+            self.grow(capacity);
+        }
+    }
+
     fn grow(&mut self, capacity: usize) {
         let (old, d, heads) = (self.capacity, self.d, self.kv_heads);
         with_data!(&mut self.data, v => {
@@ -150,6 +162,16 @@ fn write<T: Elem>(out: &mut [T], row: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_written_anew() {
+        let mut store = KvStore::new(KvDtype::F32, 2, 1, 3);
+        (0..3).for_each(|t| store.append(&[t as f32, 10.0 + t as f32]));
+        store.truncate(2, 5);
+        store.append(&[7.0, 17.0]);
+        assert_eq!(store.head(0).to_f32(), [0.0, 1.0, 7.0]);
+        assert_eq!(store.head(1).to_f32(), [10.0, 11.0, 17.0]);
+    }
 
     #[test]
     fn growing_keeps_every_head_in_order() {

@@ -155,13 +155,51 @@ impl Decoder {
     ) -> Prefill {
         let c = &self.config;
         let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
-        let mut kv: Vec<LayerKv> = (0..c.layers).map(new_layer).collect();
+        self.prefill_on((0..c.layers).map(new_layer).collect(), tokens, prompt_tokens, observe)
+    }
+
+    /// As [`prefill_observed`](Self::prefill_observed), where the first `kept` of `tokens` were read before, for a prompt
+    /// with the [same angles](Self::same_angles), and are still the first of `prefix`. The prefix is the one that
+    /// reading all of `tokens` would give, to the bit. `observe` sees what is read now.
+    ///
+    /// # Panics
+    /// If `kept` is not less than the number of tokens, or more than the prefix has.
+    pub fn prefill_after(
+        &self,
+        prefix: Prefix,
+        kept: usize,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Prefill {
+        assert!(kept < tokens.len(), "the last token is read for its logits");
+        let mut kv = prefix.into_layers();
+        kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
+        self.prefill_on(kv, tokens, prompt_tokens, observe)
+    }
+
+    /// Whether tokens of a prompt of one length are rotated as those of another.
+    pub fn same_angles(&self, prompt_tokens: usize, others: usize) -> bool {
+        let fixed = |tokens| self.rope.fixed_up_to().is_none_or(|limit| tokens <= limit);
+        prompt_tokens == others || fixed(prompt_tokens) && fixed(others)
+    }
+
+    /// Reads on from what `kv` holds of `tokens`.
+    fn prefill_on(
+        &self,
+        mut kv: Vec<LayerKv>,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+    ) -> Prefill {
+        let c = &self.config;
+        let kept = kv.first().map_or(0, LayerKv::tokens);
         let mut table = RopeTable::new(&self.rope, prompt_tokens);
         table.grow(tokens.len());
         let mut last = Vec::new();
-        for (i, chunk) in tokens.chunks(PREFILL_CHUNK).enumerate() {
+        for (i, chunk) in tokens[kept..].chunks(PREFILL_CHUNK).enumerate() {
             let mut x = self.embed(chunk);
-            let first = i * PREFILL_CHUNK;
+            let first = kept + i * PREFILL_CHUNK;
             for (index, (layer, kv)) in self.layers.iter().zip(&mut kv).enumerate() {
                 self.prefill_layer(layer, kv, &table, first, &mut x, |queries, kv| {
                     observe(&PrefillChunk { layer: index, first, queries, heads: c.heads, kv });

@@ -2,8 +2,10 @@
 
 use super::Report;
 use super::format::{LEGEND, columns, distinct, number, setting, signed, tokens};
+use super::others::other_scores;
 use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
+use crate::eval::sharing::Sharing;
 use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
@@ -17,6 +19,7 @@ pub fn render(report: &Report, files: &[&str]) -> String {
         page.push_str(&means(rows));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows));
+            page.push_str(&others(rows, report));
         }
     }
     let _ = write!(page, "\n{LEGEND}\n");
@@ -41,7 +44,12 @@ fn header(report: &Report) -> String {
         ("seed", sorted(records.iter().map(|r| r.seed).collect())),
         ("records", records.len().to_string()),
     ];
-    lines.iter().map(|(name, value)| format!("- {name}: {value}\n")).collect()
+    let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {value}\n")).collect();
+    let sharing = Sharing::of(records);
+    if sharing.sharing > 0 {
+        let _ = writeln!(text, "- {sharing}");
+    }
+    text
 }
 
 fn warnings(report: &Report) -> String {
@@ -92,13 +100,34 @@ fn task(rows: &[SummaryRow]) -> String {
     text
 }
 
+/// The scores of a task by further metrics; nothing where there are none.
+fn others(rows: &[SummaryRow], report: &Report) -> String {
+    let scores = other_scores(rows, report.records);
+    let metrics: Vec<&str> = distinct(scores.iter().map(|s| s.metric.as_str()));
+    if metrics.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n");
+    text.push_str(&line(
+        ["method", "params"].into_iter().map(str::to_owned).chain(metrics.iter().map(|m| format!("{m} %"))),
+    ));
+    text.push_str(&rule(2, metrics.len()));
+    for row in rows {
+        let of = |metric: &&str| scores.iter().find(|s| std::ptr::eq(s.row, row) && s.metric == *metric);
+        let cells = metrics.iter().map(|m| of(m).map_or(String::new(), |s| format!("{:.1}", s.score)));
+        text.push_str(&line([row.method.clone(), row.params.clone()].into_iter().chain(cells)));
+    }
+    text
+}
+
 fn file_list(files: &[&str]) -> String {
     let mut text = String::from("\n## Files\n\n- [samples.jsonl](samples.jsonl): one record an example and method\n");
     for file in files {
         let _ = writeln!(text, "- [{file}]({file})");
     }
     for plot in files.iter().filter(|file| file.ends_with(".svg")) {
-        let _ = write!(text, "\n![score against density]({plot})\n");
+        let shows = if plot.contains("/depth_") { "score by length and depth" } else { "score against density" };
+        let _ = write!(text, "\n![{shows}]({plot})\n");
     }
     text
 }

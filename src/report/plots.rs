@@ -70,7 +70,7 @@ impl<'a> Scene<'a> {
 }
 
 /// The end of a model's name, which says most, where all of it would not fit into a title.
-fn end_of(model: &str) -> String {
+pub(super) fn end_of(model: &str) -> String {
     const LONGEST: usize = 36;
     match model.char_indices().rev().nth(LONGEST) {
         Some((start, _)) => format!("…{}", model[start..].chars().skip(1).collect::<String>()),
@@ -79,7 +79,7 @@ fn end_of(model: &str) -> String {
 }
 
 /// Letters, digits, `.` and `-`; a run of anything else becomes one `-`.
-fn as_file_name(text: &str) -> String {
+pub(super) fn as_file_name(text: &str) -> String {
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '.';
     text.split(|c| !kept(c)).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
 }
@@ -102,12 +102,12 @@ const BOTTOM: i32 = 50;
 const INSET: i32 = 9;
 const RADIUS: i32 = 5;
 /// plotters divides by 1.24 for SVG: these are 12 and 15 px.
-const SIZE: i32 = 15;
-const TITLE_SIZE: i32 = 19;
+pub(super) const SIZE: i32 = 15;
+pub(super) const TITLE_SIZE: i32 = 19;
 /// About the width of a character at `SIZE`.
 const CHARACTER: i32 = 7;
 
-const INK: RGBColor = RGBColor(40, 40, 40);
+pub(super) const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(226, 226, 226);
 /// Okabe and Ito's colours without their yellow, which is too faint on white, and a brown.
 const PALETTE: [RGBColor; 7] = [
@@ -407,12 +407,14 @@ struct Frame {
 }
 
 /// Draws in pixels.
-struct Pen<'a, 'b> {
-    area: &'a DrawingArea<SVGBackend<'b>, Shift>,
+pub(super) struct Pen<'a, 'b> {
+    /// What is drawn on.
+    pub area: &'a DrawingArea<SVGBackend<'b>, Shift>,
 }
 
 impl<'b> Pen<'_, 'b> {
-    fn draw<E>(&self, element: E) -> Result<()>
+    /// Draws anything.
+    pub fn draw<E>(&self, element: E) -> Result<()>
     where
         for<'e> &'e E: PointCollection<'e, (i32, i32)>,
         E: Drawable<SVGBackend<'b>>,
@@ -452,11 +454,18 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Polygon::new(corners, colour.filled()))
     }
 
-    fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
-        self.draw(Text::new(text.to_owned(), at, style(font(size), anchor)))
+    /// Writes text beside or around `at`.
+    pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
+        self.coloured(text, at, size, anchor, INK)
     }
 
-    fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
+    /// As [`text`](Self::text), in a colour.
+    pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
+        self.draw(Text::new(text.to_owned(), at, style(font(size), anchor).color(&ink)))
+    }
+
+    /// Writes text upwards, around `at`.
+    pub fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
         let font = font(SIZE).transform(FontTransform::Rotate270);
         self.draw(Text::new(text.to_owned(), at, style(font, HPos::Center)))
     }

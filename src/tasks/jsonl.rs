@@ -1,13 +1,16 @@
 //! Prepared files: `jsonl:PATH` runs rows made elsewhere, as they are.
 //!
 //! Rows in RULER's fields (`input`, `outputs`, and in newer files `answer_prefix`) are understood, and
-//! those of Lost in the Middle's key-value retrieval (`kv_retrieval`). Older RULER rows carry the answer
+//! those of Lost in the Middle's key-value retrieval (`kv_retrieval`), of LongEval's lines (`longeval`), documents
+//! with summaries (`summary`) and contexts with several questions (`turns`). Older RULER rows carry the answer
 //! prefix at the end of `input`; it is split off there, so that context, question and answer prefix
 //! joined are always the bytes of the file. Metric and tokens to generate follow from the prompt's shape,
 //! or are given with the path: `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked
 //! when the file is opened, and read one at a time.
 
+use std::collections::HashMap;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +18,9 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use super::metrics::Metric;
-use super::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, ruler};
+use super::{
+    Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longeval, ruler, summary, turns,
+};
 use crate::error::UsageError;
 
 const PREFIX: &str = "jsonl:";
@@ -32,7 +37,9 @@ impl Family for Jsonl {
     fn catalog(&self) -> Vec<TaskInfo> {
         vec![TaskInfo {
             name: format!("{PREFIX}PATH"),
-            about: "rows of a prepared file: RULER's (input, outputs, answer_prefix) or key-value retrieval".to_owned(),
+            about:
+                "rows of a prepared file: RULER's, key-value retrieval, LongEval's lines, summaries, several questions"
+                    .to_owned(),
             metric: None,
             max_new_tokens: None,
             parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
@@ -61,6 +68,14 @@ struct Spec {
 }
 
 impl Spec {
+    /// The error for a row whose task cannot be told.
+    fn unscored(&self, place: &str) -> UsageError {
+        UsageError::new(format!("{place}: this prompt is of no known task, so its metric is unknown")).hint(format!(
+            "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
+            self.path.display()
+        ))
+    }
+
     fn parse(name: &str) -> Result<Self, UsageError> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         if rest.is_empty() {
@@ -101,8 +116,21 @@ impl Spec {
 struct Rows {
     spec: Spec,
     name: String,
-    /// Where each row starts, and its line number from 1; blank lines are no rows.
-    starts: Vec<(u64, usize)>,
+    /// Where each example is found; blank lines hold none.
+    starts: Vec<Start>,
+    /// For each example, the first with the same context.
+    contexts: Vec<usize>,
+}
+
+/// Where an example is found.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    /// Byte at which its line starts.
+    at: u64,
+    /// Number of the line, from 1.
+    line: usize,
+    /// Which of the line's questions it is, from 0.
+    question: usize,
 }
 
 impl Rows {
@@ -115,7 +143,9 @@ impl Rows {
         }
         let file = File::open(&spec.path).map_err(unreadable)?;
         let stem = spec.path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let mut rows = Self { spec: spec.clone(), name: format!("{PREFIX}{stem}"), starts: Vec::new() };
+        let mut rows =
+            Self { spec: spec.clone(), name: format!("{PREFIX}{stem}"), starts: Vec::new(), contexts: Vec::new() };
+        let mut seen = HashMap::new();
         let mut reader = BufReader::new(file);
         let (mut at, mut line, mut number) = (0u64, Vec::new(), 0);
         loop {
@@ -127,8 +157,14 @@ impl Rows {
             }
             number += 1;
             if !line.trim_ascii().is_empty() {
-                rows.parse(&line, number)?;
-                rows.starts.push((at, number));
+                let row = rows.row(&line, number)?;
+                for question in 0..turns::count(&row).unwrap_or(1) {
+                    let mut context = DefaultHasher::new();
+                    rows.parse(&row, number, question)?.context.hash(&mut context);
+                    let next = rows.starts.len();
+                    rows.contexts.push(*seen.entry(context.finish()).or_insert(next));
+                    rows.starts.push(Start { at, line: number, question });
+                }
             }
             at += read as u64;
         }
@@ -140,9 +176,9 @@ impl Rows {
         Ok(rows)
     }
 
-    /// A row, except for its place in the task.
-    fn parse(&self, line: &[u8], number: usize) -> Result<Row, UsageError> {
-        let place = format!("{}:{number}", self.spec.path.display());
+    /// The fields of the row in line `number`.
+    fn row(&self, line: &[u8], number: usize) -> Result<Map<String, Value>, UsageError> {
+        let place = self.place(number);
         let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
         let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
             // The parser's own "at line 1" would contradict the line of the file.
@@ -151,8 +187,19 @@ impl Rows {
             UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column()))
                 .hint("a prepared file has one JSON object a line")
         })?;
-        let fields = value.as_object().ok_or_else(|| UsageError::new(format!("{place}: not a JSON object")))?;
-        Row::read(fields, &self.spec, &place)
+        match value {
+            Value::Object(fields) => Ok(fields),
+            _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
+        }
+    }
+
+    fn place(&self, line: usize) -> String {
+        format!("{}:{line}", self.spec.path.display())
+    }
+
+    /// A row's question as a prompt.
+    fn parse(&self, fields: &Map<String, Value>, line: usize, question: usize) -> Result<Row, UsageError> {
+        Row::read(fields, question, &self.spec, &self.place(line))
     }
 
     fn line(&self, path: &Path, start: u64) -> std::io::Result<Vec<u8>> {
@@ -177,14 +224,18 @@ impl Task for Rows {
         false
     }
 
+    fn context_of(&self, index: usize) -> usize {
+        self.contexts.get(index).copied().unwrap_or(index)
+    }
+
     fn example(&self, _: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
         let path = &self.spec.path;
-        let &(start, number) = self.starts.get(index).ok_or_else(|| {
+        let start = *self.starts.get(index).ok_or_else(|| {
             UsageError::new(format!("{} has {} rows, none at {index}", path.display(), self.starts.len()))
                 .hint("ask for fewer samples (--samples)")
         })?;
-        let line = self.line(path, start).with_context(|| format!("cannot read {}", path.display()))?;
-        let row = self.parse(&line, number)?;
+        let line = self.line(path, start.at).with_context(|| format!("cannot read {}", path.display()))?;
+        let row = self.parse(&self.row(&line, start.line)?, start.line, start.question)?;
         Ok(Example {
             task: self.name.clone(),
             length: 0,
@@ -195,7 +246,9 @@ impl Task for Rows {
             references: row.references,
             all_classes: Vec::new(),
             metric: row.metric,
+            also: row.also,
             max_new_tokens: row.max_new_tokens,
+            depth: None,
             source: path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         })
     }
@@ -208,17 +261,27 @@ struct Row {
     answer_prefix: String,
     references: Vec<String>,
     metric: Metric,
+    also: Vec<Metric>,
     max_new_tokens: usize,
 }
 
 impl Row {
-    fn read(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+    fn read(fields: &Map<String, Value>, question: usize, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+        if turns::count(fields).is_some() {
+            return Self::turn(fields, question, spec, place);
+        }
         if fields.contains_key("context") && fields.contains_key("answers") {
             return Err(UsageError::new(format!("{place}: not supported yet: LongBench rows"))
                 .hint("rows in RULER's fields (input, outputs, answer_prefix) can be run"));
         }
         if fields.contains_key(kv_retrieval::PAIRS) {
             return Self::lookup(fields, spec, place);
+        }
+        if fields.contains_key(longeval::ANSWER) {
+            return Self::line(fields, spec, place);
+        }
+        if summary::is_row(fields) {
+            return Self::summary(fields, spec, place);
         }
         let input = text(fields, "input", place)?
             .ok_or_else(|| UsageError::new(format!("{place}: the field `input` is missing")).hint(FIELDS_HINT))?;
@@ -228,11 +291,7 @@ impl Row {
         let metric = spec.metric.or(recognised.as_ref().map(|r| r.shape.metric));
         let max_new_tokens = spec.max_new_tokens.or(recognised.as_ref().map(|r| r.shape.max_new_tokens));
         let (Some(metric), Some(max_new_tokens)) = (metric, max_new_tokens) else {
-            return Err(UsageError::new(format!("{place}: this prompt is of no known task, so its metric is unknown"))
-                .hint(format!(
-                    "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
-                    spec.path.display()
-                )));
+            return Err(spec.unscored(place));
         };
         let question_at = recognised.as_ref().map_or_else(|| last_question(input), |r| r.question_at);
         let prefix_at = match (given_prefix, &recognised) {
@@ -245,7 +304,48 @@ impl Row {
             answer_prefix: given_prefix.unwrap_or(&input[prefix_at..]).to_owned(),
             references,
             metric,
+            also: Vec::new(),
             max_new_tokens,
+        })
+    }
+
+    fn turn(fields: &Map<String, Value>, question: usize, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+        let turns::Turn { context, question, references } = turns::turn(fields, question, place)?;
+        let (Some(metric), Some(max_new_tokens)) = (spec.metric, spec.max_new_tokens) else {
+            return Err(spec.unscored(place));
+        };
+        let answer_prefix = String::new();
+        Ok(Self { context, question, answer_prefix, references, metric, also: Vec::new(), max_new_tokens })
+    }
+
+    fn line(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+        let longeval::Lookup { context, question, answer } = longeval::lookup(fields, place)?;
+        let definition = &longeval::DEFINITION;
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references: vec![answer],
+            metric: spec.metric.unwrap_or(definition.metric),
+            also: Vec::new(),
+            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
+        })
+    }
+
+    fn summary(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
+        let summary::Summary { context, question, references } = summary::row(fields, place)?;
+        let definition = &summary::DEFINITION;
+        // A metric that was asked for takes the place of the first; the others are recorded all the same.
+        let metric = spec.metric.unwrap_or(definition.metric);
+        let all = [definition.metric].into_iter().chain(definition.also.iter().copied());
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references,
+            metric,
+            also: all.filter(|m| *m != metric).collect(),
+            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
         })
     }
 
@@ -258,6 +358,7 @@ impl Row {
             answer_prefix: String::new(),
             references: vec![answer],
             metric: spec.metric.unwrap_or(definition.metric),
+            also: Vec::new(),
             max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
         })
     }
@@ -355,9 +456,9 @@ mod tests {
 
     #[test]
     fn generated_examples_come_back_as_they_were() {
-        let without =
-            |t: &TaskInfo| t.name.starts_with(PREFIX) || ["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str());
-        let tasks: Vec<TaskInfo> = catalog().into_iter().filter(|t| !without(t)).collect();
+        let wanted =
+            |t: &TaskInfo| t.name.starts_with("ruler") && !["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str());
+        let tasks: Vec<TaskInfo> = catalog().into_iter().filter(wanted).collect();
         assert_eq!(tasks.len(), 21);
         for (info, index) in tasks.iter().flat_map(|info| (0..3).map(move |index| (info, index))) {
             let e = example(&info.name, 2048, index);
@@ -504,6 +605,46 @@ mod tests {
         let key = e.question.split('"').nth(1).unwrap();
         assert!(e.context.contains(&format!("\"{key}\": \"{}\"", e.references[0])));
         assert_eq!((e.metric, e.max_new_tokens), (Metric::StringMatchAll, 100));
+    }
+
+    #[test]
+    fn lines_of_longeval_are_run_byte_for_byte() {
+        let Some(data) = shared_data() else { return };
+        let path = data.join("longeval_lines/200_lines.jsonl");
+        let task = open(&format!("jsonl:{}", path.display())).unwrap();
+        for (index, line) in std::fs::read_to_string(&path).unwrap().lines().enumerate() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            let e = task.example(0, index, 0, &Words).unwrap();
+            assert_eq!(e.user_turn(), row["prompt"].as_str().unwrap());
+            assert!(e.question.starts_with("Now the record is over.") && e.context.contains(&e.references[0]));
+            assert_eq!((e.metric, e.max_new_tokens, e.answer_prefix.as_str()), (Metric::LastNumber, 100, ""));
+        }
+    }
+
+    #[test]
+    fn questions_on_one_context_are_examples_that_say_so() {
+        let rows = [
+            r#"{"context": "One.", "turns": [{"question": "a?", "answers": ["1"]}, {"question": "b?", "answers": ["2"]}]}"#,
+            r#"{"context": "Two.", "multi_turns": [{"input": "c?", "answer": "3"}]}"#,
+            r#"{"context": "One.", "turns": [{"question": "d?", "answers": ["4"]}]}"#,
+        ];
+        let (_dir, name) = file(&rows.join("\n"));
+        assert!(open(&name).err().unwrap().to_string().contains("rows.jsonl:1: this prompt is of no known task"));
+        let task = open(&format!("{name}:metric=qa_f1,max_new_tokens=8")).unwrap();
+        assert_eq!((task.available(), task.cells()), (Some(4), 1));
+        assert_eq!([0, 1, 2, 3].map(|i| task.context_of(i)), [0, 0, 2, 0]);
+        let turns: Vec<String> = (0..4).map(|i| task.example(0, i, 0, &Words).unwrap().user_turn()).collect();
+        assert_eq!(turns, ["One.\n\na?", "One.\n\nb?", "Two.\n\nc?", "One.\n\nd?"]);
+    }
+
+    #[test]
+    fn summaries_are_scored_by_three_kinds_of_rouge() {
+        let (_dir, name) = file(r#"{"report": "A long text.", "summary": "A text."}"#);
+        let e = open(&name).unwrap().example(0, 0, 0, &Words).unwrap();
+        assert_eq!((e.metric, e.also.as_slice()), (Metric::RougeL, &[Metric::Rouge1, Metric::Rouge2][..]));
+        let e = open(&format!("{name}:metric=rouge_1,max_new_tokens=2048")).unwrap().example(0, 0, 0, &Words).unwrap();
+        assert_eq!((e.metric, e.max_new_tokens), (Metric::Rouge1, 2048));
+        assert_eq!(e.also, [Metric::RougeL, Metric::Rouge2]);
     }
 
     #[test]

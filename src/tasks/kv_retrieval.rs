@@ -1,8 +1,8 @@
-//! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3).
+//! Rows of Lost in the Middle's key-value retrieval (Liu et al. 2023, arXiv:2307.03172, section 3), and their prompt.
 //!
-//! A row has pairs of uuids, one of their keys and its value: `ordered_kv_records`, `key`, `value`. The pairs
-//! stay in the file's order, in which the key asked for may be anywhere; the publication moves it to one
-//! depth at a time. The prompt is data in `tasks/kv_retrieval.toml`.
+//! A row has pairs of uuids, one of their keys and its value: `ordered_kv_records`, `key`, `value`. Here the pairs
+//! stay in the file's order, in which the key asked for may be anywhere; `grid/records.rs` moves it to one depth at a
+//! time as the publication does, and makes pairs of its own. The prompt is data in `tasks/kv_retrieval.toml`.
 
 use std::sync::LazyLock;
 
@@ -45,34 +45,62 @@ pub struct Lookup {
     pub answer: String,
 }
 
-#[derive(Deserialize)]
-struct Fields {
+/// Pairs, of which one is asked for.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Row {
     ordered_kv_records: Vec<(String, String)>,
     key: String,
     value: String,
 }
 
+impl Row {
+    /// Reads a row; `place` names it in errors.
+    ///
+    /// # Errors
+    /// If a field is missing or no text, or the pairs do not hold the key with this value.
+    pub fn read(fields: &Map<String, Value>, place: &str) -> Result<Self, UsageError> {
+        let wrong = |what: String| {
+            UsageError::new(format!("{place}: {what}"))
+                .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
+        };
+        let row: Self = serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(e.to_string()))?;
+        let is_asked = |(key, value): &(String, String)| (key, value) == (&row.key, &row.value);
+        if row.value.is_empty() || !row.pairs().iter().any(is_asked) {
+            return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));
+        }
+        Ok(row)
+    }
+
+    /// Keys and values, in the order of the row.
+    pub fn pairs(&self) -> &[(String, String)] {
+        &self.ordered_kv_records
+    }
+
+    /// The pair whose key is asked for.
+    pub fn asked(&self) -> &(String, String) {
+        let is_asked = |(key, value): &&(String, String)| (key, value) == (&self.key, &self.value);
+        self.pairs().iter().find(is_asked).expect("a row that was read holds what it asks for")
+    }
+}
+
+/// Writes the prompt that asks for `key`, one of the keys of `pairs`, and its `value`.
+pub fn prompt(pairs: &[(String, String)], key: &str, value: &str) -> Lookup {
+    let records: Vec<String> = pairs.iter().map(|(k, v)| format!("\"{k}\": \"{v}\"")).collect();
+    let records = format!("{{{}}}", records.join(",\n "));
+    Lookup {
+        context: substitute(&DEFINITION.context_template, &[("records", &records)]),
+        question: substitute(&DEFINITION.question_template, &[("key", key)]),
+        answer: value.to_owned(),
+    }
+}
+
 /// Writes the prompt of a row; `place` names the row in errors.
 ///
 /// # Errors
-/// If a field is missing or no text, or the pairs do not hold the key with this value.
+/// As of [`Row::read`].
 pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageError> {
-    let wrong = |what: String| {
-        UsageError::new(format!("{place}: {what}"))
-            .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
-    };
-    let Fields { ordered_kv_records: pairs, key, value } =
-        serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(e.to_string()))?;
-    if value.is_empty() || !pairs.iter().any(|(k, v)| (k, v) == (&key, &value)) {
-        return Err(wrong(format!("the pairs do not give `{key}` the value `{value}`")));
-    }
-    let records: Vec<String> = pairs.iter().map(|(k, v)| format!("\"{k}\": \"{v}\"")).collect();
-    let records = format!("{{{}}}", records.join(",\n "));
-    Ok(Lookup {
-        context: substitute(&DEFINITION.context_template, &[("records", &records)]),
-        question: substitute(&DEFINITION.question_template, &[("key", &key)]),
-        answer: value,
-    })
+    let row = Row::read(fields, place)?;
+    Ok(prompt(row.pairs(), &row.key, &row.value))
 }
 
 #[cfg(test)]

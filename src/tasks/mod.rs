@@ -7,13 +7,17 @@
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
 pub mod assets;
+mod grid;
 pub mod jsonl;
 mod kv_retrieval;
+mod longeval;
 pub mod metrics;
 pub mod ruler;
 pub mod seed;
+mod summary;
 pub mod text;
 pub mod train;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -25,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 3] = [&ruler::Ruler, &ruler::Reworded, &jsonl::Jsonl];
+static FAMILIES: [&dyn Family; 4] = [&ruler::Ruler, &ruler::Reworded, &grid::Grids, &jsonl::Jsonl];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -58,8 +62,12 @@ pub struct Example {
     pub all_classes: Vec<String>,
     /// How a prediction is scored.
     pub metric: Metric,
+    /// Further metrics to record beside it.
+    pub also: Vec<Metric>,
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
+    /// How deep in the context lies what is asked for, in percent, where the task decides it.
+    pub depth: Option<f64>,
     /// Where text and words came from, such as `grammar` or `essays`; part of the record.
     pub source: String,
 }
@@ -75,8 +83,19 @@ impl Example {
 pub trait Task: Send + Sync {
     /// Full name as recorded, such as `ruler/vt`.
     fn name(&self) -> &str;
-    /// Number of examples if a file fixes it; `None` if examples are generated.
+    /// Number of samples if a file fixes it; `None` if they are generated.
     fn available(&self) -> Option<usize>;
+    /// Examples that make up one sample at each length: the cells of a grid. The sample `s` is the examples
+    /// from `s · cells` to before `(s + 1) · cells`.
+    fn cells(&self) -> usize {
+        1
+    }
+    /// The index of the first example that asks about the same context as the one at `index`, or one that begins
+    /// alike. Those are run one after the other, so that what they share is read once, and draws that concern
+    /// a context alone are the same for all of them.
+    fn context_of(&self, index: usize) -> usize {
+        index
+    }
     /// Whether examples are generated to a length (then `example` fills `length` tokens).
     fn is_sized(&self) -> bool;
     /// The example at `index`. `seed` is the run's seed: the same `(seed, length, index)` gives the
@@ -263,10 +282,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 24);
+        assert_eq!(all.len(), 32);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 24);
+        assert_eq!(all.len(), 32);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

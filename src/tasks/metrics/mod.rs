@@ -46,6 +46,12 @@ pub enum Metric {
     Count,
     /// LongBench `code_sim_score`: edit similarity of the first line of code.
     CodeSim,
+    /// Passkey (landmark attention, Quest): 1 if the first number in the prediction is the reference.
+    FirstNumber,
+    /// LongEval lines: 1 if the last number in the prediction is the reference.
+    LastNumber,
+    /// HiP's passkey: share of the reference's digits that the prediction's digits equal, place by place.
+    DigitMatch,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -64,7 +70,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 12] = [
+static RULES: [Rule; 15] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -88,6 +94,9 @@ static RULES: [Rule; 12] = [
     rule(Metric::RetrievalZh, "retrieval_zh", |p, r, _| best(r, |r| numbers::retrieval("段落", p, r))),
     rule(Metric::Count, "count", |p, r, _| best(r, |r| numbers::count(p, r))),
     rule(Metric::CodeSim, "code_sim", |p, r, _| best(r, |r| code_sim::code_sim(p, r))),
+    rule(Metric::FirstNumber, "first_number", |p, r, _| best(r, |r| numbers::first(p, r))),
+    rule(Metric::LastNumber, "last_number", |p, r, _| best(r, |r| numbers::last(p, r))),
+    rule(Metric::DigitMatch, "digit_match", |p, r, _| best(r, |r| numbers::digit_match(p, r))),
 ];
 
 /// Metrics of LongBench's Chinese data sets that need a Chinese word segmenter, which is not built in.

@@ -1,4 +1,4 @@
-//! LongBench's scores that look for a number in the prediction.
+//! Scores that look for a number in the prediction: LongBench's, and those of passkeys and LongEval's lines.
 
 use super::python::{digit_runs, is_digit};
 
@@ -31,9 +31,48 @@ fn labelled_number<'a>(label: &str, text: &'a str) -> Option<&'a str> {
     })
 }
 
+/// 1 if the first number in the prediction has the value of the answer.
+pub fn first(prediction: &str, answer: &str) -> f64 {
+    same_value(digit_runs(prediction).next(), answer)
+}
+
+/// 1 if the last number in the prediction has the value of the answer.
+pub fn last(prediction: &str, answer: &str) -> f64 {
+    same_value(digit_runs(prediction).last(), answer)
+}
+
+/// As the published scripts compare whole numbers: leading zeros do not matter.
+fn same_value(number: Option<&str>, answer: &str) -> f64 {
+    let value = |digits: &str| digits.trim_start_matches('0').to_owned();
+    f64::from(u8::from(number.is_some_and(|number| value(number) == value(answer))))
+}
+
+/// The share of the answer's digits that stand at their place among the digits of the prediction, whatever
+/// lies between those.
+pub fn digit_match(prediction: &str, answer: &str) -> f64 {
+    let digits = prediction.chars().filter(|c| is_digit(*c));
+    let right = answer.chars().zip(digits).filter(|(a, b)| a == b).count();
+    right as f64 / answer.chars().count().max(1) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_or_the_last_number_is_compared_by_value() {
+        assert_eq!((first("it is 042, not 7", "42"), last("it is 042, not 7", "42")), (1.0, 0.0));
+        assert_eq!((first("7 or 42", "42"), last("7 or 42", "42")), (0.0, 1.0));
+        assert_eq!((first("142", "42"), first("none", "42"), last("", "42")), (0.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn digits_count_at_their_place() {
+        assert_eq!(digit_match(" $12 345$. 99", "12345"), 1.0);
+        assert_eq!(digit_match("12845", "12345"), 0.8);
+        assert_eq!(digit_match("2345", "12345"), 0.0);
+        assert_eq!(digit_match("123", "12345"), 0.6);
+    }
 
     #[test]
     fn every_number_counts_and_leading_zeros_matter() {

@@ -65,7 +65,8 @@ impl Request<'_> {
         tokens as f64 >= LEAST_FILL * self.length as f64
     }
 
-    fn cannot_fit(&self, least_tokens: usize) -> UsageError {
+    /// The error of a task whose smallest example is too long.
+    pub fn cannot_fit(&self, least_tokens: usize) -> UsageError {
         UsageError::new(format!(
             "task `{}` cannot fit {} tokens: its smallest example needs {least_tokens}, {} of them for the answer",
             self.task, self.length, self.max_new_tokens
@@ -128,21 +129,33 @@ pub struct Fitted {
 /// # Errors
 /// A [`UsageError`] if the smallest example does not fit or if all units together do not fill the
 /// length; errors of `build` and of the counter.
-pub fn fill(request: &Request, units: Units, mut build: impl FnMut(u64, usize) -> Result<Draft>) -> Result<Draft> {
-    let mut best: Option<Fitted> = None;
+pub fn fill(request: &Request, units: Units, build: impl FnMut(u64, usize) -> Result<Draft>) -> Result<Draft> {
+    Ok(fill_sized(request, units, build)?.1.draft)
+}
+
+/// As [`fill`], with the attempt that was taken and the size it has.
+///
+/// # Errors
+/// As of [`fill`].
+pub fn fill_sized(
+    request: &Request,
+    units: Units,
+    mut build: impl FnMut(u64, usize) -> Result<Draft>,
+) -> Result<(u64, Fitted)> {
+    let mut best: Option<(u64, Fitted)> = None;
     for attempt in 0..ATTEMPTS {
         let fitted = largest(request, units, |n| build(attempt, n))?;
         if request.is_filled(fitted.tokens) {
-            return Ok(fitted.draft);
+            return Ok((attempt, fitted));
         }
         if fitted.units == units.most {
             return Err(request.runs_out(fitted.tokens).into());
         }
-        if best.as_ref().is_none_or(|b| b.tokens < fitted.tokens) {
-            best = Some(fitted);
+        if best.as_ref().is_none_or(|(_, b)| b.tokens < fitted.tokens) {
+            best = Some((attempt, fitted));
         }
     }
-    best.map(|b| b.draft).ok_or_else(|| request.cannot_fit(request.length).into())
+    best.ok_or_else(|| request.cannot_fit(request.length).into())
 }
 
 /// The example with the most units that fits, by interpolation between a size that fits and one that

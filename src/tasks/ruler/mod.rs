@@ -7,7 +7,7 @@
 //! one line in `BASES`.
 
 mod cwe;
-mod fit;
+pub(in crate::tasks) mod fit;
 mod fwe;
 pub(in crate::tasks) mod niah;
 mod published;
@@ -274,7 +274,9 @@ impl Task for RulerTask {
             references: draft.references,
             all_classes: Vec::new(),
             metric: self.metric,
+            also: Vec::new(),
             max_new_tokens: self.max_new_tokens,
+            depth: None,
         })
     }
 }

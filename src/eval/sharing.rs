@@ -1,0 +1,76 @@
+//! How much prefill was saved because examples begin alike.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::record::Record;
+
+/// The prefills of a run, those that were shared and those that were not.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Sharing {
+    /// Examples.
+    pub examples: usize,
+    /// Examples whose prefix, or its beginning, was read for an example before.
+    pub sharing: usize,
+    /// Tokens of all prefixes.
+    pub tokens: usize,
+    /// Of these, not read again.
+    pub reused_tokens: usize,
+    /// Seconds of all prefills, each as if it had been alone.
+    pub seconds: f64,
+    /// Of these, not spent.
+    pub saved_seconds: f64,
+}
+
+impl Sharing {
+    /// Of the examples in `records`; all records of an example say the same.
+    pub fn of(records: &[Record]) -> Self {
+        // An example that was run in parts, for some methods and then for others, counts as the first part.
+        let mut examples: BTreeMap<_, &Record> = BTreeMap::new();
+        for r in records {
+            examples.entry((&r.model, &r.protocol, &r.task, r.length, r.seed, r.sample)).or_insert(r);
+        }
+        examples.into_values().fold(Self::default(), |sum, r| Self {
+            examples: sum.examples + 1,
+            sharing: sum.sharing + usize::from(r.reused_tokens > 0),
+            tokens: sum.tokens + r.prefix_tokens,
+            reused_tokens: sum.reused_tokens + r.reused_tokens,
+            seconds: sum.seconds + r.prefill_s,
+            saved_seconds: sum.saved_seconds + r.prefill_reused_s,
+        })
+    }
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { examples, sharing, tokens, reused_tokens, seconds, saved_seconds } = self;
+        let spent = seconds - saved_seconds;
+        write!(
+            f,
+            "prefill took {spent:.1} s instead of {seconds:.1} s: {sharing} of {examples} examples begin like the one \
+             before, and {reused_tokens} of {tokens} tokens were read once"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+
+    #[test]
+    fn every_example_counts_once() {
+        let shared =
+            |method| Record { prefill_reused_s: 0.75, reused_tokens: 3000, ..record("needle/number", method, 1, 1.0) };
+        let records = [
+            record("needle/number", "full", 0, 1.0),
+            record("needle/number", "topk", 0, 1.0),
+            shared("full"),
+            shared("topk"),
+        ];
+        let sharing = Sharing::of(&records);
+        assert_eq!((sharing.examples, sharing.sharing, sharing.tokens, sharing.reused_tokens), (2, 1, 8000, 3000));
+        assert_eq!((sharing.seconds, sharing.saved_seconds), (2.0, 0.75));
+        assert!(sharing.to_string().starts_with("prefill took 1.2 s instead of 2.0 s: 1 of 2 examples"), "{sharing}");
+    }
+}

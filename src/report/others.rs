@@ -1,0 +1,89 @@
+//! `metrics.csv`: mean scores by every metric, for tasks that record more than one.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+use crate::eval::record::{Record, SummaryRow};
+use crate::eval::stats::mean;
+
+/// The mean score of one row of the summary by one further metric.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OtherScore<'a> {
+    /// The row.
+    pub row: &'a SummaryRow,
+    /// Name of the metric.
+    pub metric: String,
+    /// Number of examples.
+    pub n: usize,
+    /// Mean score, percent.
+    pub score: f64,
+}
+
+/// The further scores of the summary's rows, in the order of the rows and of the metrics' names.
+pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<OtherScore<'a>> {
+    rows.iter().flat_map(|row| of_row(row, records)).collect()
+}
+
+fn of_row<'a>(row: &'a SummaryRow, records: &[Record]) -> Vec<OtherScore<'a>> {
+    let is_of = |r: &&Record| {
+        (&r.model, &r.task, r.length) == (&row.model, &row.task, row.length)
+            && (&r.method, &r.params, &r.protocol) == (&row.method, &row.params, &row.protocol)
+    };
+    let mut by_metric: BTreeMap<&String, BTreeMap<(u64, usize), f64>> = BTreeMap::new();
+    for r in records.iter().filter(is_of) {
+        for (metric, score) in &r.other_scores {
+            by_metric.entry(metric).or_default().insert((r.seed, r.sample), *score);
+        }
+    }
+    let one = |(metric, scores): (&String, BTreeMap<_, f64>)| {
+        let scores: Vec<f64> = scores.into_values().collect();
+        OtherScore { row, metric: metric.clone(), n: scores.len(), score: 100.0 * mean(&scores) }
+    };
+    by_metric.into_iter().map(one).collect()
+}
+
+/// The scores as CSV with a heading line.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn csv(scores: &[OtherScore]) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record(["model", "task", "length", "method", "params", "protocol", "metric", "n", "score"])?;
+    for OtherScore { row, metric, n, score } in scores {
+        let (length, n, score) = (row.length.to_string(), n.to_string(), format!("{score:.4}"));
+        writer.write_record([
+            &row.model,
+            &row.task,
+            &length,
+            &row.method,
+            &row.params,
+            &row.protocol,
+            metric,
+            &n,
+            &score,
+        ])?;
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use crate::eval::summary::summarize;
+
+    #[test]
+    fn means_are_by_row_and_metric() {
+        let with = |sample, score: f64| Record {
+            other_scores: [("rouge_1".to_owned(), score), ("rouge_2".to_owned(), 0.0)].into(),
+            ..record("jsonl:books", "full", sample, 0.5)
+        };
+        let records = [with(0, 0.25), with(1, 0.75), record("ruler/vt", "full", 0, 1.0)];
+        let rows = summarize(&records, &[]);
+        let others = other_scores(&rows, &records);
+        let seen: Vec<_> = others.iter().map(|o| (o.row.task.as_str(), o.metric.as_str(), o.n, o.score)).collect();
+        assert_eq!(seen, [("jsonl:books", "rouge_1", 2, 50.0), ("jsonl:books", "rouge_2", 2, 0.0)]);
+        assert!(csv(&others).unwrap().contains("builtin,jsonl:books,4096,full,,question,rouge_1,2,50.0000"));
+    }
+}

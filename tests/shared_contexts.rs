@@ -1,0 +1,146 @@
+//! Examples that begin alike are read once, and give the same bits as if each had been read alone.
+
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
+
+use spattn::attention::methods::configure;
+use spattn::attention::{Configured, Policy, expand_grid};
+use spattn::eval::generate::{Held, Outcome, Request, run_example};
+use spattn::kv::KvDtype;
+use spattn::model::Model;
+use spattn::model::source::ModelSource;
+use spattn::model::tokenizer::TokenizerOptions;
+use spattn::tasks::text::essays::Essays;
+
+fn load(dtype: KvDtype) -> Model {
+    Model::load(&ModelSource::Builtin, Some(dtype), TokenizerOptions::default()).unwrap()
+}
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| load(KvDtype::F16));
+
+/// Text that no other seed gives.
+fn tokens(model: &Model, seed: u64, count: usize) -> Vec<u32> {
+    let text = Essays::Grammar.reader(seed, 3).text(count);
+    let mut ids = model.tokenizer.encode_text(&text, true).unwrap();
+    ids.truncate(count);
+    ids
+}
+
+fn methods(specs: &[&str]) -> Vec<Configured> {
+    specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()).collect()
+}
+
+/// A prompt, how many of its tokens are the prefix, and the seeds of its context and of itself.
+struct Prompt(Vec<u32>, usize, u64, u64);
+
+fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option<Held>) -> Outcome {
+    let Prompt(ids, prefix_tokens, seed, step_seed) = prompt;
+    let request = Request {
+        prompt: ids,
+        prefix_tokens: *prefix_tokens,
+        methods,
+        max_new_tokens: 6,
+        seed: *seed,
+        step_seed: *step_seed,
+        fidelity: true,
+    };
+    run_example(model, request, held, &AtomicBool::new(false)).unwrap()
+}
+
+/// All of an outcome that is not a time.
+fn bits(outcome: &Outcome) -> Vec<String> {
+    let of = |r: &spattn::eval::generate::Run| {
+        format!(
+            "{:?} {} {} {:?} {:?} {:?} {:?} {:?} {:?} {} {:?}",
+            r.tokens,
+            r.stopped,
+            r.steps,
+            r.density,
+            r.density_sparse_layers,
+            r.cost1,
+            r.cost2,
+            r.aux_bits,
+            r.kv_bytes_per_step,
+            r.kv_bytes_held,
+            r.fidelity
+        )
+    };
+    outcome.runs.iter().map(of).collect()
+}
+
+/// Runs prompts one after the other, and each alone; returns how many tokens of each were not read again.
+fn compare(model: &Model, prompts: &[Prompt], specs: &[&str]) -> Vec<usize> {
+    let methods = methods(specs);
+    let mut held = None;
+    let compare = |prompt: &Prompt| {
+        let after_others = run(model, prompt, &methods, &mut held);
+        let alone = run(model, prompt, &methods, &mut None);
+        assert_eq!(bits(&after_others), bits(&alone));
+        assert_eq!((alone.reused_tokens, alone.reused.as_nanos()), (0, 0));
+        assert!(after_others.reused <= after_others.prefill);
+        after_others.reused_tokens
+    };
+    prompts.iter().map(compare).collect()
+}
+
+#[test]
+fn a_common_beginning_of_any_length_is_read_once() {
+    for dtype in [KvDtype::F16, KvDtype::F32] {
+        let model = load(dtype);
+        let all = tokens(&model, 1, 2700);
+        let changed = |at: usize, end: usize| -> Vec<u32> {
+            let other = tokens(&model, 2, 900);
+            [&all[..at], &other[1..1 + end - at]].concat()
+        };
+        // Longer and shorter than what is held, over and under the tokens that are read together, and too short.
+        let prompts = [
+            Prompt(all[..700].to_vec(), 690, 1, 1),
+            Prompt(changed(333, 800), 790, 2, 2),
+            Prompt(all[..2700].to_vec(), 2600, 3, 3),
+            Prompt(changed(2101, 2500), 2450, 4, 4),
+            Prompt(all[..2111].to_vec(), 2105, 5, 5),
+            Prompt(changed(50, 400), 390, 6, 6),
+        ];
+        let reused = compare(&model, &prompts, &["full", "topk:k=16", "random:ratio=0.1", "bigbird"]);
+        assert!(reused[0] == 0 && reused[5] == 0, "{reused:?}");
+        assert_eq!((reused[1], reused[2], reused[3]), (333, 333, 2101));
+        assert_eq!(reused[4], 2101, "what lies behind the change is read again");
+    }
+}
+
+#[test]
+fn the_same_prefix_keeps_its_indexes() {
+    let context = tokens(&MODEL, 3, 600);
+    let ask = |seed| Prompt([&context[..], &tokens(&MODEL, seed, 30)[1..]].concat(), 600, 9, seed);
+    // Methods that draw for the prefix, that build an index over it, and that see its queries.
+    let specs = ["full", "bigbird", "magicpig:K=6,L=20", "quest:page=16,ratio=0.1", "snapkv:k=32", "h2o:k=32"];
+    assert_eq!(compare(&MODEL, &[ask(10), ask(11), ask(12)], &specs), [0, 600, 600]);
+    let methods = methods(&specs);
+    let mut held = None;
+    let index_time = |prompt: &Prompt, held: &mut Option<Held>| -> bool {
+        run(&MODEL, prompt, &methods, held).runs.iter().any(|r| !r.index.is_zero())
+    };
+    assert!(index_time(&ask(10), &mut held) && !index_time(&ask(11), &mut held));
+}
+
+#[test]
+fn what_is_gathered_of_a_prompt_is_gathered_over_all_of_it() {
+    let all = tokens(&MODEL, 4, 900);
+    let prompts = [
+        Prompt(all[..500].to_vec(), 490, 1, 1),
+        Prompt(all.clone(), 800, 2, 2),
+        Prompt(all.clone(), 800, 2, 3),
+        Prompt(all.clone(), 800, 7, 7),
+    ];
+    // The beginning is read again; the whole prefix is not, unless what is drawn for it differs.
+    assert_eq!(compare(&MODEL, &prompts, &["full", "h2o:k=32"]), [0, 0, 800, 0]);
+    assert_eq!(compare(&MODEL, &prompts, &["full", "bigbird"]), [0, 490, 800, 799]);
+}
+
+#[test]
+fn a_whole_prompt_that_is_dense_is_read_once_too() {
+    let all = tokens(&MODEL, 5, 400);
+    let prompts =
+        [Prompt(all.clone(), 400, 1, 1), Prompt(all.clone(), 400, 1, 2), Prompt(all[..300].to_vec(), 300, 1, 3)];
+    assert_eq!(compare(&MODEL, &prompts, &["full", "topk:k=16"]), [0, 400, 299]);
+}
