@@ -114,7 +114,7 @@ impl Rule {
             (Some(name), None) => Ok(Self { metric: Metric::parse(name)?, dataset: None }),
             (None, Some(name)) => {
                 let dataset = Dataset::parse(name)?;
-                Ok(Self { metric: dataset.metric()?, dataset: Some(dataset) })
+                Ok(Self { metric: dataset.metric, dataset: Some(dataset) })
             }
             _ => Err(UsageError::new("either --metric or --dataset is needed, not both")
                 .hint("for example --metric qa_f1, or --dataset hotpotqa")),
@@ -127,7 +127,7 @@ impl Rule {
             serde_json::from_slice(line).map_err(|e| UsageError::new(format!("not a JSON object: {e}")))?;
         let prediction = prediction(&row)?;
         let prediction = match self.dataset {
-            Some(dataset) => dataset.postprocess(self.metric, prediction),
+            Some(dataset) => dataset.postprocess(prediction),
             None => self.metric.postprocess(prediction),
         };
         let classes = if self.metric.needs_classes() { classes(&row, self.metric)? } else { Vec::new() };

@@ -25,6 +25,8 @@ pub struct Request<'a> {
     pub methods: &'a [Configured],
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
+    /// A token that ends the answer besides EOS; the first token is then neither of them.
+    pub line_end: Option<u32>,
     /// Seed of the example.
     pub seed: u64,
     /// Whether to compare each step with exact attention.
@@ -92,7 +94,7 @@ pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Op
     let mut lanes: Vec<Lane> = request
         .methods
         .iter()
-        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &prefill.logits, request.max_new_tokens, model))
+        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &prefill.logits, &request, model))
         .collect();
     drop(cache);
     let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes.len()) } else { 1 };
@@ -115,11 +117,13 @@ struct Lane<'a> {
     steps: usize,
     decode: Duration,
     eos: &'a [u32],
+    line_end: Option<u32>,
     max_new_tokens: usize,
 }
 
 impl<'a> Lane<'a> {
-    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], max_new_tokens: usize, model: &'a Model) -> Self {
+    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], request: &Request<'_>, model: &'a Model) -> Self {
+        let max_new_tokens = request.max_new_tokens;
         let mut lane = Self {
             fork,
             unread,
@@ -129,6 +133,7 @@ impl<'a> Lane<'a> {
             steps: 0,
             decode: Duration::ZERO,
             eos: model.tokenizer.eos_ids(),
+            line_end: request.line_end,
             max_new_tokens,
         };
         if unread.is_empty() {
@@ -158,10 +163,25 @@ impl<'a> Lane<'a> {
         if self.done {
             return;
         }
-        let token = argmax(logits) as u32;
+        let token = match self.line_end {
+            Some(_) if self.tokens.is_empty() => self.first_of_line(logits),
+            _ => argmax(logits) as u32,
+        };
         self.tokens.push(token);
-        self.stopped = self.eos.contains(&token);
+        self.stopped = self.is_end(token);
         self.done = self.stopped || self.tokens.len() >= self.max_new_tokens;
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.eos.contains(&token) || self.line_end == Some(token)
+    }
+
+    /// The likeliest token that does not end the answer.
+    fn first_of_line(&self, logits: &[f32]) -> u32 {
+        let mut logits = logits.to_vec();
+        let ends = (0..logits.len() as u32).filter(|token| self.is_end(*token));
+        ends.for_each(|token| logits[token as usize] = f32::NEG_INFINITY);
+        argmax(&logits) as u32
     }
 
     fn finish(self) -> Run {

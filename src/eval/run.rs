@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 
 use super::config::RunConfig;
+use super::cut::{Fitted, fit};
 use super::generate::{Outcome, Request, run_example};
 use super::manifest::identity;
 use super::record::Record;
@@ -12,10 +13,10 @@ use super::store::Store;
 use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::Model;
-use crate::model::tokenizer::{PromptTokens, Tokenizer};
+use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
 use crate::tasks::seed::example_seed;
-use crate::tasks::{Example, PromptCounter, Task};
+use crate::tasks::{PromptCounter, Task};
 
 /// One share of a run split over machines: examples whose running number is `index` modulo `count`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +103,10 @@ impl Runner<'_> {
         if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
             self.check_length(*length, "the length asked for", LENGTH_HINT)?;
         }
+        let cut = self.tasks.iter().any(|t| t.is_cut());
+        if let Some(limit) = self.config.limits.iter().find(|l| cut && **l > c.context_limit()) {
+            self.check_length(*limit, "the length to cut to", LENGTH_HINT)?;
+        }
         if let Some(longest) = self.config.lengths.iter().max().filter(|_| generated) {
             self.check_positions(&self.config.methods, *longest)?;
         }
@@ -187,7 +192,11 @@ impl Runner<'_> {
     fn places(&self) -> Vec<Place<'_>> {
         let mut places = Vec::new();
         for task in self.tasks {
-            let lengths: &[usize] = if task.is_sized() { &self.config.lengths } else { &[0] };
+            let lengths: &[usize] = match () {
+                () if task.is_sized() => &self.config.lengths,
+                () if task.is_cut() && !self.config.limits.is_empty() => &self.config.limits,
+                () => &[0],
+            };
             let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
             for &length in lengths {
                 places.extend((0..samples).map(|index| Place { task: task.as_ref(), length, index }));
@@ -211,31 +220,40 @@ impl Runner<'_> {
         };
         let counter = Counter(&self.model.tokenizer);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
-        let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
+        let context = self.model.decoder.config().context_limit();
+        let fitted = fit(example, context, &self.model.tokenizer).with_context(what)?;
+        let Fitted { example, prompt, .. } = &fitted;
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
-        self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
-            .with_context(what)?;
+        // What was cut to a length beyond the context was checked before.
+        if example.length == 0 || task.is_sized() || example.length <= context {
+            self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
+                .with_context(what)?;
+        }
         self.check_positions(methods, prompt.ids.len() + example.max_new_tokens).with_context(what)?;
-        let prefix_tokens = self.config.protocol.prefix_tokens(&prompt, example.context.len());
+        let prefix_tokens = self.config.protocol.prefix_tokens(prompt, example.context.len());
         let request = Request {
             prompt: &prompt.ids,
             prefix_tokens,
             methods,
             max_new_tokens: example.max_new_tokens,
+            line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
             seed: example_seed(self.config.seed, task.name(), length, index),
             fidelity: self.config.fidelity,
         };
         let Some(outcome) = run_example(self.model, request, stop) else { return Ok(None) };
-        let made = Made { place, example: &example, prompt: &prompt, prefix_tokens, identity };
-        self.score(made, methods, outcome).map(Some)
+        self.score(Made { place, fitted: &fitted, prefix_tokens, identity }, methods, outcome).map(Some)
+    }
+
+    /// The token of a line break: the last of those that stand for it.
+    fn line_end(&self) -> Result<Option<u32>> {
+        Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
 
     fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
-        let Made { place, example, prompt, prefix_tokens, identity } = made;
+        let Made { place, fitted: Fitted { example, prompt, cut_tokens }, prefix_tokens, identity } = made;
         let prefill_s = outcome.prefill.as_secs_f64();
         let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
             let prediction = self.model.tokenizer.decode(&run.tokens)?;
-            let cleaned = example.metric.postprocess(&prediction);
             Ok(Record {
                 key: record_key(identity, place, method),
                 model: self.model.id.clone(),
@@ -247,9 +265,13 @@ impl Runner<'_> {
                 params: method.params.clone(),
                 protocol: self.config.protocol.to_string(),
                 source: example.source.clone(),
-                score: example.metric.score(&cleaned, &example.references, &example.all_classes),
+                score: example.score(&prediction),
                 prediction,
                 references: example.references.clone(),
+                all_classes: example.all_classes.clone(),
+                metric: Some(example.metric),
+                first_line: example.handling.first_line,
+                cut_tokens: *cut_tokens,
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens,
@@ -277,8 +299,7 @@ impl Runner<'_> {
 /// An example with what was made of it.
 struct Made<'a> {
     place: &'a Place<'a>,
-    example: &'a Example,
-    prompt: &'a PromptTokens,
+    fitted: &'a Fitted,
     prefix_tokens: usize,
     identity: &'a str,
 }
