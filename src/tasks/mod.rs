@@ -11,6 +11,7 @@ pub mod jsonl;
 mod kv_retrieval;
 pub mod longbench;
 pub mod metrics;
+pub mod published;
 pub mod rows;
 pub mod ruler;
 pub mod seed;
