@@ -4,13 +4,15 @@
 The rules are written out independently of the Rust ones, in the language they were published in,
 on top of the packages LongBench names:
 
-    pip install rouge==1.0.1 fuzzywuzzy==0.18.0      (without python-Levenshtein)
+    pip install rouge==1.0.1 fuzzywuzzy==0.18.0 jieba==0.42.1      (without python-Levenshtein)
     python3 scripts/make_metric_golden.py > tests/golden/metrics.json
 
 Run with CPython 3.11 and the standard recursion limit: two rules depend on it.
 """
 
 import json
+import logging
+import random
 import re
 import string
 import sys
@@ -18,10 +20,12 @@ import warnings
 from collections import Counter
 
 warnings.filterwarnings("ignore")
+import jieba  # noqa: E402
 from fuzzywuzzy import fuzz  # noqa: E402
 from rouge import Rouge  # noqa: E402
 
 assert "Levenshtein" not in sys.modules, "golden values are those of difflib"
+jieba.setLogLevel(logging.ERROR)
 
 
 def normalize(text):
@@ -29,13 +33,36 @@ def normalize(text):
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def qa_f1(prediction, answer, _classes):
-    p, a = normalize(prediction).split(), normalize(answer).split()
+def f1(p, a):
     same = sum((Counter(p) & Counter(a)).values())
     if same == 0:
         return 0.0
     precision, recall = same / len(p), same / len(a)
     return 2 * precision * recall / (precision + recall)
+
+
+def qa_f1(prediction, answer, _classes):
+    return f1(normalize(prediction).split(), normalize(answer).split())
+
+
+# As published: the opening mark of book titles is not in the list, its closing one is.
+CHINESE_PUNCTUATION = set(
+    string.punctuation
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+)
+
+
+def chinese_words(text):
+    kept = ("".join(c for c in word.lower() if c not in CHINESE_PUNCTUATION) for word in jieba.cut(text))
+    return [word for word in ("".join(word.split()) for word in kept) if word]
+
+
+def qa_f1_zh(prediction, answer, _classes):
+    return f1(chinese_words(prediction), chinese_words(answer))
+
+
+def rouge_l_zh(prediction, answer, classes):
+    return rouge("rouge-l")(" ".join(jieba.cut(prediction)), " ".join(jieba.cut(answer)), classes)
 
 
 def exact_match(prediction, answer, _classes):
@@ -90,7 +117,9 @@ def match(prediction, references):
 PER_ANSWER = {
     "exact_match": exact_match,
     "qa_f1": qa_f1,
+    "qa_f1_zh": qa_f1_zh,
     "rouge_l": rouge("rouge-l"),
+    "rouge_l_zh": rouge_l_zh,
     "rouge_1": rouge("rouge-1"),
     "rouge_2": rouge("rouge-2"),
     "classification": classification,
@@ -133,6 +162,20 @@ TEXTS = [
     ("alpha beta gamma delta epsilon zeta", ["beta alpha delta gamma zeta epsilon", "zeta eta theta. alpha beta. gamma"]),
     ("。".join(["雨が降った"] * 2), ["雨が降った 雨が降った", "雨が降った。雨が降った"]),
 ]
+CHINESE = [
+    ("他来到了网易杭研大厦。", ["网易杭研大厦", "他来到网易"]),
+    ("小明硕士毕业于中国科学院计算所，后在日本京都大学深造", ["小明在中国科学院计算所获得硕士学位，之后去了日本京都大学。", "小明"]),
+    ("《红楼梦》的作者是曹雪芹", ["曹雪芹写了《红楼梦》", "红楼梦"]),
+    ("2023年第3季度营收为12.5亿元，同比增长15%", ["营收12.5亿元", "2023年 第3季度"]),
+    ("使用C++和Python 3.11编写，ＡＢＣ Ltd.", ["用Python和c++编写", "abc ltd"]),
+    ("龘靐齉爩 𠮷野家 㐀㐁", ["𠮷野家", "龘靐齉爩"]),
+    ("，。！？", ["，。！？", "无"]),
+    ("", ["没有答案"]),
+    ("第一行\r\n第二行\t第三行\u3000完", ["第一行第二行第三行完", "第二行"]),
+    ("乒乓球拍卖完了。乒乓球拍卖完了。", ["乒乓球拍卖完了", "乒乓球拍. 卖完了"]),
+]
+# Words of the segmenter's own dictionary, common and rare, run together: what is cut depends on what is beside it.
+CHINESE_MIXED = 40
 # One sentence below and one above what the package's recursion can take (some 990 words when called as LongBench does).
 LONG_TEXTS = [(" ".join(map(str, range(n))), [" ".join(map(str, range(n)))]) for n in (900, 1100)]
 CLASSES = ["River", "River delta", "Delta", "delta", "Mountain", "Mountain range", "Lake", "a", "an inlet", "in"]
@@ -187,12 +230,28 @@ PARTS = [
 ]
 
 
+def mixed_chinese():
+    """Pairs of texts with some words in common; their joins make words of their own."""
+    draw = random.Random(7)
+    known = sorted((word for word, count in jieba.dt.FREQ.items() if count > 0), key=lambda w: (-jieba.dt.FREQ[w], w))
+    pools = [known[:2000], known[2000:40000], known[40000:], list("，。、；：？！ \n％《》（）…A7.-é１ァ가")]
+    pick = lambda: draw.choice(draw.choices(pools, weights=[5, 3, 2, 2])[0])  # noqa: E731
+    for _ in range(CHINESE_MIXED):
+        words = [pick() for _ in range(draw.randint(4, 40))]
+        other = [word if draw.random() < 0.6 else pick() for word in words]
+        yield "".join(words), ["".join(other)]
+
+
 def cases():
     for metric in ("qa_f1", "exact_match"):
         yield from ((metric, p, refs, []) for p, refs in WORDS)
     for metric in ("rouge_l", "rouge_1", "rouge_2"):
         yield from ((metric, p, refs, []) for p, refs in TEXTS)
     yield from (("rouge_l", p, refs, []) for p, refs in LONG_TEXTS)
+    jieba.initialize()
+    chinese = CHINESE + list(mixed_chinese())
+    for metric in ("qa_f1_zh", "rouge_l_zh"):
+        yield from ((metric, p, refs, []) for p, refs in chinese)
     yield from (("classification", p, refs, CLASSES) for p, refs in LABELS)
     yield "classification", "an inlet in", ["an inlet"], REPEATED
     yield from (("retrieval", p, refs, []) for p, refs in PARAGRAPHS)

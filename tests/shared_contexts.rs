@@ -40,6 +40,7 @@ fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option
         prefix_tokens: *prefix_tokens,
         methods,
         max_new_tokens: 6,
+        line_end: None,
         seed: *seed,
         step_seed: *step_seed,
         fidelity: true,

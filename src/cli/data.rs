@@ -10,11 +10,12 @@ use clap::{Args, Subcommand};
 use rayon::prelude::*;
 use serde_json::json;
 
+use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
 use super::export_eval::{self, ExportEvalArgs};
 use crate::error::UsageError;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
-/// Make and convert data files.
+/// Fetch and check published data sets; make and convert data files.
 #[derive(Debug, Args)]
 pub struct DataArgs {
     #[command(subcommand)]
@@ -23,6 +24,9 @@ pub struct DataArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Fetch(FetchArgs),
+    List(ListArgs),
+    Check(CheckArgs),
     ExportEval(ExportEvalArgs),
     ExportTrain(ExportArgs),
 }
@@ -87,6 +91,9 @@ pub struct ExportArgs {
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
 pub fn run(args: DataArgs) -> Result<()> {
     match args.what {
+        What::Fetch(args) => data_sets::fetch(&args),
+        What::List(args) => data_sets::list(&args),
+        What::Check(args) => data_sets::check(&args),
         What::ExportEval(args) => export_eval::run(&args),
         What::ExportTrain(args) => export_train(&args),
     }

@@ -54,7 +54,8 @@ pub struct EvalArgs {
     #[arg(short = 't', long = "task", value_name = "TASK")]
     tasks: Vec<String>,
 
-    /// Length in tokens, prompt and answer together; may be repeated
+    /// Length in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
+    /// (before the chat template; without it, to the model's context)
     ///
     /// Example: --length 4096 --length 16384
     #[arg(short = 'l', long = "length", value_name = "N")]
@@ -156,10 +157,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "I/N")]
     shard: Option<String>,
 
-    /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER
+    /// Folder, or data set on the hub, with essays, word lists, SQuAD and HotpotQA for RULER, LongBench's files
     ///
-    /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, wordlists/nounlist.txt ...),
-    /// --data hub:org/ruler-assets@main
+    /// Example: --data data (holding PaulGrahamEssays.json, squad/dev-v2.0.json, longbench/hotpotqa.jsonl ...),
+    /// --data hub:zai-org/LongBench
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
     data: Option<PathBuf>,
 
@@ -186,6 +187,12 @@ pub struct EvalArgs {
     /// Example: --length 65536 --allow-extrapolation
     #[arg(long)]
     allow_extrapolation: bool,
+
+    /// Leave out malformed rows of files instead of stopping; their number and lines are noted
+    ///
+    /// Example: --task jsonl:rows.jsonl --skip-bad
+    #[arg(long)]
+    skip_bad: bool,
 
     /// Show no progress
     ///
@@ -225,6 +232,7 @@ impl EvalArgs {
             chat: self.no_chat.then_some(false),
             no_full: flag(self.no_full),
             allow_extrapolation: flag(self.allow_extrapolation),
+            skip_bad: flag(self.skip_bad),
         })
     }
 
@@ -267,8 +275,13 @@ pub fn run(args: EvalArgs) -> Result<Done> {
     check_device(&args.device)?;
     set_threads(args.threads)?;
     let data = config.data.as_deref().map(find_data).transpose()?;
-    let options = TaskOptions { data: data.as_ref().map(|d| d.folder.clone()), positions: config.positions };
+    let options = TaskOptions {
+        data: data.as_ref().map(|d| d.folder.clone()),
+        positions: config.positions,
+        skip_bad: config.skip_bad,
+    };
     let tasks = resolve(&config.tasks, &options)?;
+    tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
     let model = load_model(&config, args.quiet)?;
     supply(&mut config.methods, &model, config.calibration.as_deref())?;
     let data = data.as_ref().map(|d| d.id.as_str());

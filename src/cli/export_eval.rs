@@ -114,7 +114,7 @@ impl<'a> Row<'a> {
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written.
 pub fn run(args: &ExportEvalArgs) -> Result<()> {
     let data = args.data.as_deref().map(find_data).transpose()?;
-    let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions };
+    let options = TaskOptions { data: data.map(|d| d.folder), positions: args.positions, ..TaskOptions::default() };
     let tasks = resolve(&args.tasks, &options)?;
     if let Some(file) = tasks.iter().find(|t| !t.is_sized()) {
         let what = format!("`{}` is a prepared file: there is nothing to generate", file.name());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
-use crate::tasks::{TaskInfo, catalog};
+use crate::tasks::{TaskInfo, catalog, groups};
 
 /// List tasks, methods, models or configs, with parameters and defaults.
 #[derive(Debug, Args)]
@@ -83,9 +83,8 @@ fn tasks_text() -> String {
     };
     let head = format!("{:<32} {:<18} {:>7}  {}\n", "task", "metric", "tokens", "what it asks");
     let lines: String = catalog().into_iter().map(line).collect();
-    format!(
-        "{head}{lines}\nGroups: ruler (13 tasks), ruler/niah (8 tasks), ruler_reworded (8 tasks). Use with: spattn eval --task NAME"
-    )
+    let groups: Vec<String> = groups().into_iter().map(|(name, count)| format!("{name} ({count} tasks)")).collect();
+    format!("{head}{lines}\nGroups: {}.\nUse with: spattn eval --task NAME", groups.join(", "))
 }
 
 fn params_text(params: &[ParamInfo]) -> String {

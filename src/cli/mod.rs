@@ -2,6 +2,7 @@
 
 pub mod calibrate;
 pub mod data;
+mod data_sets;
 pub mod eval;
 mod export_eval;
 pub mod list;

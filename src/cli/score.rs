@@ -1,35 +1,46 @@
-//! `spattn score`: score predictions made elsewhere by the published rules.
+//! `spattn score`: score predictions made elsewhere, or score those of a run again, by the published rules.
 
-use crate::error::UsageError;
-use crate::eval::stats::mean;
-use crate::tasks::metrics::Metric;
-use crate::tasks::metrics::datasets::Dataset;
-use anyhow::{Context, Result};
-use clap::Args;
-use serde::Serialize;
-use serde_json::{Map, Value};
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Score predictions made elsewhere.
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::error::UsageError;
+use crate::eval::stats::mean;
+use crate::eval::store::SAMPLES;
+use crate::tasks::longbench;
+use crate::tasks::metrics::datasets::{Dataset, LengthRange};
+use crate::tasks::metrics::{Metric, first_line};
+use crate::tasks::rows::{Row, RowSource, Rows};
+
+/// Score predictions made elsewhere, or those of a run again.
 ///
-/// Each line of the file is a JSON object with `prediction` (or `pred`), and the answers under `answers`, `outputs`,
-/// `ground_truths` or `references`: one string or a list. Classification also needs `all_classes`.
+/// Each line of a file is a JSON object with `prediction` (or `pred`), and the answers under `answers`, `outputs`,
+/// `ground_truths` or `references`: one string or a list. Classification also needs `all_classes`. Without --metric and
+/// --dataset, how to score is what the rows say (`metric` and `first_line` in a run's samples.jsonl, `dataset`) or what
+/// the file is called, as in LongBench's pred/MODEL/hotpotqa.jsonl and RULER's pred/niah_single_1.jsonl.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Example: spattn score predictions.jsonl --dataset hotpotqa --json")]
+#[command(after_help = "Examples:
+  spattn score predictions.jsonl --dataset hotpotqa --json
+  spattn score results/llama-8k                 (samples.jsonl of a run)
+  spattn score LongBench/pred/llama             (all *.jsonl of a folder, one line a data set)
+  spattn score LongBench/pred_e/llama           (LongBench-E: one line a data set and range of lengths)")]
 pub struct ScoreArgs {
-    /// File of predictions, one JSON object a line
+    /// File of predictions, one JSON object a line, or a folder with such files
     ///
     /// Example: predictions.jsonl with {"prediction": "Paris", "answers": ["Paris", "paris"]}
-    #[arg(value_name = "FILE.jsonl")]
+    #[arg(value_name = "FILE.jsonl|DIR")]
     pub file: PathBuf,
 
     /// How to score each line: the name of a metric
     ///
-    /// Example: --metric qa_f1. One of string_match_all, string_match_part, exact_match, qa_f1, rouge_l, rouge_1, rouge_2,
-    /// classification, retrieval, retrieval_zh, count, code_sim.
-    #[arg(long, value_name = "NAME", conflicts_with = "dataset", required_unless_present = "dataset")]
+    /// Example: --metric qa_f1. One of string_match_all, string_match_part, exact_match, qa_f1, qa_f1_zh, rouge_l,
+    /// rouge_l_zh, rouge_1, rouge_2, classification, retrieval, retrieval_zh, count, code_sim, first_number, last_number,
+    /// digit_match.
+    #[arg(long, value_name = "NAME", conflicts_with = "dataset")]
     pub metric: Option<String>,
 
     /// Score as a LongBench data set or a RULER task is scored, with its cut to the first line
@@ -38,7 +49,20 @@ pub struct ScoreArgs {
     #[arg(long, value_name = "NAME")]
     pub dataset: Option<String>,
 
-    /// Print JSON with the score of every row instead of one line
+    /// Give scores by LongBench-E's ranges of `length`; without it, this is done for files in a folder pred_e and for
+    /// names that end in _e
+    ///
+    /// Example: spattn score hotpotqa.jsonl --by-length
+    #[arg(long)]
+    pub by_length: bool,
+
+    /// Leave out malformed rows instead of stopping; their number and lines are noted
+    ///
+    /// Example: spattn score predictions.jsonl --metric qa_f1 --skip-bad
+    #[arg(long)]
+    pub skip_bad: bool,
+
+    /// Print JSON with the score of every row instead of a line for each group of rows
     ///
     /// Example: spattn score predictions.jsonl --metric qa_f1 --json
     #[arg(long)]
@@ -48,7 +72,7 @@ pub struct ScoreArgs {
 /// The scores of a file; its JSON is a contract.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreReport {
-    /// Name of the metric.
+    /// Name of the metric; `mixed` if there are several.
     pub metric: String,
     /// Number of rows.
     pub n: usize,
@@ -56,22 +80,96 @@ pub struct ScoreReport {
     pub score: f64,
     /// Score of each row in 0..=1, in the order of the file.
     pub rows: Vec<f64>,
+    /// The same by data set, or by task and method; empty where all rows are alike.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupReport>,
+    /// What the user should know, one line each.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+}
+
+/// The scores of rows that belong together.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GroupReport {
+    /// Data set and range of lengths, or task, length and method.
+    pub name: String,
+    /// Name of the metric.
+    pub metric: &'static str,
+    /// Number of rows.
+    pub n: usize,
+    /// Mean score, percent.
+    pub score: f64,
+    /// Number of predictions without any text.
+    pub empty: usize,
 }
 
 /// Scores a file and prints the result on standard output.
 ///
 /// # Errors
-/// As [`score_file`], or if standard output cannot be written.
+/// As [`score_path`], or if standard output cannot be written.
 pub fn run(args: ScoreArgs) -> Result<()> {
-    let report = score_file(&args.file, args.metric.as_deref(), args.dataset.as_deref())?;
+    let report = score_path(&args)?;
+    report.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let text = match args.json {
         true => serde_json::to_string(&report)?,
-        false => format!("{}: {:.2} % over {} rows", report.metric, report.score, report.n),
+        false => report.text(),
     };
     writeln!(std::io::stdout().lock(), "{text}").context("cannot write to standard output")
 }
 
-/// Scores every row of a file by `metric`, or as `dataset` is scored; exactly one of the two is needed.
+impl ScoreReport {
+    fn new(scored: &[Scored], notes: Vec<String>) -> Self {
+        let rows: Vec<f64> = scored.iter().map(|s| s.score).collect();
+        let mut groups: Vec<(&str, Vec<&Scored>)> = Vec::new();
+        for row in scored {
+            match groups.iter_mut().find(|(name, _)| *name == row.group) {
+                Some((_, members)) => members.push(row),
+                None => groups.push((&row.group, vec![row])),
+            }
+        }
+        let groups: Vec<GroupReport> = groups.iter().map(|(name, members)| GroupReport::new(name, members)).collect();
+        let metric = match groups.as_slice() {
+            [first, rest @ ..] if rest.iter().all(|g| g.metric == first.metric) => first.metric,
+            _ => "mixed",
+        };
+        Self {
+            metric: metric.to_owned(),
+            n: rows.len(),
+            score: 100.0 * mean(&rows),
+            rows,
+            groups: if matches!(groups.as_slice(), [only] if only.name.is_empty()) { Vec::new() } else { groups },
+            notes,
+        }
+    }
+
+    fn text(&self) -> String {
+        if self.groups.is_empty() {
+            return format!("{}: {:.2} % over {} rows", self.metric, self.score, self.n);
+        }
+        let width = self.groups.iter().map(|g| g.name.chars().count()).max().unwrap_or(0);
+        let line = |g: &GroupReport| {
+            let empty = if g.empty > 0 { format!("  ({} empty)", g.empty) } else { String::new() };
+            format!("{:<width$}  {:<17} {:>6.2} % over {} rows{empty}", g.name, g.metric, g.score, g.n)
+        };
+        self.groups.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl GroupReport {
+    fn new(name: &str, members: &[&Scored]) -> Self {
+        let scores: Vec<f64> = members.iter().map(|s| s.score).collect();
+        let same = members.iter().all(|s| s.metric == members[0].metric);
+        Self {
+            name: name.to_owned(),
+            metric: if same { members[0].metric.name() } else { "mixed" },
+            n: scores.len(),
+            score: 100.0 * mean(&scores),
+            empty: members.iter().filter(|s| s.is_empty).count(),
+        }
+    }
+}
+
+/// Scores every row of a file, or of all files of a folder.
 ///
 /// Predictions are cleaned first as the published evaluation does ([`Metric::postprocess`],
 /// [`Dataset::postprocess`]). Empty lines are skipped.
@@ -79,60 +177,161 @@ pub fn run(args: ScoreArgs) -> Result<()> {
 /// # Errors
 /// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be
 /// read or has no rows.
-pub fn score_file(path: &Path, metric: Option<&str>, dataset: Option<&str>) -> Result<ScoreReport> {
-    let rule = Rule::new(metric, dataset)?;
-    let bytes = fs::read(path).map_err(|e| {
+pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
+    let (mut scored, mut notes) = (Vec::new(), Vec::new());
+    for file in files(&args.file)? {
+        let scorer = Scorer::new(args, &file)?;
+        let rows = Rows::open(RowSource::File(file), args.skip_bad, |row| {
+            scored.push(scorer.score(row)?);
+            Ok(true)
+        })?;
+        notes.extend(rows.note());
+    }
+    let changed = scored.iter().filter(|s| s.stored.is_some_and(|stored| (stored - s.score).abs() > 1e-9)).count();
+    if changed > 0 {
+        notes.push(format!("{changed} of {} scores differ from those in the file", scored.len()));
+    }
+    Ok(ScoreReport::new(&scored, notes))
+}
+
+/// The file itself; of a folder, its `samples.jsonl`, or else every `*.jsonl`, in order.
+fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
+    let unreadable = |e: std::io::Error| {
         UsageError::new(format!("cannot read {}: {e}", path.display()))
             .hint("give a file with one JSON object a line: prediction, and answers")
-    })?;
-    let mut rows = Vec::new();
-    for (at, line) in bytes.split(|b| *b == b'\n').enumerate() {
-        let line = if at == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let score = rule
-            .score(line)
-            .map_err(|e| UsageError { what: format!("{}:{}: {}", path.display(), at + 1, e.what), hint: e.hint })?;
-        rows.push(score);
+    };
+    if !path.is_dir() {
+        std::fs::File::open(path).map_err(unreadable)?;
+        return Ok(vec![path.to_owned()]);
     }
-    if rows.is_empty() {
-        return Err(UsageError::new(format!("{} has no rows to score", path.display())).into());
+    let samples = path.join(SAMPLES);
+    if samples.is_file() {
+        return Ok(vec![samples]);
     }
-    Ok(ScoreReport { metric: rule.metric.name().to_owned(), n: rows.len(), score: 100.0 * mean(&rows), rows })
+    let entries = std::fs::read_dir(path).map_err(unreadable)?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+    files.retain(|file| file.extension().is_some_and(|e| e == "jsonl"));
+    files.sort();
+    match files.is_empty() {
+        true => Err(UsageError::new(format!("{} has no *.jsonl to score", path.display()))),
+        false => Ok(files),
+    }
 }
 
-/// How rows are cleaned and scored.
+/// A row with its score.
+struct Scored {
+    group: String,
+    metric: Metric,
+    score: f64,
+    is_empty: bool,
+    /// The score that the row itself states.
+    stored: Option<f64>,
+}
+
+/// How a row is cleaned and scored.
+#[derive(Clone, Copy)]
 struct Rule {
     metric: Metric,
-    dataset: Option<&'static Dataset>,
+    first_line: bool,
 }
 
-impl Rule {
-    fn new(metric: Option<&str>, dataset: Option<&str>) -> Result<Self, UsageError> {
-        match (metric, dataset) {
-            (Some(name), None) => Ok(Self { metric: Metric::parse(name)?, dataset: None }),
-            (None, Some(name)) => {
-                let dataset = Dataset::parse(name)?;
-                Ok(Self { metric: dataset.metric()?, dataset: Some(dataset) })
+impl From<&Dataset> for Rule {
+    fn from(dataset: &Dataset) -> Self {
+        Self { metric: dataset.metric, first_line: dataset.first_line }
+    }
+}
+
+/// How the rows of a file are scored and grouped.
+struct Scorer {
+    /// What the user said, for all rows.
+    given: Option<Rule>,
+    /// The data set that the file is called after.
+    of_file: Option<&'static Dataset>,
+    by_length: bool,
+}
+
+impl Scorer {
+    fn new(args: &ScoreArgs, file: &Path) -> Result<Self, UsageError> {
+        let stem = file.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        let given = match (&args.metric, &args.dataset) {
+            (Some(name), None) => Some(Rule { metric: Metric::parse(name)?, first_line: false }),
+            (None, Some(name)) => Some(Rule::from(Dataset::parse(name)?)),
+            (None, None) => None,
+            _ => {
+                return Err(UsageError::new("either --metric or --dataset can be given, not both")
+                    .hint("for example --metric qa_f1, or --dataset hotpotqa"));
             }
-            _ => Err(UsageError::new("either --metric or --dataset is needed, not both")
-                .hint("for example --metric qa_f1, or --dataset hotpotqa")),
-        }
+        };
+        let of_file = Dataset::parse(&stem).ok();
+        let is_extended = (of_file.is_some() && stem.ends_with("_e"))
+            || args.dataset.as_ref().is_some_and(|name| name.ends_with("_e"))
+            || file.parent().is_some_and(|folder| folder.iter().any(|part| part == "pred_e"));
+        Ok(Self { given, of_file, by_length: args.by_length || is_extended })
     }
 
-    /// The score of one line.
-    fn score(&self, line: &[u8]) -> Result<f64, UsageError> {
-        let row: Map<String, Value> =
-            serde_json::from_slice(line).map_err(|e| UsageError::new(format!("not a JSON object: {e}")))?;
-        let prediction = prediction(&row)?;
-        let prediction = match self.dataset {
-            Some(dataset) => dataset.postprocess(self.metric, prediction),
-            None => self.metric.postprocess(prediction),
+    fn score(&self, row: &Row) -> Result<Scored, UsageError> {
+        let (rule, name) = self.rule(row)?;
+        let prediction = prediction(row)?;
+        let kept = if rule.first_line { first_line(prediction) } else { prediction };
+        let classes = if rule.metric.needs_classes() { classes(row, rule.metric)? } else { Vec::new() };
+        let group = match self.by_length {
+            true => format!("{name} {}", LengthRange::of(longbench::length(row)?).name).trim().to_owned(),
+            false => name,
         };
-        let classes = if self.metric.needs_classes() { classes(&row, self.metric)? } else { Vec::new() };
-        Ok(self.metric.score(&prediction, &references(&row)?, &classes))
+        Ok(Scored {
+            group,
+            metric: rule.metric,
+            score: rule.metric.score(&rule.metric.postprocess(kept), &references(row)?, &classes),
+            is_empty: prediction.trim().is_empty(),
+            stored: self.given.is_none().then(|| row.fields.get("score")?.as_f64()).flatten(),
+        })
     }
+
+    /// How a row is scored, and the name of its group.
+    fn rule(&self, row: &Row) -> Result<(Rule, String), UsageError> {
+        if let Some(rule) = self.given {
+            return Ok((rule, String::new()));
+        }
+        if let Some(task) = row.text("task")? {
+            let rule = match row.text("metric")? {
+                Some(metric) => Rule {
+                    metric: at(row, Metric::parse(metric))?,
+                    first_line: row.fields.get("first_line") == Some(&true.into()),
+                },
+                // Records from before the metric was kept.
+                None => Rule::from(at(row, Dataset::parse(task))?),
+            };
+            return Ok((rule, record_name(row, task)?));
+        }
+        let dataset = match (row.text("dataset")?, self.of_file) {
+            (Some(name), _) => at(row, Dataset::parse(name))?,
+            (None, Some(dataset)) => dataset,
+            (None, None) => {
+                let what = row.wrong("neither the row nor the name of the file says how to score it");
+                return Err(what.hint("say it with --metric or --dataset, for example --dataset hotpotqa"));
+            }
+        };
+        Ok((dataset.into(), format!("{}/{}", dataset.family, dataset.name)))
+    }
+}
+
+/// An error at a row.
+fn at<T>(row: &Row, result: Result<T, UsageError>) -> Result<T, UsageError> {
+    result.map_err(|e| UsageError { hint: e.hint, ..row.wrong(e.what) })
+}
+
+/// Task, length and method of a record.
+fn record_name(row: &Row, task: &str) -> Result<String, UsageError> {
+    let mut name = task.to_owned();
+    if let Some(length) = row.fields.get("length").and_then(|l| l.as_u64()).filter(|l| *l > 0) {
+        name += &format!(" at {length}");
+    }
+    for (field, before) in [("method", ", "), ("params", ":")] {
+        if let Some(text) = row.text(field)?.filter(|text| !text.is_empty()) {
+            name = name + before + text;
+        }
+    }
+    Ok(name)
 }
 
 // ---- fields of a row ----
@@ -141,39 +340,39 @@ const PREDICTION: [&str; 2] = ["prediction", "pred"];
 const REFERENCES: [&str; 4] = ["answers", "outputs", "ground_truths", "references"];
 
 /// The first of these fields that is there and not null.
-fn field<'a>(row: &'a Map<String, Value>, names: &[&'static str]) -> Result<(&'static str, &'a Value), UsageError> {
+fn field<'a>(row: &'a Row, names: &[&'static str]) -> Result<(&'static str, &'a Value), UsageError> {
     names
         .iter()
-        .find_map(|name| row.get(*name).filter(|value| !value.is_null()).map(|value| (*name, value)))
-        .ok_or_else(|| UsageError::new(format!("no field `{}`", names.join("` or `"))))
+        .find_map(|name| row.fields.get(*name).filter(|value| !value.is_null()).map(|value| (*name, value)))
+        .ok_or_else(|| row.wrong(format!("no field `{}`", names.join("` or `"))))
 }
 
-fn prediction(row: &Map<String, Value>) -> Result<&str, UsageError> {
+fn prediction(row: &Row) -> Result<&str, UsageError> {
     let (name, value) = field(row, &PREDICTION)?;
-    value.as_str().ok_or_else(|| UsageError::new(format!("field `{name}` is not a string")))
+    value.as_str().ok_or_else(|| row.wrong(format!("field `{name}` is not a string")))
 }
 
-fn references(row: &Map<String, Value>) -> Result<Vec<String>, UsageError> {
+fn references(row: &Row) -> Result<Vec<String>, UsageError> {
     let (name, value) = field(row, &REFERENCES)?;
-    let references = strings(name, value)?;
+    let references = strings(row, name, value)?;
     if references.is_empty() {
-        return Err(UsageError::new(format!("field `{name}` is empty")));
+        return Err(row.wrong(format!("field `{name}` is empty")));
     }
     Ok(references)
 }
 
-fn classes(row: &Map<String, Value>, metric: Metric) -> Result<Vec<String>, UsageError> {
+fn classes(row: &Row, metric: Metric) -> Result<Vec<String>, UsageError> {
     let needed = |e: UsageError| e.hint(format!("metric `{metric}` needs the list of all class names"));
     let (name, value) = field(row, &["all_classes"]).map_err(needed)?;
-    strings(name, value)
+    strings(row, name, value)
 }
 
 /// One string or a list of strings; numbers are taken as they are written.
-fn strings(name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
+fn strings(row: &Row, name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),
-        _ => Err(UsageError::new(format!("field `{name}` is not a string or a list of strings"))),
+        _ => Err(row.wrong(format!("field `{name}` is not a string or a list of strings"))),
     };
     match value {
         Value::Array(values) => values.iter().map(one).collect(),
@@ -185,6 +384,8 @@ fn strings(name: &str, value: &Value) -> Result<Vec<String>, UsageError> {
 mod tests {
     use super::*;
     use clap::{CommandFactory, Parser};
+    use proptest::prelude::*;
+    use std::fs;
 
     #[derive(Parser)]
     struct Root {
@@ -196,7 +397,132 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.jsonl");
         fs::write(&path, text).unwrap();
-        score_file(&path, metric, dataset).map_err(|e| e.downcast().unwrap())
+        score_at(&path, metric, dataset)
+    }
+
+    fn score_at(path: &Path, metric: Option<&str>, dataset: Option<&str>) -> Result<ScoreReport, UsageError> {
+        let owned = |name: Option<&str>| name.map(str::to_owned);
+        score_path(&ScoreArgs {
+            file: path.to_owned(),
+            metric: owned(metric),
+            dataset: owned(dataset),
+            by_length: false,
+            skip_bad: false,
+            json: false,
+        })
+        .map_err(|e| e.downcast().unwrap())
+    }
+
+    /// A folder with these files.
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    fn group(name: &str, metric: &'static str, n: usize, score: f64, empty: usize) -> GroupReport {
+        GroupReport { name: name.to_owned(), metric, n, score, empty }
+    }
+
+    #[test]
+    fn a_folder_of_published_predictions_is_scored_by_data_set() {
+        let hotpotqa =
+            "{\"pred\": \"\\nthe Nile\", \"answers\": [\"x\", \"Nile\"], \"all_classes\": null, \"length\": 5000}\n";
+        let trec = "{\"pred\": \"\\nLake\\nRiver\", \"answers\": [\"Lake\"], \"all_classes\": [\"Lake\", \"River\"], \"length\": 9}\n";
+        let vt = "{\"index\": 0, \"pred\": \" \", \"input\": \"i\", \"outputs\": [\"A\", \"B\"], \"others\": {}, \"truncation\": -1, \"length\": -1}\n";
+        let dir = folder(&[
+            ("a/hotpotqa.jsonl", hotpotqa),
+            ("a/trec.jsonl", trec),
+            ("a/vt.jsonl", vt),
+            ("a/result.json", "{}"),
+        ]);
+        let report = score_at(&dir.path().join("a"), None, None).unwrap();
+        assert_eq!(
+            report.groups,
+            [
+                group("longbench/hotpotqa", "qa_f1", 1, 100.0, 0),
+                group("longbench/trec", "classification", 1, 100.0, 0),
+                group("ruler/vt", "string_match_all", 1, 0.0, 1)
+            ]
+        );
+        assert_eq!((report.metric.as_str(), report.n), ("mixed", 3));
+        assert!(report.text().contains("ruler/vt") && report.text().contains("(1 empty)"));
+    }
+
+    #[test]
+    fn longbench_e_is_scored_by_range_of_length() {
+        let row = |length: usize, pred: &str| {
+            format!("{{\"pred\": \"{pred}\", \"answers\": [\"a1\"], \"length\": {length}}}\n")
+        };
+        let rows = [row(10, "a1"), row(20, "no"), row(4000, "a1"), row(9000, "no")].concat();
+        let dir = folder(&[("pred_e/m/hotpotqa.jsonl", &rows), ("hotpotqa_e.jsonl", &rows), ("hotpotqa.jsonl", &rows)]);
+        for name in ["pred_e/m/hotpotqa.jsonl", "hotpotqa_e.jsonl"] {
+            let groups = score_at(&dir.path().join(name), None, None).unwrap().groups;
+            assert_eq!(
+                groups,
+                [
+                    group("longbench/hotpotqa 0-4k", "qa_f1", 2, 50.0, 0),
+                    group("longbench/hotpotqa 4-8k", "qa_f1", 1, 100.0, 0),
+                    group("longbench/hotpotqa 8k+", "qa_f1", 1, 0.0, 0)
+                ]
+            );
+        }
+        assert_eq!(score_at(&dir.path().join("hotpotqa.jsonl"), None, None).unwrap().groups.len(), 1);
+        let no_length = folder(&[("lcc_e.jsonl", "{\"pred\": \"x\", \"answers\": [\"x\"]}")]);
+        assert!(score_at(&no_length.path().join("lcc_e.jsonl"), None, None).unwrap_err().what.contains("`length`"));
+    }
+
+    #[test]
+    fn records_of_a_run_are_scored_as_they_were() {
+        let record = |method: &str, metric: &str, first_line: bool, score: f64| {
+            serde_json::json!({
+                "key": "k", "task": "longbench/samsum", "length": 2048, "method": method, "params": "k=8", "metric": metric,
+                "first_line": first_line, "prediction": "a b\nc d", "references": ["a b"], "score": score
+            })
+            .to_string()
+        };
+        let rows = [record("full", "qa_f1", true, 1.0), record("topk", "qa_f1", false, 0.1)].join("\n");
+        let dir = folder(&[("samples.jsonl", &rows), ("other.jsonl", "")]);
+        let report = score_at(dir.path(), None, None).unwrap();
+        assert_eq!(report.groups[0], group("longbench/samsum at 2048, full:k=8", "qa_f1", 1, 100.0, 0));
+        assert!(report.groups[1].score < 100.0);
+        assert_eq!(report.notes, ["1 of 2 scores differ from those in the file"]);
+    }
+
+    #[test]
+    fn rows_that_do_not_say_how_to_score_them_need_to_be_told() {
+        let error = score("{\"pred\": \"x\", \"answers\": [\"x\"]}", None, None).unwrap_err();
+        assert!(error.what.contains("says how to score it") && error.hint.unwrap().contains("--dataset"));
+        let by_row = score("{\"pred\": \"x\", \"answers\": [\"x\"], \"dataset\": \"qasper_e\"}", None, None).unwrap();
+        assert_eq!(by_row.groups, [group("longbench/qasper", "qa_f1", 1, 100.0, 0)]);
+    }
+
+    proptest! {
+        /// Whatever the fields hold: a score in 0..=1 or an error, and no panic.
+        #[test]
+        fn any_row_is_scored_or_refused(
+            prediction in "(.|\n|[0-9]|Paragraph |段落|\\.){0,30}",
+            answers in proptest::collection::vec("(.|[0-9]|Paragraph [0-9]|中文|`|#){0,12}", 0..3),
+            classes in proptest::collection::vec(".{0,3}", 0..4),
+            metric in proptest::sample::select(Metric::all().collect::<Vec<_>>()),
+        ) {
+            let row = serde_json::json!({"pred": prediction, "answers": answers, "all_classes": classes});
+            if let Ok(report) = score(&row.to_string(), Some(metric.name()), None) {
+                prop_assert!((0.0..=1.0).contains(&report.rows[0]), "{}: {:?}", metric, report.rows);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_scored_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("hotpotqa.jsonl");
+            fs::write(&path, bytes).unwrap();
+            let _ = score_at(&path, None, None);
+        }
     }
 
     #[test]
@@ -235,7 +561,7 @@ mod tests {
             ("{\"prediction\": \"x\", \"answers\": []}", "`answers` is empty"),
             ("{\"prediction\": \"x\", \"answers\": [{}]}", "`answers` is not a string or"),
             ("[1]", "not a JSON object"),
-            ("{\"prediction\": \"\\ud800\", \"answers\": \"x\"}", "not a JSON object"),
+            ("{\"prediction\": \"\\ud800\", \"answers\": \"x\"}", "not JSON"),
         ] {
             let error = score(&format!("{good}{bad}\n{good}"), Some("qa_f1"), None).unwrap_err();
             assert!(error.what.contains("rows.jsonl:2: ") && error.what.contains(problem), "{error}");
@@ -246,17 +572,17 @@ mod tests {
 
     #[test]
     fn names_and_empty_files_are_checked() {
-        assert!(score("", Some("qa_f1"), None).unwrap_err().what.contains("no rows"));
+        assert!(score("", Some("qa_f1"), None).unwrap_err().what.contains("no row"));
         assert!(score("", Some("qaf1"), None).unwrap_err().hint.unwrap().contains("qa_f1"));
-        assert!(score("", None, Some("vcsum")).unwrap_err().what.contains("segmenter"));
-        assert!(score("", None, None).is_err());
+        assert!(score("", None, Some("vcsun")).unwrap_err().hint.unwrap().contains("vcsum"));
+        assert!(score("", Some("qa_f1"), Some("vcsum")).is_err());
     }
 
     #[test]
     fn arguments_exclude_each_other_and_help_lists_every_metric() {
         Root::command().debug_assert();
         let parse = |args: &[&str]| Root::try_parse_from([&["score", "x.jsonl"], args].concat());
-        assert!(parse(&[]).is_err() && parse(&["--metric", "count", "--dataset", "vt"]).is_err());
+        assert!(parse(&[]).is_ok() && parse(&["--metric", "count", "--dataset", "vt"]).is_err());
         assert_eq!(parse(&["--dataset", "vt"]).unwrap_or_else(|e| panic!("{e}")).args.dataset.as_deref(), Some("vt"));
         let help = Root::command().render_long_help().to_string();
         assert!(Metric::all().all(|m| help.contains(m.name())), "{help}");

@@ -30,6 +30,8 @@ pub enum Check {
     NotMonotone,
     /// A density asked for was missed by more than a quarter.
     DensityMissed,
+    /// Prompts whose middle was cut out.
+    Cut,
     /// Generations that ran into the token limit where dense ones stop.
     Truncated,
 }
@@ -45,6 +47,7 @@ impl fmt::Display for Check {
             Check::AboveReference => "above_reference",
             Check::NotMonotone => "not_monotone",
             Check::DensityMissed => "density_missed",
+            Check::Cut => "cut",
             Check::Truncated => "truncated",
         })
     }
@@ -107,7 +110,7 @@ pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
-        warnings.extend([bos(cells), length(cells), full.and_then(low_reference)].into_iter().flatten());
+        warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
         for cell in cells {
             warnings.extend([repeated(cell), empty(cell), density_missed(cell)].into_iter().flatten());
             if let Some(full) = full {
@@ -147,7 +150,8 @@ fn bos(cells: &[Cell]) -> Option<Warning> {
 fn length(cells: &[Cell]) -> Option<Warning> {
     let all = examples(cells);
     let asked = all.first()?.length as f64;
-    let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0);
+    // For prompts that are cut, the length is a limit, not what is to be filled.
+    let fills = all.iter().filter(|r| r.length > 0 && r.max_new_tokens > 0 && r.cut_tokens.is_none());
     let fills: Vec<f64> = fills.map(|r| (r.prompt_tokens + r.max_new_tokens) as f64 / asked).collect();
     let wrong = fills.iter().filter(|fill| **fill < LEAST_FILL || **fill > 1.0).count();
     if wrong == 0 {
@@ -162,6 +166,22 @@ fn length(cells: &[Cell]) -> Option<Warning> {
         100.0 * most
     );
     Some(at_place(Check::Length, all[0], message))
+}
+
+fn cut(cells: &[Cell]) -> Option<Warning> {
+    let all = examples(cells);
+    let cut: Vec<usize> = all.iter().filter_map(|r| r.cut_tokens).filter(|tokens| *tokens > 0).collect();
+    let most = cut.iter().max()?;
+    let limit = match all[0].length {
+        0 => "the model's context".to_owned(),
+        length => format!("{length} tokens"),
+    };
+    let message = format!(
+        "{} of {} prompts were cut in the middle to fit {limit} (by up to {most} tokens)",
+        cut.len(),
+        all.len()
+    );
+    Some(at_place(Check::Cut, all[0], message))
 }
 
 fn low_reference(full: &Cell) -> Option<Warning> {
@@ -357,6 +377,21 @@ mod tests {
         let mut records = samples("full", "", |_| 1.0);
         records.iter_mut().for_each(|r| r.length = 0);
         assert_eq!(codes(&records), []);
+    }
+
+    #[test]
+    fn cut_prompts_are_counted_and_need_not_fill_their_length() {
+        let mut records = samples("full", "", |_| 1.0);
+        for r in &mut records {
+            r.cut_tokens = Some(if r.sample < 3 { 100 + r.sample } else { 0 });
+            r.prompt_tokens = 2000;
+        }
+        let warnings = check(&records, &[]);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert_eq!(
+            warnings[0].to_string(),
+            "ruler/vt at 4096: 3 of 20 prompts were cut in the middle to fit 4096 tokens (by up to 102 tokens)"
+        );
     }
 
     #[test]

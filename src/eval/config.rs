@@ -68,6 +68,8 @@ pub struct Settings {
     pub no_full: Option<bool>,
     /// Whether lengths beyond the model's context are allowed.
     pub allow_extrapolation: Option<bool>,
+    /// Whether malformed rows of files are left out.
+    pub skip_bad: Option<bool>,
 }
 
 impl Settings {
@@ -120,6 +122,7 @@ impl Settings {
             chat: self.chat.or(base.chat),
             no_full: self.no_full.or(base.no_full),
             allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
+            skip_bad: self.skip_bad.or(base.skip_bad),
         }
     }
 }
@@ -141,6 +144,9 @@ pub struct RunConfig {
     pub tasks: Vec<String>,
     /// Lengths in tokens.
     pub lengths: Vec<usize>,
+    /// The lengths that the user named himself: rows of files that are too long are cut to each of them, or, if there
+    /// are none, to the model's context.
+    pub limits: Vec<usize>,
     /// Methods to run, `full` first unless left out.
     pub methods: Vec<Configured>,
     /// Examples for each task and length.
@@ -163,6 +169,8 @@ pub struct RunConfig {
     pub chat: bool,
     /// Whether lengths beyond the model's context are allowed.
     pub allow_extrapolation: bool,
+    /// Whether malformed rows of files are left out, and noted.
+    pub skip_bad: bool,
 }
 
 impl RunConfig {
@@ -171,6 +179,7 @@ impl RunConfig {
     /// # Errors
     /// The first thing that is wrong with them.
     pub fn resolve(settings: Settings) -> Result<Self, UsageError> {
+        let limits = settings.lengths.clone().unwrap_or_default();
         let s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
         let policy = Policy {
             sink: s.sink.unwrap_or(Policy::default().sink),
@@ -184,6 +193,7 @@ impl RunConfig {
             model: s.model.clone().unwrap_or_else(|| "builtin".to_owned()),
             tasks: s.tasks.clone().unwrap_or_default(),
             lengths: s.lengths.clone().unwrap_or_default(),
+            limits,
             methods,
             samples: s.samples.unwrap_or(10),
             seed: s.seed.unwrap_or(42),
@@ -195,6 +205,7 @@ impl RunConfig {
             positions: s.positions.unwrap_or_default(),
             chat: s.chat.unwrap_or(true),
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
+            skip_bad: s.skip_bad.unwrap_or(false),
             settings: s,
         };
         config.check()?;

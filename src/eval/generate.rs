@@ -31,6 +31,8 @@ pub struct Request<'a> {
     pub methods: &'a [Configured],
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
+    /// A token that ends the answer besides EOS; the first token is then neither of them.
+    pub line_end: Option<u32>,
     /// Seed of the context, for what is drawn when indexes are built: the same for all examples on one context.
     pub seed: u64,
     /// Seed of the example, for what is drawn in its steps.
@@ -185,9 +187,7 @@ fn read_from(
         None => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
     };
     times.0.push((tokens.len(), spent(&stats)));
-    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
-        .with_stats(stats)
-        .with_queries(queries);
+    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_stats(stats).with_queries(queries);
     let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
     Reading { held, reused_tokens: kept, reused }
 }
@@ -209,7 +209,7 @@ pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>,
     let mut lanes: Vec<Lane> = request
         .methods
         .iter()
-        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &read.logits, request.max_new_tokens, model))
+        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &read.logits, &request, model))
         .collect();
     read.cache = cache;
     read.prompt_tokens = prompt_tokens;
@@ -235,11 +235,13 @@ struct Lane<'a> {
     steps: usize,
     decode: Duration,
     eos: &'a [u32],
+    line_end: Option<u32>,
     max_new_tokens: usize,
 }
 
 impl<'a> Lane<'a> {
-    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], max_new_tokens: usize, model: &'a Model) -> Self {
+    fn new(fork: Fork, unread: &'a [u32], logits: &[f32], request: &Request<'_>, model: &'a Model) -> Self {
+        let max_new_tokens = request.max_new_tokens;
         let mut lane = Self {
             fork,
             unread,
@@ -249,6 +251,7 @@ impl<'a> Lane<'a> {
             steps: 0,
             decode: Duration::ZERO,
             eos: model.tokenizer.eos_ids(),
+            line_end: request.line_end,
             max_new_tokens,
         };
         if unread.is_empty() {
@@ -278,10 +281,25 @@ impl<'a> Lane<'a> {
         if self.done {
             return;
         }
-        let token = argmax(logits) as u32;
+        let token = match self.line_end {
+            Some(_) if self.tokens.is_empty() => self.first_of_line(logits),
+            _ => argmax(logits) as u32,
+        };
         self.tokens.push(token);
-        self.stopped = self.eos.contains(&token);
+        self.stopped = self.is_end(token);
         self.done = self.stopped || self.tokens.len() >= self.max_new_tokens;
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.eos.contains(&token) || self.line_end == Some(token)
+    }
+
+    /// The likeliest token that does not end the answer.
+    fn first_of_line(&self, logits: &[f32]) -> u32 {
+        let mut logits = logits.to_vec();
+        let ends = (0..logits.len() as u32).filter(|token| self.is_end(*token));
+        ends.for_each(|token| logits[token as usize] = f32::NEG_INFINITY);
+        argmax(&logits) as u32
     }
 
     /// Density `[layer][query head]`.

@@ -3,6 +3,7 @@
 pub mod calibration;
 pub mod checks;
 pub mod config;
+pub mod cut;
 pub mod generate;
 pub mod manifest;
 pub mod protocol;

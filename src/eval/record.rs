@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tasks::metrics::Metric;
+
 /// One method's answer to one example, with its score and what it cost.
 ///
 /// A line of `samples.jsonl`. Fields are only ever added.
@@ -35,6 +37,9 @@ pub struct Record {
     pub prediction: String,
     /// The answer key.
     pub references: Vec<String>,
+    /// The names of all classes, where the metric needs them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub all_classes: Vec<String>,
     /// Score in 0..=1.
     pub score: f64,
     /// Scores in 0..=1 by further metrics, by their names.
@@ -43,6 +48,16 @@ pub struct Record {
     /// How deep in the context lies what is asked for, in percent, where the task decides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depth: Option<f64>,
+    /// How it was scored; `None` in records from before it was kept.
+    #[serde(default)]
+    pub metric: Option<Metric>,
+    /// Whether only the first line of the prediction was scored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub first_line: bool,
+    /// Tokens cut out of the middle of the prompt because it was too long for `length`, or for the model's context if
+    /// that is 0; `None` for tasks whose prompts are never cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_tokens: Option<usize>,
     /// Tokens of the whole prompt, BOS included.
     pub prompt_tokens: usize,
     /// Tokens of the dense prefix that all methods share.
@@ -305,9 +320,13 @@ pub(crate) mod tests {
             source: "grammar".into(),
             prediction: "answer".into(),
             references: vec!["answer".into()],
+            all_classes: Vec::new(),
             score,
             other_scores: BTreeMap::new(),
             depth: None,
+            metric: Some(Metric::StringMatchAll),
+            first_line: false,
+            cut_tokens: None,
             prompt_tokens: 4050,
             prefix_tokens: 4000,
             new_tokens: 10,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 
 use super::config::RunConfig;
+use super::cut::{Fitted, fit};
 use super::generate::{Held, Outcome, Request, run_example};
 use super::manifest::identity;
 use super::record::Record;
@@ -13,11 +14,11 @@ use super::store::Store;
 use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::Model;
-use crate::model::tokenizer::{PromptTokens, Tokenizer};
+use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
 use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
-use crate::tasks::{Example, PromptCounter, Task};
+use crate::tasks::{PromptCounter, Task};
 
 /// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +104,10 @@ impl Runner<'_> {
         }
         if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
             self.check_length(*length, "the length asked for", LENGTH_HINT)?;
+        }
+        let cut = self.tasks.iter().any(|t| t.is_cut());
+        if let Some(limit) = self.config.limits.iter().find(|l| cut && **l > c.context_limit()) {
+            self.check_length(*limit, "the length to cut to", LENGTH_HINT)?;
         }
         if let Some(longest) = self.config.lengths.iter().max().filter(|_| generated) {
             self.check_positions(&self.config.methods, *longest)?;
@@ -192,7 +197,11 @@ impl Runner<'_> {
         let mut contexts = 0;
         let mut places = Vec::new();
         for task in self.tasks {
-            let lengths: &[usize] = if task.is_sized() { &self.config.lengths } else { &[0] };
+            let lengths: &[usize] = match () {
+                () if task.is_sized() => &self.config.lengths,
+                () if task.is_cut() && !self.config.limits.is_empty() => &self.config.limits,
+                () => &[0],
+            };
             let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
             let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
             indices.sort_by_key(|index| task.context_of(*index));
@@ -223,35 +232,43 @@ impl Runner<'_> {
         };
         let counter = Counter(&self.model.tokenizer);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
-        let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
+        let context = self.model.decoder.config().context_limit();
+        let fitted = fit(example, context, &self.model.tokenizer).with_context(what)?;
+        let Fitted { example, prompt, .. } = &fitted;
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
-        self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
-            .with_context(what)?;
+        // What was cut to a length beyond the context was checked before.
+        if example.length == 0 || task.is_sized() || example.length <= context {
+            self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
+                .with_context(what)?;
+        }
         self.check_positions(methods, prompt.ids.len() + example.max_new_tokens).with_context(what)?;
-        let prefix_tokens = self.config.protocol.prefix_tokens(&prompt, example.context.len());
+        let prefix_tokens = self.config.protocol.prefix_tokens(prompt, example.context.len());
         let request = Request {
             prompt: &prompt.ids,
             prefix_tokens,
             methods,
             max_new_tokens: example.max_new_tokens,
+            line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
             seed: example_seed(self.config.seed, task.name(), length, task.context_of(index)),
             step_seed: example_seed(self.config.seed, task.name(), length, index),
             fidelity: self.config.fidelity,
         };
         let Some(outcome) = run_example(self.model, request, held, stop) else { return Ok(None) };
-        let made = Made { place, example: &example, prompt: &prompt, prefix_tokens, identity };
-        self.score(made, methods, outcome).map(Some)
+        self.score(Made { place, fitted: &fitted, prefix_tokens, identity }, methods, outcome).map(Some)
+    }
+
+    /// The token of a line break: the last of those that stand for it.
+    fn line_end(&self) -> Result<Option<u32>> {
+        Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
 
     fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
-        let Made { place, example, prompt, prefix_tokens, identity } = made;
+        let Made { place, fitted: Fitted { example, prompt, cut_tokens }, prefix_tokens, identity } = made;
         let (prefill_s, prefill_reused_s) = (outcome.prefill.as_secs_f64(), outcome.reused.as_secs_f64());
         let reused_tokens = outcome.reused_tokens;
         let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
             let prediction = self.model.tokenizer.decode(&run.tokens)?;
-            let score = |metric: Metric| {
-                metric.score(&metric.postprocess(&prediction), &example.references, &example.all_classes)
-            };
+            let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
             Ok(Record {
                 key: record_key(identity, place, method),
                 model: self.model.id.clone(),
@@ -263,11 +280,15 @@ impl Runner<'_> {
                 params: method.params.clone(),
                 protocol: self.config.protocol.to_string(),
                 source: example.source.clone(),
-                score: score(example.metric),
-                other_scores: example.also.iter().map(|m| (m.name().to_owned(), score(*m))).collect::<BTreeMap<_, _>>(),
+                score: example.score(&prediction),
+                other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
                 prediction,
                 references: example.references.clone(),
+                all_classes: example.all_classes.clone(),
+                metric: Some(example.metric),
+                first_line: example.handling.first_line,
+                cut_tokens: *cut_tokens,
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens,
@@ -300,8 +321,7 @@ impl Runner<'_> {
 /// An example with what was made of it.
 struct Made<'a> {
     place: &'a Place<'a>,
-    example: &'a Example,
-    prompt: &'a PromptTokens,
+    fitted: &'a Fitted,
     prefix_tokens: usize,
     identity: &'a str,
 }

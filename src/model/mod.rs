@@ -8,6 +8,7 @@ pub mod chat;
 pub mod config;
 pub mod data;
 pub mod decoder;
+pub mod download;
 pub mod files;
 pub mod hub;
 pub mod linear;

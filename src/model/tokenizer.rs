@@ -148,7 +148,19 @@ impl Tokenizer {
     /// # Errors
     /// If the chat template fails or changes the user's words, or the text cannot be split.
     pub fn encode_prompt(&self, user: &str, answer_prefix: &str) -> Result<PromptTokens, UsageError> {
-        let Rendered { text, user_start, user_cut } = self.render(user, answer_prefix)?;
+        self.encode_rendered(self.render(user, answer_prefix)?)
+    }
+
+    /// The same without a chat template, even if the model has one.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_plain(&self, user: &str, answer_prefix: &str) -> Result<PromptTokens, UsageError> {
+        self.encode_rendered(Rendered::plain(user, answer_prefix))
+    }
+
+    fn encode_rendered(&self, rendered: Rendered) -> Result<PromptTokens, UsageError> {
+        let Rendered { text, user_start, user_cut } = rendered;
         let encoding = self.inner.encode(text.as_str(), false).map_err(|e| self.failed(&*e))?;
         let mut ids = encoding.get_ids().to_vec();
         let mut offsets = encoding.get_offsets().to_vec();
@@ -201,7 +213,7 @@ impl Tokenizer {
 
     fn render(&self, user: &str, answer_prefix: &str) -> Result<Rendered, UsageError> {
         let Some(chat) = &self.chat else {
-            return Ok(Rendered { text: format!("{user}{answer_prefix}"), user_start: 0, user_cut: 0 });
+            return Ok(Rendered::plain(user, answer_prefix));
         };
         let mut variables = Map::new();
         variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
@@ -224,6 +236,12 @@ struct Rendered {
     text: String,
     user_start: usize,
     user_cut: usize,
+}
+
+impl Rendered {
+    fn plain(user: &str, answer_prefix: &str) -> Self {
+        Self { text: format!("{user}{answer_prefix}"), user_start: 0, user_cut: 0 }
+    }
 }
 
 /// Bytes missing at the start of `user` in `rendered`, which templates may trim; `None` if more changed.

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::TaskOptions;
+use super::longbench;
+use super::rows::RowSource;
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
 
@@ -18,10 +20,17 @@ const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
 const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
 const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
 const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
+/// Where LongBench's files may be in a data folder, and the archive in which they are published.
+const LONGBENCH_FOLDERS: &[&str] = &["longbench/", "LongBench/", "data/", ""];
+const LONGBENCH_FILES: &[&str] = &["longbench/*.jsonl", "LongBench/*.jsonl", "data/*.jsonl"];
+const LONGBENCH_ARCHIVES: &[&str] = &["data.zip", "longbench/data.zip", "LongBench/data.zip"];
 
 /// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
 pub fn patterns() -> Vec<&'static str> {
-    [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA].concat()
+    let longbench = longbench::file_names().collect::<Vec<_>>();
+    let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
+    let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
+    [ruler.concat(), longbench.concat()].concat()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
@@ -68,6 +77,16 @@ pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
         files.into_iter().find(|f| f.extension().is_some_and(|e| e == "json"))
     });
     in_folder.or_else(|| first_file(options, HOTPOTQA))
+}
+
+/// LongBench's file of that name (`hotpotqa.jsonl`), in `longbench/`, `LongBench/`, `data/` or the folder itself, or in
+/// the archive `data.zip` in one of them.
+pub fn longbench(options: &TaskOptions, file: &str) -> Option<RowSource> {
+    let data = options.data.as_ref()?;
+    let plain = LONGBENCH_FOLDERS.iter().map(|folder| data.join(format!("{folder}{file}"))).find(|path| path.is_file());
+    let member = format!("data/{file}");
+    let zipped = || LONGBENCH_ARCHIVES.iter().find_map(|archive| RowSource::zipped(&data.join(archive), &member));
+    plain.map(RowSource::File).or_else(zipped)
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {

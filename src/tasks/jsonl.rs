@@ -1,25 +1,32 @@
 //! Prepared files: `jsonl:PATH` runs rows made elsewhere, as they are.
 //!
-//! Rows in RULER's fields (`input`, `outputs`, and in newer files `answer_prefix`) are understood, and
-//! those of Lost in the Middle's key-value retrieval (`kv_retrieval`), of LongEval's lines (`longeval`), documents
-//! with summaries (`summary`) and contexts with several questions (`turns`). Older RULER rows carry the answer
-//! prefix at the end of `input`; it is split off there, so that context, question and answer prefix
-//! joined are always the bytes of the file. Metric and tokens to generate follow from the prompt's shape,
-//! or are given with the path: `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked
-//! when the file is opened, and read one at a time.
+//! What a row is, its fields tell:
+//! - RULER's: `input`, `outputs`, and in newer files `answer_prefix`. Older rows carry the answer prefix at the end of
+//!   `input`; it is split off there, so that context, question and answer prefix joined are always the bytes of the file.
+//! - LongBench's: `context`, `input`, `answers`; the prompt is that of the set which the row (`dataset`) or the file's
+//!   name says ([`longbench`](super::longbench)).
+//! - Lost in the Middle's key-value retrieval: `ordered_kv_records`, `key`, `value` ([`kv_retrieval`](super::kv_retrieval)).
+//! - LongEval's lines: `prompt`, `correct_line`, `expected_number` ([`longeval`](super::longeval)).
+//! - A needle in a haystack: `context`, `question`, `answer` or `answers`; the prompt is context, blank line, question.
+//! - Several questions on one context: `context`, and `turns` or `multi_turns` ([`turns`](super::turns)). Each is an
+//!   example of its own.
+//! - A document with its summary, such as `report` and `summary` ([`summary`](super::summary)).
+//!
+//! Metric and tokens to generate follow from that and from the prompt's shape, or are given with the path:
+//! `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked when the file is opened, and read one at a
+//! time.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use serde_json::{Map, Value};
+use anyhow::Result;
 
 use super::metrics::Metric;
+use super::rows::{Row, RowSource, Rows};
 use super::{
-    Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longeval, ruler, summary, turns,
+    Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longbench, longeval, ruler,
+    summary, turns,
 };
 use crate::error::UsageError;
 
@@ -37,9 +44,9 @@ impl Family for Jsonl {
     fn catalog(&self) -> Vec<TaskInfo> {
         vec![TaskInfo {
             name: format!("{PREFIX}PATH"),
-            about:
-                "rows of a prepared file: RULER's, key-value retrieval, LongEval's lines, summaries, several questions"
-                    .to_owned(),
+            about: "rows of a prepared file: RULER's, LongBench's, key-value retrieval, LongEval's lines, a needle, \
+                    summaries, several questions"
+                .to_owned(),
             metric: None,
             max_new_tokens: None,
             parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
@@ -54,8 +61,8 @@ impl Family for Jsonl {
         name.starts_with(PREFIX).then(|| vec![name.to_owned()])
     }
 
-    fn make(&self, name: &str, _: &TaskOptions) -> Result<Box<dyn Task>> {
-        Ok(Box::new(Rows::open(&Spec::parse(name)?)?))
+    fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
+        Ok(Box::new(Prepared::open(&Spec::parse(name)?, options.skip_bad)?))
     }
 }
 
@@ -69,8 +76,8 @@ struct Spec {
 
 impl Spec {
     /// The error for a row whose task cannot be told.
-    fn unscored(&self, place: &str) -> UsageError {
-        UsageError::new(format!("{place}: this prompt is of no known task, so its metric is unknown")).hint(format!(
+    fn unscored(&self, row: &Row) -> UsageError {
+        row.wrong("this prompt is of no known task, so its metric is unknown").hint(format!(
             "say how to score it: jsonl:{}:metric=string_match_all,max_new_tokens=64",
             self.path.display()
         ))
@@ -112,186 +119,170 @@ impl Spec {
     }
 }
 
-/// The rows of a file.
-struct Rows {
+/// The rows of a file as a task.
+struct Prepared {
     spec: Spec,
     name: String,
-    /// Where each example is found; blank lines hold none.
-    starts: Vec<Start>,
+    rows: Rows,
+    /// Where each example is found.
+    places: Vec<Place>,
     /// For each example, the first with the same context.
     contexts: Vec<usize>,
+    /// Whether any row may be cut.
+    is_cut: bool,
 }
 
 /// Where an example is found.
 #[derive(Debug, Clone, Copy)]
-struct Start {
-    /// Byte at which its line starts.
-    at: u64,
-    /// Number of the line, from 1.
-    line: usize,
-    /// Which of the line's questions it is, from 0.
+struct Place {
+    /// Number of its row among the usable ones, from 0.
+    row: usize,
+    /// Which of the row's questions it is, from 0.
     question: usize,
 }
 
-impl Rows {
+impl Prepared {
     /// Opens the file and checks every row.
-    fn open(spec: &Spec) -> Result<Self> {
+    fn open(spec: &Spec, skip_bad: bool) -> Result<Self> {
         let unreadable =
             |e: std::io::Error| UsageError::new(format!("cannot read {}: {e}", spec.path.display())).hint(PATH_HINT);
         if spec.path.is_dir() {
             return Err(unreadable(std::io::ErrorKind::IsADirectory.into()).into());
         }
-        let file = File::open(&spec.path).map_err(unreadable)?;
-        let stem = spec.path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let mut rows =
-            Self { spec: spec.clone(), name: format!("{PREFIX}{stem}"), starts: Vec::new(), contexts: Vec::new() };
-        let mut seen = HashMap::new();
-        let mut reader = BufReader::new(file);
-        let (mut at, mut line, mut number) = (0u64, Vec::new(), 0);
-        loop {
-            line.clear();
-            let read =
-                reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", spec.path.display()))?;
-            if read == 0 {
-                break;
+        std::fs::File::open(&spec.path).map_err(unreadable)?;
+        let (mut is_cut, mut usable) = (false, 0);
+        let (mut places, mut contexts, mut seen) = (Vec::new(), Vec::new(), HashMap::new());
+        let rows = Rows::open(RowSource::File(spec.path.clone()), skip_bad, |row| {
+            let count = turns::count(&row.fields).unwrap_or(1);
+            // All questions before any is taken: a row is left out as a whole.
+            let prompts: Vec<Prompt> =
+                (0..count).map(|question| Prompt::read(row, question, spec)).collect::<Result<_, _>>()?;
+            for (question, prompt) in prompts.iter().enumerate() {
+                is_cut |= prompt.handling.cut_middle;
+                let mut context = DefaultHasher::new();
+                prompt.context.hash(&mut context);
+                contexts.push(*seen.entry(context.finish()).or_insert(places.len()));
+                places.push(Place { row: usable, question });
             }
-            number += 1;
-            if !line.trim_ascii().is_empty() {
-                let row = rows.row(&line, number)?;
-                for question in 0..turns::count(&row).unwrap_or(1) {
-                    let mut context = DefaultHasher::new();
-                    rows.parse(&row, number, question)?.context.hash(&mut context);
-                    let next = rows.starts.len();
-                    rows.contexts.push(*seen.entry(context.finish()).or_insert(next));
-                    rows.starts.push(Start { at, line: number, question });
-                }
-            }
-            at += read as u64;
-        }
-        if rows.starts.is_empty() {
-            return Err(UsageError::new(format!("{}: there is no row in it", spec.path.display()))
-                .hint(PATH_HINT)
-                .into());
-        }
-        Ok(rows)
-    }
-
-    /// The fields of the row in line `number`.
-    fn row(&self, line: &[u8], number: usize) -> Result<Map<String, Value>, UsageError> {
-        let place = self.place(number);
-        let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
-        let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
-            // The parser's own "at line 1" would contradict the line of the file.
-            let reason = e.to_string();
-            let reason = reason.split(" at line ").next().unwrap_or_default();
-            UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column()))
-                .hint("a prepared file has one JSON object a line")
+            usable += 1;
+            Ok(true)
         })?;
-        match value {
-            Value::Object(fields) => Ok(fields),
-            _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
-        }
-    }
-
-    fn place(&self, line: usize) -> String {
-        format!("{}:{line}", self.spec.path.display())
-    }
-
-    /// A row's question as a prompt.
-    fn parse(&self, fields: &Map<String, Value>, line: usize, question: usize) -> Result<Row, UsageError> {
-        Row::read(fields, question, &self.spec, &self.place(line))
-    }
-
-    fn line(&self, path: &Path, start: u64) -> std::io::Result<Vec<u8>> {
-        let mut reader = BufReader::new(File::open(path)?);
-        reader.seek(SeekFrom::Start(start))?;
-        let mut line = Vec::new();
-        reader.read_until(b'\n', &mut line)?;
-        Ok(line)
+        let name = format!("{PREFIX}{}", stem(&spec.path));
+        Ok(Self { spec: spec.clone(), name, rows, places, contexts, is_cut })
     }
 }
 
-impl Task for Rows {
+/// The name of a file without folders and ending.
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+}
+
+impl Task for Prepared {
     fn name(&self) -> &str {
         &self.name
     }
 
     fn available(&self) -> Option<usize> {
-        Some(self.starts.len())
-    }
-
-    fn is_sized(&self) -> bool {
-        false
+        Some(self.places.len())
     }
 
     fn context_of(&self, index: usize) -> usize {
         self.contexts.get(index).copied().unwrap_or(index)
     }
 
-    fn example(&self, _: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
-        let path = &self.spec.path;
-        let start = *self.starts.get(index).ok_or_else(|| {
-            UsageError::new(format!("{} has {} rows, none at {index}", path.display(), self.starts.len()))
+    fn is_sized(&self) -> bool {
+        false
+    }
+
+    fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.rows.note().into_iter().collect()
+    }
+
+    fn example(&self, length: usize, index: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
+        let &Place { row, question } = self.places.get(index).ok_or_else(|| {
+            UsageError::new(format!("{} has {} examples, none at {index}", self.spec.path.display(), self.places.len()))
                 .hint("ask for fewer samples (--samples)")
         })?;
-        let line = self.line(path, start.at).with_context(|| format!("cannot read {}", path.display()))?;
-        let row = self.parse(&self.row(&line, start.line)?, start.line, start.question)?;
+        let prompt = Prompt::read(&self.rows.read(row)?, question, &self.spec)?;
         Ok(Example {
             task: self.name.clone(),
-            length: 0,
+            length: if self.is_cut { length } else { 0 },
             index,
-            context: row.context,
-            question: row.question,
-            answer_prefix: row.answer_prefix,
-            references: row.references,
-            all_classes: Vec::new(),
-            metric: row.metric,
-            also: row.also,
-            max_new_tokens: row.max_new_tokens,
+            context: prompt.context,
+            question: prompt.question,
+            answer_prefix: prompt.answer_prefix,
+            references: prompt.references,
+            all_classes: prompt.all_classes,
+            metric: prompt.metric,
+            also: prompt.also,
+            max_new_tokens: prompt.max_new_tokens,
             depth: None,
-            source: path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
+            source: self.rows.source().file_name(),
+            handling: prompt.handling,
         })
     }
 }
 
+/// A row as a prompt.
 #[derive(Debug, Clone, PartialEq)]
-struct Row {
+struct Prompt {
     context: String,
     question: String,
     answer_prefix: String,
     references: Vec<String>,
+    all_classes: Vec<String>,
     metric: Metric,
     also: Vec<Metric>,
     max_new_tokens: usize,
+    handling: Handling,
 }
 
-impl Row {
-    fn read(fields: &Map<String, Value>, question: usize, spec: &Spec, place: &str) -> Result<Self, UsageError> {
-        if turns::count(fields).is_some() {
-            return Self::turn(fields, question, spec, place);
+impl Prompt {
+    /// The prompt of a row's question at `question`; most rows have but one.
+    fn read(row: &Row, question: usize, spec: &Spec) -> Result<Self, UsageError> {
+        let has = |name: &str| row.fields.contains_key(name);
+        let mut prompt = match () {
+            () if turns::count(&row.fields).is_some() => Self::turn(row, question, spec),
+            () if has(kv_retrieval::PAIRS) => Self::lookup(row),
+            () if has(longeval::ANSWER) => Self::line(row),
+            () if has("context") && has("question") => Self::needle(row),
+            () if has("context") && has("answers") => Self::longbench(row, spec),
+            () if summary::is_row(&row.fields) => Self::summary(row),
+            () => Self::ruler(row, spec),
+        }?;
+        if let Some(metric) = spec.metric.filter(|metric| *metric != prompt.metric) {
+            // A metric that was asked for takes the place of the first; the others are recorded all the same.
+            if !prompt.also.is_empty() {
+                prompt.also.retain(|m| *m != metric);
+                prompt.also.insert(0, prompt.metric);
+            }
+            prompt.metric = metric;
         }
-        if fields.contains_key("context") && fields.contains_key("answers") {
-            return Err(UsageError::new(format!("{place}: not supported yet: LongBench rows"))
-                .hint("rows in RULER's fields (input, outputs, answer_prefix) can be run"));
+        prompt.max_new_tokens = spec.max_new_tokens.unwrap_or(prompt.max_new_tokens);
+        if prompt.metric.needs_classes() && prompt.all_classes.is_empty() {
+            prompt.all_classes = row.list("all_classes")?;
         }
-        if fields.contains_key(kv_retrieval::PAIRS) {
-            return Self::lookup(fields, spec, place);
+        Ok(prompt)
+    }
+
+    fn ruler(row: &Row, spec: &Spec) -> Result<Self, UsageError> {
+        let hint = |e: UsageError| UsageError { hint: e.hint.or_else(|| Some(FIELDS_HINT.to_owned())), ..e };
+        let input = row.required("input").map_err(hint)?;
+        let given_prefix = row.text("answer_prefix").map_err(hint)?;
+        let references = row.list("outputs").map_err(hint)?;
+        // RULER's scorer finds an empty answer in anything.
+        if references.iter().any(String::is_empty) {
+            return Err(hint(row.wrong("the field `outputs` holds an empty text")));
         }
-        if fields.contains_key(longeval::ANSWER) {
-            return Self::line(fields, spec, place);
-        }
-        if summary::is_row(fields) {
-            return Self::summary(fields, spec, place);
-        }
-        let input = text(fields, "input", place)?
-            .ok_or_else(|| UsageError::new(format!("{place}: the field `input` is missing")).hint(FIELDS_HINT))?;
-        let given_prefix = text(fields, "answer_prefix", place)?;
-        let references = outputs(fields, place)?;
         let recognised = recognise(input);
         let metric = spec.metric.or(recognised.as_ref().map(|r| r.shape.metric));
         let max_new_tokens = spec.max_new_tokens.or(recognised.as_ref().map(|r| r.shape.max_new_tokens));
         let (Some(metric), Some(max_new_tokens)) = (metric, max_new_tokens) else {
-            return Err(spec.unscored(place));
+            return Err(spec.unscored(row));
         };
         let question_at = recognised.as_ref().map_or_else(|| last_question(input), |r| r.question_at);
         let prefix_at = match (given_prefix, &recognised) {
@@ -303,96 +294,127 @@ impl Row {
             question: input[question_at..prefix_at].to_owned(),
             answer_prefix: given_prefix.unwrap_or(&input[prefix_at..]).to_owned(),
             references,
+            all_classes: Vec::new(),
             metric,
             also: Vec::new(),
             max_new_tokens,
+            handling: Handling::default(),
         })
     }
 
-    fn turn(fields: &Map<String, Value>, question: usize, spec: &Spec, place: &str) -> Result<Self, UsageError> {
-        let turns::Turn { context, question, references } = turns::turn(fields, question, place)?;
-        let (Some(metric), Some(max_new_tokens)) = (spec.metric, spec.max_new_tokens) else {
-            return Err(spec.unscored(place));
-        };
-        let answer_prefix = String::new();
-        Ok(Self { context, question, answer_prefix, references, metric, also: Vec::new(), max_new_tokens })
-    }
-
-    fn line(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
-        let longeval::Lookup { context, question, answer } = longeval::lookup(fields, place)?;
-        let definition = &longeval::DEFINITION;
-        Ok(Self {
-            context,
-            question,
-            answer_prefix: String::new(),
-            references: vec![answer],
-            metric: spec.metric.unwrap_or(definition.metric),
-            also: Vec::new(),
-            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
-        })
-    }
-
-    fn summary(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
-        let summary::Summary { context, question, references } = summary::row(fields, place)?;
-        let definition = &summary::DEFINITION;
-        // A metric that was asked for takes the place of the first; the others are recorded all the same.
-        let metric = spec.metric.unwrap_or(definition.metric);
-        let all = [definition.metric].into_iter().chain(definition.also.iter().copied());
-        Ok(Self {
-            context,
-            question,
-            answer_prefix: String::new(),
-            references,
-            metric,
-            also: all.filter(|m| *m != metric).collect(),
-            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
-        })
-    }
-
-    fn lookup(fields: &Map<String, Value>, spec: &Spec, place: &str) -> Result<Self, UsageError> {
-        let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::lookup(fields, place)?;
+    fn lookup(row: &Row) -> Result<Self, UsageError> {
+        let kv_retrieval::Lookup { context, question, answer } = kv_retrieval::lookup(&row.fields, &row.place)?;
         let definition = &kv_retrieval::DEFINITION;
         Ok(Self {
             context,
             question,
             answer_prefix: String::new(),
             references: vec![answer],
-            metric: spec.metric.unwrap_or(definition.metric),
+            all_classes: Vec::new(),
+            metric: definition.metric,
             also: Vec::new(),
-            max_new_tokens: spec.max_new_tokens.unwrap_or(definition.tokens_to_generate),
+            max_new_tokens: definition.tokens_to_generate,
+            handling: Handling::default(),
+        })
+    }
+
+    fn turn(row: &Row, question: usize, spec: &Spec) -> Result<Self, UsageError> {
+        let turns::Turn { context, question, references } = turns::turn(&row.fields, question, &row.place)?;
+        let (Some(metric), Some(max_new_tokens)) = (spec.metric, spec.max_new_tokens) else {
+            return Err(spec.unscored(row));
+        };
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references,
+            all_classes: Vec::new(),
+            metric,
+            also: Vec::new(),
+            max_new_tokens,
+            handling: Handling::default(),
+        })
+    }
+
+    fn line(row: &Row) -> Result<Self, UsageError> {
+        let longeval::Lookup { context, question, answer } = longeval::lookup(&row.fields, &row.place)?;
+        let definition = &longeval::DEFINITION;
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references: vec![answer],
+            all_classes: Vec::new(),
+            metric: definition.metric,
+            also: Vec::new(),
+            max_new_tokens: definition.tokens_to_generate,
+            handling: Handling::default(),
+        })
+    }
+
+    fn summary(row: &Row) -> Result<Self, UsageError> {
+        let summary::Summary { context, question, references } = summary::row(&row.fields, &row.place)?;
+        let definition = &summary::DEFINITION;
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references,
+            all_classes: Vec::new(),
+            metric: definition.metric,
+            also: definition.also.clone(),
+            max_new_tokens: definition.tokens_to_generate,
+            handling: Handling::default(),
+        })
+    }
+
+    fn longbench(row: &Row, spec: &Spec) -> Result<Self, UsageError> {
+        let named = row.text("dataset")?.map_or_else(|| stem(&spec.path), str::to_owned);
+        let set = longbench::Set::find(&named).ok_or_else(|| {
+            let known = longbench::Set::all().iter().map(|set| set.name.as_str());
+            let unknown = UsageError::unknown("LongBench data set", &named, known);
+            UsageError { hint: unknown.hint, ..row.wrong(unknown.what) }
+        })?;
+        let longbench::Prompt { context, question, answers, all_classes } = set.prompt(row)?;
+        Ok(Self {
+            context,
+            question,
+            answer_prefix: String::new(),
+            references: answers,
+            all_classes,
+            metric: set.scoring().metric,
+            also: Vec::new(),
+            max_new_tokens: set.max_new_tokens,
+            handling: set.handling(),
+        })
+    }
+
+    fn needle(row: &Row) -> Result<Self, UsageError> {
+        let references = match row.text("answer") {
+            Ok(Some(answer)) => vec![answer.to_owned()],
+            Ok(None) => row.list("answers")?,
+            Err(_) => row.list("answer")?,
+        };
+        if references.iter().any(String::is_empty) {
+            return Err(row.wrong("the answer is empty"));
+        }
+        Ok(Self {
+            context: format!("{}\n\n", row.required("context")?),
+            question: row.required("question")?.to_owned(),
+            answer_prefix: row.text("answer_prefix")?.unwrap_or_default().to_owned(),
+            references,
+            all_classes: Vec::new(),
+            metric: Metric::StringMatchPart,
+            also: Vec::new(),
+            max_new_tokens: NEEDLE_TOKENS,
+            handling: Handling::default(),
         })
     }
 }
 
 const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
-
-fn text<'a>(fields: &'a Map<String, Value>, name: &str, place: &str) -> Result<Option<&'a str>, UsageError> {
-    match fields.get(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(UsageError::new(format!("{place}: the field `{name}` is not text")).hint(FIELDS_HINT)),
-    }
-}
-
-/// The answers: a list of texts or numbers, none of them empty (an empty answer is found in anything).
-fn outputs(fields: &Map<String, Value>, place: &str) -> Result<Vec<String>, UsageError> {
-    let wrong = |what: &str| UsageError::new(format!("{place}: the field `outputs` {what}")).hint(FIELDS_HINT);
-    let list =
-        fields.get("outputs").ok_or_else(|| wrong("is missing"))?.as_array().ok_or_else(|| wrong("is not a list"))?;
-    let answers: Option<Vec<String>> = list
-        .iter()
-        .map(|answer| match answer {
-            Value::String(text) if !text.is_empty() => Some(text.clone()),
-            Value::Number(number) => Some(number.to_string()),
-            _ => None,
-        })
-        .collect();
-    match answers {
-        Some(answers) if !answers.is_empty() => Ok(answers),
-        Some(_) => Err(wrong("is empty")),
-        None => Err(wrong("holds something other than texts and numbers, or an empty text")),
-    }
-}
+/// Tokens to generate for a needle, unless given with the path; enough for a sentence.
+const NEEDLE_TOKENS: usize = 64;
 
 /// A prompt of a known shape: where its question starts, and where its answer prefix starts if it
 /// carries one (else the end).
@@ -437,6 +459,7 @@ mod tests {
     use crate::tasks::ruler::testing::{Words, example, shared_data};
     use crate::tasks::{catalog, resolve};
     use proptest::prelude::*;
+    use serde_json::Value;
 
     fn file(rows: &str) -> (tempfile::TempDir, String) {
         let dir = tempfile::tempdir().unwrap();
@@ -456,9 +479,9 @@ mod tests {
 
     #[test]
     fn generated_examples_come_back_as_they_were() {
-        let wanted =
-            |t: &TaskInfo| t.name.starts_with("ruler") && !["ruler/qa_1", "ruler/qa_2"].contains(&t.name.as_str());
-        let tasks: Vec<TaskInfo> = catalog().into_iter().filter(wanted).collect();
+        let without = ["ruler/qa_1", "ruler/qa_2"];
+        let made = |t: &TaskInfo| t.name.starts_with("ruler") && !without.contains(&t.name.as_str());
+        let tasks: Vec<TaskInfo> = catalog().into_iter().filter(made).collect();
         assert_eq!(tasks.len(), 21);
         for (info, index) in tasks.iter().flat_map(|info| (0..3).map(move |index| (info, index))) {
             let e = example(&info.name, 2048, index);
@@ -548,12 +571,54 @@ mod tests {
             (r#"{"input": "x", "outputs": "a"}"#, "the field `outputs` is not a list"),
             (r#"{"input": "x", "outputs": []}"#, "the field `outputs` is empty"),
             (r#"{"input": "x", "outputs": [""]}"#, "an empty text"),
-            (r#"{"context": "x", "input": "y", "answers": ["z"]}"#, "not supported yet: LongBench rows"),
+            (r#"{"context": "x", "input": "y", "answers": ["z"]}"#, "unknown LongBench data set `rows`"),
+            (
+                r#"{"context": "x", "input": "y", "answers": "z", "dataset": "qasper"}"#,
+                "the field `answers` is not a list",
+            ),
+            (r#"{"context": "x", "question": "y"}"#, "the field `answers` is missing"),
         ] {
             let error = usage_error(&format!("{good}\n\n{bad}\n"), "");
             assert!(error.what.contains("rows.jsonl:3: ") && error.what.contains(what), "{error}");
         }
         assert!(usage_error("\n", "").what.contains("no row"));
+    }
+
+    #[test]
+    fn longbench_rows_are_run_with_their_sets_prompt() {
+        let row = |set: &str| serde_json::json!({"context": "x", "input": "Q?", "answers": ["A"], "all_classes": ["A", "B"], "dataset": set});
+        let (_dir, name) = file(&format!("{}\n{}\n", row("qasper_e"), row("trec")));
+        let task = open(&name).unwrap();
+        assert!(task.is_cut());
+        let (first, second) = (task.example(7, 0, 0, &Words).unwrap(), task.example(7, 1, 0, &Words).unwrap());
+        assert!(first.context.starts_with("You are given a scientific article"));
+        assert_eq!((first.metric, first.max_new_tokens, first.length), (Metric::QaF1, 128, 7));
+        assert_eq!(
+            second.user_turn(),
+            "Please determine the type of the question below. Here are some examples of questions.\n\nx\nQ?"
+        );
+        assert!(second.handling.plain && second.handling.first_line && !first.handling.plain);
+        assert_eq!((second.score("A\nB"), second.score("A B")), (1.0, 0.5));
+    }
+
+    #[test]
+    fn a_needle_is_found_in_its_context() {
+        let row = r#"{"context": "Hay. The key is 7. Hay.", "question": "What is the key?", "answer": ["7", "seven"], "depth": 50}"#;
+        let (_dir, name) = file(row);
+        let e = open(&name).unwrap().example(0, 0, 0, &Words).unwrap();
+        assert_eq!(e.user_turn(), "Hay. The key is 7. Hay.\n\nWhat is the key?");
+        assert_eq!((e.metric, e.references.len()), (Metric::StringMatchPart, 2));
+    }
+
+    #[test]
+    fn malformed_rows_can_be_left_out_and_are_noted() {
+        let (_dir, name) =
+            file("{\"input\": \"x\\nWhat is the special magic number for a?\", \"outputs\": [\"a\"]}\n{}\n");
+        let options = TaskOptions { skip_bad: true, ..TaskOptions::default() };
+        let task = resolve(std::slice::from_ref(&name), &options).unwrap().remove(0);
+        assert_eq!(task.available(), Some(1));
+        assert!(task.notes()[0].contains("1 malformed rows are left out (line 2)"), "{:?}", task.notes());
+        assert!(open(&name).is_err());
     }
 
     #[test]
@@ -575,6 +640,29 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever a row holds, reading it is no panic.
+        #[test]
+        fn any_row_can_be_read(
+            names in proptest::sample::subsequence(vec![
+                "input", "outputs", "answer_prefix", "context", "question", "answer", "answers", "dataset", "all_classes",
+                "ordered_kv_records", "key", "value", "length", "turns", "prompt", "correct_line", "expected_number", "report",
+                "summary",
+            ], 0..19),
+            values in proptest::collection::vec(proptest::sample::select(vec![
+                "null", "1", "-0.5", "\"\"", "\"x\"", "\"trec\"", "\"\\u00e9\\nQuestion: a?\"", "[]", "[\"x\", 1]", "[[\"x\", \"x\"]]", "{}", "true",
+                "[{\"question\": \"q\", \"answer\": 1}]",
+            ]), 19),
+            options in proptest::sample::select(vec!["", ":metric=classification,max_new_tokens=1", ":metric=qa_f1_zh,max_new_tokens=4"]),
+        ) {
+            let fields: Vec<String> = names.iter().zip(values).map(|(name, value)| format!("\"{name}\": {value}")).collect();
+            let (_dir, name) = file(&format!("{{{}}}", fields.join(", ")));
+            if let Ok(task) = open(&format!("{name}{options}")) {
+                let e = task.example(0, 0, 0, &Words).unwrap();
+                let score = e.score("x\n1 \u{e9} Question");
+                prop_assert!((0.0..=1.0).contains(&score), "{}", score);
+            }
+        }
+
         /// Whatever a prompt looks like, it is run byte for byte.
         #[test]
         fn no_byte_of_a_prompt_is_lost(
@@ -645,6 +733,22 @@ mod tests {
         let e = open(&format!("{name}:metric=rouge_1,max_new_tokens=2048")).unwrap().example(0, 0, 0, &Words).unwrap();
         assert_eq!((e.metric, e.max_new_tokens), (Metric::Rouge1, 2048));
         assert_eq!(e.also, [Metric::RougeL, Metric::Rouge2]);
+    }
+
+    #[test]
+    fn a_row_with_a_malformed_question_is_left_out_as_a_whole() {
+        let rows = [
+            r#"{"context": "One.", "turns": [{"question": "a?", "answers": ["1"]}, {"question": "b?"}]}"#,
+            r#"{"context": "Two.", "turns": [{"question": "c?", "answers": ["3"]}, {"question": "d?", "answers": ["4"]}]}"#,
+        ];
+        let (_dir, name) = file(&rows.join("\n"));
+        let name = format!("{name}:metric=qa_f1,max_new_tokens=8");
+        assert!(open(&name).is_err());
+        let options = TaskOptions { skip_bad: true, ..TaskOptions::default() };
+        let task = resolve(&[name], &options).unwrap().remove(0);
+        assert_eq!((task.available(), task.context_of(1)), (Some(2), 0));
+        assert_eq!(task.example(0, 1, 0, &Words).unwrap().user_turn(), "Two.\n\nd?");
+        assert!(task.example(0, 2, 0, &Words).is_err());
     }
 
     #[test]

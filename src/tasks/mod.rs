@@ -10,8 +10,11 @@ pub mod assets;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
+pub mod longbench;
 mod longeval;
 pub mod metrics;
+pub mod published;
+pub mod rows;
 pub mod ruler;
 pub mod seed;
 mod summary;
@@ -29,7 +32,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 4] = [&ruler::Ruler, &ruler::Reworded, &grid::Grids, &jsonl::Jsonl];
+static FAMILIES: [&dyn Family; 5] =
+    [&ruler::Ruler, &ruler::Reworded, &grid::Grids, &longbench::LongBench, &jsonl::Jsonl];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -70,12 +74,39 @@ pub struct Example {
     pub depth: Option<f64>,
     /// Where text and words came from, such as `grammar` or `essays`; part of the record.
     pub source: String,
+    /// What the benchmark does with prompt and prediction besides.
+    pub handling: Handling,
+}
+
+/// What a benchmark's own program does with a prompt and a prediction, where it differs from the usual: all of the
+/// prompt in the model's chat template, and all of the prediction scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Handling {
+    /// The prompt is plain text, even for a model with a chat template.
+    pub plain: bool,
+    /// The middle of a prompt that is too long is cut out.
+    pub cut_middle: bool,
+    /// A line break ends the answer, which has at least one token.
+    pub ends_at_line: bool,
+    /// Only the first line of the prediction is scored.
+    pub first_line: bool,
 }
 
 impl Example {
     /// The user's turn.
     pub fn user_turn(&self) -> String {
         format!("{}{}", self.context, self.question)
+    }
+
+    /// The score of a prediction in 0..=1, cleaned before as the benchmark does it.
+    pub fn score(&self, prediction: &str) -> f64 {
+        self.score_by(self.metric, prediction)
+    }
+
+    /// The same by another metric, such as one of [`also`](Self::also).
+    pub fn score_by(&self, metric: Metric, prediction: &str) -> f64 {
+        let kept = if self.handling.first_line { metrics::first_line(prediction) } else { prediction };
+        metric.score(&metric.postprocess(kept), &self.references, &self.all_classes)
     }
 }
 
@@ -98,6 +129,14 @@ pub trait Task: Send + Sync {
     }
     /// Whether examples are generated to a length (then `example` fills `length` tokens).
     fn is_sized(&self) -> bool;
+    /// Whether examples that are too long may be cut ([`Handling::cut_middle`]): lengths are then limits.
+    fn is_cut(&self) -> bool {
+        false
+    }
+    /// What the user should know about the task's data, one line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The example at `index`. `seed` is the run's seed: the same `(seed, length, index)` gives the
     /// same example for the same tokenizer, whatever was generated before.
     ///
@@ -137,6 +176,8 @@ pub struct TaskOptions {
     pub data: Option<PathBuf>,
     /// How examples are placed and ordered.
     pub positions: Positions,
+    /// Whether malformed rows of files are left out, and noted, instead of being an error.
+    pub skip_bad: bool,
 }
 
 /// A task as `spattn list tasks` shows it.
@@ -173,6 +214,19 @@ pub trait Family: Sync {
 /// All tasks there are, for listing.
 pub fn catalog() -> Vec<TaskInfo> {
     FAMILIES.iter().flat_map(|family| family.catalog()).collect()
+}
+
+/// Every group of tasks, with the number of its tasks.
+pub fn groups() -> Vec<(String, usize)> {
+    let options = TaskOptions::default();
+    let mut all = Vec::new();
+    for family in FAMILIES {
+        for group in family.groups() {
+            let members = family.expand(&group, &options).unwrap_or_default();
+            all.push((group, members.len()));
+        }
+    }
+    all
 }
 
 /// The tasks that `names` stand for: full names, groups (`ruler`, `ruler/niah`) and files
@@ -282,10 +336,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 32);
+        assert_eq!(all.len(), 66);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 32);
+        assert_eq!(all.len(), 66);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

@@ -20,7 +20,7 @@ pub use self::depths::Depths;
 use super::metrics::Metric;
 use super::ruler::fit::{self, Draft, Request, Units};
 use super::seed::example_seed;
-use super::{Example, Family, Positions, PromptCounter, Task, TaskInfo, TaskOptions};
+use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
 /// Every base, in the order in which they are listed.
@@ -290,6 +290,7 @@ impl Task for GridTask {
             max_new_tokens: self.max_new_tokens,
             depth: Some(depth),
             source: self.setting.source(),
+            handling: Handling::default(),
         })
     }
 }

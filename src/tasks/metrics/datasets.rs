@@ -1,6 +1,6 @@
 //! How each published data set is scored: LongBench's `dataset2metric` and RULER's task table.
 
-use super::Metric;
+use super::{Metric, first_line};
 use crate::error::UsageError;
 
 /// How predictions for one data set are cleaned and scored.
@@ -10,61 +10,85 @@ pub struct Dataset {
     pub name: &'static str,
     /// Family: `longbench` or `ruler`.
     pub family: &'static str,
-    /// Name of the metric.
-    metric: &'static str,
+    /// How it is scored.
+    pub metric: Metric,
     /// Whether only the first line of the prediction counts (LongBench `eval.py`).
     pub first_line: bool,
 }
 
-const fn longbench(name: &'static str, metric: &'static str) -> Dataset {
+const fn longbench(name: &'static str, metric: Metric) -> Dataset {
     Dataset { name, family: "longbench", metric, first_line: false }
 }
 
-const fn first_line(name: &'static str, metric: &'static str) -> Dataset {
+const fn longbench_first_line(name: &'static str, metric: Metric) -> Dataset {
     Dataset { name, family: "longbench", metric, first_line: true }
 }
 
-const fn ruler(name: &'static str, metric: &'static str) -> Dataset {
+const fn ruler(name: &'static str, metric: Metric) -> Dataset {
     Dataset { name, family: "ruler", metric, first_line: false }
 }
 
 /// LongBench's 21 data sets and RULER's 13 tasks, in their published order.
 pub static DATASETS: [Dataset; 34] = [
-    longbench("narrativeqa", "qa_f1"),
-    longbench("qasper", "qa_f1"),
-    longbench("multifieldqa_en", "qa_f1"),
-    longbench("multifieldqa_zh", "qa_f1_zh"),
-    longbench("hotpotqa", "qa_f1"),
-    longbench("2wikimqa", "qa_f1"),
-    longbench("musique", "qa_f1"),
-    longbench("dureader", "rouge_l_zh"),
-    longbench("gov_report", "rouge_l"),
-    longbench("qmsum", "rouge_l"),
-    longbench("multi_news", "rouge_l"),
-    longbench("vcsum", "rouge_l_zh"),
-    first_line("trec", "classification"),
-    first_line("triviaqa", "qa_f1"),
-    first_line("samsum", "rouge_l"),
-    first_line("lsht", "classification"),
-    longbench("passage_retrieval_en", "retrieval"),
-    longbench("passage_count", "count"),
-    longbench("passage_retrieval_zh", "retrieval_zh"),
-    longbench("lcc", "code_sim"),
-    longbench("repobench-p", "code_sim"),
-    ruler("niah_single_1", "string_match_all"),
-    ruler("niah_single_2", "string_match_all"),
-    ruler("niah_single_3", "string_match_all"),
-    ruler("niah_multikey_1", "string_match_all"),
-    ruler("niah_multikey_2", "string_match_all"),
-    ruler("niah_multikey_3", "string_match_all"),
-    ruler("niah_multivalue", "string_match_all"),
-    ruler("niah_multiquery", "string_match_all"),
-    ruler("vt", "string_match_all"),
-    ruler("cwe", "string_match_all"),
-    ruler("fwe", "string_match_all"),
-    ruler("qa_1", "string_match_part"),
-    ruler("qa_2", "string_match_part"),
+    longbench("narrativeqa", Metric::QaF1),
+    longbench("qasper", Metric::QaF1),
+    longbench("multifieldqa_en", Metric::QaF1),
+    longbench("multifieldqa_zh", Metric::QaF1Zh),
+    longbench("hotpotqa", Metric::QaF1),
+    longbench("2wikimqa", Metric::QaF1),
+    longbench("musique", Metric::QaF1),
+    longbench("dureader", Metric::RougeLZh),
+    longbench("gov_report", Metric::RougeL),
+    longbench("qmsum", Metric::RougeL),
+    longbench("multi_news", Metric::RougeL),
+    longbench("vcsum", Metric::RougeLZh),
+    longbench_first_line("trec", Metric::Classification),
+    longbench_first_line("triviaqa", Metric::QaF1),
+    longbench_first_line("samsum", Metric::RougeL),
+    longbench_first_line("lsht", Metric::Classification),
+    longbench("passage_retrieval_en", Metric::Retrieval),
+    longbench("passage_count", Metric::Count),
+    longbench("passage_retrieval_zh", Metric::RetrievalZh),
+    longbench("lcc", Metric::CodeSim),
+    longbench("repobench-p", Metric::CodeSim),
+    ruler("niah_single_1", Metric::StringMatchAll),
+    ruler("niah_single_2", Metric::StringMatchAll),
+    ruler("niah_single_3", Metric::StringMatchAll),
+    ruler("niah_multikey_1", Metric::StringMatchAll),
+    ruler("niah_multikey_2", Metric::StringMatchAll),
+    ruler("niah_multikey_3", Metric::StringMatchAll),
+    ruler("niah_multivalue", Metric::StringMatchAll),
+    ruler("niah_multiquery", Metric::StringMatchAll),
+    ruler("vt", Metric::StringMatchAll),
+    ruler("cwe", Metric::StringMatchAll),
+    ruler("fwe", Metric::StringMatchAll),
+    ruler("qa_1", Metric::StringMatchPart),
+    ruler("qa_2", Metric::StringMatchPart),
 ];
+
+/// A range of LongBench-E: rows by their `length`, in words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LengthRange {
+    /// Name as published.
+    pub name: &'static str,
+    /// The first length that is too long for it; `None` if none is.
+    below: Option<u64>,
+}
+
+/// The ranges of LongBench-E, by which its scores are given.
+pub static LENGTH_RANGES: [LengthRange; 3] = [
+    LengthRange { name: "0-4k", below: Some(4000) },
+    LengthRange { name: "4-8k", below: Some(8000) },
+    LengthRange { name: "8k+", below: None },
+];
+
+impl LengthRange {
+    /// The range of a row of that length.
+    pub fn of(length: u64) -> &'static LengthRange {
+        let last = &LENGTH_RANGES[LENGTH_RANGES.len() - 1];
+        LENGTH_RANGES.iter().find(|range| range.below.is_some_and(|below| length < below)).unwrap_or(last)
+    }
+}
 
 impl Dataset {
     /// The data set of that name; `longbench/` or `ruler/` before it is allowed, and `_e` after a LongBench name
@@ -80,21 +104,9 @@ impl Dataset {
             .ok_or_else(|| UsageError::unknown("data set", name, DATASETS.iter().map(|d| d.name)))
     }
 
-    /// How it is scored.
-    ///
-    /// # Errors
-    /// If that metric is not built in.
-    pub fn metric(&self) -> Result<Metric, UsageError> {
-        Metric::parse(self.metric)
-    }
-
-    /// The prediction as the published evaluation cleans it before `metric`.
-    pub fn postprocess(&self, metric: Metric, prediction: &str) -> String {
-        let kept = match self.first_line {
-            true => prediction.trim_start_matches('\n').split('\n').next().unwrap_or(""),
-            false => prediction,
-        };
-        metric.postprocess(kept)
+    /// The prediction as the published evaluation cleans it before it is scored.
+    pub fn postprocess(&self, prediction: &str) -> String {
+        self.metric.postprocess(if self.first_line { first_line(prediction) } else { prediction })
     }
 
     fn is_called(&self, name: &str) -> bool {
@@ -117,15 +129,15 @@ mod tests {
     }
 
     #[test]
-    fn only_metrics_that_need_a_segmenter_are_missing() {
-        let missing: Vec<_> = DATASETS.iter().filter(|d| d.metric().is_err()).map(|d| d.name).collect();
-        assert_eq!(missing, ["multifieldqa_zh", "dureader", "vcsum"]);
+    fn ranges_meet_at_their_ends() {
+        let name = |length| LengthRange::of(length).name;
+        assert_eq!([0, 3999, 4000, 7999, 8000, u64::MAX].map(name), ["0-4k", "0-4k", "4-8k", "4-8k", "8k+", "8k+"]);
     }
 
     #[test]
     fn only_some_data_sets_keep_the_first_line() {
         let text = "\n\nfirst \nsecond";
-        assert_eq!(Dataset::parse("trec").unwrap().postprocess(Metric::Classification, text), "first ");
-        assert_eq!(Dataset::parse("qasper").unwrap().postprocess(Metric::QaF1, text), text);
+        assert_eq!(Dataset::parse("trec").unwrap().postprocess(text), "first ");
+        assert_eq!(Dataset::parse("qasper").unwrap().postprocess(text), text);
     }
 }

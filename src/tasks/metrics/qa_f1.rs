@@ -5,8 +5,12 @@ use std::collections::HashMap;
 
 /// `qa_f1_score`: F1 of the multisets of words after [`normalize`].
 pub fn qa_f1(prediction: &str, reference: &str) -> f64 {
-    let (prediction, reference) = (normalize(prediction), normalize(reference));
-    let same = common(&prediction, &reference);
+    f1(&normalize(prediction), &normalize(reference))
+}
+
+/// `f1_score` of two multisets of words.
+pub fn f1(prediction: &[String], reference: &[String]) -> f64 {
+    let same = common(prediction, reference);
     if same == 0 {
         return 0.0;
     }

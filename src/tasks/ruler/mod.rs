@@ -26,7 +26,7 @@ pub use self::reworded::Reworded;
 use self::template::{Definition, TaskDefinition};
 use super::metrics::Metric;
 use super::seed::{Draw, example_seed};
-use super::{Example, Family, Positions, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, assets};
 use crate::error::UsageError;
 
 /// Every base task, in the order of the published configuration.
@@ -277,6 +277,7 @@ impl Task for RulerTask {
             also: Vec::new(),
             max_new_tokens: self.max_new_tokens,
             depth: None,
+            handling: Handling::default(),
         })
     }
 }

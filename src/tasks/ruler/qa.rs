@@ -419,7 +419,7 @@ mod tests {
     }
 
     fn options(folder: &Path, positions: Positions) -> TaskOptions {
-        TaskOptions { data: Some(folder.to_owned()), positions }
+        TaskOptions { data: Some(folder.to_owned()), positions, ..TaskOptions::default() }
     }
 
     fn squad(positions: Positions) -> (tempfile::TempDir, Box<dyn Task>) {

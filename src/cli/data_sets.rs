@@ -1,0 +1,218 @@
+//! `spattn data fetch|list|check`: published data sets in a folder.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::error::UsageError;
+use crate::model::download::download;
+use crate::model::hub::HubOptions;
+use crate::tasks::published::{DataFile, DataSet, Finding, State};
+
+/// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
+fn default_folder() -> Result<PathBuf, UsageError> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = || var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
+    var("SPATTN_DATA")
+        .or_else(|| Some(cache()?.join("spattn/data")))
+        .ok_or_else(|| UsageError::new("no home folder, so no folder for data").hint("give one with --data DIR"))
+}
+
+/// Which sets, and where.
+#[derive(Debug, Args)]
+struct Selection {
+    /// Data sets; all if none is named
+    ///
+    /// Example: spattn data check longbench squad
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Folder of the data sets; SPATTN_DATA or spattn/data in the user's cache if not given
+    ///
+    /// Example: --data ~/data
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+impl Selection {
+    fn sets(&self) -> Result<Vec<&'static DataSet>, UsageError> {
+        match self.names.is_empty() {
+            true => Ok(DataSet::all().iter().collect()),
+            false => self.names.iter().map(|name| DataSet::find(name)).collect(),
+        }
+    }
+
+    fn folder(&self) -> Result<PathBuf, UsageError> {
+        self.data.clone().map_or_else(default_folder, Ok)
+    }
+}
+
+/// Download published data sets into a folder, and check their bytes.
+///
+/// What is there and right is not downloaded again. Without network (or with HF_HUB_OFFLINE=1) it says which file to
+/// put where.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn data fetch longbench
+  spattn data fetch longbench squad --data ~/data
+  spattn data fetch longbench --from file:///mnt/mirror       (a copy of a data folder; also http:// and https://)")]
+pub struct FetchArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Take the files from a copy of a data folder instead of where they are published
+    ///
+    /// Example: --from file:///mnt/mirror, --from https://intranet/data
+    #[arg(long, value_name = "URL")]
+    from: Option<String>,
+}
+
+/// Show which published data sets a folder has.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: spattn data list --data ~/data")]
+pub struct ListArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// Check data sets in a folder: bytes, fields and numbers of rows against the published ones.
+///
+/// Exit status 1 if something is not as published, or if a data set that was named is not there.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: spattn data check longbench --data ~/data")]
+pub struct CheckArgs {
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// Downloads what is missing, telling on standard output what was done.
+///
+/// # Errors
+/// Unknown names, as [`UsageError`]; the first file that cannot be had, with what to do about it.
+pub fn fetch(args: &FetchArgs) -> Result<()> {
+    if args.selection.names.is_empty() {
+        let known: Vec<&str> = DataSet::all().iter().map(|set| set.name.as_str()).collect();
+        return Err(UsageError::new("no data set was named").hint(format!("known: {}", known.join(", "))).into());
+    }
+    let folder = args.selection.folder()?;
+    let mut out = std::io::stdout();
+    for set in args.selection.sets()? {
+        for file in &set.files {
+            let done = fetch_file(set, file, &folder, args.from.as_deref())?;
+            writeln!(out, "{done:<8} {}", folder.join(&file.path).display())?;
+        }
+    }
+    writeln!(out, "\nUse with: spattn eval --data {} --task ...", folder.display())?;
+    Ok(())
+}
+
+/// Says whether the file was there already.
+fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>) -> Result<&'static str> {
+    let target = folder.join(&file.path);
+    if target.is_file() {
+        return match file.expected().difference(&target).with_context(|| format!("cannot read {}", target.display()))? {
+            None => Ok("present"),
+            Some(difference) => {
+                Err(UsageError::new(format!("{} is not the published file: {difference}", target.display()))
+                    .hint("move it away to download the published one")
+                    .into())
+            }
+        };
+    }
+    let by_hand = format!(
+        "put the file at {} ({}), then: spattn data check {} --data {}",
+        target.display(),
+        set.how,
+        set.name,
+        folder.display()
+    );
+    let mirrored = from.map(|base| format!("{}/{}", base.trim_end_matches('/'), file.path));
+    let Some(url) = mirrored.or_else(|| file.url.clone()) else {
+        return Err(UsageError::new(format!("{} cannot be downloaded by itself", file.path)).hint(by_hand).into());
+    };
+    let offline = !url.starts_with("file://") && HubOptions::from_env().is_ok_and(|options| options.offline);
+    let got = match offline {
+        true => Err(anyhow::anyhow!("HF_HUB_OFFLINE is set")),
+        false => with_bar(&file.path, |progress| download(&url, &target, file.expected(), progress)),
+    };
+    match got {
+        Ok(()) => Ok("fetched"),
+        Err(reason) => {
+            let what = format!("{} cannot be had from {url}: {reason:#}", file.path);
+            Err(UsageError::new(what).hint(format!("on a machine with network, download it there; {by_hand}")).into())
+        }
+    }
+}
+
+fn with_bar<T>(name: &str, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(None, target);
+    let style = ProgressStyle::with_template("{spinner} {bytes} {bytes_per_sec}  {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.set_message(name.to_owned());
+    let done = work(&mut |bytes| bar.set_position(bytes));
+    bar.finish_and_clear();
+    done
+}
+
+/// Prints a line a data set.
+///
+/// # Errors
+/// Unknown names, as [`UsageError`]; standard output that cannot be written.
+pub fn list(args: &ListArgs) -> Result<()> {
+    let folder = args.selection.folder()?;
+    let mut out = std::io::stdout();
+    writeln!(out, "data folder: {}\n", folder.display())?;
+    for set in args.selection.sets()? {
+        let findings = set.check(&folder);
+        let count = |is: fn(&State) -> bool| findings.iter().filter(|f| is(&f.state)).count();
+        let (right, wrong) = (count(|s| matches!(s, State::Right(_))), count(|s| matches!(s, State::Wrong(_))));
+        let state = match (right, wrong) {
+            (0, 0) => "absent".to_owned(),
+            (_, 0) if right == findings.len() => "present".to_owned(),
+            (_, 0) => format!("{right} of {} files", findings.len()),
+            _ => format!("{wrong} not as published"),
+        };
+        writeln!(out, "{:<10} {state:<24} {} [{}]", set.name, set.about, set.licence)?;
+    }
+    writeln!(out, "\nGet one with: spattn data fetch NAME. See what is wrong with: spattn data check NAME")?;
+    Ok(())
+}
+
+/// Prints a line for each file and each part of a set.
+///
+/// # Errors
+/// If something is not as published, or something that was named is missing; unknown names, as [`UsageError`].
+pub fn check(args: &CheckArgs) -> Result<()> {
+    let folder = args.selection.folder()?;
+    if !folder.is_dir() {
+        let what = format!("there is no data folder {}", folder.display());
+        return Err(UsageError::new(what).hint("name one with --data, or begin with: spattn data fetch NAME").into());
+    }
+    let named = !args.selection.names.is_empty();
+    let (mut wrong, mut missing) = (0, 0);
+    let mut out = std::io::stdout();
+    for set in args.selection.sets()? {
+        for Finding { what, state } in set.check(&folder) {
+            let (word, detail) = match &state {
+                State::Right(detail) => ("ok", detail.as_str()),
+                State::Missing => ("missing", ""),
+                State::Wrong(detail) => ("WRONG", detail.as_str()),
+            };
+            wrong += usize::from(word == "WRONG");
+            missing += usize::from(word == "missing");
+            writeln!(out, "{}", format!("{:<10} {word:<8} {what:<34} {detail}", set.name).trim_end())?;
+        }
+    }
+    match (wrong, missing) {
+        (0, 0) => Ok(()),
+        (0, _) if !named => Ok(()),
+        _ => bail!("{}: {wrong} files are not as published, {missing} are missing", folder.display()),
+    }
+}

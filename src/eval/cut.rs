@@ -1,0 +1,180 @@
+//! Prompts that are too long: the middle is cut out of them, as LongBench's `pred.py` does it.
+//!
+//! The user's turn is split into tokens without chat template, with a BOS where the model has one; of more than `keep`
+//! tokens, half are kept from the beginning and half from the end, and both halves are made text again. The chat
+//! template comes after that, so that the whole prompt may have some tokens more.
+
+use anyhow::Result;
+
+use crate::error::UsageError;
+use crate::model::tokenizer::{PromptTokens, Tokenizer};
+use crate::tasks::Example;
+
+/// The tokens of an example's prompt as the model reads it.
+///
+/// # Errors
+/// As [`Tokenizer::encode_prompt`].
+pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, UsageError> {
+    let user = example.user_turn();
+    match example.handling.plain {
+        true => tokenizer.encode_plain(&user, &example.answer_prefix),
+        false => tokenizer.encode_prompt(&user, &example.answer_prefix),
+    }
+}
+
+/// Cuts the middle out of the user's turn if it has more than `keep` tokens; gives the number of tokens cut out.
+///
+/// The question stays what it is where the kept end holds all of it; otherwise all of the kept end is the question.
+///
+/// # Errors
+/// If so few are to be kept that nothing would be left, or the tokenizer fails.
+pub fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
+    let ids = tokenizer.encode_text(&example.user_turn(), true)?;
+    if ids.len() <= keep {
+        return Ok(0);
+    }
+    let half = keep / 2;
+    if half == 0 {
+        return Err(UsageError::new(format!("{}: no prompt can be cut to {keep} tokens", example.task))
+            .hint("choose a greater --length"));
+    }
+    let front = tokenizer.decode(&ids[..half])?;
+    let back = tokenizer.decode(&ids[ids.len() - half..])?;
+    match back.strip_suffix(example.question.as_str()) {
+        Some(context) => example.context = front + context,
+        None => (example.context, example.question) = (front, back),
+    }
+    Ok(ids.len() - 2 * half)
+}
+
+/// An example as it is run: cut if it has to be.
+pub struct Fitted {
+    /// The example, with what is left of its prompt.
+    pub example: Example,
+    /// Its prompt in tokens.
+    pub prompt: PromptTokens,
+    /// Number of tokens cut out; `None` if the example is not to be cut.
+    pub cut_tokens: Option<usize>,
+}
+
+/// Cuts an example that may be cut to `example.length` tokens (0: to no certain length), and, unless that length is
+/// beyond `context`, until prompt and answer fit `context` tokens.
+///
+/// # Errors
+/// As [`cut_middle`].
+pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Fitted, UsageError> {
+    if !example.handling.cut_middle {
+        return Ok(Fitted { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
+    }
+    let most = if example.length > context { usize::MAX } else { context };
+    let room = most.saturating_sub(example.max_new_tokens);
+    let mut keep = if example.length == 0 { room } else { room.min(example.length) };
+    loop {
+        let mut cut = example.clone();
+        let cut_tokens = Some(cut_middle(&mut cut, keep, tokenizer)?);
+        let prompt = encode(tokenizer, &cut)?;
+        match prompt.ids.len().saturating_sub(room) {
+            0 => return Ok(Fitted { example: cut, prompt, cut_tokens }),
+            // The chat template, and tokens that became more where the halves meet.
+            excess => keep = keep.saturating_sub(excess),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::Handling;
+    use crate::tasks::metrics::Metric;
+    use proptest::prelude::*;
+
+    fn tokenizer() -> Tokenizer {
+        let files = ModelSource::parse("builtin").unwrap().resolve().unwrap();
+        Tokenizer::load(&files, &files.config().unwrap(), TokenizerOptions::default()).unwrap()
+    }
+
+    fn example(context: &str, question: &str) -> Example {
+        Example {
+            task: "longbench/hotpotqa".to_owned(),
+            length: 0,
+            index: 0,
+            context: context.to_owned(),
+            question: question.to_owned(),
+            answer_prefix: String::new(),
+            references: vec!["x".to_owned()],
+            all_classes: Vec::new(),
+            metric: Metric::QaF1,
+            also: Vec::new(),
+            max_new_tokens: 10,
+            depth: None,
+            source: "test".to_owned(),
+            handling: Handling { cut_middle: true, ..Handling::default() },
+        }
+    }
+
+    fn long(words: usize) -> String {
+        (0..words).map(|i| format!("word{i} ")).collect()
+    }
+
+    #[test]
+    fn half_is_kept_from_either_end() {
+        let tokenizer = tokenizer();
+        let whole = example(&long(400), "And the question?");
+        let ids = tokenizer.encode_text(&whole.user_turn(), true).unwrap();
+        for keep in [2, 3, 99, 100, ids.len() - 1] {
+            let mut cut = whole.clone();
+            let gone = cut_middle(&mut cut, keep, &tokenizer).unwrap();
+            let half = keep / 2;
+            assert_eq!(gone, ids.len() - 2 * half, "an odd number loses one more, as published");
+            let front = tokenizer.decode(&ids[..half]).unwrap();
+            let back = tokenizer.decode(&ids[ids.len() - half..]).unwrap();
+            assert_eq!(cut.user_turn(), format!("{front}{back}"));
+            assert!(half < 50 || cut.question == whole.question);
+        }
+        let mut same = whole.clone();
+        assert_eq!(cut_middle(&mut same, ids.len(), &tokenizer).unwrap(), 0);
+        assert_eq!(same, whole);
+        assert!(cut_middle(&mut same, 1, &tokenizer).is_err());
+    }
+
+    #[test]
+    fn a_question_that_is_cut_itself_is_all_that_is_kept_of_the_end() {
+        let tokenizer = tokenizer();
+        let mut cut = example("Before. ", &long(300));
+        cut_middle(&mut cut, 40, &tokenizer).unwrap();
+        assert!(cut.context.starts_with("Before.") && cut.question.ends_with("word299 "));
+        assert!(tokenizer.encode_text(&cut.question, false).unwrap().len() <= 21);
+    }
+
+    #[test]
+    fn prompt_and_answer_fit_the_context_unless_a_longer_length_is_wanted() {
+        let tokenizer = tokenizer();
+        let tokens = |length: usize, context: usize| {
+            let fitted = fit(Example { length, ..example(&long(400), "Q?") }, context, &tokenizer).unwrap();
+            (fitted.prompt.ids.len(), fitted.cut_tokens.unwrap())
+        };
+        let (whole, none) = tokens(0, 100_000);
+        assert_eq!(none, 0);
+        let (cut, gone) = tokens(0, 200);
+        assert!(cut <= 190 && cut > 180 && gone >= whole - 190, "{cut} {gone}");
+        assert!(tokens(100, 200).0 <= 104);
+        assert_eq!(tokens(50_000, 200), (whole, 0));
+        let uncut = Example { handling: Handling::default(), ..example(&long(400), "Q?") };
+        assert_eq!(fit(uncut, 200, &tokenizer).unwrap().cut_tokens, None);
+    }
+
+    proptest! {
+        /// Whatever the text: no panic, and never more than is to be kept.
+        #[test]
+        fn any_text_can_be_cut(context in ".{0,80}", question in "(.|\n|é|段){0,40}", keep in 2usize..60) {
+            let tokenizer = tokenizer();
+            let mut cut = example(&context, &question);
+            let before = tokenizer.encode_text(&cut.user_turn(), true).unwrap().len();
+            let gone = cut_middle(&mut cut, keep, &tokenizer).unwrap();
+            prop_assert_eq!(gone == 0, before <= keep);
+            prop_assert!(before - gone <= keep);
+        }
+    }
+}

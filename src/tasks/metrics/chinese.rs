@@ -1,0 +1,61 @@
+//! LongBench's scores for Chinese text: its English ones on the words that the segmenter `jieba` finds.
+//!
+//! The published code cuts with the Python package `jieba` 0.42.1: default dictionary, and the hidden Markov
+//! model for words that are not in it. The crate `jieba-rs` carries the same dictionary and model.
+
+use std::sync::LazyLock;
+
+use jieba_rs::Jieba;
+
+use super::python::words;
+use super::{qa_f1, rouge};
+
+/// Loading the dictionary takes a noticeable part of a second, so it is done once, when first needed.
+static SEGMENTER: LazyLock<Jieba> = LazyLock::new(Jieba::new);
+
+/// Punctuation that the published normalisation removes besides ASCII's; `《` is not in it, although `》` is.
+const PUNCTUATION: &str = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏";
+
+/// `qa_f1_zh_score`: F1 of the multisets of words, each in lower case without punctuation and white space.
+pub fn qa_f1_zh(prediction: &str, reference: &str) -> f64 {
+    qa_f1::f1(&normalized_words(prediction), &normalized_words(reference))
+}
+
+/// `rouge_zh_score`: ROUGE-L of the words with blanks between them.
+pub fn rouge_l_zh(prediction: &str, reference: &str) -> f64 {
+    rouge::rouge_l(&segment(prediction).join(" "), &segment(reference).join(" "))
+}
+
+fn normalized_words(text: &str) -> Vec<String> {
+    segment(text).into_iter().map(normalize).filter(|word| !word.is_empty()).collect()
+}
+
+/// `normalize_zh_answer`.
+fn normalize(word: &str) -> String {
+    let lower = word.to_lowercase();
+    let kept: String = lower.chars().filter(|c| !c.is_ascii_punctuation() && !PUNCTUATION.contains(*c)).collect();
+    words(&kept).collect()
+}
+
+/// `jieba.cut(text, cut_all=False)`.
+fn segment(text: &str) -> Vec<&str> {
+    SEGMENTER.cut(text, true).into_iter().map(|token| token.word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_found_as_the_published_segmenter_does() {
+        // Python: list(jieba.cut(...)) of version 0.42.1.
+        assert_eq!(segment("我来到北京清华大学"), ["我", "来到", "北京", "清华大学"]);
+        assert_eq!(segment("他来到了网易杭研大厦"), ["他", "来到", "了", "网易", "杭研", "大厦"]);
+    }
+
+    #[test]
+    fn punctuation_and_white_space_are_no_words() {
+        assert_eq!(normalized_words("Ａ，b。 《C》\u{3000}"), ["ａ", "b", "《", "c"]);
+        assert_eq!(qa_f1_zh("，。", "，。"), 0.0);
+    }
+}

@@ -1,0 +1,264 @@
+//! Published data sets that tasks read: where to have them from, and whether those in a folder are the published ones.
+//!
+//! They are listed in `tasks/datasets.toml`. A file's bytes are checked by its SHA-256 where a fixed version is
+//! published; its content by the very readers of the tasks, and by the numbers of rows that the publication states.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use super::metrics::datasets::{LENGTH_RANGES, LengthRange};
+use super::rows::Rows;
+use super::{TaskOptions, assets, longbench, resolve};
+use crate::error::UsageError;
+use crate::model::download::Expected;
+
+static SETS: LazyLock<Vec<DataSet>> = LazyLock::new(|| {
+    let file: File = toml::from_str(include_str!("../../tasks/datasets.toml"))
+        // Embedded: a mistake in it is ours, and the tests find it.
+        .expect("tasks/datasets.toml is well-formed");
+    file.sets
+});
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    sets: Vec<DataSet>,
+}
+
+/// A published data set.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSet {
+    /// Name for the command line.
+    pub name: String,
+    /// What it is, and which tasks read it.
+    pub about: String,
+    /// Its licence.
+    pub licence: String,
+    /// How to get it by hand.
+    pub how: String,
+    content: Content,
+    /// Its files.
+    pub files: Vec<DataFile>,
+}
+
+/// A file of a data set.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFile {
+    /// Path in a data folder.
+    pub path: String,
+    /// Where it is published; `None` if it has to be put there by hand.
+    pub url: Option<String>,
+    bytes: Option<u64>,
+    sha256: Option<String>,
+}
+
+impl DataFile {
+    /// What is known of its bytes.
+    pub fn expected(&self) -> Expected<'_> {
+        Expected { bytes: self.bytes, sha256: self.sha256.as_deref() }
+    }
+}
+
+/// How a set's content is checked.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Content {
+    LongBench,
+    Squad,
+    HotpotQa,
+    WordLists,
+    Essays,
+}
+
+/// Whether something is as published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It is; with what was counted.
+    Right(String),
+    /// It is not there.
+    Missing,
+    /// It is there and something else.
+    Wrong(String),
+}
+
+/// What was found of one file or one of a set's parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The file, as a path in the data folder.
+    pub what: String,
+    /// What it is.
+    pub state: State,
+}
+
+impl DataSet {
+    /// All data sets.
+    pub fn all() -> &'static [Self] {
+        &SETS
+    }
+
+    /// The set of that name.
+    ///
+    /// # Errors
+    /// If there is none; the hint names the nearest.
+    pub fn find(name: &str) -> Result<&'static Self, UsageError> {
+        let known = || SETS.iter().map(|set| set.name.as_str());
+        SETS.iter().find(|set| set.name == name).ok_or_else(|| UsageError::unknown("data set", name, known()))
+    }
+
+    /// What a folder has of it.
+    pub fn check(&self, folder: &Path) -> Vec<Finding> {
+        let options = TaskOptions { data: Some(folder.to_owned()), ..TaskOptions::default() };
+        let files = self.files.iter().map(|file| Finding { what: file.path.clone(), state: bytes_of(file, folder) });
+        let mut findings: Vec<Finding> = files.collect();
+        let content = match self.content {
+            Content::LongBench => {
+                // The archive and single files serve alike.
+                let parts = check_longbench(&options);
+                if parts.iter().any(|part| part.state != State::Missing) {
+                    findings.retain(|finding| finding.state != State::Missing);
+                }
+                parts
+            }
+            _ if findings.iter().any(|f| f.state == State::Missing) => Vec::new(),
+            other => {
+                vec![Finding { what: format!("content of {}", self.name), state: check_readable(other, &options) }]
+            }
+        };
+        findings.extend(content);
+        findings
+    }
+}
+
+fn bytes_of(file: &DataFile, folder: &Path) -> State {
+    let path = folder.join(&file.path);
+    if !path.is_file() {
+        return State::Missing;
+    }
+    match file.expected().difference(&path) {
+        Ok(None) if file.sha256.is_some() => State::Right("SHA-256 as published".to_owned()),
+        Ok(None) => State::Right("no version is fixed".to_owned()),
+        Ok(Some(difference)) => State::Wrong(difference),
+        Err(error) => State::Wrong(error.to_string()),
+    }
+}
+
+/// Whether the tasks that need the data can be made, and an example of them be read.
+fn check_readable(content: Content, options: &TaskOptions) -> State {
+    let of_task = |name: &str| -> Result<String> {
+        let task = resolve(&[name.to_owned()], options)?.remove(0);
+        Ok(task.available().map_or_else(|| "readable".to_owned(), |n| format!("{n} questions")))
+    };
+    let read = match content {
+        Content::Squad => of_task("ruler/qa_1"),
+        Content::HotpotQa => of_task("ruler/qa_2"),
+        Content::WordLists => assets::words(options).map(|_| "readable".to_owned()),
+        Content::Essays => assets::essays(options).map(|_| "readable".to_owned()),
+        Content::LongBench => Ok(String::new()),
+    };
+    read.map_or_else(|error| State::Wrong(format!("{error:#}")), State::Right)
+}
+
+/// Fields and numbers of rows of each published file.
+fn check_longbench(options: &TaskOptions) -> Vec<Finding> {
+    let one = |file: &str| {
+        let Some(source) = assets::longbench(options, file) else { return State::Missing };
+        let set = longbench::Set::find(file.trim_end_matches(".jsonl"));
+        set.map_or(State::Missing, |set| count_longbench(set, file, source))
+    };
+    longbench::file_names().map(|file| Finding { what: file.to_owned(), state: one(file) }).collect()
+}
+
+fn count_longbench(set: &longbench::Set, file: &str, source: super::rows::RowSource) -> State {
+    let mut by_length = [0; LENGTH_RANGES.len()];
+    let rows = Rows::open(source, false, |row| {
+        set.prompt(row)?;
+        let range = LengthRange::of(longbench::length(row)?);
+        let at = LENGTH_RANGES.iter().position(|r| r == range).unwrap_or_default();
+        by_length[at] += 1;
+        Ok(true)
+    });
+    let rows = match rows {
+        Ok(rows) => rows.len(),
+        Err(error) => return State::Wrong(format!("{error:#}")),
+    };
+    let plain = format!("{}.jsonl", set.name) == file;
+    match set.rows_by_length {
+        _ if plain && rows != set.rows => State::Wrong(format!("{rows} rows, {} are published", set.rows)),
+        Some(published) if !plain && by_length != published => {
+            State::Wrong(format!("{by_length:?} rows by length, {published:?} are published"))
+        }
+        _ => State::Right(format!("{rows} rows")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::ruler::testing::shared_data;
+
+    #[test]
+    fn every_set_can_be_had_or_says_how() {
+        let names: Vec<&str> = SETS.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["longbench", "squad", "hotpotqa", "wordlists", "essays"]);
+        for file in SETS.iter().flat_map(|s| &s.files) {
+            assert!(
+                file.url.as_ref().is_none_or(|url| url.starts_with("https://") && file.sha256.is_some()),
+                "{file:?}"
+            );
+            assert!(file.sha256.as_ref().is_none_or(|sha| sha.len() == 64), "{file:?}");
+            assert!(
+                assets::patterns().iter().any(|p| *p == file.path || p.ends_with("/*.txt") || p.ends_with("/*.json"))
+            );
+        }
+        assert!(SETS.iter().all(|s| !s.how.is_empty() && !s.licence.is_empty()));
+        assert_eq!(DataSet::find("longbnch").unwrap_err().hint.as_deref(), Some("did you mean `longbench`?"));
+    }
+
+    #[test]
+    fn an_empty_folder_has_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        for set in SETS.iter() {
+            assert!(set.check(dir.path()).iter().all(|f| f.state == State::Missing), "{}", set.name);
+        }
+    }
+
+    #[test]
+    fn rows_are_counted_and_their_fields_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let row = r#"{"context": "x", "input": "y", "answers": ["z"], "length": 9}"#;
+        let put = |name: &str, text: String| std::fs::write(dir.path().join(name), text).unwrap();
+        put("multifieldqa_en.jsonl", format!("{row}\n").repeat(150));
+        put("multifieldqa_en_e.jsonl", format!("{row}\n").repeat(150));
+        put("qasper.jsonl", format!("{row}\n").repeat(199));
+        put("hotpotqa.jsonl", "{}".to_owned());
+        let found = DataSet::find("longbench").unwrap().check(dir.path());
+        let state = |name: &str| found.iter().find(|f| f.what == name).unwrap().state.clone();
+        assert_eq!(state("multifieldqa_en.jsonl"), State::Right("150 rows".to_owned()));
+        let wrong = |name: &str, why: &str| {
+            let State::Wrong(what) = state(name) else { panic!("{name}") };
+            assert!(what.contains(why), "{what}");
+        };
+        wrong("qasper.jsonl", "199 rows, 200 are published");
+        wrong("multifieldqa_en_e.jsonl", "[150, 0, 0] rows by length, [67, 70, 13] are published");
+        wrong("hotpotqa.jsonl", "the field `context` is missing");
+        assert_eq!(state("trec.jsonl"), State::Missing);
+        assert!(found.iter().all(|f| f.what != "longbench/data.zip"), "single files will do");
+    }
+
+    #[test]
+    fn bytes_are_compared_with_the_published_ones() {
+        let Some(data) = shared_data() else { return };
+        let found = DataSet::find("wordlists").unwrap().check(&data);
+        assert!(found.iter().all(|f| matches!(f.state, State::Right(_))), "{found:?}");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("squad")).unwrap();
+        std::fs::write(dir.path().join("squad/dev-v2.0.json"), "{}").unwrap();
+        let found = DataSet::find("squad").unwrap().check(dir.path());
+        assert_eq!(found[0].state, State::Wrong("it has 2 bytes, the published file 4370528".to_owned()));
+    }
+}

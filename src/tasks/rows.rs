@@ -1,0 +1,387 @@
+//! Files with one JSON object a line: opened and checked once, then read one row at a time.
+//!
+//! A row that cannot be used is never left out silently: opening fails with the line of the first and the number of
+//! all, or, where the user asked to go on without them (`--skip-bad`), [`Rows::note`] tells how many and where.
+//! The file may lie in a zip archive, as LongBench's are published.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+use crate::error::UsageError;
+
+const FILE_HINT: &str = "a prepared file has one JSON object a line";
+const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
+/// Lines named in a message at most.
+const LINES_NAMED: usize = 10;
+
+/// Where rows are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RowSource {
+    /// A file.
+    File(PathBuf),
+    /// A member of a zip archive.
+    Zipped {
+        /// The archive.
+        archive: PathBuf,
+        /// The member's name in it.
+        member: String,
+    },
+}
+
+impl RowSource {
+    /// `member` of `archive`, if it has it.
+    pub fn zipped(archive: &Path, member: &str) -> Option<Self> {
+        let mut zip = zip::ZipArchive::new(BufReader::new(File::open(archive).ok()?)).ok()?;
+        zip.by_name(member).ok()?;
+        Some(Self::Zipped { archive: archive.to_owned(), member: member.to_owned() })
+    }
+
+    /// How messages name it.
+    pub fn label(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Zipped { archive, member } => format!("{}/{member}", archive.display()),
+        }
+    }
+
+    /// The name of the file alone, without folders.
+    pub fn file_name(&self) -> String {
+        let path = match self {
+            Self::File(path) => path.as_path(),
+            Self::Zipped { member, .. } => Path::new(member),
+        };
+        path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    }
+
+    /// Calls `with` with a reader that starts at `offset`.
+    fn read_from<T>(&self, offset: u64, with: impl FnOnce(&mut dyn BufRead) -> Result<T>) -> Result<T> {
+        let context = || format!("cannot read {}", self.label());
+        match self {
+            Self::File(path) => {
+                let mut reader = BufReader::new(File::open(path).with_context(context)?);
+                reader.seek(SeekFrom::Start(offset)).with_context(context)?;
+                with(&mut reader)
+            }
+            Self::Zipped { archive, member } => {
+                let file = BufReader::new(File::open(archive).with_context(context)?);
+                let mut zip = zip::ZipArchive::new(file).with_context(context)?;
+                let mut reader = BufReader::new(zip.by_name(member).with_context(context)?);
+                // An archive's member is only to be had from its beginning.
+                io::copy(&mut reader.by_ref().take(offset), &mut io::sink()).with_context(context)?;
+                with(&mut reader)
+            }
+        }
+    }
+}
+
+/// A row and its place for messages, `FILE:LINE`.
+pub struct Row {
+    /// Its fields.
+    pub fields: Map<String, Value>,
+    /// File and line number.
+    pub place: String,
+}
+
+impl Row {
+    /// The text of a field; `None` if it is absent or null.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, UsageError> {
+        match self.fields.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.wrong(format!("the field `{name}` is not text"))),
+        }
+    }
+
+    /// The text of a field that has to be there.
+    ///
+    /// # Errors
+    /// If it is not, or is no text.
+    pub fn required(&self, name: &str) -> Result<&str, UsageError> {
+        self.text(name)?.ok_or_else(|| self.wrong(format!("the field `{name}` is missing")))
+    }
+
+    /// A list of texts or numbers that is not empty.
+    ///
+    /// # Errors
+    /// If it is missing or anything else.
+    pub fn list(&self, name: &str) -> Result<Vec<String>, UsageError> {
+        let wrong = |what: &str| self.wrong(format!("the field `{name}` {what}"));
+        let value = self.fields.get(name).ok_or_else(|| wrong("is missing"))?;
+        let list = value.as_array().ok_or_else(|| wrong("is not a list"))?;
+        let texts: Option<Vec<String>> = list.iter().map(text_or_number).collect();
+        match texts {
+            Some(texts) if !texts.is_empty() => Ok(texts),
+            Some(_) => Err(wrong("is empty")),
+            None => Err(wrong("holds something other than texts and numbers")),
+        }
+    }
+
+    /// An error at this row.
+    pub fn wrong(&self, what: impl std::fmt::Display) -> UsageError {
+        UsageError::new(format!("{}: {what}", self.place))
+    }
+}
+
+fn text_or_number(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// The usable rows of a file.
+#[derive(Debug)]
+pub struct Rows {
+    source: RowSource,
+    /// Where each row starts, and its line number from 1; blank lines are no rows.
+    starts: Vec<(u64, usize)>,
+    bad: Vec<Bad>,
+}
+
+#[derive(Debug)]
+struct Bad {
+    line: usize,
+    error: UsageError,
+}
+
+impl Rows {
+    /// Opens a file and gives every row to `check`, which says whether it is wanted.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the file cannot be read or has no usable row at all, and, unless `skip_bad`, if any row is
+    /// malformed or `check` fails on it.
+    pub fn open(
+        source: RowSource,
+        skip_bad: bool,
+        mut check: impl FnMut(&Row) -> Result<bool, UsageError>,
+    ) -> Result<Self> {
+        let mut rows = Self { source: source.clone(), starts: Vec::new(), bad: Vec::new() };
+        let mut usable = 0;
+        source.read_from(0, |reader| {
+            let (mut at, mut number, mut line) = (0, 0, Vec::new());
+            loop {
+                line.clear();
+                let read =
+                    reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", source.label()))?;
+                if read == 0 {
+                    return Ok(());
+                }
+                number += 1;
+                if !line.trim_ascii().is_empty() {
+                    match rows.parse(&line, number).and_then(|row| check(&row)) {
+                        Ok(wanted) => {
+                            usable += 1;
+                            rows.starts.extend(wanted.then_some((at, number)));
+                        }
+                        Err(error) => rows.bad.push(Bad { line: number, error }),
+                    }
+                }
+                at += read as u64;
+            }
+        })?;
+        rows.judge(usable, skip_bad)?;
+        Ok(rows)
+    }
+
+    fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
+        match self.bad.first() {
+            None if usable == 0 => {
+                Err(UsageError::new(format!("{}: there is no row in it", self.source.label())).hint(FILE_HINT))
+            }
+            Some(first) if usable == 0 || !skip_bad => {
+                let mut error = first.error.clone();
+                if let [_, more @ ..] = self.bad.as_slice()
+                    && !more.is_empty()
+                {
+                    error.what += &format!(
+                        "; {} more of {} rows are malformed ({})",
+                        more.len(),
+                        usable + self.bad.len(),
+                        lines(more)
+                    );
+                }
+                let hints = error.hint.take().into_iter().chain((usable > 0).then(|| SKIP_HINT.to_owned()));
+                error.hint = Some(hints.collect::<Vec<_>>().join("; ")).filter(|h| !h.is_empty());
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of rows that are wanted.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Whether no row is wanted.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// Where they are.
+    pub fn source(&self) -> &RowSource {
+        &self.source
+    }
+
+    /// What was left out, in one line.
+    pub fn note(&self) -> Option<String> {
+        let first = self.bad.first()?;
+        let count = self.bad.len();
+        Some(format!(
+            "{}: {count} malformed rows are left out ({}); the first: {}",
+            self.source.label(),
+            lines(&self.bad),
+            first.error
+        ))
+    }
+
+    /// The row at `index` among the wanted.
+    ///
+    /// # Errors
+    /// If there is none, or the file has changed or gone meanwhile.
+    pub fn read(&self, index: usize) -> Result<Row> {
+        let &(start, number) = self.starts.get(index).ok_or_else(|| {
+            UsageError::new(format!("{} has {} rows, none at {index}", self.source.label(), self.len()))
+                .hint("ask for fewer samples (--samples)")
+        })?;
+        let line = self.source.read_from(start, |reader| {
+            let mut line = Vec::new();
+            reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {}", self.source.label()))?;
+            Ok(line)
+        })?;
+        Ok(self.parse(&line, number)?)
+    }
+
+    fn parse(&self, line: &[u8], number: usize) -> Result<Row, UsageError> {
+        let place = format!("{}:{number}", self.source.label());
+        let line = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
+        let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
+        let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
+            // The parser's own "at line 1" would contradict the line of the file.
+            let reason = e.to_string();
+            let reason = reason.split(" at line ").next().unwrap_or_default();
+            UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column())).hint(FILE_HINT)
+        })?;
+        match value {
+            Value::Object(fields) => Ok(Row { fields, place }),
+            _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
+        }
+    }
+}
+
+/// `line 3`, or `lines 3, 5, 8 ...`.
+fn lines(bad: &[Bad]) -> String {
+    let named: Vec<String> = bad.iter().take(LINES_NAMED).map(|b| b.line.to_string()).collect();
+    let more = if bad.len() > LINES_NAMED { " ..." } else { "" };
+    format!("{} {}{more}", if bad.len() == 1 { "line" } else { "lines" }, named.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, RowSource) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        std::fs::write(&path, bytes).unwrap();
+        (dir, RowSource::File(path))
+    }
+
+    fn has_x(row: &Row) -> Result<bool, UsageError> {
+        Ok(row.required("x")? != "unwanted")
+    }
+
+    const MIXED: &[u8] =
+        b"\xef\xbb\xbf{\"x\": \"1\"}\n\n{\"x\": 2}\n{\"x\": \"unwanted\"}\r\nnonsense\n\xff\xfe\n{\"x\": \"3\"}";
+
+    #[test]
+    fn malformed_rows_are_counted_and_named_before_anything_runs() {
+        let (_dir, source) = file(MIXED);
+        let error = Rows::open(source, false, has_x).unwrap_err().downcast::<UsageError>().unwrap();
+        assert!(
+            error.what.contains("rows.jsonl:3: the field `x` is not text; 2 more of 6 rows are malformed (lines 5, 6)"),
+            "{error}"
+        );
+        assert!(error.hint.unwrap().contains("--skip-bad"));
+    }
+
+    #[test]
+    fn skipping_them_is_noted() {
+        let (_dir, source) = file(MIXED);
+        let rows = Rows::open(source, true, has_x).unwrap();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows.read(0).unwrap().required("x").unwrap(), "1");
+        let last = rows.read(1).unwrap();
+        assert_eq!(last.required("x").unwrap(), "3");
+        assert!(last.place.ends_with("rows.jsonl:7"));
+        assert!(rows.note().unwrap().contains("3 malformed rows are left out (lines 3, 5, 6)"));
+        assert!(rows.read(2).is_err());
+    }
+
+    #[test]
+    fn a_file_without_a_usable_row_is_refused_even_then() {
+        for bytes in [&b""[..], b"\n \n", b"{}", b"\0\0"] {
+            let (_dir, source) = file(bytes);
+            assert!(Rows::open(source, true, has_x).is_err());
+        }
+    }
+
+    /// Writes an archive with one member.
+    pub(crate) fn archive(path: &Path, member: &str, bytes: &[u8]) {
+        let mut zip = zip::ZipWriter::new(File::create(path).unwrap());
+        zip.start_file(member, zip::write::SimpleFileOptions::default()).unwrap();
+        zip.write_all(bytes).unwrap();
+        zip.finish().unwrap();
+    }
+
+    #[test]
+    fn rows_in_an_archive_are_those_of_the_file() {
+        let (dir, plain) = file(MIXED);
+        let path = dir.path().join("data.zip");
+        archive(&path, "data/rows.jsonl", MIXED);
+        assert!(RowSource::zipped(&path, "data/other.jsonl").is_none());
+        let zipped = RowSource::zipped(&path, "data/rows.jsonl").unwrap();
+        assert_eq!(zipped.file_name(), plain.file_name());
+        let (plain, zipped) = (Rows::open(plain, true, has_x).unwrap(), Rows::open(zipped, true, has_x).unwrap());
+        assert_eq!(plain.len(), zipped.len());
+        for index in 0..plain.len() {
+            assert_eq!(plain.read(index).unwrap().fields, zipped.read(index).unwrap().fields);
+        }
+    }
+
+    proptest! {
+        /// Whatever the bytes: no panic, and what is wanted can be read again.
+        #[test]
+        fn any_bytes_can_be_opened(bytes in proptest::collection::vec(prop_oneof![
+            any::<u8>(), proptest::sample::select(b"\n\r{}[]\":,\\ux1 ".to_vec()),
+        ], 0..300)) {
+            let (_dir, source) = file(&bytes);
+            if let Ok(rows) = Rows::open(source, true, |_| Ok(true)) {
+                for index in 0..rows.len() {
+                    rows.read(index).unwrap();
+                }
+            }
+        }
+
+        /// Rows that are cut off or changed at one byte.
+        #[test]
+        fn damaged_rows_are_errors_and_no_panics(cut in 0usize..60, at in 0usize..60, byte in any::<u8>()) {
+            let mut bytes = br#"{"x": "caf\u00e9 \ud83d\ude00", "y": [1, 2.5e3, null], "z": {"a": true}}"#.to_vec();
+            let last = bytes.len() - 1;
+            bytes[at.min(last)] = byte;
+            bytes.truncate(bytes.len() - cut.min(last));
+            let (_dir, source) = file(&bytes);
+            let _ = Rows::open(source, false, has_x);
+        }
+    }
+}
