@@ -65,7 +65,8 @@ impl Expected<'_> {
 /// Why the file cannot be had: no network, another file than expected, no space.
 pub fn download(url: &str, target: &Path, expected: Expected<'_>, progress: &mut dyn FnMut(u64)) -> Result<()> {
     let mut source = open(url)?;
-    let unfinished = target.with_added_extension(format!("{}.part", std::process::id()));
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = target.with_file_name(format!("{name}.{}.part", std::process::id()));
     let done = receive(&mut source, &unfinished, expected, progress).and_then(|()| {
         std::fs::rename(&unfinished, target).with_context(|| format!("cannot write {}", target.display()))
     });
