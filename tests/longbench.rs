@@ -97,11 +97,7 @@ fn twenty_rows_are_run_cut_scored_and_scored_again() {
         args.extend(["--task", task]);
     }
     let ran = ok(&args);
-    assert!(
-        ran.stdout.contains("longbench/samsum, 512 tokens") || ran.stdout.contains("longbench/samsum"),
-        "{}",
-        ran.stdout
-    );
+    assert!(ran.stdout.contains("longbench/samsum"), "{}", ran.stdout);
     assert!(ran.stdout.contains("6 of 6 prompts were cut in the middle to fit 512 tokens"), "{}", ran.stdout);
 
     let records = records(&out);
@@ -112,8 +108,11 @@ fn twenty_rows_are_run_cut_scored_and_scored_again() {
         assert_eq!(cut > 0, set == "samsum", "{record:?}");
         assert!(prompt <= 512 + 30 && (cut == 0 || prompt > 500), "{record:?}");
         assert_eq!(record["length"], 512);
-        assert_eq!(record["first_line"].as_bool().unwrap_or(false), set != "hotpotqa");
-        assert_eq!(record["all_classes"].as_array().map_or(0, Vec::len), if set == "trec" { 3 } else { 0 });
+        assert_eq!(record.get("first_line") == Some(&json!(true)), set != "hotpotqa");
+        assert_eq!(
+            record.get("all_classes").and_then(Value::as_array).map_or(0, Vec::len),
+            if set == "trec" { 3 } else { 0 }
+        );
         assert_eq!(
             record["metric"],
             match set {

@@ -38,8 +38,27 @@ fn normalize(word: &str) -> String {
 }
 
 /// `jieba.cut(text, cut_all=False)`.
+///
+/// The Python package looks for words in runs of the characters of [`is_in_words`] and takes every other by itself;
+/// the crate counts rarer Chinese characters among the former, so the runs are found here.
 fn segment(text: &str) -> Vec<&str> {
-    SEGMENTER.cut(text, true).into_iter().map(|token| token.word).collect()
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let run = rest.find(|c| !is_in_words(c)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(if run > 0 { run } else { first.len_utf8() });
+        match run {
+            0 => found.push(word),
+            _ => found.extend(SEGMENTER.cut(word, true).into_iter().map(|token| token.word)),
+        }
+        rest = after;
+    }
+    found
+}
+
+/// The characters in which the Python package looks for words: `[\u4E00-\u9FD5a-zA-Z0-9+#&\._%\-]`.
+fn is_in_words(c: char) -> bool {
+    ('\u{4e00}'..='\u{9fd5}').contains(&c) || c.is_ascii_alphanumeric() || "+#&._%-".contains(c)
 }
 
 #[cfg(test)]
@@ -51,6 +70,7 @@ mod tests {
         // Python: list(jieba.cut(...)) of version 0.42.1.
         assert_eq!(segment("我来到北京清华大学"), ["我", "来到", "北京", "清华大学"]);
         assert_eq!(segment("他来到了网易杭研大厦"), ["他", "来到", "了", "网易", "杭研", "大厦"]);
+        assert_eq!(segment("龘靐㐀㐁"), ["龘", "靐", "㐀", "㐁"]);
     }
 
     #[test]
