@@ -84,7 +84,8 @@ fn tasks_text() -> String {
     let head = format!("{:<32} {:<18} {:>7}  {}\n", "task", "metric", "tokens", "what it asks");
     let lines: String = catalog().into_iter().map(line).collect();
     format!(
-        "{head}{lines}\nGroups: ruler (13 tasks), ruler/niah (8 tasks), ruler_reworded (8 tasks). Use with: spattn eval --task NAME"
+        "{head}{lines}\nGroups: ruler (13 tasks), ruler/niah (8 tasks), ruler_reworded (8 tasks), needle (4 tasks), passkey (2 tasks).\n\
+         Use with: spattn eval --task NAME, or NAME:steps=5, NAME:depths=0+50 for tasks that have depths"
     )
 }
 

@@ -28,7 +28,7 @@ pub struct ScoreArgs {
     /// How to score each line: the name of a metric
     ///
     /// Example: --metric qa_f1. One of string_match_all, string_match_part, exact_match, qa_f1, rouge_l, rouge_1, rouge_2,
-    /// classification, retrieval, retrieval_zh, count, code_sim.
+    /// classification, retrieval, retrieval_zh, count, code_sim, first_number, last_number, digit_match.
     #[arg(long, value_name = "NAME", conflicts_with = "dataset", required_unless_present = "dataset")]
     pub metric: Option<String>,
 
