@@ -185,9 +185,7 @@ fn read_from(
         None => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
     };
     times.0.push((tokens.len(), spent(&stats)));
-    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
-        .with_stats(stats)
-        .with_queries(queries);
+    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_stats(stats).with_queries(queries);
     let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
     Reading { held, reused_tokens: kept, reused }
 }
