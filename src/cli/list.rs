@@ -84,7 +84,11 @@ fn tasks_text() -> String {
     let head = format!("{:<32} {:<18} {:>7}  {}\n", "task", "metric", "tokens", "what it asks");
     let lines: String = catalog().into_iter().map(line).collect();
     let groups: Vec<String> = groups().into_iter().map(|(name, count)| format!("{name} ({count} tasks)")).collect();
-    format!("{head}{lines}\nGroups: {}.\nUse with: spattn eval --task NAME", groups.join(", "))
+    format!(
+        "{head}{lines}\nGroups: {}.\n\
+         Use with: spattn eval --task NAME, or NAME:steps=5, NAME:depths=0+50 for tasks that have depths",
+        groups.join(", ")
+    )
 }
 
 fn params_text(params: &[ParamInfo]) -> String {
