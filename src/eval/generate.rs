@@ -76,44 +76,72 @@ pub struct Run {
     pub fidelity: Option<Fidelity>,
 }
 
+/// The shared prefix of an example, read and ready to be forked.
+pub(super) struct Prepared {
+    /// Time of reading it.
+    pub prefill: Duration,
+    /// The prefix with what methods may ask of it.
+    pub cache: IndexCache,
+    /// Logits of the last token of the prefix; empty if the prefix is.
+    pub logits: Vec<f32>,
+}
+
+impl Prepared {
+    /// Reads the first `prefix_tokens` of `prompt` densely; at most `longest` tokens will be in context.
+    pub fn new(
+        decoder: &Decoder,
+        prompt: &[u32],
+        prefix_tokens: usize,
+        longest: usize,
+        methods: &[Configured],
+        seed: u64,
+    ) -> Self {
+        let start = Instant::now();
+        let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
+        let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix_tokens));
+        let mut queries = RecentQueries::default();
+        let prefill = decoder.prefill_observed(&prompt[..prefix_tokens], prompt.len(), &mut |chunk| {
+            stats.observe(chunk);
+            queries.observe(chunk);
+        });
+        // What was gathered is part of the indexes that are built on it.
+        let time = start.elapsed().saturating_sub(stats.total_time());
+        let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), seed)
+            .with_prompt(prompt.len())
+            .with_stats(stats)
+            .with_queries(queries);
+        if let Some(rotation) = decoder.rotation(longest) {
+            cache = cache.with_rotation(rotation);
+        }
+        Self { prefill: time, cache, logits: prefill.logits }
+    }
+}
+
+/// How many lanes share each step: all of them, unless threads work on lanes of their own.
+pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
+    let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes) } else { 1 };
+    lanes.div_ceil(groups.max(1)).max(1)
+}
+
 /// Runs an example; `None` if `stop` was raised meanwhile.
 pub fn run_example(model: &Model, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
+    let Request { prompt, prefix_tokens, methods, max_new_tokens, seed, fidelity } = request;
     let decoder = &model.decoder;
-    let start = Instant::now();
-    let needs = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let mut stats = PromptStats::new(&needs, decoder.prompt_shape(request.prefix_tokens));
-    let mut queries = RecentQueries::default();
-    let prefix = &request.prompt[..request.prefix_tokens];
-    let prefill = decoder.prefill_observed(prefix, request.prompt.len(), &mut |chunk| {
-        stats.observe(chunk);
-        queries.observe(chunk);
-    });
-    // What was gathered is part of the indexes that are built on it.
-    let prefill_time = start.elapsed().saturating_sub(stats.total_time());
+    let Prepared { prefill, mut cache, logits } =
+        Prepared::new(decoder, prompt, prefix_tokens, prompt.len() + max_new_tokens, methods, seed);
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let mut cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed)
-        .with_prompt(request.prompt.len())
-        .with_stats(stats)
-        .with_queries(queries);
-    if let Some(rotation) = decoder.rotation(request.prompt.len() + request.max_new_tokens) {
-        cache = cache.with_rotation(rotation);
-    }
-    let unread = &request.prompt[request.prefix_tokens..];
-    let mut lanes: Vec<Lane> = request
-        .methods
-        .iter()
-        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &prefill.logits, request.max_new_tokens, model))
-        .collect();
+    let unread = &prompt[prefix_tokens..];
+    let mut lanes: Vec<Lane> =
+        methods.iter().map(|m| Lane::new(cache.fork(m, fidelity), unread, &logits, max_new_tokens, model)).collect();
     drop(cache);
-    let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes.len()) } else { 1 };
-    let group = lanes.len().div_ceil(groups.max(1)).max(1);
-    lanes.par_chunks_mut(group).for_each(|lanes| run_lanes(decoder, lanes, request.prompt.len(), stop));
+    let together = lanes_together(decoder, lanes.len());
+    lanes.par_chunks_mut(together).for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop));
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    Some(Outcome { prefill: prefill_time, runs: lanes.into_iter().map(Lane::finish).collect() })
+    Some(Outcome { prefill, runs: lanes.into_iter().map(Lane::finish).collect() })
 }
 
 /// One method on its way through an example.
@@ -176,71 +204,78 @@ impl<'a> Lane<'a> {
         self.done = self.stopped || self.tokens.len() >= self.max_new_tokens;
     }
 
-    /// Density `[layer][query head]`.
-    fn densities(&self) -> Vec<Vec<f64>> {
-        let costs = self.fork.costs();
-        (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
-    }
-
-    /// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
-    fn spread(&self, by_head: &[Vec<f64>]) -> Option<Spread> {
-        let sparse = by_head.iter().enumerate().filter(|(layer, _)| !self.fork.is_dense(*layer));
-        Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
-    }
-
-    fn fidelity(&self) -> Option<Fidelity> {
-        let meter = self.fork.fidelity()?;
-        let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
-        // A layer that never attended has missed nothing.
-        let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
-            heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
-        };
-        let spreads = (self.spread(&error), self.spread(&recall), self.spread(&dropped));
-        let spread = match spreads {
-            (Some(output_error), Some(recall), Some(dropped_mass)) => {
-                Some(FidelitySpread { output_error, recall, dropped_mass })
-            }
-            _ => None,
-        };
-        let short = |heads: &[Vec<f64>]| -> Vec<Vec<f64>> {
-            heads.iter().map(|layer| layer.iter().copied().map(four_digits).collect()).collect()
-        };
-        Some(Fidelity {
-            output_error: by_layer(&error, 0.0),
-            recall: by_layer(&recall, 1.0),
-            dropped_mass: by_layer(&dropped, 0.0),
-            spread,
-            heads: Some(HeadFidelity {
-                density: short(&self.densities()),
-                output_error: short(&error),
-                recall: short(&recall),
-                dropped_mass: short(&dropped),
-            }),
-        })
-    }
-
     fn finish(self) -> Run {
-        let all = self.fork.costs().total(|_| true);
-        let sparse = self.fork.costs().total(|layer| !self.fork.is_dense(layer));
-        Run {
-            stopped: self.stopped,
-            steps: self.steps,
-            decode: self.decode,
-            index: self.fork.index_time(),
+        let run = Run::of(&self.fork, self.steps, self.decode);
+        Run { tokens: self.tokens, stopped: self.stopped, ..run }
+    }
+}
+
+impl Run {
+    /// What `fork` counted over so many steps; nothing was generated.
+    pub(super) fn of(fork: &Fork, steps: usize, decode: Duration) -> Self {
+        let all = fork.costs().total(|_| true);
+        let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
+        Self {
+            tokens: Vec::new(),
+            stopped: false,
+            steps,
+            decode,
+            index: fork.index_time(),
             density: all.density(),
             density_sparse_layers: sparse.density(),
             cost1: all.cost1(),
             cost2: all.cost2(),
-            aux_bits: self.fork.aux_bits(),
-            kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / self.steps.max(1) as f64,
-            kv_bytes_held: self.fork.kv_bytes_held(),
-            density_by_layer: self.fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
-            density_spread: self.spread(&self.densities()),
-            solved: self.fork.solved().map(str::to_owned),
-            fidelity: self.fidelity(),
-            tokens: self.tokens,
+            aux_bits: fork.aux_bits(),
+            kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / steps.max(1) as f64,
+            kv_bytes_held: fork.kv_bytes_held(),
+            density_by_layer: fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
+            density_spread: spread(fork, &densities(fork)),
+            solved: fork.solved().map(str::to_owned),
+            fidelity: fidelity(fork),
         }
     }
+}
+
+/// Density `[layer][query head]`.
+fn densities(fork: &Fork) -> Vec<Vec<f64>> {
+    let costs = fork.costs();
+    (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
+}
+
+/// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
+fn spread(fork: &Fork, by_head: &[Vec<f64>]) -> Option<Spread> {
+    let sparse = by_head.iter().enumerate().filter(|(layer, _)| !fork.is_dense(*layer));
+    Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
+}
+
+fn fidelity(fork: &Fork) -> Option<Fidelity> {
+    let meter = fork.fidelity()?;
+    let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
+    // A layer that never attended has missed nothing.
+    let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
+        heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
+    };
+    let spread = match (spread(fork, &error), spread(fork, &recall), spread(fork, &dropped)) {
+        (Some(output_error), Some(recall), Some(dropped_mass)) => {
+            Some(FidelitySpread { output_error, recall, dropped_mass })
+        }
+        _ => None,
+    };
+    let short = |heads: &[Vec<f64>]| -> Vec<Vec<f64>> {
+        heads.iter().map(|layer| layer.iter().copied().map(four_digits).collect()).collect()
+    };
+    Some(Fidelity {
+        output_error: by_layer(&error, 0.0),
+        recall: by_layer(&recall, 1.0),
+        dropped_mass: by_layer(&dropped, 0.0),
+        spread,
+        heads: Some(HeadFidelity {
+            density: short(&densities(fork)),
+            output_error: short(&error),
+            recall: short(&recall),
+            dropped_mass: short(&dropped),
+        }),
+    })
 }
 
 /// Steps a group of lanes together until all are done.

@@ -4,6 +4,7 @@ pub mod calibration;
 pub mod checks;
 pub mod config;
 pub mod generate;
+pub mod likelihood;
 pub mod manifest;
 pub mod protocol;
 pub mod record;

@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 
 use super::config::RunConfig;
-use super::generate::{Outcome, Request, run_example};
+use super::generate::{Outcome, Request, Run, run_example};
+use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::identity;
-use super::record::Record;
+use super::protocol::Protocol;
+use super::record::{Choice, Likelihood, Record};
 use super::store::Store;
 use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::{PromptTokens, Tokenizer};
 use crate::model::weights::sha256_hex;
+use crate::tasks::likelihood::{LikelihoodTask, Measure, Passage, Scoring, TextEncoder, TextTokens};
 use crate::tasks::seed::example_seed;
 use crate::tasks::{Example, PromptCounter, Task};
 
@@ -115,7 +118,11 @@ impl Runner<'_> {
         // What fits the shortest length fits all.
         if let Some(shortest) = self.config.lengths.iter().min() {
             for task in self.tasks.iter().filter(|t| t.is_sized()) {
-                task.example(*shortest, 0, self.config.seed, &Counter(&self.model.tokenizer))?;
+                let counter = Counter(&self.model.tokenizer);
+                match task.likelihood() {
+                    Some(task) => drop(task.passage(*shortest, 0, self.config.seed, &counter)?),
+                    None => drop(task.example(*shortest, 0, self.config.seed, &counter)?),
+                }
             }
         }
         Ok(())
@@ -150,7 +157,7 @@ impl Runner<'_> {
     /// # Errors
     /// If an example cannot be made or run, or a record cannot be written; earlier records stay.
     pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
-        let places = self.places();
+        let places = self.places()?;
         let identity = identity(self.config, self.model, self.data).to_string();
         for (done, place) in places.iter().enumerate() {
             let missing: Vec<Configured> = self
@@ -184,17 +191,22 @@ impl Runner<'_> {
         Ok(End::Complete)
     }
 
-    fn places(&self) -> Vec<Place<'_>> {
+    fn places(&self) -> Result<Vec<Place<'_>>> {
+        let counter = Counter(&self.model.tokenizer);
         let mut places = Vec::new();
         for task in self.tasks {
             let lengths: &[usize] = if task.is_sized() { &self.config.lengths } else { &[0] };
-            let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
             for &length in lengths {
+                let available = match task.likelihood() {
+                    Some(task) => task.available(length, &counter)?,
+                    None => task.available().unwrap_or(usize::MAX),
+                };
+                let samples = available.min(self.config.samples);
                 places.extend((0..samples).map(|index| Place { task: task.as_ref(), length, index }));
             }
         }
         let mine = |(number, _): &(usize, Place)| number % self.shard.count == self.shard.index;
-        places.into_iter().enumerate().filter(mine).map(|(_, place)| place).collect()
+        Ok(places.into_iter().enumerate().filter(mine).map(|(_, place)| place).collect())
     }
 
     fn records(
@@ -209,6 +221,9 @@ impl Runner<'_> {
             true => format!("{} at {length}, example {index}", task.name()),
             false => format!("{}, example {index}", task.name()),
         };
+        if let Some(passages) = task.likelihood() {
+            return self.scored(place, passages, methods, identity, stop).with_context(what);
+        }
         let counter = Counter(&self.model.tokenizer);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
         let prompt = self.model.tokenizer.encode_prompt(&example.user_turn(), &example.answer_prefix)?;
@@ -233,19 +248,13 @@ impl Runner<'_> {
     fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
         let Made { place, example, prompt, prefix_tokens, identity } = made;
         let prefill_s = outcome.prefill.as_secs_f64();
-        let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
+        let record = |(method, run): (&Configured, Run)| -> Result<Record> {
             let prediction = self.model.tokenizer.decode(&run.tokens)?;
             let cleaned = example.metric.postprocess(&prediction);
             Ok(Record {
-                key: record_key(identity, place, method),
-                model: self.model.id.clone(),
                 task: example.task.clone(),
                 length: example.length,
                 sample: example.index,
-                seed: self.config.seed,
-                method: method.name.to_owned(),
-                params: method.params.clone(),
-                protocol: self.config.protocol.to_string(),
                 source: example.source.clone(),
                 score: example.metric.score(&cleaned, &example.references, &example.all_classes),
                 prediction,
@@ -253,27 +262,134 @@ impl Runner<'_> {
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens,
-                new_tokens: run.tokens.len(),
-                stopped: run.stopped,
                 bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
-                density: run.density,
-                density_sparse_layers: run.density_sparse_layers,
-                cost1: run.cost1,
-                cost2: run.cost2,
-                aux_bits: run.aux_bits,
-                kv_bytes_per_token: run.kv_bytes_per_step,
-                kv_bytes_held: Some(run.kv_bytes_held),
                 prefill_s,
-                index_s: run.index.as_secs_f64(),
-                decode_s: run.decode.as_secs_f64(),
-                steps: run.steps,
-                solved: run.solved,
-                density_by_layer: run.density_by_layer,
-                density_spread: run.density_spread,
-                fidelity: run.fidelity,
+                ..self.cost_record(identity, place, method, run)
             })
         };
         methods.iter().zip(outcome.runs).map(record).collect()
+    }
+
+    /// The records of a passage.
+    fn scored(
+        &self,
+        place: &Place<'_>,
+        task: &dyn LikelihoodTask,
+        methods: &[Configured],
+        identity: &str,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Record>>> {
+        let passage = task.passage(place.length, place.index, self.config.seed, &Counter(&self.model.tokenizer))?;
+        let longest = passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
+        let tokens = passage.prompt.len() + longest;
+        self.check_length(tokens, "the text", if place.task.is_sized() { LENGTH_HINT } else { FILE_HINT })?;
+        self.check_positions(methods, tokens)?;
+        let continuations: Vec<&[u32]> = passage.continuations.iter().map(|c| c.tokens.as_slice()).collect();
+        let request = likelihood::Request {
+            prompt: &passage.prompt,
+            prefix_tokens: self.config.protocol.prefix_before_answer(passage.prompt.len()),
+            continuations: &continuations,
+            methods,
+            seed: example_seed(self.config.seed, place.task.name(), place.length, place.index),
+            fidelity: self.config.fidelity,
+            compare: passage.scoring == Scoring::Perplexity,
+        };
+        let outcome = match self.config.protocol {
+            Protocol::Prefill => run_in_parallel(&self.model.decoder, request, stop),
+            _ => run_passage(&self.model.decoder, request, stop)?,
+        };
+        let Some(outcome) = outcome else { return Ok(None) };
+        let bos = self.model.tokenizer.bos_id();
+        let record = |(method, scored): (&Configured, Scored)| Record {
+            task: passage.task.clone(),
+            length: passage.length,
+            sample: passage.index,
+            source: passage.source.clone(),
+            measure: passage.scoring.measure(),
+            prompt_tokens: passage.prompt.len(),
+            prefix_tokens: request.prefix_tokens,
+            bos_tokens: bos.map(|bos| passage.prompt.iter().filter(|id| **id == bos).count()),
+            prefill_s: outcome.prefill.as_secs_f64(),
+            ..scored_record(&passage, &scored.sums, self.cost_record(identity, place, method, scored.run))
+        };
+        Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))
+    }
+
+    /// A record with what is known of place, method and cost; the rest is empty.
+    fn cost_record(&self, identity: &str, place: &Place<'_>, method: &Configured, run: Run) -> Record {
+        Record {
+            key: record_key(identity, place, method),
+            model: self.model.id.clone(),
+            task: place.task.name().to_owned(),
+            length: place.length,
+            sample: place.index,
+            seed: self.config.seed,
+            method: method.name.to_owned(),
+            params: method.params.clone(),
+            protocol: self.config.protocol.to_string(),
+            source: String::new(),
+            prediction: String::new(),
+            references: Vec::new(),
+            score: 0.0,
+            measure: Measure::Score,
+            prompt_tokens: 0,
+            prefix_tokens: 0,
+            new_tokens: run.tokens.len(),
+            max_new_tokens: 0,
+            stopped: run.stopped,
+            bos_tokens: None,
+            density: run.density,
+            density_sparse_layers: run.density_sparse_layers,
+            cost1: run.cost1,
+            cost2: run.cost2,
+            aux_bits: run.aux_bits,
+            kv_bytes_per_token: run.kv_bytes_per_step,
+            kv_bytes_held: Some(run.kv_bytes_held),
+            prefill_s: 0.0,
+            index_s: run.index.as_secs_f64(),
+            decode_s: run.decode.as_secs_f64(),
+            steps: run.steps,
+            solved: run.solved,
+            density_by_layer: run.density_by_layer,
+            density_spread: run.density_spread,
+            fidelity: run.fidelity,
+            likelihood: None,
+            choice: None,
+        }
+    }
+}
+
+/// The record with what the sums say of the passage.
+fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -> Record {
+    match passage.scoring {
+        Scoring::Perplexity => {
+            let (text, sums) = (&passage.continuations[0], &sums[0]);
+            let likelihood = Likelihood {
+                nll: sums.nll,
+                tokens: text.tokens.len(),
+                words: text.words,
+                bytes: text.bytes,
+                same_top: sums.same_top,
+                kl_sum: sums.kl_sum,
+                kl: if sums.kl_sum > 0.0 { sums.kl.clone() } else { Vec::new() },
+            };
+            Record { score: (sums.nll / text.tokens.len() as f64).exp(), likelihood: Some(likelihood), ..record }
+        }
+        Scoring::Choice { right, normalised } => {
+            let choice = Choice::new(
+                sums.iter().map(|s| -s.nll).collect(),
+                passage.continuations.iter().map(|c| c.bytes).collect(),
+                right,
+            );
+            let chosen = if normalised { choice.most_likely_by_bytes } else { choice.most_likely };
+            Record {
+                score: f64::from(u8::from(chosen == right)),
+                prediction: passage.continuations[chosen].text.clone(),
+                references: vec![passage.continuations[right].text.clone()],
+                choice: Some(choice),
+                ..record
+            }
+        }
     }
 }
 
@@ -301,5 +417,16 @@ pub struct Counter<'a>(pub &'a Tokenizer);
 impl PromptCounter for Counter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
         Ok(self.0.count_prompt(user, answer_prefix)?)
+    }
+}
+
+impl TextEncoder for Counter<'_> {
+    fn encode(&self, text: &str) -> Result<TextTokens> {
+        let (ids, spans) = self.0.encode_spans(text)?;
+        Ok(TextTokens { ids, ends: spans.into_iter().map(|(_, end)| end).collect() })
+    }
+
+    fn front(&self) -> &[u32] {
+        self.0.front()
     }
 }

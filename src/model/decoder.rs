@@ -153,6 +153,36 @@ impl Decoder {
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
     ) -> Prefill {
+        self.read(tokens, prompt_tokens, observe, &mut |_, _| {})
+    }
+
+    /// As [`prefill`](Self::prefill) of a whole text, showing `visit` the position and the logits `[vocab_size]` of
+    /// every token from `from` on.
+    pub fn prefill_logits(&self, tokens: &[u32], from: usize, visit: &mut dyn FnMut(usize, &[f32])) -> Prefill {
+        /// Rows whose logits are there at a time.
+        const AT_ONCE: usize = 64;
+        let c = &self.config;
+        self.read(tokens, tokens.len(), &mut |_| {}, &mut |first, x| {
+            let skipped = from.saturating_sub(first).min(x.len() / c.hidden_size);
+            let mut position = first + skipped;
+            for rows in x[skipped * c.hidden_size..].chunks(AT_ONCE * c.hidden_size) {
+                for logits in self.logits(rows).chunks_exact(c.vocab_size) {
+                    visit(position, logits);
+                    position += 1;
+                }
+            }
+        })
+    }
+
+    /// Reads `tokens` chunk by chunk; `finished` sees the first position of each and its rows `[token][hidden]` behind the
+    /// last layer.
+    fn read(
+        &self,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        finished: &mut dyn FnMut(usize, &[f32]),
+    ) -> Prefill {
         let c = &self.config;
         let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
         let mut kv: Vec<LayerKv> = (0..c.layers).map(new_layer).collect();
@@ -167,6 +197,7 @@ impl Decoder {
                     observe(&PrefillChunk { layer: index, first, queries, heads: c.heads, kv });
                 });
             }
+            finished(first, &x);
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last) };
@@ -226,6 +257,30 @@ impl Decoder {
     /// token of each. `prompt_tokens` is the length of the example's prompt.
     pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
         let c = &self.config;
+        let x = self.step_rows(streams, prompt_tokens);
+        let mut end = 0;
+        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
+        for stream in streams {
+            end += stream.tokens.len();
+            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
+        }
+        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+    }
+
+    /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.
+    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+        let x = self.step_rows(streams, prompt_tokens);
+        let mut logits = self.logits(&x);
+        let mut of_stream = |stream: &Stream<'_>| {
+            let rest = logits.split_off(stream.tokens.len() * self.config.vocab_size);
+            std::mem::replace(&mut logits, rest)
+        };
+        streams.iter().map(&mut of_stream).collect()
+    }
+
+    /// The rows `[token][hidden]` of all streams behind the last layer.
+    fn step_rows(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<f32> {
+        let c = &self.config;
         let angles = self.angles(streams, prompt_tokens);
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
@@ -238,13 +293,7 @@ impl Decoder {
             silu_gate(&gate_up, c.intermediate_size, &mut gated);
             add(&mut x, &layer.down.apply(&gated));
         }
-        let mut end = 0;
-        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
-        for stream in streams {
-            end += stream.tokens.len();
-            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
-        }
-        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+        x
     }
 
     /// Cos and sin, one after the other, for each row of a step.

@@ -178,6 +178,20 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of a text as it is with the byte range of each; nothing is put in front.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_spans(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), UsageError> {
+        let encoding = self.inner.encode(text, false).map_err(|e| self.failed(&*e))?;
+        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
+    }
+
+    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    pub fn front(&self) -> &[u32] {
+        &self.front
+    }
+
     /// The text of ids, special tokens left out.
     ///
     /// # Errors

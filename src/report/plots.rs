@@ -1,4 +1,4 @@
-//! `plots/*.svg`: score against density, one panel a task and one line a method.
+//! `plots/*.svg`: score (or perplexity) against density, one panel a task and one line a method.
 //!
 //! Drawn in pixels onto plotters' SVG backend, with text as SVG text: no fonts of the system are needed, and
 //! the same rows give the same bytes. Colours are distinct to colour-blind readers, and every method has
@@ -7,6 +7,7 @@
 use super::format::{distinct, tokens};
 use crate::eval::record::SummaryRow;
 use crate::eval::summary::REFERENCE;
+use crate::tasks::likelihood::Measure;
 use anyhow::Result;
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
@@ -24,8 +25,8 @@ pub struct Figure {
     pub svg: String,
 }
 
-/// Score against density with 95 % intervals: one figure for each model, length and protocol, in the order of the
-/// rows. `full` is a dashed line. If there is one figure only, its file is `score_vs_density.svg`; otherwise what
+/// Score against density with 95 % intervals: one figure for each model, length, protocol and measure, in the order of
+/// the rows; perplexities are in figures of their own, `perplexity_vs_density.svg`. `full` is a dashed line. If there is one figure only, its file is `score_vs_density.svg`; otherwise what
 /// differs between them follows in the name.
 ///
 /// # Errors
@@ -45,19 +46,25 @@ struct Scene<'a> {
     model: &'a str,
     length: usize,
     protocol: &'a str,
+    measure: Measure,
 }
 
 impl<'a> Scene<'a> {
     fn of(r: &'a SummaryRow) -> Self {
-        Self { model: &r.model, length: r.length, protocol: &r.protocol }
+        Self { model: &r.model, length: r.length, protocol: &r.protocol, measure: r.measure }
     }
 
     fn title(&self) -> String {
         let length = if self.length > 0 { format!(", {} tokens", tokens(self.length)) } else { String::new() };
-        format!("Score against density: {}{length}, sparse from {}", end_of(self.model), self.protocol)
+        let what = match self.measure {
+            Measure::Score => "Score",
+            Measure::Perplexity => "Perplexity",
+        };
+        format!("{what} against density: {}{length}, sparse from {}", end_of(self.model), self.protocol)
     }
 
     fn file_name(&self, all: &[Scene]) -> String {
+        let all: Vec<&Scene> = all.iter().filter(|s| s.measure == self.measure).collect();
         let parts = [
             (all.iter().any(|s| s.model != self.model), self.model.to_owned()),
             (all.iter().any(|s| s.length != self.length), self.length.to_string()),
@@ -65,7 +72,7 @@ impl<'a> Scene<'a> {
         ];
         let differing = parts.iter().filter(|(differs, _)| *differs);
         let suffix: String = differing.map(|(_, part)| format!("_{}", as_file_name(part))).collect();
-        format!("score_vs_density{suffix}.svg")
+        format!("{}_vs_density{suffix}.svg", self.measure.name())
     }
 }
 
@@ -176,6 +183,20 @@ impl Axis {
         Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
     }
 
+    /// For perplexities: logarithmic if they span over a decade.
+    fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
+        const MARGIN: f64 = 0.05;
+        let least = values.clone().fold(f64::INFINITY, f64::min);
+        let most = values.fold(0.0, f64::max);
+        match most / least > 10.0 {
+            true => Self::logarithmic(least, most),
+            false => {
+                let margin = MARGIN * (most - least).max(0.1 * most);
+                Self::linear(least - margin, most + margin)
+            }
+        }
+    }
+
     fn linear(low: f64, high: f64) -> Self {
         const MOST_TICKS: f64 = 6.0;
         let low = low.max(0.0);
@@ -227,6 +248,7 @@ struct Plot<'a> {
     has_reference: bool,
     x: Axis,
     y: Axis,
+    y_label: &'static str,
     columns: usize,
     panel_size: (i32, i32),
 }
@@ -251,7 +273,14 @@ impl<'a> Plot<'a> {
             methods: distinct(sparse.iter().map(|r| r.method.as_str())),
             has_reference: sparse.len() < rows.len(),
             x: Axis::of_densities(&sparse.iter().map(|r| 100.0 * r.density).collect::<Vec<_>>()),
-            y: Axis::of_scores(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
+            y: match scene.measure {
+                Measure::Score => Axis::of_scores(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
+                Measure::Perplexity => Axis::of_perplexities(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
+            },
+            y_label: match scene.measure {
+                Measure::Score => "score (%)",
+                Measure::Perplexity => "perplexity (less is better)",
+            },
             columns,
             panel_size: (
                 PANEL.0.max(LEAST_WIDTH / columns as i32),
@@ -324,7 +353,7 @@ impl<'a> Plot<'a> {
         pen.frame(frame)?;
         let middle = ((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2);
         pen.text("density (% of tokens attended)", (middle.0, frame.bottom + 32), SIZE, HPos::Center)?;
-        pen.upwards("score (%)", (frame.left - LEFT + 18, middle.1))
+        pen.upwards(self.y_label, (frame.left - LEFT + 18, middle.1))
     }
 
     fn place(&self, frame: &Frame, row: &SummaryRow) -> (i32, i32) {
@@ -511,6 +540,19 @@ mod tests {
                 "score_vs_density_org-model-v1_4096.svg"
             ]
         );
+    }
+
+    #[test]
+    fn perplexities_have_a_figure_of_their_own() {
+        use crate::eval::record::tests::perplexity;
+        let records = [record("ruler/vt", "topk", 0, 0.5), perplexity("full", 0, 2.0), perplexity("topk", 0, 6.0)];
+        let figures = score_vs_density(&summarize(&records, &[])).unwrap();
+        let files: Vec<_> = figures.iter().map(|f| f.file.as_str()).collect();
+        assert_eq!(files, ["perplexity_vs_density.svg", "score_vs_density.svg"]);
+        assert!(figures[0].svg.contains("perplexity (less is better)") && !figures[0].svg.contains("ruler/vt"));
+        let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
+        assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
+        assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
     }
 
     #[test]

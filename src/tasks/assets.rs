@@ -18,10 +18,14 @@ const WORD_LISTS: &[&str] = &["wordlists/*.txt"];
 const SQUAD: &[&str] = &["squad/dev-v2.0.json", "dev-v2.0.json"];
 const HOTPOTQA_FILES: &[&str] = &["hotpotqa/*.json"];
 const HOTPOTQA: &[&str] = &["hotpot_dev_distractor_v1.json"];
+/// Where WikiText-2's test text is looked for.
+pub const WIKITEXT2: &[&str] = &["wikitext2/wiki.test.raw", "wikitext-2-raw/wiki.test.raw", "wiki.test.raw"];
+/// Where PG-19's test books are looked for.
+pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
 
 /// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
 pub fn patterns() -> Vec<&'static str> {
-    [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA].concat()
+    [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA, WIKITEXT2, PG19].concat()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
@@ -68,6 +72,16 @@ pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
         files.into_iter().find(|f| f.extension().is_some_and(|e| e == "json"))
     });
     in_folder.or_else(|| first_file(options, HOTPOTQA))
+}
+
+/// WikiText-2's test text.
+pub fn wikitext2(options: &TaskOptions) -> Option<PathBuf> {
+    first_file(options, WIKITEXT2)
+}
+
+/// The folder of PG-19's test books.
+pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
+    folders(options, PG19).into_iter().next()
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {
