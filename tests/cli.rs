@@ -754,6 +754,57 @@ fn perplexity_of_full_is_the_same_in_one_pass() {
 }
 
 #[test]
+fn options_are_scored_under_every_method() {
+    let data = TempDir::new().unwrap();
+    let table = |rows: &[&str]| format!("question,choice0,choice1,choice2,choice3,answer\n{}\n", rows.join("\n"));
+    let colours = ["What colour is snow?,red,blue,white,green,2", "What colour is grass?,red,blue,white,green,3"];
+    for (file, text) in [
+        ("mmlu/test/colours_test.csv", table(&colours)),
+        ("mmlu/dev/colours_dev.csv", table(&["What colour is coal?,red,black,white,green,1"])),
+        (
+            "piqa/valid.jsonl",
+            "{\"goal\": \"open a door\", \"sol1\": \"turn the handle\", \"sol2\": \"sing\"}\n".repeat(2),
+        ),
+        ("piqa/valid-labels.lst", "0\n1\n".to_owned()),
+    ] {
+        let path = data.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let run = |out: &Out, more: &[&str]| {
+        let tasks = ["-t", "mc/mmlu:shots=1", "-t", "mc/piqa", "-n", "5", "--json", "--dtype", "f32"];
+        spattn(&["eval", "--out", out.arg(), "--data", data.path().to_str().unwrap()]).args(&tasks).args(more).ok()
+    };
+    let (one, two, parallel) = (out(), out(), out());
+    let methods = ["-m", "topk:k=400,local=1", "-m", "random:k=1,sink=1,local=1"];
+    let rows = summary(&run(&one, &[&methods[..], &["--threads", "1"]].concat()));
+    run(&two, &[&methods[..], &["--threads", "2"]].concat());
+    assert_eq!(one.records(), two.records());
+    let likelihoods = |out: &Out, method: &str| -> BTreeMap<String, Vec<f64>> {
+        let of = |record: &Map<String, Value>| {
+            let all = record["choice"]["log_likelihoods"].as_array().unwrap();
+            (format!("{}{}", record["task"], record["sample"]), all.iter().map(|l| l.as_f64().unwrap()).collect())
+        };
+        out.records().values().filter(|r| r["method"] == method).map(of).collect()
+    };
+    run(&parallel, &["-m", "full", "--sparse-from", "prefill"]);
+    let expected = likelihoods(&parallel, "full");
+    assert_eq!(expected.values().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 2]);
+    for method in ["full", "topk"] {
+        for (name, values) in likelihoods(&one, method) {
+            let worst = values.iter().zip(&expected[&name]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-3, "{method} on {name}: off by {worst}");
+        }
+    }
+    assert!(likelihoods(&one, "random") != likelihoods(&one, "full"), "the method is live");
+    // The same question twice with either answer right: one of two, whatever the model thinks.
+    let piqa = rows.iter().find(|r| r["task"] == "mc/piqa" && r["method"] == "full").unwrap();
+    assert_eq!((&piqa["score"], &piqa["acc"], &piqa["acc_norm"]), (&50.0.into(), &50.0.into(), &50.0.into()));
+    assert_eq!((rows.len(), &rows[0]["n"]), (6, &2.into()));
+    refused(&["-t", "mc/boolq"], "`mc/boolq` needs data", "boolq/validation.jsonl");
+}
+
+#[test]
 fn a_text_too_short_for_its_windows_is_said_before_any_work() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text.txt");

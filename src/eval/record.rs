@@ -122,25 +122,25 @@ pub struct Likelihood {
 pub struct Choice {
     /// Log-likelihood of each option after the question, in nats.
     pub log_likelihoods: Vec<f64>,
-    /// Bytes of each option.
-    pub bytes: Vec<usize>,
+    /// Characters of each option.
+    pub characters: Vec<usize>,
     /// Index of the right option.
     pub right: usize,
     /// Index of the most likely option.
     pub most_likely: usize,
-    /// Index of the most likely option by log-likelihood over bytes.
-    pub most_likely_by_bytes: usize,
+    /// Index of the most likely option by log-likelihood over characters.
+    pub most_likely_by_length: usize,
 }
 
 impl Choice {
-    /// Of log-likelihoods and bytes by option; the first of equals is the most likely.
-    pub fn new(log_likelihoods: Vec<f64>, bytes: Vec<usize>, right: usize) -> Self {
+    /// Of log-likelihoods and characters by option; the first of equals is the most likely.
+    pub fn new(log_likelihoods: Vec<f64>, characters: Vec<usize>, right: usize) -> Self {
         let first_greatest = |of: &dyn Fn(usize) -> f64| {
             (0..log_likelihoods.len()).fold(0, |best, i| if of(i) > of(best) { i } else { best })
         };
         let most_likely = first_greatest(&|i| log_likelihoods[i]);
-        let most_likely_by_bytes = first_greatest(&|i| log_likelihoods[i] / bytes[i].max(1) as f64);
-        Self { log_likelihoods, bytes, right, most_likely, most_likely_by_bytes }
+        let most_likely_by_length = first_greatest(&|i| log_likelihoods[i] / characters[i].max(1) as f64);
+        Self { log_likelihoods, characters, right, most_likely, most_likely_by_length }
     }
 }
 
@@ -342,7 +342,7 @@ pub struct SummaryRow {
     pub same_top: Option<f64>,
     /// Questions whose right option is the most likely one, in percent; only where options are scored.
     pub acc: Option<f64>,
-    /// The same by log-likelihood over bytes.
+    /// The same by log-likelihood over characters.
     pub acc_norm: Option<f64>,
 }
 
@@ -422,9 +422,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_long_option_wins_by_bytes_only() {
+    fn a_long_option_wins_by_length_only() {
         let choice = Choice::new(vec![-4.0, -3.0, -3.0], vec![8, 2, 3], 0);
-        assert_eq!((choice.most_likely, choice.most_likely_by_bytes), (1, 0));
+        assert_eq!((choice.most_likely, choice.most_likely_by_length), (1, 0));
     }
 
     #[test]

@@ -378,10 +378,10 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
         Scoring::Choice { right, normalised } => {
             let choice = Choice::new(
                 sums.iter().map(|s| -s.nll).collect(),
-                passage.continuations.iter().map(|c| c.bytes).collect(),
+                passage.continuations.iter().map(|c| c.text.chars().count()).collect(),
                 right,
             );
-            let chosen = if normalised { choice.most_likely_by_bytes } else { choice.most_likely };
+            let chosen = if normalised { choice.most_likely_by_length } else { choice.most_likely };
             Record {
                 score: f64::from(u8::from(chosen == right)),
                 prediction: passage.continuations[chosen].text.clone(),
@@ -422,8 +422,8 @@ impl PromptCounter for Counter<'_> {
 
 impl TextEncoder for Counter<'_> {
     fn encode(&self, text: &str) -> Result<TextTokens> {
-        let (ids, spans) = self.0.encode_spans(text)?;
-        Ok(TextTokens { ids, ends: spans.into_iter().map(|(_, end)| end).collect() })
+        let (ids, ends) = self.0.encode_with_ends(text)?;
+        Ok(TextTokens { ids, ends })
     }
 
     fn front(&self) -> &[u32] {

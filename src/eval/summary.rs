@@ -193,7 +193,7 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         kl_p99: over_text(kl_p99),
         same_top: over_text(|l| 100.0 * total(l, |l| l.same_top) / total(l, |l| l.tokens)),
         acc: right(|c| c.most_likely),
-        acc_norm: right(|c| c.most_likely_by_bytes),
+        acc_norm: right(|c| c.most_likely_by_length),
     }
 }
 

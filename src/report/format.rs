@@ -101,7 +101,7 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
         KL(full ‖ method) of the next token's distribution, in nats, its mean and 99th percentile over scored tokens. \
         same top: scored tokens at which the most probable token is that of full attention.";
     let choice = " acc, acc_norm: questions whose right option is the most likely one, by log-likelihood and by \
-        log-likelihood over bytes.";
+        log-likelihood over characters.";
     let mut text = String::new();
     if rows.iter().any(|r| r.bits_per_byte.is_some()) {
         text.push_str(perplexity);

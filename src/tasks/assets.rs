@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::TaskOptions;
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
+use super::{TaskOptions, choice};
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
 const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
@@ -25,7 +25,9 @@ pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
 
 /// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
 pub fn patterns() -> Vec<&'static str> {
-    [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA, WIKITEXT2, PG19].concat()
+    let fixed =
+        [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA, WIKITEXT2, PG19].concat();
+    fixed.into_iter().chain(choice::patterns()).collect()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
@@ -82,6 +84,26 @@ pub fn wikitext2(options: &TaskOptions) -> Option<PathBuf> {
 /// The folder of PG-19's test books.
 pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
     folders(options, PG19).into_iter().next()
+}
+
+/// The files of the data folder that a path with at most one `*` in its last part stands for, by name.
+pub(super) fn matching(options: &TaskOptions, pattern: &str) -> Vec<PathBuf> {
+    let Some(data) = &options.data else {
+        return Vec::new();
+    };
+    let path = data.join(pattern);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
+        return Vec::new();
+    };
+    let Some((start, end)) = name.split_once('*') else {
+        return if path.is_file() { vec![path] } else { Vec::new() };
+    };
+    let fits = |name: &str| name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> =
+        entries.filter(|e| e.file_name().to_str().is_some_and(fits)).map(|e| e.path()).collect();
+    files.sort();
+    files
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {

@@ -68,8 +68,8 @@ pub enum Scoring {
     Choice {
         /// Index of the right one.
         right: usize,
-        /// Whether the score is the accuracy by log-likelihood over bytes (lm-eval's `acc_norm`) rather than by
-        /// log-likelihood (`acc`).
+        /// Whether the score is the accuracy by log-likelihood over characters (lm-eval's `acc_norm`) rather
+        /// than by log-likelihood (`acc`).
         normalised: bool,
     },
 }

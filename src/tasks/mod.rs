@@ -7,6 +7,7 @@
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
 pub mod assets;
+mod choice;
 pub mod jsonl;
 mod kv_retrieval;
 pub mod likelihood;
@@ -28,7 +29,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 4] = [&ruler::Ruler, &ruler::Reworded, &perplexity::Perplexity, &jsonl::Jsonl];
+static FAMILIES: [&dyn Family; 5] =
+    [&ruler::Ruler, &ruler::Reworded, &perplexity::Perplexity, &choice::MultipleChoice, &jsonl::Jsonl];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -275,10 +277,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 27);
+        assert_eq!(all.len(), 34);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 27);
+        assert_eq!(all.len(), 34);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);
