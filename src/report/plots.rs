@@ -247,7 +247,6 @@ struct Plot<'a> {
     methods: Vec<&'a str>,
     has_reference: bool,
     x: Axis,
-    y: Axis,
     y_label: &'static str,
     columns: usize,
     panel_size: (i32, i32),
@@ -257,26 +256,30 @@ struct Plot<'a> {
 struct Panel<'a> {
     task: &'a str,
     rows: Vec<&'a SummaryRow>,
+    /// The same for all panels of scores; perplexities of different texts have little in common.
+    y: Axis,
 }
 
 impl<'a> Plot<'a> {
     fn new(scene: &Scene, rows: &[&'a SummaryRow]) -> Self {
         let sparse: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.method != REFERENCE).collect();
-        let of_task = |task| rows.iter().copied().filter(|r| r.task == task).collect();
-        let panels: Vec<Panel> = distinct(rows.iter().map(|r| r.task.as_str()))
-            .into_iter()
-            .map(|task| Panel { task, rows: of_task(task) })
-            .collect();
+        let of_task = |task| rows.iter().copied().filter(|r| r.task == task).collect::<Vec<_>>();
+        let ends = |rows: &[&SummaryRow]| rows.iter().flat_map(|r| [r.ci_low, r.ci_high]).collect::<Vec<_>>();
+        let panel = |task| {
+            let of_task = of_task(task);
+            let y = match scene.measure {
+                Measure::Score => Axis::of_scores(ends(rows).into_iter()),
+                Measure::Perplexity => Axis::of_perplexities(ends(&of_task).into_iter()),
+            };
+            Panel { task, rows: of_task, y }
+        };
+        let panels: Vec<Panel> = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(panel).collect();
         let columns = ((panels.len() as f64).sqrt().ceil() as usize).clamp(1, 4);
         Self {
             title: scene.title(),
             methods: distinct(sparse.iter().map(|r| r.method.as_str())),
             has_reference: sparse.len() < rows.len(),
             x: Axis::of_densities(&sparse.iter().map(|r| 100.0 * r.density).collect::<Vec<_>>()),
-            y: match scene.measure {
-                Measure::Score => Axis::of_scores(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
-                Measure::Perplexity => Axis::of_perplexities(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
-            },
             y_label: match scene.measure {
                 Measure::Score => "score (%)",
                 Measure::Perplexity => "perplexity (less is better)",
@@ -321,6 +324,7 @@ impl<'a> Plot<'a> {
             top: corner.1 + TOP,
             right: corner.0 + self.panel_size.0 - RIGHT,
             bottom: corner.1 + self.panel_size.1 - BOTTOM,
+            y: &panel.y,
         };
         self.draw_axes(pen, &frame)?;
         pen.text(panel.task, ((frame.left + frame.right) / 2, frame.top - 12), SIZE, HPos::Center)?;
@@ -345,8 +349,8 @@ impl<'a> Plot<'a> {
             pen.line(&[(x, frame.top), (x, frame.bottom)], GRID, 1)?;
             pen.text(&tick_label(tick), (x, frame.bottom + 12), SIZE, HPos::Center)?;
         }
-        for &tick in &self.y.ticks {
-            let y = self.y.at(tick, frame.bottom - INSET, frame.top + INSET);
+        for &tick in &frame.y.ticks {
+            let y = frame.y.at(tick, frame.bottom - INSET, frame.top + INSET);
             pen.line(&[(frame.left, y), (frame.right, y)], GRID, 1)?;
             pen.text(&tick_label(tick), (frame.left - 6, y), SIZE, HPos::Right)?;
         }
@@ -358,18 +362,14 @@ impl<'a> Plot<'a> {
 
     fn place(&self, frame: &Frame, row: &SummaryRow) -> (i32, i32) {
         let x = self.x.at(100.0 * row.density, frame.left + INSET, frame.right - INSET);
-        (x, self.score_at(frame, row.score))
-    }
-
-    fn score_at(&self, frame: &Frame, score: f64) -> i32 {
-        self.y.at(score, frame.bottom - INSET, frame.top + INSET)
+        (x, frame.score_at(row.score))
     }
 
     fn draw_intervals(&self, pen: &Pen, frame: &Frame, method: usize, rows: &[&SummaryRow]) -> Result<()> {
         const CAP: i32 = 3;
         for row in rows {
             let x = self.place(frame, row).0;
-            let (low, high) = (self.score_at(frame, row.ci_low), self.score_at(frame, row.ci_high));
+            let (low, high) = (frame.score_at(row.ci_low), frame.score_at(row.ci_high));
             for path in [[(x, low), (x, high)], [(x - CAP, low), (x + CAP, low)], [(x - CAP, high), (x + CAP, high)]] {
                 pen.line(&path, colour(method), 1)?;
             }
@@ -428,11 +428,19 @@ fn colour(method: usize) -> RGBColor {
 // ---- drawing ----
 
 /// Edges of the data region.
-struct Frame {
+struct Frame<'a> {
     left: i32,
     top: i32,
     right: i32,
     bottom: i32,
+    /// The scores' axis.
+    y: &'a Axis,
+}
+
+impl Frame<'_> {
+    fn score_at(&self, score: f64) -> i32 {
+        self.y.at(score, self.bottom - INSET, self.top + INSET)
+    }
 }
 
 /// Draws in pixels.
@@ -550,6 +558,11 @@ mod tests {
         let files: Vec<_> = figures.iter().map(|f| f.file.as_str()).collect();
         assert_eq!(files, ["perplexity_vs_density.svg", "score_vs_density.svg"]);
         assert!(figures[0].svg.contains("perplexity (less is better)") && !figures[0].svg.contains("ruler/vt"));
+        let other = Record { task: "ppl/other".into(), ..perplexity("topk", 0, 5.0) };
+        let rows = summarize(&[perplexity("topk", 0, 2.0), other], &[]);
+        let refs: Vec<&SummaryRow> = rows.iter().collect();
+        let plot = Plot::new(&Scene::of(&rows[0]), &refs);
+        assert!(plot.panels[0].y.low > plot.panels[1].y.high, "each text has its own axis");
         let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
         assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
         assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
