@@ -1,7 +1,7 @@
 """Makes the golden files the model tests compare with; the referee is Hugging Face transformers.
 
 Regenerate (CPU, about a minute; transformers 5.x, torch):  python scripts/make_golden_models.py [part]...
-Parts: models, rope, chat, tokenizer; all by default. Everything goes to tests/golden/.
+Parts: models, likelihood, rope, chat, tokenizer; all by default. Everything goes to tests/golden/.
 
 models/<name>/          a tiny random checkpoint: config.json and weights (safetensors, one file or shards)
 models/<name>/golden.json
@@ -13,6 +13,12 @@ models/<name>/golden.json
     smallest_gap        smallest top-1 minus top-2 logit over the steps of `continuation`
     f32_noise           largest |f32 - f64| over `logits`: what rounding alone does to this model
     transformers        version of the referee
+likelihood.json         of the prompt of models/llama-bias, in nats:
+    window, scored      tokens of a window, and of its end that is scored; windows follow each other
+    nll                 [window] negative log-likelihood of each scored part
+    perplexity          of all scored tokens together
+    context, options    tokens of the prompt before the options, and [start, end) of each option in the prompt
+    log_likelihoods     [option] log-likelihood of each option right after the context
 rope.json               [{name, config, head_dim, max_positions, cases: [{sequence_length, inv_freq, scaling,
                           position, cos, sin}]}]; config holds the RoPE keys of a config.json
 chat.json               [{name, template, messages, variables, expected}]; always with add_generation_prompt
@@ -249,6 +255,34 @@ def make_models():
                 break
         else:
             raise SystemExit(f"{name}: no seed gives an unambiguous continuation")
+
+
+@torch.no_grad()
+def make_likelihood(window=256, scored=64, context=600, options=((600, 601), (700, 705), (850, 870))):
+    folder = GOLDEN / "models" / "llama-bias"
+    load = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, **load).eval()
+    prompt = torch.tensor(json.loads((folder / "golden.json").read_text())["prompt"])
+
+    def nll(ids, last):
+        """Of the last tokens of `ids`; labels of -100 are not scored, as in the usual perplexity loop."""
+        labels = ids.clone()
+        labels[:-last] = -100
+        return float(model(ids[None], labels=labels[None]).loss) * last
+
+    windows = [nll(prompt[i : i + window], scored) for i in range(0, len(prompt) - window + 1, window)]
+    option = lambda start, end: -nll(torch.cat([prompt[:context], prompt[start:end]]), end - start)
+    value = {
+        "window": window,
+        "scored": scored,
+        "nll": [round(x, 6) for x in windows],
+        "perplexity": round(math.exp(sum(windows) / (scored * len(windows))), 6),
+        "context": context,
+        "options": options,
+        "log_likelihoods": [round(option(*o), 6) for o in options],
+        "transformers": transformers.__version__,
+    }
+    write_json(GOLDEN / "likelihood.json", value)
 
 
 # name: (RoPE keys of a config.json, head_dim, max positions, sequence lengths)
@@ -563,7 +597,13 @@ def make_tokenizer():
 
 
 def main():
-    parts = {"models": make_models, "rope": make_rope, "chat": make_chat, "tokenizer": make_tokenizer}
+    parts = {
+        "models": make_models,
+        "likelihood": make_likelihood,
+        "rope": make_rope,
+        "chat": make_chat,
+        "tokenizer": make_tokenizer,
+    }
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for part in sys.argv[1:] or parts:

@@ -89,6 +89,20 @@ impl LayerCosts {
         }
     }
 
+    /// Adds the counts of another run through the same layers.
+    pub fn absorb(&mut self, other: &Self) {
+        for (own, other) in self.layers.iter_mut().zip(&other.layers) {
+            *own += *other;
+        }
+        for (own, other) in self.heads.iter_mut().zip(&other.heads) {
+            own.resize(own.len().max(other.len()), (0, 0));
+            for (own, other) in own.iter_mut().zip(other) {
+                own.0 += other.0;
+                own.1 += other.1;
+            }
+        }
+    }
+
     /// Density of each query head of a layer; none if it never attended.
     pub fn head_densities(&self, layer: usize) -> Vec<f64> {
         self.heads[layer].iter().map(|(attended, context)| ratio(*attended, *context)).collect()
@@ -121,5 +135,9 @@ mod tests {
         costs.count_heads(1, 0, &[9, 8], 90);
         assert_eq!(costs.head_densities(1), [0.1, 0.1, 0.5, 1.0]);
         assert!(costs.head_densities(0).is_empty());
+        let mut sum = LayerCosts::new(2);
+        sum.count_heads(1, 0, &[10], 10);
+        sum.absorb(&costs);
+        assert_eq!(sum.head_densities(1), [20.0 / 110.0, 0.1, 0.5, 1.0]);
     }
 }

@@ -711,6 +711,124 @@ fn threads_and_shards_change_nothing() {
     assert_eq!(first, one.records());
 }
 
+/// A run of perplexity over a text file.
+fn perplexity<'a>(out: &'a Out, file: &Path, more: &[&'a str]) -> Spattn {
+    let task = format!("ppl/file:{}:scored=48", file.display());
+    spattn(&["eval", "--out", out.arg(), "-l", "256", "-n", "3", "-t", &task]).args(more)
+}
+
+#[test]
+fn perplexity_resumes_shards_and_threads_to_the_same_records() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    let (one, two, shards) = (out(), out(), [out(), out()]);
+    let methods = ["-m", "topk:k={8,256}", "-m", "random:k=8"];
+    let ran = perplexity(&one, &file, &methods).args(&["--threads", "1"]).ok();
+    ran.prints("ppl/file:text:scored=48, 256 tokens (perplexity: less is better)");
+    assert_eq!(one.records().len(), 12);
+    // First a method alone, then `full` with the rest.
+    perplexity(&two, &file, &["-m", "topk:k=8", "--no-full", "--threads", "2"]).ok();
+    perplexity(&two, &file, &methods).args(&["--resume"]).ok();
+    assert_eq!(one.records(), two.records());
+    perplexity(&shards[0], &file, &methods).args(&["--shard", "1/2"]).ok();
+    perplexity(&shards[1], &file, &methods).args(&["--shard", "2/2"]).ok();
+    let [mut first, second] = shards.map(|out| out.records());
+    first.extend(second);
+    assert_eq!(one.records(), first);
+    for file in ["plots/perplexity_vs_density.svg", "summary.md", "summary.csv"] {
+        assert!(one.dir.join(file).is_file(), "{file}");
+    }
+    let record = one.records().into_values().next().unwrap();
+    assert_eq!((&record["measure"], &record["likelihood"]["tokens"]), (&"perplexity".into(), &48.into()));
+    assert_eq!((&record["prompt_tokens"], &record["prefix_tokens"]), (&208.into(), &207.into()));
+}
+
+#[test]
+fn perplexity_of_full_is_the_same_in_one_pass() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    let rows = |protocol: &str, method: &str| {
+        let (out, more) = (out(), ["--json", "--sparse-from", protocol, "-m", method, "--dtype", "f32"]);
+        summary(&perplexity(&out, &file, &more).ok())
+    };
+    let number = |row: &Map<String, Value>, key: &str| row[key].as_f64().unwrap();
+    let (live, parallel) = (rows("question", "topk:k=256"), rows("prefill", "full"));
+    assert_eq!((live.len(), parallel.len()), (2, 1));
+    for key in ["score", "word_perplexity", "bits_per_byte"] {
+        let (a, b) = (number(&live[0], key), number(&parallel[0], key));
+        assert!((a / b - 1.0).abs() < 1e-4, "{key}: {a} for {b}");
+        assert!((number(&live[1], key) / b - 1.0).abs() < 1e-4, "{key} with all tokens picked");
+    }
+    assert!(number(&live[1], "kl_p99") < 1e-5 && number(&live[1], "same_top") == 100.0);
+    let out = out();
+    perplexity(&out, &file, &["--sparse-from", "prefill", "-m", "topk"]).fails(2, "has no prefill pattern", "question");
+}
+
+#[test]
+fn options_are_scored_under_every_method() {
+    let data = TempDir::new().unwrap();
+    let table = |rows: &[&str]| format!("question,choice0,choice1,choice2,choice3,answer\n{}\n", rows.join("\n"));
+    let colours = ["What colour is snow?,red,blue,white,green,2", "What colour is grass?,red,blue,white,green,3"];
+    for (file, text) in [
+        ("mmlu/test/colours_test.csv", table(&colours)),
+        ("mmlu/dev/colours_dev.csv", table(&["What colour is coal?,red,black,white,green,1"])),
+        (
+            "piqa/valid.jsonl",
+            "{\"goal\": \"open a door\", \"sol1\": \"turn the handle\", \"sol2\": \"sing\"}\n".repeat(2),
+        ),
+        ("piqa/valid-labels.lst", "0\n1\n".to_owned()),
+    ] {
+        let path = data.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let run = |out: &Out, more: &[&str]| {
+        let tasks = ["-t", "mc/mmlu:shots=1", "-t", "mc/piqa", "-n", "5", "--json", "--dtype", "f32"];
+        spattn(&["eval", "--out", out.arg(), "--data", data.path().to_str().unwrap()]).args(&tasks).args(more).ok()
+    };
+    let (one, two, parallel) = (out(), out(), out());
+    let methods = ["-m", "topk:k=400,local=1", "-m", "random:k=1,sink=1,local=1"];
+    let rows = summary(&run(&one, &[&methods[..], &["--threads", "1"]].concat()));
+    run(&two, &[&methods[..], &["--threads", "2"]].concat());
+    assert_eq!(one.records(), two.records());
+    let likelihoods = |out: &Out, method: &str| -> BTreeMap<String, Vec<f64>> {
+        let of = |record: &Map<String, Value>| {
+            let all = record["choice"]["log_likelihoods"].as_array().unwrap();
+            (format!("{}{}", record["task"], record["sample"]), all.iter().map(|l| l.as_f64().unwrap()).collect())
+        };
+        out.records().values().filter(|r| r["method"] == method).map(of).collect()
+    };
+    run(&parallel, &["-m", "full", "--sparse-from", "prefill"]);
+    let expected = likelihoods(&parallel, "full");
+    assert_eq!(expected.values().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 2]);
+    for method in ["full", "topk"] {
+        for (name, values) in likelihoods(&one, method) {
+            let worst = values.iter().zip(&expected[&name]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-3, "{method} on {name}: off by {worst}");
+        }
+    }
+    assert!(likelihoods(&one, "random") != likelihoods(&one, "full"), "the method is live");
+    // The same question twice with either answer right: one of two, whatever the model thinks.
+    let piqa = rows.iter().find(|r| r["task"] == "mc/piqa" && r["method"] == "full").unwrap();
+    assert_eq!((&piqa["score"], &piqa["acc"], &piqa["acc_norm"]), (&50.0.into(), &50.0.into(), &50.0.into()));
+    assert_eq!((rows.len(), &rows[0]["n"]), (6, &2.into()));
+    refused(&["-t", "mc/boolq"], "`mc/boolq` needs data", "boolq/validation.jsonl");
+}
+
+#[test]
+fn a_text_too_short_for_its_windows_is_said_before_any_work() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, "A few words.").unwrap();
+    let task = format!("ppl/file:{}", file.display());
+    refused(&["-t", &task, "-l", "512"], "no window of 512 fits", "shorter --length");
+    refused(&["-t", &task, "-l", "256"], "leaves no context before 256 scored ones", "scored=N");
+    refused(&["-t", "ppl/wikitext2", "-l", "512"], "`ppl/wikitext2` needs a text", "wiki.test.raw");
+    refused(&["-t", "ppl/wikitext3", "-l", "512"], "unknown task `ppl/wikitext3`", "ppl/wikitext2");
+}
+
 #[test]
 fn what_is_gathered_of_the_prompt_for_one_method_changes_no_other() {
     let (together, apart) = (out(), out());

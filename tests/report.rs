@@ -108,6 +108,7 @@ use proptest::prelude::*;
 use spattn::eval::record::{Record, Spread};
 use spattn::eval::{stats, store, summary};
 use spattn::report::Report;
+use spattn::tasks::likelihood::Measure;
 use std::collections::BTreeMap;
 
 fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> Record {
@@ -155,6 +156,9 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         density_by_layer: vec![1.0, 0.05],
         density_spread: Spread::of([0.01, 0.05, 0.09]),
         fidelity: None,
+        measure: Measure::Score,
+        likelihood: None,
+        choice: None,
     }
 }
 

@@ -311,6 +311,16 @@ impl Fork {
         bytes as f64 * 8.0 / rows as f64
     }
 
+    /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
+    pub fn absorb(&mut self, other: &Fork) {
+        self.costs.absorb(&other.costs);
+        self.index_time += other.index_time;
+        self.attend_time += other.attend_time;
+        if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
+            own.absorb(other);
+        }
+    }
+
     /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
     /// context, less what its method has let go.
     pub fn kv_bytes_held(&self) -> u64 {

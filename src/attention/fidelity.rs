@@ -58,6 +58,19 @@ impl FidelityMeter {
         self.layers.iter().map(|heads| heads.iter().map(mean).collect()).collect()
     }
 
+    /// Adds the comparisons of another run through the same layers.
+    pub(super) fn absorb(&mut self, other: &Self) {
+        for (own, other) in self.layers.iter_mut().zip(&other.layers) {
+            own.resize(own.len().max(other.len()), HeadSums::default());
+            for (own, other) in own.iter_mut().zip(other) {
+                own.error += other.error;
+                own.recall += other.recall;
+                own.dropped += other.dropped;
+                own.count += other.count;
+            }
+        }
+    }
+
     /// Compares one step of one KV head with exact attention.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn compare(

@@ -77,7 +77,11 @@ pub fn run(args: ListArgs) -> Result<()> {
 
 fn tasks_text() -> String {
     let line = |t: TaskInfo| {
-        let metric = t.metric.map_or("by file", |m| m.name());
+        let metric = match (t.metric, t.max_new_tokens) {
+            (Some(metric), _) => metric.name(),
+            (None, Some(0)) => "log-likelihood",
+            (None, _) => "by file",
+        };
         let tokens = t.max_new_tokens.map_or("by file".to_owned(), |n| n.to_string());
         format!("{:<32} {:<18} {:>7}  {}\n", t.name, metric, tokens, t.about)
     };

@@ -178,14 +178,26 @@ impl GroupReport {
 /// [`UsageError`] for an unknown name and, as `path:line`, for a row that cannot be scored; also if the file cannot be
 /// read or has no rows.
 pub fn score_path(args: &ScoreArgs) -> Result<ScoreReport> {
-    let (mut scored, mut notes) = (Vec::new(), Vec::new());
+    let given = given_rule(args)?;
+    let (mut scored, mut notes, mut of_likelihood) = (Vec::new(), Vec::new(), 0);
     for file in files(&args.file)? {
-        let scorer = Scorer::new(args, &file)?;
+        let scorer = Scorer::new(args, given, &file);
         let rows = Rows::open(RowSource::File(file), args.skip_bad, |row| {
-            scored.push(scorer.score(row)?);
+            match is_of_likelihood(row) {
+                true => of_likelihood += 1,
+                false => scored.push(scorer.score(row)?),
+            }
             Ok(true)
         })?;
         notes.extend(rows.note());
+    }
+    if of_likelihood > 0 {
+        let what =
+            format!("{of_likelihood} records of perplexity or multiple choice have no prediction to score again");
+        if scored.is_empty() {
+            return Err(UsageError::new(what).hint("their scores are in the run's summary").into());
+        }
+        notes.push(what);
     }
     let changed = scored.iter().filter(|s| s.stored.is_some_and(|stored| (stored - s.score).abs() > 1e-9)).count();
     if changed > 0 {
@@ -241,6 +253,22 @@ impl From<&Dataset> for Rule {
     }
 }
 
+/// What the user said of all rows.
+fn given_rule(args: &ScoreArgs) -> Result<Option<Rule>, UsageError> {
+    match (&args.metric, &args.dataset) {
+        (Some(name), None) => Ok(Some(Rule { metric: Metric::parse(name)?, first_line: false })),
+        (None, Some(name)) => Ok(Some(Rule::from(Dataset::parse(name)?))),
+        (None, None) => Ok(None),
+        _ => Err(UsageError::new("either --metric or --dataset can be given, not both")
+            .hint("for example --metric qa_f1, or --dataset hotpotqa")),
+    }
+}
+
+/// Whether a record's score comes from the probability of given text.
+fn is_of_likelihood(row: &Row) -> bool {
+    ["likelihood", "choice"].iter().any(|name| row.fields.get(*name).is_some_and(|value| !value.is_null()))
+}
+
 /// How the rows of a file are scored and grouped.
 struct Scorer {
     /// What the user said, for all rows.
@@ -251,22 +279,13 @@ struct Scorer {
 }
 
 impl Scorer {
-    fn new(args: &ScoreArgs, file: &Path) -> Result<Self, UsageError> {
+    fn new(args: &ScoreArgs, given: Option<Rule>, file: &Path) -> Self {
         let stem = file.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let given = match (&args.metric, &args.dataset) {
-            (Some(name), None) => Some(Rule { metric: Metric::parse(name)?, first_line: false }),
-            (None, Some(name)) => Some(Rule::from(Dataset::parse(name)?)),
-            (None, None) => None,
-            _ => {
-                return Err(UsageError::new("either --metric or --dataset can be given, not both")
-                    .hint("for example --metric qa_f1, or --dataset hotpotqa"));
-            }
-        };
         let of_file = Dataset::parse(&stem).ok();
         let is_extended = (of_file.is_some() && stem.ends_with("_e"))
             || args.dataset.as_ref().is_some_and(|name| name.ends_with("_e"))
             || file.parent().is_some_and(|folder| folder.iter().any(|part| part == "pred_e"));
-        Ok(Self { given, of_file, by_length: args.by_length || is_extended })
+        Self { given, of_file, by_length: args.by_length || is_extended }
     }
 
     fn score(&self, row: &Row) -> Result<Scored, UsageError> {

@@ -6,6 +6,7 @@
 use super::record::Record;
 use super::stats::{self, Interval};
 use super::summary::{Cell, REFERENCE, SEED, group, place};
+use crate::tasks::likelihood::Measure;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -185,6 +186,9 @@ fn cut(cells: &[Cell]) -> Option<Warning> {
 }
 
 fn low_reference(full: &Cell) -> Option<Warning> {
+    if !full.measure().is_score() {
+        return None;
+    }
     let score = full.mean(|r| r.score);
     (score < LEAST_REFERENCE).then(|| {
         let message = format!(
@@ -208,6 +212,9 @@ fn repeated(cell: &Cell) -> Option<Warning> {
 }
 
 fn empty(cell: &Cell) -> Option<Warning> {
+    if cell.head().likelihood.is_some() {
+        return None; // Nothing was to be generated.
+    }
     let n = cell.records.len();
     let empty = cell.records.iter().filter(|r| r.prediction.trim().is_empty()).count();
     (empty as f64 >= EMPTY_SHARE * n as f64 && empty > 0)
@@ -247,20 +254,31 @@ fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {
 
 fn above(cell: &Cell, full: &Cell) -> Option<Warning> {
     let gain = significant_gain(cell, full)?;
-    let message = format!(
-        "better than dense beyond noise: {:+.1} points (95 % interval {:+.1} to {:+.1}); look for a flaw in the prompt",
-        gain.mean, gain.low, gain.high
-    );
+    let message = match cell.measure() {
+        Measure::Score => format!(
+            "better than dense beyond noise: {:+.1} points (95 % interval {:+.1} to {:+.1}); look for a flaw in the prompt",
+            gain.mean, gain.low, gain.high
+        ),
+        Measure::Perplexity => format!(
+            "better than dense beyond noise: {:.4} nats a token less (95 % interval {:.4} to {:.4}); is the text longer \
+             than the model can use?",
+            gain.mean, gain.low, gain.high
+        ),
+    };
     Some(of_cell(Check::AboveReference, cell, message))
 }
 
-/// By how many points `a` is above `b` on common samples, if all of the interval is.
+/// By how many points (or nats a token) `a` is better than `b` on common samples, if all of the interval is.
 fn significant_gain(a: &Cell, b: &Cell) -> Option<Interval> {
-    let differences = stats::differences(&a.scores(), &b.scores());
+    let differences = stats::differences(&a.merits(), &b.merits());
     if differences.len() < LEAST_PAIRS {
         return None;
     }
-    stats::bootstrap_mean(&differences, SEED).filter(Interval::is_positive).map(|gain| gain.scaled(100.0))
+    let unit = match a.measure() {
+        Measure::Score => 100.0,
+        Measure::Perplexity => 1.0,
+    };
+    stats::bootstrap_mean(&differences, SEED).filter(Interval::is_positive).map(|gain| gain.scaled(unit))
 }
 
 // ---- budgets ----
@@ -313,17 +331,23 @@ fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {
         }
     }
     let (gain, low, high) = worst?;
+    let (of_low, of_high, loss) = match low.measure() {
+        Measure::Score => (
+            format!("score falls as {} grows the budget: {:.1} %", ladder.varied, low.score()),
+            format!("{:.1} %", high.score()),
+            format!("{:.1} points (95 % interval {:.1} to {:.1})", gain.mean, gain.low, gain.high),
+        ),
+        Measure::Perplexity => (
+            format!("perplexity rises as {} grows the budget: {:.3}", ladder.varied, low.score()),
+            format!("{:.3}", high.score()),
+            format!("{:.4} nats a token (95 % interval {:.4} to {:.4})", gain.mean, gain.low, gain.high),
+        ),
+    };
     let message = format!(
-        "score falls as {} grows the budget: {:.1} % at density {:.4} ({}), {:.1} % at {:.4}, a loss of {:.1} points (95 % interval {:.1} to {:.1})",
-        ladder.varied,
-        100.0 * low.mean(|r| r.score),
+        "{of_low} at density {:.4} ({}), {of_high} at {:.4}, a loss of {loss}",
         density(low),
         low.head().params,
-        100.0 * high.mean(|r| r.score),
         density(high),
-        gain.mean,
-        gain.low,
-        gain.high
     );
     Some(of_cell(Check::NotMonotone, high, message))
 }
@@ -440,6 +464,29 @@ mod tests {
         assert_eq!(warnings[0].method.as_deref(), Some("magicpig"));
         assert!(warnings[0].message.starts_with("a density of 0.03 was asked for, 0.0500 was attended"));
         assert!(warnings[0].message.contains("(+67 %)"));
+    }
+
+    #[test]
+    fn less_perplexity_is_better() {
+        use crate::eval::record::tests::perplexity;
+        let of = |method: &str, density: f64, nats: f64| -> Vec<Record> {
+            let make =
+                |i| Record { density, params: format!("k={density}"), ..perplexity(method, i, nats + i as f64 / 9.0) };
+            (0..20).map(make).collect()
+        };
+        let full = of("full", 1.0, 5.0);
+        let worse = [full.clone(), of("topk", 0.1, 5.5), of("topk", 0.2, 5.2)].concat();
+        assert_eq!(
+            codes(&worse),
+            [],
+            "a high perplexity is no low score, and less with more budget is as it should be"
+        );
+        let better = check(&[full.clone(), of("topk", 0.1, 4.9)].concat(), &[]);
+        assert_eq!(better.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::AboveReference]);
+        assert!(better[0].message.contains("0.1000 nats a token less"), "{}", better[0]);
+        let rising = check(&[full, of("topk", 0.1, 5.2), of("topk", 0.2, 5.5)].concat(), &[]);
+        assert_eq!(rising.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::NotMonotone]);
+        assert!(rising[0].message.starts_with("perplexity rises as k grows the budget"), "{}", rising[0]);
     }
 
     #[test]

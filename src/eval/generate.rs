@@ -133,40 +133,89 @@ impl Times {
     }
 }
 
-/// The prefix of an example, read now or before.
-struct Reading {
-    held: Held,
-    reused_tokens: usize,
-    reused: Duration,
+/// A dense prefix that methods share, and what of the prompt bears on it.
+pub(super) struct SharedPrefix<'a> {
+    /// The whole prompt.
+    pub prompt: &'a [u32],
+    /// How many of its tokens are the prefix.
+    pub tokens: usize,
+    /// Tokens that will be in context at most.
+    pub longest: usize,
+    /// Methods that will be forked from it.
+    pub methods: &'a [Configured],
+    /// Seed of what is drawn when indexes are built.
+    pub seed: u64,
+    /// Seed of what is drawn in steps.
+    pub step_seed: u64,
 }
 
-/// Reads the prefix of an example, as far as `held` does not have it already.
-fn read(model: &Model, request: &Request<'_>, held: Option<Held>) -> Reading {
-    let needs: BTreeSet<PromptNeed> = request.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let prefix = &request.prompt[..request.prefix_tokens];
-    let held = held.filter(|held| model.decoder.same_angles(held.prompt_tokens, request.prompt.len()));
-    let shared = held.as_ref().map_or(0, |held| held.prefix.iter().zip(prefix).take_while(|(a, b)| a == b).count());
-    let Some(held) = held.filter(|_| shared >= LEAST_SHARED) else { return read_from(model, request, &needs, None) };
-    let is_whole = shared == prefix.len() && shared == held.prefix.len();
-    if is_whole && held.cache.seed() == request.seed && held.cache.has_gathered(&needs) {
+/// A prefix, read now or before, and ready to be forked.
+pub(super) struct Prepared {
+    /// What the next example may find read; its cache is what is forked.
+    pub held: Held,
+    /// Tokens that were not read again.
+    pub reused_tokens: usize,
+    /// How long those took when they were read.
+    pub reused: Duration,
+}
+
+impl Prepared {
+    /// Reads a prefix, as far as `held` does not have it already.
+    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Self {
+        let mut read = read(decoder, shared, held);
+        let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_step_seed(shared.step_seed);
+        if let Some(rotation) = decoder.rotation(shared.longest) {
+            cache = cache.with_rotation(rotation);
+        }
+        read.held.cache = cache;
+        read.held.prompt_tokens = shared.prompt.len();
+        read
+    }
+
+    /// Time of reading the prefix, whenever that was.
+    pub fn prefill(&self) -> Duration {
+        self.held.times.total()
+    }
+}
+
+impl Held {
+    /// What methods are forked from.
+    pub(super) fn cache(&mut self) -> &mut IndexCache {
+        &mut self.cache
+    }
+
+    /// Logits of the prefix's last token; empty if the prefix is.
+    pub(super) fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+}
+
+/// Reads a prefix, as far as `held` does not have it already.
+fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Prepared {
+    let needs: BTreeSet<PromptNeed> = shared.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
+    let prefix = &shared.prompt[..shared.tokens];
+    let held = held.filter(|held| decoder.same_angles(held.prompt_tokens, shared.prompt.len()));
+    let common = held.as_ref().map_or(0, |held| held.prefix.iter().zip(prefix).take_while(|(a, b)| a == b).count());
+    let Some(held) = held.filter(|_| common >= LEAST_SHARED) else { return read_from(decoder, shared, &needs, None) };
+    let is_whole = common == prefix.len() && common == held.prefix.len();
+    if is_whole && held.cache.seed() == shared.seed && held.cache.has_gathered(&needs) {
         let reused = held.times.total();
-        return Reading { held, reused_tokens: shared, reused };
+        return Prepared { held, reused_tokens: common, reused };
     }
     // The last queries are always seen; all else that is gathered about a prefix is gathered over all of it.
-    let kept = shared.min(prefix.len() - RecentQueries::COUNT);
-    read_from(model, request, &needs, needs.is_empty().then_some((held, kept)))
+    let kept = common.min(prefix.len() - RecentQueries::COUNT);
+    read_from(decoder, shared, &needs, needs.is_empty().then_some((held, kept)))
 }
 
 /// Reads the prefix after the first so many tokens of another.
 fn read_from(
-    model: &Model,
-    request: &Request<'_>,
+    decoder: &Decoder,
+    shared: &SharedPrefix<'_>,
     needs: &BTreeSet<PromptNeed>,
-    shared: Option<(Held, usize)>,
-) -> Reading {
-    let decoder = &model.decoder;
-    let tokens = &request.prompt[..request.prefix_tokens];
-    let known = shared.and_then(|(held, kept)| Some((held.times.up_to(kept), held.cache.into_prefix()?, kept)));
+    before: Option<(Held, usize)>,
+) -> Prepared {
+    let tokens = &shared.prompt[..shared.tokens];
+    let known = before.and_then(|(held, kept)| Some((held.times.up_to(kept), held.cache.into_prefix()?, kept)));
     let mut stats = PromptStats::new(needs, decoder.prompt_shape(tokens.len()));
     let (mut times, kept) = known.as_ref().map_or((Times::default(), 0), |(times, _, kept)| (times.clone(), *kept));
     let mut queries = RecentQueries::default();
@@ -181,43 +230,43 @@ fn read_from(
         stats.observe(chunk);
         queries.observe(chunk);
     };
-    let prompt_tokens = request.prompt.len();
+    let prompt_tokens = shared.prompt.len();
     let prefill = match known {
         Some((_, prefix, kept)) => decoder.prefill_after(prefix, kept, tokens, prompt_tokens, &mut observe),
         None => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
     };
     times.0.push((tokens.len(), spent(&stats)));
-    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed).with_stats(stats).with_queries(queries);
+    let cache = IndexCache::new(prefill.prefix, decoder.dtype(), shared.seed).with_stats(stats).with_queries(queries);
     let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
-    Reading { held, reused_tokens: kept, reused }
+    Prepared { held, reused_tokens: kept, reused }
+}
+
+/// How many lanes share each step: all of them, unless threads work on lanes of their own.
+pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
+    let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes) } else { 1 };
+    lanes.div_ceil(groups.max(1)).max(1)
 }
 
 /// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
 /// this one leaves.
 pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>, stop: &AtomicBool) -> Option<Outcome> {
+    let Request { prompt, prefix_tokens, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
-    let Reading { held: mut read, reused_tokens, reused } = read(model, &request, held.take());
+    let longest = prompt.len() + max_new_tokens;
+    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed };
+    let mut prepared = Prepared::new(decoder, &shared, held.take());
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    let prompt_tokens = request.prompt.len();
-    let mut cache = read.cache.with_prompt(prompt_tokens).with_step_seed(request.step_seed);
-    if let Some(rotation) = decoder.rotation(prompt_tokens + request.max_new_tokens) {
-        cache = cache.with_rotation(rotation);
-    }
-    let unread = &request.prompt[request.prefix_tokens..];
-    let mut lanes: Vec<Lane> = request
-        .methods
-        .iter()
-        .map(|m| Lane::new(cache.fork(m, request.fidelity), unread, &read.logits, &request, model))
-        .collect();
-    read.cache = cache;
-    read.prompt_tokens = prompt_tokens;
-    let prefill = read.times.total();
+    let unread = &prompt[prefix_tokens..];
+    let Held { cache, logits, .. } = &mut prepared.held;
+    let mut lanes: Vec<Lane> =
+        methods.iter().map(|m| Lane::new(cache.fork(m, fidelity), unread, logits, &request, model)).collect();
+    let prefill = prepared.prefill();
+    let Prepared { held: read, reused, reused_tokens } = prepared;
     *held = Some(read);
-    let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes.len()) } else { 1 };
-    let group = lanes.len().div_ceil(groups.max(1)).max(1);
-    lanes.par_chunks_mut(group).for_each(|lanes| run_lanes(decoder, lanes, prompt_tokens, stop));
+    let together = lanes_together(decoder, lanes.len());
+    lanes.par_chunks_mut(together).for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop));
     if stop.load(Ordering::Relaxed) {
         return None;
     }
@@ -302,71 +351,78 @@ impl<'a> Lane<'a> {
         argmax(&logits) as u32
     }
 
-    /// Density `[layer][query head]`.
-    fn densities(&self) -> Vec<Vec<f64>> {
-        let costs = self.fork.costs();
-        (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
-    }
-
-    /// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
-    fn spread(&self, by_head: &[Vec<f64>]) -> Option<Spread> {
-        let sparse = by_head.iter().enumerate().filter(|(layer, _)| !self.fork.is_dense(*layer));
-        Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
-    }
-
-    fn fidelity(&self) -> Option<Fidelity> {
-        let meter = self.fork.fidelity()?;
-        let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
-        // A layer that never attended has missed nothing.
-        let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
-            heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
-        };
-        let spreads = (self.spread(&error), self.spread(&recall), self.spread(&dropped));
-        let spread = match spreads {
-            (Some(output_error), Some(recall), Some(dropped_mass)) => {
-                Some(FidelitySpread { output_error, recall, dropped_mass })
-            }
-            _ => None,
-        };
-        let short = |heads: &[Vec<f64>]| -> Vec<Vec<f64>> {
-            heads.iter().map(|layer| layer.iter().copied().map(four_digits).collect()).collect()
-        };
-        Some(Fidelity {
-            output_error: by_layer(&error, 0.0),
-            recall: by_layer(&recall, 1.0),
-            dropped_mass: by_layer(&dropped, 0.0),
-            spread,
-            heads: Some(HeadFidelity {
-                density: short(&self.densities()),
-                output_error: short(&error),
-                recall: short(&recall),
-                dropped_mass: short(&dropped),
-            }),
-        })
-    }
-
     fn finish(self) -> Run {
-        let all = self.fork.costs().total(|_| true);
-        let sparse = self.fork.costs().total(|layer| !self.fork.is_dense(layer));
-        Run {
-            stopped: self.stopped,
-            steps: self.steps,
-            decode: self.decode,
-            index: self.fork.index_time(),
+        let run = Run::of(&self.fork, self.steps, self.decode);
+        Run { tokens: self.tokens, stopped: self.stopped, ..run }
+    }
+}
+
+impl Run {
+    /// What `fork` counted over so many steps; nothing was generated.
+    pub(super) fn of(fork: &Fork, steps: usize, decode: Duration) -> Self {
+        let all = fork.costs().total(|_| true);
+        let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
+        Self {
+            tokens: Vec::new(),
+            stopped: false,
+            steps,
+            decode,
+            index: fork.index_time(),
             density: all.density(),
             density_sparse_layers: sparse.density(),
             cost1: all.cost1(),
             cost2: all.cost2(),
-            aux_bits: self.fork.aux_bits(),
-            kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / self.steps.max(1) as f64,
-            kv_bytes_held: self.fork.kv_bytes_held(),
-            density_by_layer: self.fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
-            density_spread: self.spread(&self.densities()),
-            solved: self.fork.solved().map(str::to_owned),
-            fidelity: self.fidelity(),
-            tokens: self.tokens,
+            aux_bits: fork.aux_bits(),
+            kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / steps.max(1) as f64,
+            kv_bytes_held: fork.kv_bytes_held(),
+            density_by_layer: fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
+            density_spread: spread(fork, &densities(fork)),
+            solved: fork.solved().map(str::to_owned),
+            fidelity: fidelity(fork),
         }
     }
+}
+
+/// Density `[layer][query head]`.
+fn densities(fork: &Fork) -> Vec<Vec<f64>> {
+    let costs = fork.costs();
+    (0..costs.layers().len()).map(|layer| costs.head_densities(layer)).collect()
+}
+
+/// Over the heads of the layers that are not dense by policy, of numbers `[layer][query head]`.
+fn spread(fork: &Fork, by_head: &[Vec<f64>]) -> Option<Spread> {
+    let sparse = by_head.iter().enumerate().filter(|(layer, _)| !fork.is_dense(*layer));
+    Spread::of(sparse.flat_map(|(_, heads)| heads.iter().copied()))
+}
+
+fn fidelity(fork: &Fork) -> Option<Fidelity> {
+    let meter = fork.fidelity()?;
+    let (error, recall, dropped) = (meter.output_error(), meter.recall(), meter.dropped_mass());
+    // A layer that never attended has missed nothing.
+    let by_layer = |heads: &[Vec<f64>], of_none: f64| -> Vec<f64> {
+        heads.iter().map(|layer| if layer.is_empty() { of_none } else { stats::mean(layer) }).collect()
+    };
+    let spread = match (spread(fork, &error), spread(fork, &recall), spread(fork, &dropped)) {
+        (Some(output_error), Some(recall), Some(dropped_mass)) => {
+            Some(FidelitySpread { output_error, recall, dropped_mass })
+        }
+        _ => None,
+    };
+    let short = |heads: &[Vec<f64>]| -> Vec<Vec<f64>> {
+        heads.iter().map(|layer| layer.iter().copied().map(four_digits).collect()).collect()
+    };
+    Some(Fidelity {
+        output_error: by_layer(&error, 0.0),
+        recall: by_layer(&recall, 1.0),
+        dropped_mass: by_layer(&dropped, 0.0),
+        spread,
+        heads: Some(HeadFidelity {
+            density: short(&densities(fork)),
+            output_error: short(&error),
+            recall: short(&recall),
+            dropped_mass: short(&dropped),
+        }),
+    })
 }
 
 /// Steps a group of lanes together until all are done.

@@ -5,6 +5,7 @@ pub mod checks;
 pub mod config;
 pub mod cut;
 pub mod generate;
+pub mod likelihood;
 pub mod manifest;
 pub mod protocol;
 pub mod record;

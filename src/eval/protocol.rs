@@ -32,6 +32,16 @@ impl Protocol {
             Protocol::Last(n) => all.saturating_sub(n),
         }
     }
+
+    /// As [`prefix_tokens`](Self::prefix_tokens), for a prompt of so many tokens whose continuations are scored: they
+    /// are the question, and the prompt's last token is the first that the method attends.
+    pub fn prefix_before_answer(self, prompt_tokens: usize) -> usize {
+        match self {
+            Protocol::Decode | Protocol::Prefill => prompt_tokens,
+            Protocol::Question => prompt_tokens - 1,
+            Protocol::Last(n) => prompt_tokens.saturating_sub(n),
+        }
+    }
 }
 
 impl FromStr for Protocol {

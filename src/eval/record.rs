@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tasks::likelihood::Measure;
 use crate::tasks::metrics::Metric;
 
 /// One method's answer to one example, with its score and what it cost.
@@ -33,15 +34,18 @@ pub struct Record {
     pub protocol: String,
     /// Where the task's text came from.
     pub source: String,
-    /// Generated text, special tokens removed.
+    /// Generated text, special tokens removed; the option chosen, where options are scored; empty for perplexity.
     pub prediction: String,
     /// The answer key.
     pub references: Vec<String>,
     /// The names of all classes, where the metric needs them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub all_classes: Vec<String>,
-    /// Score in 0..=1.
+    /// Score in 0..=1; where `measure` is perplexity, the token perplexity of this example.
     pub score: f64,
+    /// What the score is.
+    #[serde(default, skip_serializing_if = "Measure::is_score")]
+    pub measure: Measure,
     /// Scores in 0..=1 by further metrics, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other_scores: BTreeMap<String, f64>,
@@ -114,6 +118,59 @@ pub struct Record {
     /// Against exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
+    /// Sums over the scored text; only where perplexity is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub likelihood: Option<Likelihood>,
+    /// The options' likelihoods; only where options are scored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
+}
+
+/// What a method made of a scored text: sums, from which any mean over examples is exact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Likelihood {
+    /// Negative log-likelihood of all tokens, in nats.
+    pub nll: f64,
+    /// Scored tokens.
+    pub tokens: usize,
+    /// Words, split at white space, that begin in the scored text.
+    pub words: usize,
+    /// Bytes of the scored text.
+    pub bytes: usize,
+    /// Tokens at which the most probable one is that of `full`.
+    pub same_top: usize,
+    /// Sum over tokens of the KL divergence of the distribution from that of `full`, `KL(full ‖ method)`, in nats.
+    pub kl_sum: f64,
+    /// The divergence at every token to four digits; empty if all are 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kl: Vec<f64>,
+}
+
+/// What a method made of the options of a question.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Log-likelihood of each option after the question, in nats.
+    pub log_likelihoods: Vec<f64>,
+    /// Characters of each option.
+    pub characters: Vec<usize>,
+    /// Index of the right option.
+    pub right: usize,
+    /// Index of the most likely option.
+    pub most_likely: usize,
+    /// Index of the most likely option by log-likelihood over characters.
+    pub most_likely_by_length: usize,
+}
+
+impl Choice {
+    /// Of log-likelihoods and characters by option; the first of equals is the most likely.
+    pub fn new(log_likelihoods: Vec<f64>, characters: Vec<usize>, right: usize) -> Self {
+        let first_greatest = |of: &dyn Fn(usize) -> f64| {
+            (0..log_likelihoods.len()).fold(0, |best, i| if of(i) > of(best) { i } else { best })
+        };
+        let most_likely = first_greatest(&|i| log_likelihoods[i]);
+        let most_likely_by_length = first_greatest(&|i| log_likelihoods[i] / characters[i].max(1) as f64);
+        Self { log_likelihoods, characters, right, most_likely, most_likely_by_length }
+    }
 }
 
 impl Record {
@@ -299,6 +356,23 @@ pub struct SummaryRow {
     pub dropped_mass_median: Option<f64>,
     /// As `density_max`.
     pub dropped_mass_max: Option<f64>,
+    /// What `score` with its interval and difference is: `score` in percent, or `perplexity`, for which less is better.
+    #[serde(default)]
+    pub measure: Measure,
+    /// Perplexity over the same text counted by words; only where perplexity is measured, as the next four.
+    pub word_perplexity: Option<f64>,
+    /// Negative log-likelihood in bits per byte of text.
+    pub bits_per_byte: Option<f64>,
+    /// Mean KL divergence from `full` over all scored tokens, in nats.
+    pub kl_mean: Option<f64>,
+    /// Its 99th percentile over all scored tokens.
+    pub kl_p99: Option<f64>,
+    /// Scored tokens at which the most probable one is that of `full`, in percent.
+    pub same_top: Option<f64>,
+    /// Questions whose right option is the most likely one, in percent; only where options are scored.
+    pub acc: Option<f64>,
+    /// The same by log-likelihood over characters.
+    pub acc_norm: Option<f64>,
 }
 
 #[cfg(test)]
@@ -327,6 +401,7 @@ pub(crate) mod tests {
             metric: Some(Metric::StringMatchAll),
             first_line: false,
             cut_tokens: None,
+            measure: Measure::Score,
             prompt_tokens: 4050,
             prefix_tokens: 4000,
             new_tokens: 10,
@@ -350,6 +425,28 @@ pub(crate) mod tests {
             density_by_layer: Vec::new(),
             density_spread: None,
             fidelity: None,
+            likelihood: None,
+            choice: None,
+        }
+    }
+
+    /// A plausible record of perplexity: 100 tokens with a mean negative log-likelihood.
+    pub(crate) fn perplexity(method: &str, sample: usize, nats: f64) -> Record {
+        let likelihood = Likelihood {
+            nll: 100.0 * nats,
+            tokens: 100,
+            words: 50,
+            bytes: 400,
+            same_top: 90,
+            kl_sum: 1.0,
+            kl: vec![0.01; 100],
+        };
+        Record {
+            measure: Measure::Perplexity,
+            prediction: String::new(),
+            max_new_tokens: 0,
+            likelihood: Some(likelihood),
+            ..record("ppl/text", method, sample, nats.exp())
         }
     }
 
@@ -359,6 +456,12 @@ pub(crate) mod tests {
         assert_eq!(Spread::of([0.3, 0.1, 0.2]), Some(Spread { min: 0.1, median: 0.2, max: 0.3 }));
         assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).map(|s| s.median), Some(2.5));
         assert_eq!(Spread::of([1.0 / 3.0]).map(|s| s.min), Some(0.3333));
+    }
+
+    #[test]
+    fn a_long_option_wins_by_length_only() {
+        let choice = Choice::new(vec![-4.0, -3.0, -3.0], vec![8, 2, 3], 0);
+        assert_eq!((choice.most_likely, choice.most_likely_by_length), (1, 0));
     }
 
     #[test]

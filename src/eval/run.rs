@@ -7,15 +7,18 @@ use anyhow::{Context, Result};
 
 use super::config::RunConfig;
 use super::cut::{Fitted, fit};
-use super::generate::{Held, Outcome, Request, run_example};
+use super::generate::{Held, Outcome, Request, Run, run_example};
+use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::identity;
-use super::record::Record;
+use super::protocol::Protocol;
+use super::record::{Choice, Likelihood, Record};
 use super::store::Store;
 use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
+use crate::tasks::likelihood::{LikelihoodTask, Measure, Passage, Scoring, TextEncoder, TextTokens};
 use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
 use crate::tasks::{PromptCounter, Task};
@@ -122,7 +125,11 @@ impl Runner<'_> {
         // What fits the shortest length fits all.
         if let Some(shortest) = self.config.lengths.iter().min() {
             for task in self.tasks.iter().filter(|t| t.is_sized()) {
-                task.example(*shortest, 0, self.config.seed, &Counter(&self.model.tokenizer))?;
+                let counter = Counter(&self.model.tokenizer);
+                match task.likelihood() {
+                    Some(task) => drop(task.passage(*shortest, 0, self.config.seed, &counter)?),
+                    None => drop(task.example(*shortest, 0, self.config.seed, &counter)?),
+                }
             }
         }
         Ok(())
@@ -157,7 +164,7 @@ impl Runner<'_> {
     /// # Errors
     /// If an example cannot be made or run, or a record cannot be written; earlier records stay.
     pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
-        let places = self.places();
+        let places = self.places()?;
         let identity = identity(self.config, self.model, self.data).to_string();
         let mut held = None;
         for (done, place) in places.iter().enumerate() {
@@ -193,7 +200,8 @@ impl Runner<'_> {
     }
 
     /// The examples of this share: by task, length and context, those on one context one after the other.
-    fn places(&self) -> Vec<Place<'_>> {
+    fn places(&self) -> Result<Vec<Place<'_>>> {
+        let counter = Counter(&self.model.tokenizer);
         let mut contexts = 0;
         let mut places = Vec::new();
         for task in self.tasks {
@@ -202,10 +210,14 @@ impl Runner<'_> {
                 () if task.is_cut() && !self.config.limits.is_empty() => &self.config.limits,
                 () => &[0],
             };
-            let samples = task.available().unwrap_or(usize::MAX).min(self.config.samples);
-            let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
-            indices.sort_by_key(|index| task.context_of(*index));
             for &length in lengths {
+                let available = match task.likelihood() {
+                    Some(task) => Some(task.available(length, &counter)?),
+                    None => task.available(),
+                };
+                let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
+                let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
+                indices.sort_by_key(|index| task.context_of(*index));
                 for together in indices.chunk_by(|a, b| task.context_of(*a) == task.context_of(*b)) {
                     if contexts % self.shard.count == self.shard.index {
                         places.extend(together.iter().map(|&index| Place { task: task.as_ref(), length, index }));
@@ -214,7 +226,7 @@ impl Runner<'_> {
                 }
             }
         }
-        places
+        Ok(places)
     }
 
     fn records(
@@ -230,6 +242,9 @@ impl Runner<'_> {
             true => format!("{} at {length}, example {index}", task.name()),
             false => format!("{}, example {index}", task.name()),
         };
+        if let Some(passages) = task.likelihood() {
+            return self.scored(place, passages, methods, identity, held, stop).with_context(what);
+        }
         let counter = Counter(&self.model.tokenizer);
         let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
         let context = self.model.decoder.config().context_limit();
@@ -266,19 +281,13 @@ impl Runner<'_> {
         let Made { place, fitted: Fitted { example, prompt, cut_tokens }, prefix_tokens, identity } = made;
         let (prefill_s, prefill_reused_s) = (outcome.prefill.as_secs_f64(), outcome.reused.as_secs_f64());
         let reused_tokens = outcome.reused_tokens;
-        let record = |(method, run): (&Configured, super::generate::Run)| -> Result<Record> {
+        let record = |(method, run): (&Configured, Run)| -> Result<Record> {
             let prediction = self.model.tokenizer.decode(&run.tokens)?;
             let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
             Ok(Record {
-                key: record_key(identity, place, method),
-                model: self.model.id.clone(),
                 task: example.task.clone(),
                 length: example.length,
                 sample: example.index,
-                seed: self.config.seed,
-                method: method.name.to_owned(),
-                params: method.params.clone(),
-                protocol: self.config.protocol.to_string(),
                 source: example.source.clone(),
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
@@ -292,29 +301,147 @@ impl Runner<'_> {
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens,
-                new_tokens: run.tokens.len(),
-                stopped: run.stopped,
                 bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
-                density: run.density,
-                density_sparse_layers: run.density_sparse_layers,
-                cost1: run.cost1,
-                cost2: run.cost2,
-                aux_bits: run.aux_bits,
-                kv_bytes_per_token: run.kv_bytes_per_step,
-                kv_bytes_held: Some(run.kv_bytes_held),
                 prefill_s,
                 prefill_reused_s,
                 reused_tokens,
-                index_s: run.index.as_secs_f64(),
-                decode_s: run.decode.as_secs_f64(),
-                steps: run.steps,
-                solved: run.solved,
-                density_by_layer: run.density_by_layer,
-                density_spread: run.density_spread,
-                fidelity: run.fidelity,
+                ..self.cost_record(identity, place, method, run)
             })
         };
         methods.iter().zip(outcome.runs).map(record).collect()
+    }
+
+    /// The records of a passage.
+    fn scored(
+        &self,
+        place: &Place<'_>,
+        task: &dyn LikelihoodTask,
+        methods: &[Configured],
+        identity: &str,
+        held: &mut Option<Held>,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Record>>> {
+        let passage = task.passage(place.length, place.index, self.config.seed, &Counter(&self.model.tokenizer))?;
+        let longest = passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
+        let tokens = passage.prompt.len() + longest;
+        self.check_length(tokens, "the text", if place.task.is_sized() { LENGTH_HINT } else { FILE_HINT })?;
+        self.check_positions(methods, tokens)?;
+        let continuations: Vec<&[u32]> = passage.continuations.iter().map(|c| c.tokens.as_slice()).collect();
+        let request = likelihood::Request {
+            prompt: &passage.prompt,
+            prefix_tokens: self.config.protocol.prefix_before_answer(passage.prompt.len()),
+            continuations: &continuations,
+            methods,
+            seed: example_seed(self.config.seed, place.task.name(), place.length, place.index),
+            fidelity: self.config.fidelity,
+            compare: passage.scoring == Scoring::Perplexity,
+        };
+        let outcome = match self.config.protocol {
+            Protocol::Prefill => run_in_parallel(&self.model.decoder, request, stop),
+            _ => run_passage(&self.model.decoder, request, held, stop)?,
+        };
+        let Some(outcome) = outcome else { return Ok(None) };
+        let bos = self.model.tokenizer.bos_id();
+        let record = |(method, scored): (&Configured, Scored)| Record {
+            task: passage.task.clone(),
+            length: passage.length,
+            sample: passage.index,
+            source: passage.source.clone(),
+            measure: passage.scoring.measure(),
+            prompt_tokens: passage.prompt.len(),
+            prefix_tokens: request.prefix_tokens,
+            bos_tokens: bos.map(|bos| passage.prompt.iter().filter(|id| **id == bos).count()),
+            prefill_s: outcome.prefill.as_secs_f64(),
+            prefill_reused_s: outcome.reused.as_secs_f64(),
+            reused_tokens: outcome.reused_tokens,
+            ..scored_record(&passage, &scored.sums, self.cost_record(identity, place, method, scored.run))
+        };
+        Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))
+    }
+
+    /// A record with what is known of place, method and cost; the rest is empty.
+    fn cost_record(&self, identity: &str, place: &Place<'_>, method: &Configured, run: Run) -> Record {
+        Record {
+            key: record_key(identity, place, method),
+            model: self.model.id.clone(),
+            task: place.task.name().to_owned(),
+            length: place.length,
+            sample: place.index,
+            seed: self.config.seed,
+            method: method.name.to_owned(),
+            params: method.params.clone(),
+            protocol: self.config.protocol.to_string(),
+            source: String::new(),
+            prediction: String::new(),
+            references: Vec::new(),
+            all_classes: Vec::new(),
+            score: 0.0,
+            measure: Measure::Score,
+            other_scores: BTreeMap::new(),
+            depth: None,
+            metric: None,
+            first_line: false,
+            cut_tokens: None,
+            prompt_tokens: 0,
+            prefix_tokens: 0,
+            new_tokens: run.tokens.len(),
+            max_new_tokens: 0,
+            stopped: run.stopped,
+            bos_tokens: None,
+            density: run.density,
+            density_sparse_layers: run.density_sparse_layers,
+            cost1: run.cost1,
+            cost2: run.cost2,
+            aux_bits: run.aux_bits,
+            kv_bytes_per_token: run.kv_bytes_per_step,
+            kv_bytes_held: Some(run.kv_bytes_held),
+            prefill_s: 0.0,
+            prefill_reused_s: 0.0,
+            reused_tokens: 0,
+            index_s: run.index.as_secs_f64(),
+            decode_s: run.decode.as_secs_f64(),
+            steps: run.steps,
+            solved: run.solved,
+            density_by_layer: run.density_by_layer,
+            density_spread: run.density_spread,
+            fidelity: run.fidelity,
+            likelihood: None,
+            choice: None,
+        }
+    }
+}
+
+/// The record with what the sums say of the passage.
+fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -> Record {
+    match passage.scoring {
+        Scoring::Perplexity => {
+            let (text, sums) = (&passage.continuations[0], &sums[0]);
+            let likelihood = Likelihood {
+                nll: sums.nll,
+                tokens: text.tokens.len(),
+                words: text.words,
+                bytes: text.bytes,
+                same_top: sums.same_top,
+                kl_sum: sums.kl_sum,
+                kl: if sums.kl_sum > 0.0 { sums.kl.clone() } else { Vec::new() },
+            };
+            Record { score: (sums.nll / text.tokens.len() as f64).exp(), likelihood: Some(likelihood), ..record }
+        }
+        Scoring::Choice { right, normalised } => {
+            let choice = Choice::new(
+                sums.iter().map(|s| -s.nll).collect(),
+                passage.continuations.iter().map(|c| c.text.chars().count()).collect(),
+                right,
+            );
+            let chosen = if normalised { choice.most_likely_by_length } else { choice.most_likely };
+            Record {
+                score: f64::from(u8::from(chosen == right)),
+                prediction: passage.continuations[chosen].text.clone(),
+                references: vec![passage.continuations[right].text.clone()],
+                choice: Some(choice),
+                ..record
+            }
+        }
     }
 }
 
@@ -341,5 +468,16 @@ pub struct Counter<'a>(pub &'a Tokenizer);
 impl PromptCounter for Counter<'_> {
     fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
         Ok(self.0.count_prompt(user, answer_prefix)?)
+    }
+}
+
+impl TextEncoder for Counter<'_> {
+    fn encode(&self, text: &str) -> Result<TextTokens> {
+        let (ids, ends) = self.0.encode_with_ends(text)?;
+        Ok(TextTokens { ids, ends })
+    }
+
+    fn front(&self) -> &[u32] {
+        self.0.front()
     }
 }

@@ -49,12 +49,30 @@ pub fn bootstrap_mean(values: &[f64], seed: u64) -> Option<Interval> {
     if values.iter().all(|value| *value == first) {
         return Some(Interval { mean: first, low: first, high: first });
     }
-    let mut means = resampled_means(values, seed);
-    means.sort_by(f64::total_cmp);
+    bootstrap(values.len(), seed, |picked| picked.iter().map(|i| values[*i]).sum::<f64>() / values.len() as f64)
+}
+
+/// A statistic of `n` examples (`mean`: its value over all of them, in order) with its bootstrap interval over
+/// [`RESAMPLES`] resamples; `None` without examples. The statistic is given the indices of the examples picked.
+pub fn bootstrap(n: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Option<Interval> {
+    if n == 0 {
+        return None;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    // Multiply and shift: the bias is below n / 2^32, and no library's choice of sampler changes results.
+    let mut draw = || ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize;
+    let mut picked = vec![0; n];
+    let mut resampled: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            picked.iter_mut().for_each(|i| *i = draw());
+            statistic(&picked)
+        })
+        .collect();
+    resampled.sort_by(f64::total_cmp);
+    let mean = statistic(&(0..n).collect::<Vec<_>>());
     let tail = (1.0 - CONFIDENCE) / 2.0;
-    let mean = mean(values);
     // Rounding in the sums may put an end beyond the mean by an ulp.
-    Some(Interval { mean, low: quantile(&means, tail).min(mean), high: quantile(&means, 1.0 - tail).max(mean) })
+    Some(Interval { mean, low: quantile(&resampled, tail).min(mean), high: quantile(&resampled, 1.0 - tail).max(mean) })
 }
 
 /// Mean of the paired differences `a − b` over the examples that both have, with its bootstrap interval;
@@ -70,16 +88,8 @@ pub fn differences<K: Ord>(a: &BTreeMap<K, f64>, b: &BTreeMap<K, f64>) -> Vec<f6
     a.iter().filter_map(|(key, a)| b.get(key).map(|b| a - b)).collect()
 }
 
-fn resampled_means(values: &[f64], seed: u64) -> Vec<f64> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let n = values.len() as u64;
-    // Multiply and shift: the bias is below n / 2^32, and no library's choice of sampler changes results.
-    let mut draw = || values[((u64::from(rng.next_u32()) * n) >> 32) as usize];
-    (0..RESAMPLES).map(|_| (0..n).map(|_| draw()).sum::<f64>() / n as f64).collect()
-}
-
 /// Quantile of sorted values, interpolated linearly between neighbours (NumPy's default).
-fn quantile(sorted: &[f64], share: f64) -> f64 {
+pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = share * (sorted.len() - 1) as f64;
     let (below, part) = (at.floor() as usize, at.fract());
     match sorted.get(below + 1) {
@@ -113,6 +123,15 @@ mod tests {
         assert_eq!(interval.mean, 0.5);
         assert!((interval.high - 0.549).abs() < 0.006 && (interval.low - 0.451).abs() < 0.006, "{interval:?}");
         assert_eq!(bootstrap_mean(&values, 7), Some(interval));
+    }
+
+    #[test]
+    fn a_ratio_of_sums_is_not_a_mean_of_ratios() {
+        let (parts, wholes) = ([1.0, 9.0], [1.0, 3.0]);
+        let sum = |values: &[f64; 2], picked: &[usize]| picked.iter().map(|i| values[*i]).sum::<f64>();
+        let ratio = bootstrap(2, 0, |picked| sum(&parts, picked) / sum(&wholes, picked)).unwrap();
+        assert_eq!((ratio.low, ratio.mean, ratio.high), (1.0, 2.5, 3.0));
+        assert_eq!(bootstrap(0, 0, |_| 0.0), None);
     }
 
     #[test]

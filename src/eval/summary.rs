@@ -3,8 +3,9 @@
 //! The result does not depend on the order of the records, to the last bit: everything is summed in the order
 //! of the examples.
 
-use super::record::{Fidelity, FidelitySpread, Record, Spread, SummaryRow};
+use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, Record, Spread, SummaryRow};
 use super::stats::{self, Interval};
+use crate::tasks::likelihood::Measure;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -61,6 +62,35 @@ impl<'a> Cell<'a> {
         self.records.iter().map(|r| ((r.seed, r.sample), r.score)).collect()
     }
 
+    /// What the scores are.
+    pub fn measure(&self) -> Measure {
+        self.head().measure
+    }
+
+    /// The score over all examples: in percent, or as perplexity.
+    pub fn score(&self) -> f64 {
+        match self.measure() {
+            Measure::Score => 100.0 * self.mean(|r| r.score),
+            Measure::Perplexity => perplexity(&self.likelihoods(), |l| l.tokens),
+        }
+    }
+
+    /// By example, a number that is greater for the better and can be averaged: the score, or the mean
+    /// log-likelihood of a token.
+    pub fn merits(&self) -> BTreeMap<(u64, usize), f64> {
+        let merit = |r: &Record| match (r.measure, &r.likelihood) {
+            (Measure::Perplexity, Some(l)) => -l.nll / l.tokens.max(1) as f64,
+            (Measure::Perplexity, None) => -r.score.ln(),
+            (Measure::Score, _) => r.score,
+        };
+        self.records.iter().map(|r| ((r.seed, r.sample), merit(r))).collect()
+    }
+
+    /// The sums of the records that have them.
+    fn likelihoods(&self) -> Vec<&'a Likelihood> {
+        self.records.iter().filter_map(|r| r.likelihood.as_ref()).collect()
+    }
+
     /// The cell of `full` on the same model, protocol, task and length.
     pub fn reference<'b>(&self, cells: &'b [Cell<'a>]) -> Option<&'b Cell<'a>> {
         cells.iter().find(|other| other.head().method == REFERENCE && place(other.head()) == place(self.head()))
@@ -101,10 +131,8 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
 }
 
 fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
-    let scores = cell.scores();
-    let in_order: Vec<f64> = scores.values().copied().collect();
-    let score = percent(stats::bootstrap_mean(&in_order, SEED)).unwrap_or(Interval { mean: 0.0, low: 0.0, high: 0.0 });
-    let delta = reference.and_then(|full| percent(stats::paired_difference(&scores, &full.scores(), SEED)));
+    let (score, delta) = score_and_delta(cell, reference);
+    let score = score.unwrap_or(Interval { mean: 0.0, low: 0.0, high: 0.0 });
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
     let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
     let of_fidelity = |of: fn(&FidelitySpread) -> Spread| {
@@ -113,6 +141,11 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
     let density = MeanSpread::new(cell, |r| r.density_spread);
     let (error, recall) = (of_fidelity(|f| f.output_error), of_fidelity(|f| f.recall));
     let dropped = of_fidelity(|f| f.dropped_mass);
+    let likelihoods = cell.likelihoods();
+    let over_text = |of: fn(&[&Likelihood]) -> f64| (!likelihoods.is_empty()).then(|| of(&likelihoods));
+    let right = |of: fn(&Choice) -> usize| {
+        mean_of_known(cell, |r| r.choice.as_ref().map(|c| 100.0 * f64::from(u8::from(of(c) == c.right))))
+    };
     SummaryRow {
         model: model.clone(),
         task: task.clone(),
@@ -153,7 +186,76 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         dropped_mass_min: dropped.min,
         dropped_mass_median: dropped.median,
         dropped_mass_max: dropped.max,
+        measure: cell.measure(),
+        word_perplexity: over_text(|l| perplexity(l, |l| l.words)),
+        bits_per_byte: over_text(|l| nll(l) / std::f64::consts::LN_2 / total(l, |l| l.bytes)),
+        kl_mean: over_text(|l| l.iter().map(|l| l.kl_sum).sum::<f64>() / total(l, |l| l.tokens)),
+        kl_p99: over_text(kl_p99),
+        same_top: over_text(|l| 100.0 * total(l, |l| l.same_top) / total(l, |l| l.tokens)),
+        acc: right(|c| c.most_likely),
+        acc_norm: right(|c| c.most_likely_by_length),
     }
+}
+
+/// The score over all examples, and its difference to the reference over those that both have.
+fn score_and_delta(cell: &Cell, reference: Option<&Cell>) -> (Option<Interval>, Option<Interval>) {
+    if cell.measure() == Measure::Perplexity {
+        return (perplexity_interval(cell), reference.and_then(|full| perplexity_difference(cell, full)));
+    }
+    let scores = cell.scores();
+    let in_order: Vec<f64> = scores.values().copied().collect();
+    let delta = reference.and_then(|full| percent(stats::paired_difference(&scores, &full.scores(), SEED)));
+    (percent(stats::bootstrap_mean(&in_order, SEED)), delta)
+}
+
+// ---- perplexity ----
+
+fn nll(likelihoods: &[&Likelihood]) -> f64 {
+    likelihoods.iter().map(|l| l.nll).sum()
+}
+
+/// Sum of a count, at least 1.
+fn total(likelihoods: &[&Likelihood], count: fn(&Likelihood) -> usize) -> f64 {
+    likelihoods.iter().map(|l| count(l)).sum::<usize>().max(1) as f64
+}
+
+/// Exponential of all nats over all units.
+fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
+    (nll(likelihoods) / total(likelihoods, units)).exp()
+}
+
+fn token_perplexity(of: &[&Likelihood], picked: &[usize]) -> f64 {
+    perplexity(&picked.iter().map(|i| of[*i]).collect::<Vec<_>>(), |l| l.tokens)
+}
+
+fn perplexity_interval(cell: &Cell) -> Option<Interval> {
+    let all = cell.likelihoods();
+    stats::bootstrap(all.len(), SEED, |picked| token_perplexity(&all, picked))
+}
+
+/// Difference of the perplexities over the examples that both have.
+fn perplexity_difference(cell: &Cell, full: &Cell) -> Option<Interval> {
+    let by_example = |cell: &Cell<'_>| -> BTreeMap<_, _> {
+        cell.records.iter().filter_map(|r| Some(((r.seed, r.sample), r.likelihood.clone()?))).collect()
+    };
+    let (ours, dense) = (by_example(cell), by_example(full));
+    let (ours, dense): (Vec<&Likelihood>, Vec<&Likelihood>) =
+        ours.iter().filter_map(|(key, ours)| Some((ours, dense.get(key)?))).unzip();
+    let difference = |picked: &[usize]| token_perplexity(&ours, picked) - token_perplexity(&dense, picked);
+    stats::bootstrap(ours.len(), SEED, difference)
+}
+
+/// 99th percentile over all scored tokens.
+fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
+    // Tokens whose divergence is not listed have none.
+    let unlisted = |l: &Likelihood| l.tokens.saturating_sub(l.kl.len());
+    let mut all: Vec<f64> = likelihoods.iter().flat_map(|l| l.kl.iter().copied()).collect();
+    all.extend(std::iter::repeat_n(0.0, likelihoods.iter().map(|l| unlisted(l)).sum()));
+    if all.is_empty() {
+        return 0.0;
+    }
+    all.sort_by(f64::total_cmp);
+    stats::quantile(&all, 0.99)
 }
 
 fn percent(interval: Option<Interval>) -> Option<Interval> {
@@ -328,6 +430,28 @@ mod tests {
                 at("question", 4096, Some(-100.0))
             ]
         );
+    }
+
+    #[test]
+    fn perplexity_is_of_the_sums_and_its_difference_is_paired() {
+        use crate::eval::record::tests::perplexity;
+        let mut records = vec![perplexity("full", 0, 1.0), perplexity("full", 1, 3.0)];
+        records.extend([perplexity("topk", 0, 1.5), perplexity("topk", 1, 3.5), perplexity("topk", 2, 9.0)]);
+        let long = records[1].likelihood.as_mut().unwrap();
+        (long.nll, long.tokens, long.kl) = (900.0, 300, vec![0.5; 5]);
+        let rows = summarize(&records, &[]);
+        assert!((rows[0].score - 2.5f64.exp()).abs() < 1e-9, "1,000 nats over 400 tokens: {}", rows[0].score);
+        assert!((rows[0].ci_low, rows[0].ci_high) == (1f64.exp(), 3f64.exp()));
+        let delta = rows[1].delta_full.unwrap();
+        assert!((delta - (2.5f64.exp() - 2.5f64.exp())).abs() < 1e-9, "common windows only: {delta}");
+        assert!(close(rows[0].word_perplexity, (1000.0f64 / 100.0).exp()));
+        assert!(close(rows[0].bits_per_byte, 1000.0 / 800.0 / std::f64::consts::LN_2));
+        assert!(close(rows[0].kl_mean, 2.0 / 400.0) && close(rows[0].same_top, 45.0));
+        assert!(close(rows[0].kl_p99, 0.5), "the greatest 5 of 400: {:?}", rows[0].kl_p99);
+    }
+
+    fn close(value: Option<f64>, expected: f64) -> bool {
+        value.is_some_and(|value| (value - expected).abs() < 1e-9 * expected)
     }
 
     #[test]

@@ -153,9 +153,32 @@ impl Decoder {
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
     ) -> Prefill {
+        self.read_on(self.nothing_read(tokens.len()), tokens, prompt_tokens, observe, &mut |_, _| {})
+    }
+
+    /// As [`prefill`](Self::prefill) of a whole text, showing `visit` the position and the logits `[vocab_size]` of
+    /// every token from `from` on.
+    pub fn prefill_logits(&self, tokens: &[u32], from: usize, visit: &mut dyn FnMut(usize, &[f32])) -> Prefill {
+        /// Rows whose logits are there at a time.
+        const AT_ONCE: usize = 64;
         let c = &self.config;
-        let new_layer = |_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
-        self.prefill_on((0..c.layers).map(new_layer).collect(), tokens, prompt_tokens, observe)
+        let kv = self.nothing_read(tokens.len());
+        self.read_on(kv, tokens, tokens.len(), &mut |_| {}, &mut |first, x| {
+            let skipped = from.saturating_sub(first).min(x.len() / c.hidden_size);
+            let mut position = first + skipped;
+            for rows in x[skipped * c.hidden_size..].chunks(AT_ONCE * c.hidden_size) {
+                for logits in self.logits(rows).chunks_exact(c.vocab_size) {
+                    visit(position, logits);
+                    position += 1;
+                }
+            }
+        })
+    }
+
+    /// Caches of all layers without a token, with room for so many.
+    fn nothing_read(&self, tokens: usize) -> Vec<LayerKv> {
+        let c = &self.config;
+        (0..c.layers).map(|_| LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens)).collect()
     }
 
     /// As [`prefill_observed`](Self::prefill_observed), where the first `kept` of `tokens` were read before, for a prompt
@@ -175,7 +198,7 @@ impl Decoder {
         assert!(kept < tokens.len(), "the last token is read for its logits");
         let mut kv = prefix.into_layers();
         kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
-        self.prefill_on(kv, tokens, prompt_tokens, observe)
+        self.read_on(kv, tokens, prompt_tokens, observe, &mut |_, _| {})
     }
 
     /// Whether tokens of a prompt of one length are rotated as those of another.
@@ -184,13 +207,15 @@ impl Decoder {
         prompt_tokens == others || fixed(prompt_tokens) && fixed(others)
     }
 
-    /// Reads on from what `kv` holds of `tokens`.
-    fn prefill_on(
+    /// Reads on, chunk by chunk, from what `kv` holds of `tokens`; `finished` sees the first position of each chunk and
+    /// its rows `[token][hidden]` behind the last layer.
+    fn read_on(
         &self,
         mut kv: Vec<LayerKv>,
         tokens: &[u32],
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
+        finished: &mut dyn FnMut(usize, &[f32]),
     ) -> Prefill {
         let c = &self.config;
         let kept = kv.first().map_or(0, LayerKv::tokens);
@@ -205,6 +230,7 @@ impl Decoder {
                     observe(&PrefillChunk { layer: index, first, queries, heads: c.heads, kv });
                 });
             }
+            finished(first, &x);
             last = x.split_off(x.len() - c.hidden_size);
         }
         let logits = if last.is_empty() { Vec::new() } else { self.logits(&last) };
@@ -264,6 +290,30 @@ impl Decoder {
     /// token of each. `prompt_tokens` is the length of the example's prompt.
     pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
         let c = &self.config;
+        let x = self.step_rows(streams, prompt_tokens);
+        let mut end = 0;
+        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
+        for stream in streams {
+            end += stream.tokens.len();
+            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
+        }
+        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+    }
+
+    /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.
+    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+        let x = self.step_rows(streams, prompt_tokens);
+        let mut logits = self.logits(&x);
+        let mut of_stream = |stream: &Stream<'_>| {
+            let rest = logits.split_off(stream.tokens.len() * self.config.vocab_size);
+            std::mem::replace(&mut logits, rest)
+        };
+        streams.iter().map(&mut of_stream).collect()
+    }
+
+    /// The rows `[token][hidden]` of all streams behind the last layer.
+    fn step_rows(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<f32> {
+        let c = &self.config;
         let angles = self.angles(streams, prompt_tokens);
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
@@ -276,13 +326,7 @@ impl Decoder {
             silu_gate(&gate_up, c.intermediate_size, &mut gated);
             add(&mut x, &layer.down.apply(&gated));
         }
-        let mut end = 0;
-        let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
-        for stream in streams {
-            end += stream.tokens.len();
-            last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
-        }
-        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+        x
     }
 
     /// Cos and sin, one after the other, for each row of a step.

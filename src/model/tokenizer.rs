@@ -190,6 +190,20 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of a text as it is, and the byte of it where each ends; nothing is put in front.
+    ///
+    /// # Errors
+    /// If the text cannot be split.
+    pub fn encode_with_ends(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), UsageError> {
+        let encoding = self.inner.encode(text, false).map_err(|e| self.failed(&*e))?;
+        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(_, end)| *end).collect()))
+    }
+
+    /// What the tokenizer puts in front of a text: a BOS, for most models.
+    pub fn front(&self) -> &[u32] {
+        &self.front
+    }
+
     /// The text of ids, special tokens left out.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 39] = [
+pub const COLUMNS: [&str; 47] = [
     "model",
     "task",
     "length",
@@ -44,11 +44,19 @@ pub const COLUMNS: [&str; 39] = [
     "dropped_mass_min",
     "dropped_mass_median",
     "dropped_mass_max",
+    "measure",
+    "word_perplexity",
+    "bits_per_byte",
+    "kl_mean",
+    "kl_p99",
+    "same_top",
+    "acc",
+    "acc_norm",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
 ///
-/// Percentages have 4 decimals, shares and costs 8, bytes and bits 3, times 6: enough to tell apart what was
+/// Percentages and perplexities have 4 decimals, shares and costs 8, bytes and bits 3, times 6: enough to tell apart what was
 /// measured apart, and the same text for the same rows.
 ///
 /// # Errors
@@ -62,7 +70,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 39] {
+fn fields(r: &SummaryRow) -> [String; 47] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -107,6 +115,14 @@ fn fields(r: &SummaryRow) -> [String; 39] {
         optional(r.dropped_mass_min, SHARE),
         optional(r.dropped_mass_median, SHARE),
         optional(r.dropped_mass_max, SHARE),
+        r.measure.name().to_owned(),
+        optional(r.word_perplexity, PERCENT),
+        optional(r.bits_per_byte, SHARE),
+        optional(r.kl_mean, SHARE),
+        optional(r.kl_p99, SHARE),
+        optional(r.same_top, PERCENT),
+        optional(r.acc, PERCENT),
+        optional(r.acc_norm, PERCENT),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use crate::eval::record::SummaryRow;
 use crate::eval::summary::REFERENCE;
+use crate::tasks::likelihood::Measure;
 
 /// A column of measured values.
 pub struct Column {
@@ -17,10 +18,22 @@ const fn column(heading: &'static str, cell: fn(&SummaryRow) -> String) -> Colum
     Column { heading, cell, brief: cell }
 }
 
-/// The measured columns, in reading order: what was achieved, then what it cost.
-pub const MEASURED: [Column; 9] = [
-    column("n", |r| r.n.to_string()),
-    Column { heading: "score %", cell: |r| score(r, 1), brief: |r| score(r, 0) },
+const SCORE: Column = Column { heading: "score %", cell: |r| score(r, 1), brief: |r| score(r, 0) };
+const PERPLEXITY: Column = column("perplexity", |r| score(r, 1));
+const EITHER: Column = Column { heading: "score", cell: |r| score(r, 1), brief: |r| score(r, 0) };
+
+/// The column of the score, under the heading that fits the rows.
+fn score_column(rows: &[SummaryRow]) -> &'static Column {
+    let scores = rows.iter().filter(|r| r.measure.is_score()).count();
+    match scores {
+        0 if !rows.is_empty() => &PERPLEXITY,
+        n if n == rows.len() => &SCORE,
+        _ => &EITHER,
+    }
+}
+
+/// The other measured columns, in reading order: what was achieved, then what it cost.
+pub const MEASURED: [Column; 7] = [
     Column { heading: "Δ full", cell: |r| delta(r, 1), brief: |r| delta(r, 0) },
     column("density", density),
     column("cost1", |r| number(r.cost1)),
@@ -30,6 +43,27 @@ pub const MEASURED: [Column; 9] = [
     column("ms/token", |r| number(r.decode_ms_per_token)),
 ];
 
+const EXAMPLES: Column = column("n", |r| r.n.to_string());
+
+/// Columns of perplexity, shown where it was measured.
+pub const LIKELIHOOD: [Column; 5] = [
+    column("word ppl", |r| optional(r.word_perplexity)),
+    column("bits/byte", |r| r.bits_per_byte.map_or(String::new(), |b| format!("{b:.4}"))),
+    column("KL", |r| optional(r.kl_mean)),
+    column("KL p99", |r| optional(r.kl_p99)),
+    column("same top %", |r| r.same_top.map_or(String::new(), |s| format!("{s:.1}"))),
+];
+
+/// Columns of options, shown where they were scored.
+pub const CHOICE: [Column; 2] = [
+    column("acc %", |r| r.acc.map_or(String::new(), |a| format!("{a:.1}"))),
+    column("acc_norm %", |r| r.acc_norm.map_or(String::new(), |a| format!("{a:.1}"))),
+];
+
+fn optional(x: Option<f64>) -> String {
+    x.map_or(String::new(), number)
+}
+
 /// Columns of `--fidelity`, shown where it was measured.
 pub const FIDELITY: [Column; 3] = [
     column("output error", |r| r.output_error.map_or(String::new(), number)),
@@ -37,10 +71,45 @@ pub const FIDELITY: [Column; 3] = [
     column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
 ];
 
-/// The columns for these rows: [`MEASURED`], and [`FIDELITY`] if any row has it.
+/// The columns for these rows: number, score and [`MEASURED`], and those of [`LIKELIHOOD`], [`CHOICE`] and
+/// [`FIDELITY`] that any row has.
 pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
-    let fidelity: &[Column] = if rows.iter().any(|r| r.output_error.is_some()) { &FIDELITY } else { &[] };
-    MEASURED.iter().chain(fidelity).collect()
+    let shown = |columns: &'static [Column], has: fn(&SummaryRow) -> bool| {
+        if rows.iter().any(has) { columns } else { &[] }
+    };
+    let extra = [
+        shown(&LIKELIHOOD, |r| r.bits_per_byte.is_some()),
+        shown(&CHOICE, |r| r.acc.is_some()),
+        shown(&FIDELITY, |r| r.output_error.is_some()),
+    ];
+    [&EXAMPLES, score_column(rows)].into_iter().chain(&MEASURED).chain(extra.into_iter().flatten()).collect()
+}
+
+/// What is to be known about a task's score beside its name.
+pub fn direction(row: &SummaryRow) -> &'static str {
+    match row.measure {
+        Measure::Score => "",
+        Measure::Perplexity => " (perplexity: less is better)",
+    }
+}
+
+/// What the headings of perplexity and options mean; empty if there are none.
+pub fn extra_legend(rows: &[SummaryRow]) -> String {
+    let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
+        the bootstrap interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
+        counted by words. bits/byte: negative log-likelihood in bits over bytes of text. KL, KL p99: divergence \
+        KL(full ‖ method) of the next token's distribution, in nats, its mean and 99th percentile over scored tokens. \
+        same top: scored tokens at which the most probable token is that of full attention.";
+    let choice = " acc, acc_norm: questions whose right option is the most likely one, by log-likelihood and by \
+        log-likelihood over characters.";
+    let mut text = String::new();
+    if rows.iter().any(|r| r.bits_per_byte.is_some()) {
+        text.push_str(perplexity);
+    }
+    if rows.iter().any(|r| r.acc.is_some()) {
+        text.push_str(choice);
+    }
+    text
 }
 
 /// What the headings mean, in one paragraph.
@@ -54,6 +123,9 @@ pub const LEGEND: &str = "score: mean with its 95 % bootstrap interval. Δ full:
 
 /// `mean [low high]`, the ends with that many decimals.
 fn score(r: &SummaryRow, decimals: usize) -> String {
+    if r.measure == Measure::Perplexity {
+        return format!("{} [{} {}]", four(r.score), four(r.ci_low), four(r.ci_high));
+    }
     format!("{:.1} [{:.decimals$} {:.decimals$}]", r.score, r.ci_low, r.ci_high)
 }
 
@@ -71,6 +143,22 @@ fn density(r: &SummaryRow) -> String {
 /// Difference to `full`; nothing for `full` itself or without it.
 fn delta(r: &SummaryRow, decimals: usize) -> String {
     match (r.delta_full, r.delta_low, r.delta_high) {
+        (Some(mean), Some(low), Some(high)) if r.method != REFERENCE && r.measure == Measure::Perplexity => {
+            let sign = |x: f64| {
+                format!(
+                    "{}{}",
+                    if x < 0.0 {
+                        "-"
+                    } else if x > 0.0 {
+                        "+"
+                    } else {
+                        ""
+                    },
+                    number(x.abs())
+                )
+            };
+            format!("{} [{} {}]", sign(mean), sign(low), sign(high))
+        }
         (Some(mean), Some(low), Some(high)) if r.method != REFERENCE => {
             format!("{} [{} {}]", signed(mean, 1), signed(low, decimals), signed(high, decimals))
         }
@@ -84,6 +172,16 @@ pub fn signed(points: f64, decimals: usize) -> String {
     match text.strip_prefix(['+', '-']) {
         Some(zero) if zero.bytes().all(|b| b == b'0' || b == b'.') => zero.to_owned(),
         _ => text,
+    }
+}
+
+/// About four significant digits, for perplexities.
+fn four(x: f64) -> String {
+    match x {
+        x if x >= 999.95 => format!("{x:.0}"),
+        x if x >= 99.995 => format!("{x:.1}"),
+        x if x >= 9.9995 => format!("{x:.2}"),
+        x => format!("{x:.3}"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `summary.md`: the page for people.
 
 use super::Report;
-use super::format::{LEGEND, columns, distinct, number, setting, signed, tokens};
+use super::format::{LEGEND, columns, direction, distinct, extra_legend, number, setting, signed, tokens};
 use super::others::other_scores;
 use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
@@ -22,7 +22,7 @@ pub fn render(report: &Report, files: &[&str]) -> String {
             page.push_str(&others(rows, report));
         }
     }
-    let _ = write!(page, "\n{LEGEND}\n");
+    let _ = write!(page, "\n{LEGEND}{}\n", extra_legend(&report.rows));
     page.push_str(&file_list(files));
     page
 }
@@ -89,7 +89,7 @@ fn means_at(overall: &Overall) -> String {
 }
 
 fn task(rows: &[SummaryRow]) -> String {
-    let mut text = format!("\n### {}{}\n\n", rows[0].task, at(rows[0].length));
+    let mut text = format!("\n### {}{}{}\n\n", rows[0].task, at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
     text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
     text.push_str(&rule(2, columns.len()));

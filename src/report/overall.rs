@@ -37,11 +37,13 @@ pub struct Mean {
     pub aux_bits: f64,
 }
 
-/// The means of rows of one model and protocol, by length; lengths with a single task are left out.
+/// The means of rows of one model and protocol, by length; lengths with a single task are left out, and so are
+/// tasks without a score in percent, such as perplexities.
 pub fn overall(rows: &[SummaryRow]) -> Vec<Overall> {
+    let rows: Vec<&SummaryRow> = rows.iter().filter(|r| r.measure.is_score()).collect();
     let mut lengths = distinct(rows.iter().map(|r| r.length));
     lengths.sort_unstable();
-    let at = |length| overall_of(&rows.iter().filter(|r| r.length == length).collect::<Vec<_>>(), length);
+    let at = |length| overall_of(&rows.iter().copied().filter(|r| r.length == length).collect::<Vec<_>>(), length);
     lengths.into_iter().map(at).filter(|o| o.tasks > 1).collect()
 }
 

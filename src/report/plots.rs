@@ -1,4 +1,4 @@
-//! `plots/*.svg`: score against density, one panel a task and one line a method.
+//! `plots/*.svg`: score (or perplexity) against density, one panel a task and one line a method.
 //!
 //! Drawn in pixels onto plotters' SVG backend, with text as SVG text: no fonts of the system are needed, and
 //! the same rows give the same bytes. Colours are distinct to colour-blind readers, and every method has
@@ -7,6 +7,7 @@
 use super::format::{distinct, tokens};
 use crate::eval::record::SummaryRow;
 use crate::eval::summary::REFERENCE;
+use crate::tasks::likelihood::Measure;
 use anyhow::Result;
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
@@ -24,8 +25,8 @@ pub struct Figure {
     pub svg: String,
 }
 
-/// Score against density with 95 % intervals: one figure for each model, length and protocol, in the order of the
-/// rows. `full` is a dashed line. If there is one figure only, its file is `score_vs_density.svg`; otherwise what
+/// Score against density with 95 % intervals: one figure for each model, length, protocol and measure, in the order of
+/// the rows; perplexities are in figures of their own, `perplexity_vs_density.svg`. `full` is a dashed line. If there is one figure only, its file is `score_vs_density.svg`; otherwise what
 /// differs between them follows in the name.
 ///
 /// # Errors
@@ -45,19 +46,25 @@ struct Scene<'a> {
     model: &'a str,
     length: usize,
     protocol: &'a str,
+    measure: Measure,
 }
 
 impl<'a> Scene<'a> {
     fn of(r: &'a SummaryRow) -> Self {
-        Self { model: &r.model, length: r.length, protocol: &r.protocol }
+        Self { model: &r.model, length: r.length, protocol: &r.protocol, measure: r.measure }
     }
 
     fn title(&self) -> String {
         let length = if self.length > 0 { format!(", {} tokens", tokens(self.length)) } else { String::new() };
-        format!("Score against density: {}{length}, sparse from {}", end_of(self.model), self.protocol)
+        let what = match self.measure {
+            Measure::Score => "Score",
+            Measure::Perplexity => "Perplexity",
+        };
+        format!("{what} against density: {}{length}, sparse from {}", end_of(self.model), self.protocol)
     }
 
     fn file_name(&self, all: &[Scene]) -> String {
+        let all: Vec<&Scene> = all.iter().filter(|s| s.measure == self.measure).collect();
         let parts = [
             (all.iter().any(|s| s.model != self.model), self.model.to_owned()),
             (all.iter().any(|s| s.length != self.length), self.length.to_string()),
@@ -65,7 +72,7 @@ impl<'a> Scene<'a> {
         ];
         let differing = parts.iter().filter(|(differs, _)| *differs);
         let suffix: String = differing.map(|(_, part)| format!("_{}", as_file_name(part))).collect();
-        format!("score_vs_density{suffix}.svg")
+        format!("{}_vs_density{suffix}.svg", self.measure.name())
     }
 }
 
@@ -176,6 +183,20 @@ impl Axis {
         Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
     }
 
+    /// For perplexities: logarithmic if they span over a decade.
+    fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
+        const MARGIN: f64 = 0.05;
+        let least = values.clone().fold(f64::INFINITY, f64::min);
+        let most = values.fold(0.0, f64::max);
+        match most / least > 10.0 {
+            true => Self::logarithmic(least, most),
+            false => {
+                let margin = MARGIN * (most - least).max(0.1 * most);
+                Self::linear(least - margin, most + margin)
+            }
+        }
+    }
+
     fn linear(low: f64, high: f64) -> Self {
         const MOST_TICKS: f64 = 6.0;
         let low = low.max(0.0);
@@ -226,7 +247,7 @@ struct Plot<'a> {
     methods: Vec<&'a str>,
     has_reference: bool,
     x: Axis,
-    y: Axis,
+    y_label: &'static str,
     columns: usize,
     panel_size: (i32, i32),
 }
@@ -235,23 +256,34 @@ struct Plot<'a> {
 struct Panel<'a> {
     task: &'a str,
     rows: Vec<&'a SummaryRow>,
+    /// The same for all panels of scores; perplexities of different texts have little in common.
+    y: Axis,
 }
 
 impl<'a> Plot<'a> {
     fn new(scene: &Scene, rows: &[&'a SummaryRow]) -> Self {
         let sparse: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.method != REFERENCE).collect();
-        let of_task = |task| rows.iter().copied().filter(|r| r.task == task).collect();
-        let panels: Vec<Panel> = distinct(rows.iter().map(|r| r.task.as_str()))
-            .into_iter()
-            .map(|task| Panel { task, rows: of_task(task) })
-            .collect();
+        let of_task = |task| rows.iter().copied().filter(|r| r.task == task).collect::<Vec<_>>();
+        let ends = |rows: &[&SummaryRow]| rows.iter().flat_map(|r| [r.ci_low, r.ci_high]).collect::<Vec<_>>();
+        let panel = |task| {
+            let of_task = of_task(task);
+            let y = match scene.measure {
+                Measure::Score => Axis::of_scores(ends(rows).into_iter()),
+                Measure::Perplexity => Axis::of_perplexities(ends(&of_task).into_iter()),
+            };
+            Panel { task, rows: of_task, y }
+        };
+        let panels: Vec<Panel> = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(panel).collect();
         let columns = ((panels.len() as f64).sqrt().ceil() as usize).clamp(1, 4);
         Self {
             title: scene.title(),
             methods: distinct(sparse.iter().map(|r| r.method.as_str())),
             has_reference: sparse.len() < rows.len(),
             x: Axis::of_densities(&sparse.iter().map(|r| 100.0 * r.density).collect::<Vec<_>>()),
-            y: Axis::of_scores(rows.iter().flat_map(|r| [r.ci_low, r.ci_high])),
+            y_label: match scene.measure {
+                Measure::Score => "score (%)",
+                Measure::Perplexity => "perplexity (less is better)",
+            },
             columns,
             panel_size: (
                 PANEL.0.max(LEAST_WIDTH / columns as i32),
@@ -292,6 +324,7 @@ impl<'a> Plot<'a> {
             top: corner.1 + TOP,
             right: corner.0 + self.panel_size.0 - RIGHT,
             bottom: corner.1 + self.panel_size.1 - BOTTOM,
+            y: &panel.y,
         };
         self.draw_axes(pen, &frame)?;
         pen.text(panel.task, ((frame.left + frame.right) / 2, frame.top - 12), SIZE, HPos::Center)?;
@@ -316,31 +349,27 @@ impl<'a> Plot<'a> {
             pen.line(&[(x, frame.top), (x, frame.bottom)], GRID, 1)?;
             pen.text(&tick_label(tick), (x, frame.bottom + 12), SIZE, HPos::Center)?;
         }
-        for &tick in &self.y.ticks {
-            let y = self.y.at(tick, frame.bottom - INSET, frame.top + INSET);
+        for &tick in &frame.y.ticks {
+            let y = frame.y.at(tick, frame.bottom - INSET, frame.top + INSET);
             pen.line(&[(frame.left, y), (frame.right, y)], GRID, 1)?;
             pen.text(&tick_label(tick), (frame.left - 6, y), SIZE, HPos::Right)?;
         }
         pen.frame(frame)?;
         let middle = ((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2);
         pen.text("density (% of tokens attended)", (middle.0, frame.bottom + 32), SIZE, HPos::Center)?;
-        pen.upwards("score (%)", (frame.left - LEFT + 18, middle.1))
+        pen.upwards(self.y_label, (frame.left - LEFT + 18, middle.1))
     }
 
     fn place(&self, frame: &Frame, row: &SummaryRow) -> (i32, i32) {
         let x = self.x.at(100.0 * row.density, frame.left + INSET, frame.right - INSET);
-        (x, self.score_at(frame, row.score))
-    }
-
-    fn score_at(&self, frame: &Frame, score: f64) -> i32 {
-        self.y.at(score, frame.bottom - INSET, frame.top + INSET)
+        (x, frame.score_at(row.score))
     }
 
     fn draw_intervals(&self, pen: &Pen, frame: &Frame, method: usize, rows: &[&SummaryRow]) -> Result<()> {
         const CAP: i32 = 3;
         for row in rows {
             let x = self.place(frame, row).0;
-            let (low, high) = (self.score_at(frame, row.ci_low), self.score_at(frame, row.ci_high));
+            let (low, high) = (frame.score_at(row.ci_low), frame.score_at(row.ci_high));
             for path in [[(x, low), (x, high)], [(x - CAP, low), (x + CAP, low)], [(x - CAP, high), (x + CAP, high)]] {
                 pen.line(&path, colour(method), 1)?;
             }
@@ -399,11 +428,19 @@ fn colour(method: usize) -> RGBColor {
 // ---- drawing ----
 
 /// Edges of the data region.
-struct Frame {
+struct Frame<'a> {
     left: i32,
     top: i32,
     right: i32,
     bottom: i32,
+    /// The scores' axis.
+    y: &'a Axis,
+}
+
+impl Frame<'_> {
+    fn score_at(&self, score: f64) -> i32 {
+        self.y.at(score, self.bottom - INSET, self.top + INSET)
+    }
 }
 
 /// Draws in pixels.
@@ -520,6 +557,24 @@ mod tests {
                 "score_vs_density_org-model-v1_4096.svg"
             ]
         );
+    }
+
+    #[test]
+    fn perplexities_have_a_figure_of_their_own() {
+        use crate::eval::record::tests::perplexity;
+        let records = [record("ruler/vt", "topk", 0, 0.5), perplexity("full", 0, 2.0), perplexity("topk", 0, 6.0)];
+        let figures = score_vs_density(&summarize(&records, &[])).unwrap();
+        let files: Vec<_> = figures.iter().map(|f| f.file.as_str()).collect();
+        assert_eq!(files, ["perplexity_vs_density.svg", "score_vs_density.svg"]);
+        assert!(figures[0].svg.contains("perplexity (less is better)") && !figures[0].svg.contains("ruler/vt"));
+        let other = Record { task: "ppl/other".into(), ..perplexity("topk", 0, 5.0) };
+        let rows = summarize(&[perplexity("topk", 0, 2.0), other], &[]);
+        let refs: Vec<&SummaryRow> = rows.iter().collect();
+        let plot = Plot::new(&Scene::of(&rows[0]), &refs);
+        assert!(plot.panels[0].y.low > plot.panels[1].y.high, "each text has its own axis");
+        let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
+        assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
+        assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
     }
 
     #[test]

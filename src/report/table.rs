@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use super::format::{Column, columns, number, setting, signed, tokens};
+use super::format::{Column, columns, direction, number, setting, signed, tokens};
 use super::overall::{Overall, overall};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -50,8 +50,8 @@ fn one_table(rows: &[SummaryRow]) -> String {
 /// The task and length of the rows below.
 fn place(row: &SummaryRow) -> String {
     match row.length {
-        0 => format!("{}\n", row.task),
-        length => format!("{}, {} tokens\n", row.task, tokens(length)),
+        0 => format!("{}{}\n", row.task, direction(row)),
+        length => format!("{}, {} tokens{}\n", row.task, tokens(length), direction(row)),
     }
 }
 
@@ -76,7 +76,7 @@ fn aligned(rows: &[SummaryRow]) -> Vec<String> {
     // Headings longer than their numbers take two lines.
     let columns = columns(rows);
     let broken = |heading: &str| match heading {
-        "score %" | "Δ full" => heading.to_owned(),
+        "score %" | "Δ full" | "KL p99" => heading.to_owned(),
         _ => heading.replace(' ', "\n").replace('/', "/\n"),
     };
     let headings = columns.iter().map(|c| broken(c.heading));

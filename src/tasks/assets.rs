@@ -7,11 +7,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::TaskOptions;
-use super::longbench;
 use super::rows::RowSource;
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
+use super::{TaskOptions, choice, longbench};
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
 const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
@@ -25,12 +24,19 @@ const LONGBENCH_FOLDERS: &[&str] = &["longbench/", "LongBench/", "data/", ""];
 const LONGBENCH_FILES: &[&str] = &["longbench/*.jsonl", "LongBench/*.jsonl", "data/*.jsonl"];
 const LONGBENCH_ARCHIVES: &[&str] = &["data.zip", "longbench/data.zip", "LongBench/data.zip"];
 
+/// Where WikiText-2's test text is looked for.
+pub const WIKITEXT2: &[&str] = &["wikitext2/wiki.test.raw", "wikitext-2-raw/wiki.test.raw", "wiki.test.raw"];
+/// Where PG-19's test books are looked for.
+pub const PG19: &[&str] = &["pg19/test/*.txt", "pg19/*.txt"];
+
 /// All that is looked for in a data folder: paths in it, with `*` for a part of a file's name.
 pub fn patterns() -> Vec<&'static str> {
     let longbench = longbench::file_names().collect::<Vec<_>>();
     let longbench = [LONGBENCH_FILES, LONGBENCH_ARCHIVES, &longbench];
     let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
-    [ruler.concat(), longbench.concat()].concat()
+    let texts = [WIKITEXT2, PG19];
+    let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
+    fixed.into_iter().chain(choice::patterns()).collect()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`
@@ -87,6 +93,36 @@ pub fn longbench(options: &TaskOptions, file: &str) -> Option<RowSource> {
     let member = format!("data/{file}");
     let zipped = || LONGBENCH_ARCHIVES.iter().find_map(|archive| RowSource::zipped(&data.join(archive), &member));
     plain.map(RowSource::File).or_else(zipped)
+}
+
+/// WikiText-2's test text.
+pub fn wikitext2(options: &TaskOptions) -> Option<PathBuf> {
+    first_file(options, WIKITEXT2)
+}
+
+/// The folder of PG-19's test books.
+pub fn pg19(options: &TaskOptions) -> Option<PathBuf> {
+    folders(options, PG19).into_iter().next()
+}
+
+/// The files of the data folder that a path with at most one `*` in its last part stands for, by name.
+pub(super) fn matching(options: &TaskOptions, pattern: &str) -> Vec<PathBuf> {
+    let Some(data) = &options.data else {
+        return Vec::new();
+    };
+    let path = data.join(pattern);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
+        return Vec::new();
+    };
+    let Some((start, end)) = name.split_once('*') else {
+        return if path.is_file() { vec![path] } else { Vec::new() };
+    };
+    let fits = |name: &str| name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> =
+        entries.filter(|e| e.file_name().to_str().is_some_and(fits)).map(|e| e.path()).collect();
+    files.sort();
+    files
 }
 
 fn first_file(options: &TaskOptions, names: &[&str]) -> Option<PathBuf> {

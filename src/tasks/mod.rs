@@ -7,12 +7,15 @@
 //! Adding a family: one file that implements [`Family`], and one line in `FAMILIES`.
 
 pub mod assets;
+mod choice;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
+pub mod likelihood;
 pub mod longbench;
 mod longeval;
 pub mod metrics;
+mod perplexity;
 pub mod published;
 pub mod rows;
 pub mod ruler;
@@ -26,14 +29,22 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Result;
+use likelihood::LikelihoodTask;
 use metrics::Metric;
 use serde::{Deserialize, Serialize};
 
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 5] =
-    [&ruler::Ruler, &ruler::Reworded, &grid::Grids, &longbench::LongBench, &jsonl::Jsonl];
+static FAMILIES: [&dyn Family; 7] = [
+    &ruler::Ruler,
+    &ruler::Reworded,
+    &grid::Grids,
+    &longbench::LongBench,
+    &perplexity::Perplexity,
+    &choice::MultipleChoice,
+    &jsonl::Jsonl,
+];
 
 /// Counts tokens of a whole prompt as the evaluated model will see it:
 /// BOS, chat template, user turn and the opened answer included.
@@ -110,11 +121,11 @@ impl Example {
     }
 }
 
-/// One task that can make examples.
+/// One task that can make examples, or passages ([`Task::likelihood`]).
 pub trait Task: Send + Sync {
     /// Full name as recorded, such as `ruler/vt`.
     fn name(&self) -> &str;
-    /// Number of samples if a file fixes it; `None` if they are generated.
+    /// Number of samples if a file fixes it; `None` if they are generated, or it depends on the length.
     fn available(&self) -> Option<usize>;
     /// Examples that make up one sample at each length: the cells of a grid. The sample `s` is the examples
     /// from `s · cells` to before `(s + 1) · cells`.
@@ -141,8 +152,17 @@ pub trait Task: Send + Sync {
     /// same example for the same tokenizer, whatever was generated before.
     ///
     /// # Errors
-    /// If the task cannot fit `length` tokens, or its data is malformed.
-    fn example(&self, length: usize, index: usize, seed: u64, counter: &dyn PromptCounter) -> Result<Example>;
+    /// If the task cannot fit `length` tokens, its data is malformed, or nothing is generated in it
+    /// ([`Task::likelihood`]).
+    fn example(&self, _length: usize, _index: usize, _seed: u64, _counter: &dyn PromptCounter) -> Result<Example> {
+        let what = format!("`{}` is scored by the likelihood of given text: it has no prompt to answer", self.name());
+        Err(UsageError::new(what).hint("spattn eval runs it").into())
+    }
+    /// The task as one of passages, if the model is scored by the likelihood of given text rather than by what it
+    /// generates.
+    fn likelihood(&self) -> Option<&dyn LikelihoodTask> {
+        None
+    }
 }
 
 /// How examples are placed and ordered.
@@ -189,7 +209,7 @@ pub struct TaskInfo {
     pub about: String,
     /// How it is scored; `None` if that depends on the file.
     pub metric: Option<Metric>,
-    /// Tokens to generate at most; `None` if that depends on the file.
+    /// Tokens to generate at most; `None` if that depends on the file, 0 if given text is scored.
     pub max_new_tokens: Option<usize>,
     /// Parameters and their values, in order of name.
     pub parameters: Vec<(String, String)>,
@@ -336,10 +356,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 66);
+        assert_eq!(all.len(), 76);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 66);
+        assert_eq!(all.len(), 76);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

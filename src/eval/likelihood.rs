@@ -1,0 +1,349 @@
+//! One passage under many methods: prefill once, fork, and read the continuations with every method live.
+//!
+//! What is scored is what decoding would see: each token is attended by its method, one after the other, over the
+//! keys that the method itself left behind. Only the weights are shared by several tokens at a time, which changes
+//! no bit. Where distributions are compared with those of `full`, a lane of `full` runs ahead of the others, asked
+//! for or not, so that no record depends on what ran beside it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::generate::{Held, Prepared, Run, SharedPrefix, lanes_together};
+use super::record::four_digits;
+use super::summary::REFERENCE;
+use crate::attention::methods::configure;
+use crate::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
+use crate::error::UsageError;
+use crate::kernels::cpu::topk::argmax;
+use crate::model::decoder::{Decoder, Stream};
+
+/// Tokens that a stream reads in one step at most.
+const READ_AT_ONCE: usize = 128;
+/// Bytes of logits that are there at a time, about.
+const LOGIT_BYTES: usize = 64 << 20;
+
+/// What to run a passage with.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// All tokens before the continuations; at least one.
+    pub prompt: &'a [u32],
+    /// How many of its tokens are the dense prefix.
+    pub prefix_tokens: usize,
+    /// What is scored, each after the prompt; at least one token each.
+    pub continuations: &'a [&'a [u32]],
+    /// Methods to run, all from the same prefix.
+    pub methods: &'a [Configured],
+    /// Seed of the example.
+    pub seed: u64,
+    /// Whether to compare each step with exact attention.
+    pub fidelity: bool,
+    /// Whether to compare each distribution with that of `full`.
+    pub compare: bool,
+}
+
+/// What a passage gave.
+pub struct Outcome {
+    /// Time of the shared prefill; of tokens that were read for a passage before, the time that took.
+    pub prefill: Duration,
+    /// How much of it was spent for a passage before.
+    pub reused: Duration,
+    /// Tokens that were not read again.
+    pub reused_tokens: usize,
+    /// One for each method, in their order.
+    pub runs: Vec<Scored>,
+}
+
+/// What one method gave.
+pub struct Scored {
+    /// What it cost, over all continuations.
+    pub run: Run,
+    /// One for each continuation, in their order.
+    pub sums: Vec<Sums>,
+}
+
+/// What a method made of a continuation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sums {
+    /// Negative log-likelihood of its tokens, in nats.
+    pub nll: f64,
+    /// Tokens at which the most probable one is that of `full`; 0 if that was not compared.
+    pub same_top: usize,
+    /// Sum over tokens of `KL(full ‖ method)`, in nats.
+    pub kl_sum: f64,
+    /// The same at every token, to four digits; empty if it was not compared.
+    pub kl: Vec<f64>,
+}
+
+impl Sums {
+    /// Takes in the distribution at one token, and that of `full` there if they are to be compared.
+    fn take(&mut self, logits: &[f32], target: u32, full: Option<&Distribution>) {
+        let log_z = log_sum_exp(logits);
+        self.nll += log_z - f64::from(logits[target as usize]);
+        let Some(full) = full else { return };
+        let kl = full.divergence(logits, log_z);
+        self.same_top += usize::from(argmax(logits) == full.top);
+        self.kl_sum += kl;
+        self.kl.push(four_digits(kl));
+    }
+}
+
+/// What `full` makes of the next token.
+struct Distribution {
+    logits: Vec<f32>,
+    log_z: f64,
+    probabilities: Vec<f64>,
+    top: usize,
+}
+
+impl Distribution {
+    fn new(logits: &[f32]) -> Self {
+        let log_z = log_sum_exp(logits);
+        let probabilities = logits.iter().map(|l| (f64::from(*l) - log_z).exp()).collect();
+        Self { logits: logits.to_vec(), log_z, probabilities, top: argmax(logits) }
+    }
+
+    /// `KL(self ‖ other)` in nats; at least 0, whatever is lost to rounding.
+    fn divergence(&self, other: &[f32], log_z: f64) -> f64 {
+        let shift = log_z - self.log_z;
+        let terms = self.probabilities.iter().zip(&self.logits).zip(other);
+        terms.map(|((p, a), b)| p * (f64::from(*a) - f64::from(*b) + shift)).sum::<f64>().max(0.0)
+    }
+}
+
+/// `ln Σ exp(logit)`, summed in 64 bits in the order of the vocabulary.
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    max + logits.iter().map(|l| (f64::from(*l) - max).exp()).sum::<f64>().ln()
+}
+
+/// Runs a passage with its methods live; `None` if `stop` was raised meanwhile. `held` is what the passage before left,
+/// and then what this one leaves.
+///
+/// # Errors
+/// None in practice: `full` is always known.
+pub fn run_passage(
+    decoder: &Decoder,
+    request: Request<'_>,
+    held: &mut Option<Held>,
+    stop: &AtomicBool,
+) -> Result<Option<Outcome>, UsageError> {
+    let Request { prompt, prefix_tokens, continuations, methods, seed, .. } = request;
+    let longest = prompt.len() + continuations.iter().map(|c| c.len()).max().unwrap_or(0);
+    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed: seed };
+    let mut prepared = Prepared::new(decoder, &shared, held.take());
+    if stop.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let mut lanes: Vec<Lane> = methods.iter().flat_map(|m| lanes_of(m, prepared.held.cache(), request)).collect();
+    // Each continuation's lane of `full`: one that was asked for, or one more.
+    let mut reference = Vec::new();
+    let own = methods.iter().position(|m| m.name == REFERENCE);
+    if request.compare {
+        reference = match own {
+            Some(at) => lanes.drain(at * continuations.len()..(at + 1) * continuations.len()).collect(),
+            None => lanes_of(&reference_method()?, prepared.held.cache(), Request { fidelity: false, ..request }),
+        };
+    }
+    read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop);
+    if stop.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    if let Some(at) = own.filter(|_| request.compare) {
+        let place = at * continuations.len();
+        lanes.splice(place..place, reference);
+    }
+    let mut lanes = lanes.into_iter();
+    let runs = methods.iter().map(|_| finish(lanes.by_ref().take(continuations.len()).collect())).collect();
+    let prefill = prepared.prefill();
+    let Prepared { held: read, reused, reused_tokens } = prepared;
+    *held = Some(read);
+    Ok(Some(Outcome { prefill, reused, reused_tokens, runs }))
+}
+
+/// Runs a passage with `full` alone in one pass over all tokens, as perplexity is usually measured: the check on
+/// [`run_passage`], and what a run is that is sparse from the first token (no method has a prefill pattern yet).
+/// `None` if `stop` was raised meanwhile.
+pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
+    let Request { prompt, continuations, methods, seed, .. } = request;
+    let (mut time, mut forks, mut sums) = (Duration::ZERO, Vec::new(), Vec::new());
+    for continuation in continuations {
+        if stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let start = Instant::now();
+        // The last token predicts nothing that is scored.
+        let read = [prompt, &continuation[..continuation.len() - 1]].concat();
+        let first = prompt.len() - 1;
+        let mut of_continuation = Sums::default();
+        let prefill = decoder.prefill_logits(&read, first, &mut |position, logits| {
+            let full = request.compare.then(|| Distribution::new(logits));
+            of_continuation.take(logits, continuation[position - first], full.as_ref());
+        });
+        time += start.elapsed();
+        forks.push(IndexCache::new(prefill.prefix, decoder.dtype(), seed));
+        sums.push(of_continuation);
+    }
+    let run = |method: &Configured| {
+        let mut forks = forks.iter_mut().map(|cache| cache.fork(method, false));
+        let fork = forks.next()?;
+        Some(Scored { run: Run::of(&fork, 0, Duration::ZERO), sums: sums.clone() })
+    };
+    Some(Outcome {
+        prefill: time,
+        reused: Duration::ZERO,
+        reused_tokens: 0,
+        runs: methods.iter().filter_map(run).collect(),
+    })
+}
+
+fn reference_method() -> Result<Configured, UsageError> {
+    let specs = expand_grid(REFERENCE)?;
+    configure(&specs[0], &Policy::default())
+}
+
+/// One continuation under one method.
+struct Lane<'a> {
+    fork: Fork,
+    /// Prompt tokens still to be read when it starts.
+    unread: &'a [u32],
+    continuation: &'a [u32],
+    /// Which continuation of the passage this is.
+    number: usize,
+    /// Tokens read so far.
+    read: usize,
+    sums: Sums,
+    decode: Duration,
+}
+
+/// A lane for each continuation, on one index.
+fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: Request<'a>) -> Vec<Lane<'a>> {
+    let mut lanes: Vec<Lane> = Vec::new();
+    for (number, continuation) in request.continuations.iter().enumerate() {
+        // What had to be solved for a density is solved once.
+        let method = lanes.first().map_or(method, |first| first.fork.method()).clone();
+        lanes.push(Lane {
+            fork: cache.fork(&method, request.fidelity),
+            unread: &request.prompt[request.prefix_tokens..],
+            continuation,
+            number,
+            read: 0,
+            sums: Sums::default(),
+            decode: Duration::ZERO,
+        });
+    }
+    lanes
+}
+
+/// The lanes of one method, of which there is at least one, as one run.
+fn finish(mut lanes: Vec<Lane<'_>>) -> Scored {
+    let sums = lanes.iter_mut().map(|lane| std::mem::take(&mut lane.sums)).collect();
+    let (steps, decode) = (lanes.iter().map(|lane| lane.read).sum(), lanes.iter().map(|lane| lane.decode).sum());
+    let solved = lanes[0].fork.solved().map(str::to_owned);
+    // What has to be kept in the end is what the longest needs.
+    let longest = argmax(&lanes.iter().map(|lane| lane.continuation.len() as f32).collect::<Vec<_>>());
+    let Lane { mut fork, .. } = lanes.swap_remove(longest);
+    lanes.iter().for_each(|lane| fork.absorb(&lane.fork));
+    Scored { run: Run { solved, ..Run::of(&fork, steps, decode) }, sums }
+}
+
+impl Lane<'_> {
+    /// The token at a place of what is read: the rest of the prompt, then the continuation but for its last token.
+    fn token(&self, at: usize) -> u32 {
+        match at.checked_sub(self.unread.len()) {
+            None => self.unread[at],
+            Some(at) => self.continuation[at],
+        }
+    }
+
+    /// Tokens to be read in all.
+    fn length(&self) -> usize {
+        self.unread.len() + self.continuation.len() - 1
+    }
+
+    /// The next tokens, `most` at most; none when all is read.
+    fn next(&self, most: usize) -> Vec<u32> {
+        (self.read..self.length().min(self.read + most)).map(|at| self.token(at)).collect()
+    }
+
+    /// What `full` makes of those of the next tokens that are scored, from their logits.
+    fn distributions(&self, logits: &[f32], vocab: usize) -> Vec<Option<Distribution>> {
+        let first = self.unread.len().saturating_sub(self.read + 1);
+        let scored = |i: usize| i >= first;
+        let rows = logits.par_chunks_exact(vocab).enumerate();
+        rows.map(|(i, logits)| scored(i).then(|| Distribution::new(logits))).collect()
+    }
+
+    /// Takes in the logits after the next tokens, and what `full` makes of the same.
+    fn take(&mut self, logits: &[f32], vocab: usize, full: &[Option<Distribution>]) {
+        for (i, logits) in logits.chunks_exact(vocab).enumerate() {
+            // The logits after the last prompt token are those of the continuation's first.
+            if let Some(target) = (self.read + 1).checked_sub(self.unread.len()) {
+                self.sums.take(logits, self.continuation[target], full.get(i).and_then(Option::as_ref));
+            }
+            self.read += 1;
+        }
+    }
+}
+
+/// Reads all lanes to their end, in lock-step, those of `full` before the others.
+fn read_all<'a>(
+    decoder: &Decoder,
+    lanes: &mut [Lane<'a>],
+    reference: &mut [Lane<'a>],
+    prefix_logits: &[f32],
+    prompt_tokens: usize,
+    stop: &AtomicBool,
+) {
+    let vocab = decoder.config().vocab_size;
+    let count = lanes.len() + reference.len();
+    let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
+    let compare = !reference.is_empty();
+    // Where the whole prompt is the prefix, its last logits are the same for all.
+    let at_start = |lane: &&mut Lane| lane.unread.is_empty();
+    for lane in lanes.iter_mut().chain(reference.iter_mut()).filter(at_start) {
+        let full = compare.then(|| Distribution::new(prefix_logits));
+        lane.sums.take(prefix_logits, lane.continuation[0], full.as_ref());
+    }
+    let together = lanes_together(decoder, lanes.len());
+    while !stop.load(Ordering::Relaxed) && lanes.iter().chain(reference.iter()).any(|l| l.read < l.length()) {
+        let full: Vec<Vec<Option<Distribution>>> = reference
+            .iter_mut()
+            .map(|lane| {
+                let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens).concat();
+                let full = lane.distributions(&logits, vocab);
+                lane.take(&logits, vocab, &full);
+                full
+            })
+            .collect();
+        lanes.par_chunks_mut(together).for_each(|lanes| {
+            let logits = step(decoder, lanes, most, prompt_tokens);
+            for (lane, logits) in lanes.iter_mut().zip(&logits) {
+                lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
+            }
+        });
+    }
+}
+
+/// Feeds each lane its next tokens, `most` at most; the logits `[token][vocab_size]` after each, none for a lane that is
+/// through.
+fn step(decoder: &Decoder, lanes: &mut [Lane<'_>], most: usize, prompt_tokens: usize) -> Vec<Vec<f32>> {
+    let start = Instant::now();
+    let tokens: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.next(most)).collect();
+    let before: Vec<Duration> = lanes.iter().map(|lane| lane.fork.attend_time()).collect();
+    let busy = lanes.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
+    let mut streams: Vec<Stream> = busy.map(|(lane, tokens)| Stream { fork: &mut lane.fork, tokens }).collect();
+    let mut logits = match streams.is_empty() {
+        true => Vec::new(),
+        false => decoder.step_all(&mut streams, prompt_tokens),
+    }
+    .into_iter();
+    let attended: Vec<Duration> = lanes.iter().zip(before).map(|(lane, b)| lane.fork.attend_time() - b).collect();
+    let rows: usize = tokens.iter().map(Vec::len).sum();
+    let rest = start.elapsed().saturating_sub(attended.iter().sum());
+    for ((lane, tokens), attended) in lanes.iter_mut().zip(&tokens).zip(attended) {
+        lane.decode += attended + rest.mul_f64(tokens.len() as f64 / rows.max(1) as f64);
+    }
+    tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect()
+}

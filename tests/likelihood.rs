@@ -1,0 +1,152 @@
+//! Likelihoods of given text: against Hugging Face transformers (`scripts/make_golden_models.py likelihood`), and token
+//! by token against one pass over all tokens.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use serde_json::Value;
+use spattn::attention::methods::configure;
+use spattn::attention::{Configured, Policy, expand_grid};
+use spattn::eval::likelihood::{Outcome, Request, run_in_parallel, run_passage};
+use spattn::kv::KvDtype;
+use spattn::model::Model;
+use spattn::model::config::ModelConfig;
+use spattn::model::decoder::Decoder;
+use spattn::model::source::ModelSource;
+use spattn::model::tokenizer::TokenizerOptions;
+use spattn::model::weights::Weights;
+
+fn golden(file: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn methods(specs: &[&str]) -> Vec<Configured> {
+    let one = |spec: &&str| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+    specs.iter().map(one).collect()
+}
+
+/// The checkpoint that the golden likelihoods are of, and its prompt.
+fn checkpoint() -> (Decoder, Vec<u32>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/llama-bias");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let config = ModelConfig::parse(&config, "config.json").unwrap();
+    let decoder = Decoder::load(&config, &Weights::open_folder(&folder).unwrap(), KvDtype::F32).unwrap();
+    let prompt = numbers(&golden("models/llama-bias/golden.json")["prompt"]);
+    (decoder, prompt.into_iter().map(|id| id as u32).collect())
+}
+
+fn request<'a>(
+    prompt: &'a [u32],
+    prefix_tokens: usize,
+    continuations: &'a [&'a [u32]],
+    methods: &'a [Configured],
+) -> Request<'a> {
+    Request { prompt, prefix_tokens, continuations, methods, seed: 7, fidelity: false, compare: true }
+}
+
+fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {
+    run_passage(decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
+}
+
+fn parallel(decoder: &Decoder, request: Request<'_>) -> Outcome {
+    run_in_parallel(decoder, request, &AtomicBool::new(false)).unwrap()
+}
+
+#[test]
+fn windowed_perplexity_is_that_of_transformers() {
+    let (golden, (decoder, text)) = (golden("likelihood.json"), checkpoint());
+    let [window, scored] = ["window", "scored"].map(|key| golden[key].as_u64().unwrap() as usize);
+    let (full, mut total, expected) = (methods(&["full"]), 0.0, numbers(&golden["nll"]));
+    assert_eq!(expected.len(), text.len() / window);
+    for (tokens, nll) in text.chunks_exact(window).zip(&expected) {
+        let (prompt, scored) = tokens.split_at(window - scored);
+        // Sparse from the last prompt token, from all of the prompt, and from the first scored token's successor.
+        for prefix in [prompt.len() - 1, 1, prompt.len()] {
+            let ours = run(&decoder, request(prompt, prefix, &[scored], &full)).runs[0].sums[0].nll;
+            assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} from a prefix of {prefix}");
+        }
+        let ours = parallel(&decoder, request(prompt, prompt.len(), &[scored], &full)).runs[0].sums[0].nll;
+        assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} in parallel");
+        total += ours;
+    }
+    let perplexity = (total / (scored * expected.len()) as f64).exp();
+    assert!((perplexity - golden["perplexity"].as_f64().unwrap()).abs() < 1e-3 * perplexity);
+}
+
+#[test]
+fn likelihoods_of_options_are_those_of_transformers() {
+    let (golden, (decoder, text)) = (golden("likelihood.json"), checkpoint());
+    let prompt = &text[..golden["context"].as_u64().unwrap() as usize];
+    let options: Vec<&[u32]> = golden["options"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|option| &text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize])
+        .collect();
+    // With all tokens picked, a method that has an index shared by all options is exact as well.
+    let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
+    let outcomes = [
+        run(&decoder, Request { compare: false, ..request(prompt, prompt.len() - 1, &options, &all) }),
+        parallel(&decoder, Request { compare: false, ..request(prompt, prompt.len(), &options, &all[..1]) }),
+    ];
+    for scored in outcomes.iter().flat_map(|o| &o.runs) {
+        for (sums, expected) in scored.sums.iter().zip(numbers(&golden["log_likelihoods"])) {
+            assert!((-sums.nll - expected).abs() < 1e-3, "{} for {expected}", -sums.nll);
+        }
+    }
+    let live = &outcomes[0].runs[1].run;
+    assert_eq!(
+        live.steps,
+        options.iter().map(|o| o.len()).sum::<usize>(),
+        "the last prompt token counts once an option"
+    );
+    assert!(live.cost1 > 0.0 && (live.density - 1.0).abs() < 1e-9);
+}
+
+/// A window of English text for the built-in model: prompt and scored part.
+fn builtin() -> (Model, Vec<u32>) {
+    let model = Model::load(&ModelSource::Builtin, Some(KvDtype::F32), TokenizerOptions::default()).unwrap();
+    let text = include_str!("../ARCHITECTURE.md");
+    let tokens = model.tokenizer.encode_text(text, true).unwrap()[..700].to_vec();
+    (model, tokens)
+}
+
+#[test]
+fn perplexity_token_by_token_is_that_in_parallel() {
+    let (model, tokens) = builtin();
+    let (prompt, scored) = tokens.split_at(500);
+    let all = methods(&["full", "topk:k=700", "topk:k=16", "random:k=16"]);
+    let live = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all)).runs;
+    let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[scored], &all[..1])).runs;
+    let perplexity = |nll: f64| (nll / scored.len() as f64).exp();
+    let [full, exact, few, chance] = [0, 1, 2, 3].map(|i| &live[i].sums[0]);
+    let expected = perplexity(whole[0].sums[0].nll);
+    assert!((perplexity(full.nll) / expected - 1.0).abs() < 1e-4, "{} for {expected}", perplexity(full.nll));
+    assert_eq!((full.kl_sum, full.same_top), (0.0, scored.len()));
+    assert!((perplexity(exact.nll) / expected - 1.0).abs() < 1e-4 && exact.same_top == scored.len());
+    let mean_kl = |kl: f64| kl / scored.len() as f64;
+    assert!(mean_kl(exact.kl_sum) < 1e-6, "all tokens picked: {}", mean_kl(exact.kl_sum));
+    assert!(mean_kl(few.kl_sum) > 1e-4 && few.kl_sum < chance.kl_sum, "{} and {}", few.kl_sum, chance.kl_sum);
+    assert!(few.kl.len() == scored.len() && few.same_top < scored.len());
+}
+
+#[test]
+fn no_method_depends_on_what_runs_beside_it() {
+    let (model, tokens) = builtin();
+    let (prompt, scored) = tokens[..400].split_at(300);
+    let all = methods(&["topk:k=16", "full", "magicpig", "h2o:k=32"]);
+    let together = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all)).runs;
+    for (i, scored_together) in together.iter().enumerate() {
+        let alone = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all[i..=i])).runs;
+        assert_eq!(alone[0].sums, scored_together.sums, "{}", all[i].label());
+        assert_eq!(
+            (alone[0].run.density, alone[0].run.cost1),
+            (scored_together.run.density, scored_together.run.cost1)
+        );
+    }
+}
