@@ -4,13 +4,13 @@
 //! - RULER's: `input`, `outputs`, and in newer files `answer_prefix`. Older rows carry the answer prefix at the end of
 //!   `input`; it is split off there, so that context, question and answer prefix joined are always the bytes of the file.
 //! - LongBench's: `context`, `input`, `answers`; the prompt is that of the set which the row (`dataset`) or the file's
-//!   name says ([`longbench`](super::longbench)).
-//! - Lost in the Middle's key-value retrieval: `ordered_kv_records`, `key`, `value` ([`kv_retrieval`](super::kv_retrieval)).
-//! - LongEval's lines: `prompt`, `correct_line`, `expected_number` ([`longeval`](super::longeval)).
+//!   name says ([`longbench`]).
+//! - Lost in the Middle's key-value retrieval: `ordered_kv_records`, `key`, `value` (`kv_retrieval`).
+//! - LongEval's lines: `prompt`, `correct_line`, `expected_number` (`longeval`).
 //! - A needle in a haystack: `context`, `question`, `answer` or `answers`; the prompt is context, blank line, question.
-//! - Several questions on one context: `context`, and `turns` or `multi_turns` ([`turns`](super::turns)). Each is an
+//! - Several questions on one context: `context`, and `turns` or `multi_turns` (`turns`). Each is an
 //!   example of its own.
-//! - A document with its summary, such as `report` and `summary` ([`summary`](super::summary)).
+//! - A document with its summary, such as `report` and `summary` (`summary`).
 //!
 //! Metric and tokens to generate follow from that and from the prompt's shape, or are given with the path:
 //! `jsonl:PATH:metric=string_match_part,max_new_tokens=64`. Rows are checked when the file is opened, and read one at a
