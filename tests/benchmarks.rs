@@ -182,3 +182,55 @@ fn mistakes_are_named_with_their_place() {
     refused(&["-t", "needle/number:depth=3"], "unknown option of needle `depth`");
     refused(&["-t", "passkey/hip", "-l", "64"], "cannot fit 64 tokens");
 }
+
+#[test]
+fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
+    let data = TempDir::new().unwrap();
+    let write = |file: &str, rows: Vec<Value>| {
+        let path = data.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    };
+    let sum = |i| json!({"question": format!("{i} and {i} are how many?"), "answer": format!("Add.\n#### {}", 2 * i)});
+    let names = ["Ann", "Bob", "Eve", "Tom", "Sue"];
+    let story = |i: usize| {
+        let name = names[i % 5];
+        json!({
+            "story": format!("{} {name} lives in house {i}. {name} has {} cats.", "It rains in the town. ".repeat(20), i + 2),
+            "questions": {"input_text": ["Who lives there?", "How many cats?"]},
+            "answers": {"input_text": [name, (i + 2).to_string()]},
+            "additional_answers": {"0": {"input_text": [name, format!("{} cats", i + 2)]}},
+        })
+    };
+    let sentence = |i: usize| {
+        json!({"sentence": format!("{} paid {}, as _ had worked.", names[i % 5], names[(i + 1) % 5]),
+               "option1": names[i % 5], "option2": names[(i + 1) % 5], "answer": "2"})
+    };
+    write("gsm8k/test.jsonl", (1..=20).map(sum).collect());
+    write("coqa/validation.jsonl", (0..10).map(story).collect());
+    write("winogrande/validation.jsonl", (0..20).map(sentence).collect());
+    let out = data.path().join("run");
+    let tasks = ["--task", "gen/gsm8k_cot", "--task", "gen/coqa", "--task", "mcq/winogrande", "--samples", "20"];
+    let folder = ["--data", data.path().to_str().unwrap()];
+    let methods = ["--method", "topk:k=64", "--allow-extrapolation"];
+    ok(&out, &[&tasks[..], &folder, &methods].concat());
+    let records = records(&out);
+    let of = |task: &str| records.iter().filter(|r| r["task"] == task).cloned().collect::<Vec<Value>>();
+    for task in ["gen/gsm8k_cot", "gen/coqa", "mcq/winogrande"] {
+        assert_eq!(of(task).len(), 40, "twenty examples of {task} under two methods");
+    }
+    for record in of("gen/gsm8k_cot").iter().chain(&of("gen/coqa")) {
+        let prediction = record["prediction"].as_str().unwrap();
+        let ends: &[&str] = if record["task"] == "gen/coqa" { &["\nQ:"] } else { &["Q:", "</s>"] };
+        assert!(ends.iter().all(|end| !prediction.contains(end)), "an answer goes on past its end: {prediction:?}");
+        assert!(record["other_scores"].as_object().is_some_and(|scores| scores.len() == 1));
+    }
+    let second: Vec<Value> = of("gen/coqa").into_iter().filter(|r| r["sample"] == 1).collect();
+    assert!(second.iter().all(|r| r["reused_tokens"].as_u64() > Some(0)), "a story is read once");
+    assert_eq!(second[0]["references"], json!(["2", "2 cats"]));
+    // A question shares the eight examples before it with the next.
+    let later = of("gen/gsm8k_cot").into_iter().filter(|r| r["sample"] != 0);
+    assert!(later.into_iter().all(|r| r["reused_tokens"].as_u64() > Some(500)));
+    assert!(of("mcq/winogrande").iter().all(|r| r["choice"]["log_likelihoods"].as_array().unwrap().len() == 2));
+    refused(&[&["--task", "gen/coqa2"][..], &folder].concat(), "unknown task `gen/coqa2`");
+}

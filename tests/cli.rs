@@ -785,7 +785,7 @@ fn options_are_scored_under_every_method() {
         fs::write(path, text).unwrap();
     }
     let run = |out: &Out, more: &[&str]| {
-        let tasks = ["-t", "mc/mmlu:shots=1", "-t", "mc/piqa", "-n", "5", "--json", "--dtype", "f32"];
+        let tasks = ["-t", "mcq/mmlu:shots=1", "-t", "mcq/piqa", "-n", "5", "--json", "--dtype", "f32"];
         spattn(&["eval", "--out", out.arg(), "--data", data.path().to_str().unwrap()]).args(&tasks).args(more).ok()
     };
     let (one, two, parallel) = (out(), out(), out());
@@ -811,10 +811,10 @@ fn options_are_scored_under_every_method() {
     }
     assert!(likelihoods(&one, "random") != likelihoods(&one, "full"), "the method is live");
     // The same question twice with either answer right: one of two, whatever the model thinks.
-    let piqa = rows.iter().find(|r| r["task"] == "mc/piqa" && r["method"] == "full").unwrap();
+    let piqa = rows.iter().find(|r| r["task"] == "mcq/piqa" && r["method"] == "full").unwrap();
     assert_eq!((&piqa["score"], &piqa["acc"], &piqa["acc_norm"]), (&50.0.into(), &50.0.into(), &50.0.into()));
     assert_eq!((rows.len(), &rows[0]["n"]), (6, &2.into()));
-    refused(&["-t", "mc/boolq"], "`mc/boolq` needs data", "boolq/validation.jsonl");
+    refused(&["-t", "mcq/boolq"], "`mcq/boolq` needs data", "boolq/validation.jsonl");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Policy, expand_grid};
-use spattn::eval::likelihood::{Outcome, Request, run_in_parallel, run_passage};
+use spattn::eval::likelihood::{Outcome, Request, Text, run_in_parallel, run_passage};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;
@@ -43,7 +43,7 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
 fn request<'a>(
     prompt: &'a [u32],
     prefix_tokens: usize,
-    continuations: &'a [&'a [u32]],
+    continuations: &'a [Text<'a>],
     methods: &'a [Configured],
 ) -> Request<'a> {
     Request { prompt, prefix_tokens, continuations, methods, seed: 7, fidelity: false, compare: true }
@@ -67,10 +67,10 @@ fn windowed_perplexity_is_that_of_transformers() {
         let (prompt, scored) = tokens.split_at(window - scored);
         // Sparse from the last prompt token, from all of the prompt, and from the first scored token's successor.
         for prefix in [prompt.len() - 1, 1, prompt.len()] {
-            let ours = run(&decoder, request(prompt, prefix, &[scored], &full)).runs[0].sums[0].nll;
+            let ours = run(&decoder, request(prompt, prefix, &[scored.into()], &full)).runs[0].sums[0].nll;
             assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} from a prefix of {prefix}");
         }
-        let ours = parallel(&decoder, request(prompt, prompt.len(), &[scored], &full)).runs[0].sums[0].nll;
+        let ours = parallel(&decoder, request(prompt, prompt.len(), &[scored.into()], &full)).runs[0].sums[0].nll;
         assert!((ours - nll).abs() < 1e-3, "{ours} for {nll} in parallel");
         total += ours;
     }
@@ -82,11 +82,11 @@ fn windowed_perplexity_is_that_of_transformers() {
 fn likelihoods_of_options_are_those_of_transformers() {
     let (golden, (decoder, text)) = (golden("likelihood.json"), checkpoint());
     let prompt = &text[..golden["context"].as_u64().unwrap() as usize];
-    let options: Vec<&[u32]> = golden["options"]
+    let options: Vec<Text> = golden["options"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|option| &text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize])
+        .map(|option| Text::from(&text[option[0].as_u64().unwrap() as usize..option[1].as_u64().unwrap() as usize]))
         .collect();
     // With all tokens picked, a method that has an index shared by all options is exact as well.
     let all = methods(&["full", "topk:k=4096", "quest:page=16,k=4096"]);
@@ -102,7 +102,7 @@ fn likelihoods_of_options_are_those_of_transformers() {
     let live = &outcomes[0].runs[1].run;
     assert_eq!(
         live.steps,
-        options.iter().map(|o| o.len()).sum::<usize>(),
+        options.iter().map(|o| o.tokens.len()).sum::<usize>(),
         "the last prompt token counts once an option"
     );
     assert!(live.cost1 > 0.0 && (live.density - 1.0).abs() < 1e-9);
@@ -121,8 +121,8 @@ fn perplexity_token_by_token_is_that_in_parallel() {
     let (model, tokens) = builtin();
     let (prompt, scored) = tokens.split_at(500);
     let all = methods(&["full", "topk:k=700", "topk:k=16", "random:k=16"]);
-    let live = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all)).runs;
-    let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[scored], &all[..1])).runs;
+    let live = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all)).runs;
+    let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[scored.into()], &all[..1])).runs;
     let perplexity = |nll: f64| (nll / scored.len() as f64).exp();
     let [full, exact, few, chance] = [0, 1, 2, 3].map(|i| &live[i].sums[0]);
     let expected = perplexity(whole[0].sums[0].nll);
@@ -140,13 +140,35 @@ fn no_method_depends_on_what_runs_beside_it() {
     let (model, tokens) = builtin();
     let (prompt, scored) = tokens[..400].split_at(300);
     let all = methods(&["topk:k=16", "full", "magicpig", "h2o:k=32"]);
-    let together = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all)).runs;
+    let together = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all)).runs;
     for (i, scored_together) in together.iter().enumerate() {
-        let alone = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored], &all[i..=i])).runs;
+        let alone = run(&model.decoder, request(prompt, prompt.len() - 1, &[scored.into()], &all[i..=i])).runs;
         assert_eq!(alone[0].sums, scored_together.sums, "{}", all[i].label());
         assert_eq!(
             (alone[0].run.density, alone[0].run.cost1),
             (scored_together.run.density, scored_together.run.cost1)
         );
     }
+}
+
+#[test]
+fn tokens_that_are_given_are_as_if_they_were_the_prompts() {
+    let (model, tokens) = builtin();
+    let (prompt, rest) = tokens[..300].split_at(260);
+    let all = methods(&["full", "topk:k=300", "random:k=16"]);
+    let compared = |prompt: &[u32], text: Text<'_>| {
+        let outcome = run(&model.decoder, request(prompt, prompt.len().saturating_sub(1), &[text], &all));
+        outcome.runs.into_iter().map(|r| r.sums[0].clone()).collect::<Vec<_>>()
+    };
+    let longer = compared(&tokens[..275], rest[15..].into());
+    let given = compared(prompt, Text { tokens: rest, given: 15 });
+    let from_nothing = compared(&[], Text { tokens: &tokens[..300], given: 275 });
+    for (i, same) in [0, 1].into_iter().flat_map(|i| [(i, &given[i]), (i, &from_nothing[i])]) {
+        assert!((same.nll - longer[i].nll).abs() < 1e-3, "{} for {}", same.nll, longer[i].nll);
+    }
+    assert!(given.iter().all(|sums| sums.kl.is_empty() || sums.kl.len() == 25));
+    assert_ne!(given[2].nll, longer[2].nll, "what is given is attended by the method");
+    let text = Text { tokens: rest, given: 15 };
+    let whole = parallel(&model.decoder, request(prompt, prompt.len(), &[text], &all[..1])).runs;
+    assert!((whole[0].sums[0].nll - longer[0].nll).abs() < 1e-3);
 }

@@ -44,6 +44,7 @@ fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option
         methods,
         max_new_tokens: 6,
         line_end: None,
+        handling: Default::default(),
         seed: *seed,
         step_seed: *step_seed,
         fidelity: true,

@@ -16,6 +16,8 @@ use crate::attention::{Configured, Fork, IndexCache, PromptNeed, PromptStats, Re
 use crate::kernels::cpu::topk::argmax;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
+use crate::model::tokenizer::Tokenizer;
+use crate::tasks::Handling;
 
 /// Prompt tokens that a stream reads in one step; bounds the memory of a step.
 const READ_AT_ONCE: usize = 128;
@@ -33,6 +35,8 @@ pub struct Request<'a> {
     pub max_new_tokens: usize,
     /// A token that ends the answer besides EOS; the first token is then neither of them.
     pub line_end: Option<u32>,
+    /// How the benchmark ends an answer besides.
+    pub handling: Handling,
     /// Seed of the context, for what is drawn when indexes are built: the same for all examples on one context.
     pub seed: u64,
     /// Seed of the example, for what is drawn in its steps.
@@ -283,7 +287,8 @@ struct Lane<'a> {
     stopped: bool,
     steps: usize,
     decode: Duration,
-    eos: &'a [u32],
+    tokenizer: &'a Tokenizer,
+    handling: Handling,
     line_end: Option<u32>,
     max_new_tokens: usize,
 }
@@ -299,7 +304,8 @@ impl<'a> Lane<'a> {
             stopped: false,
             steps: 0,
             decode: Duration::ZERO,
-            eos: model.tokenizer.eos_ids(),
+            tokenizer: &model.tokenizer,
+            handling: request.handling,
             line_end: request.line_end,
             max_new_tokens,
         };
@@ -335,12 +341,21 @@ impl<'a> Lane<'a> {
             _ => argmax(logits) as u32,
         };
         self.tokens.push(token);
-        self.stopped = self.is_end(token);
+        self.stopped = self.is_end(token) || self.has_ended();
         self.done = self.stopped || self.tokens.len() >= self.max_new_tokens;
     }
 
     fn is_end(&self, token: u32) -> bool {
-        self.eos.contains(&token) || self.line_end == Some(token)
+        self.tokenizer.eos_ids().contains(&token) || self.line_end == Some(token)
+    }
+
+    /// Whether a text has come up that ends the answer.
+    fn has_ended(&self) -> bool {
+        if self.handling.until.is_empty() {
+            return false;
+        }
+        let text = self.tokenizer.decode(&self.tokens).unwrap_or_default();
+        self.handling.ended(&text).len() < text.len()
     }
 
     /// The likeliest token that does not end the answer.

@@ -18,6 +18,7 @@ use crate::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::argmax;
 use crate::model::decoder::{Decoder, Stream};
+use crate::tasks::likelihood::Continuation;
 
 /// Tokens that a stream reads in one step at most.
 const READ_AT_ONCE: usize = 128;
@@ -27,12 +28,12 @@ const LOGIT_BYTES: usize = 64 << 20;
 /// What to run a passage with.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// All tokens before the continuations; at least one.
+    /// All tokens before the continuations.
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
     pub prefix_tokens: usize,
-    /// What is scored, each after the prompt; at least one token each.
-    pub continuations: &'a [&'a [u32]],
+    /// What is scored, each after the prompt.
+    pub continuations: &'a [Text<'a>],
     /// Methods to run, all from the same prefix.
     pub methods: &'a [Configured],
     /// Seed of the example.
@@ -41,6 +42,28 @@ pub struct Request<'a> {
     pub fidelity: bool,
     /// Whether to compare each distribution with that of `full`.
     pub compare: bool,
+}
+
+/// A continuation of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct Text<'a> {
+    /// Its tokens; at least one more than are given.
+    pub tokens: &'a [u32],
+    /// How many of the first are read and not scored; at least one if the prompt is empty.
+    pub given: usize,
+}
+
+impl<'a> From<&'a [u32]> for Text<'a> {
+    /// All of it is scored.
+    fn from(tokens: &'a [u32]) -> Self {
+        Self { tokens, given: 0 }
+    }
+}
+
+impl<'a> From<&'a Continuation> for Text<'a> {
+    fn from(continuation: &'a Continuation) -> Self {
+        Self { tokens: &continuation.tokens, given: continuation.given }
+    }
 }
 
 /// What a passage gave.
@@ -130,7 +153,7 @@ pub fn run_passage(
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>, UsageError> {
     let Request { prompt, prefix_tokens, continuations, methods, seed, .. } = request;
-    let longest = prompt.len() + continuations.iter().map(|c| c.len()).max().unwrap_or(0);
+    let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
     let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed: seed };
     let mut prepared = Prepared::new(decoder, &shared, held.take());
     if stop.load(Ordering::Relaxed) {
@@ -174,12 +197,13 @@ pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBoo
         }
         let start = Instant::now();
         // The last token predicts nothing that is scored.
-        let read = [prompt, &continuation[..continuation.len() - 1]].concat();
-        let first = prompt.len() - 1;
+        let read = [prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
+        let scored = &continuation.tokens[continuation.given..];
+        let first = prompt.len() + continuation.given - 1;
         let mut of_continuation = Sums::default();
         let prefill = decoder.prefill_logits(&read, first, &mut |position, logits| {
             let full = request.compare.then(|| Distribution::new(logits));
-            of_continuation.take(logits, continuation[position - first], full.as_ref());
+            of_continuation.take(logits, scored[position - first], full.as_ref());
         });
         time += start.elapsed();
         forks.push(IndexCache::new(prefill.prefix, decoder.dtype(), seed));
@@ -208,7 +232,7 @@ struct Lane<'a> {
     fork: Fork,
     /// Prompt tokens still to be read when it starts.
     unread: &'a [u32],
-    continuation: &'a [u32],
+    continuation: Text<'a>,
     /// Which continuation of the passage this is.
     number: usize,
     /// Tokens read so far.
@@ -226,7 +250,7 @@ fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: Request<'a
         lanes.push(Lane {
             fork: cache.fork(&method, request.fidelity),
             unread: &request.prompt[request.prefix_tokens..],
-            continuation,
+            continuation: *continuation,
             number,
             read: 0,
             sums: Sums::default(),
@@ -242,7 +266,7 @@ fn finish(mut lanes: Vec<Lane<'_>>) -> Scored {
     let (steps, decode) = (lanes.iter().map(|lane| lane.read).sum(), lanes.iter().map(|lane| lane.decode).sum());
     let solved = lanes[0].fork.solved().map(str::to_owned);
     // What has to be kept in the end is what the longest needs.
-    let longest = argmax(&lanes.iter().map(|lane| lane.continuation.len() as f32).collect::<Vec<_>>());
+    let longest = argmax(&lanes.iter().map(|lane| lane.continuation.tokens.len() as f32).collect::<Vec<_>>());
     let Lane { mut fork, .. } = lanes.swap_remove(longest);
     lanes.iter().for_each(|lane| fork.absorb(&lane.fork));
     Scored { run: Run { solved, ..Run::of(&fork, steps, decode) }, sums }
@@ -253,13 +277,13 @@ impl Lane<'_> {
     fn token(&self, at: usize) -> u32 {
         match at.checked_sub(self.unread.len()) {
             None => self.unread[at],
-            Some(at) => self.continuation[at],
+            Some(at) => self.continuation.tokens[at],
         }
     }
 
     /// Tokens to be read in all.
     fn length(&self) -> usize {
-        self.unread.len() + self.continuation.len() - 1
+        self.unread.len() + self.continuation.tokens.len() - 1
     }
 
     /// The next tokens, `most` at most; none when all is read.
@@ -269,7 +293,7 @@ impl Lane<'_> {
 
     /// What `full` makes of those of the next tokens that are scored, from their logits.
     fn distributions(&self, logits: &[f32], vocab: usize) -> Vec<Option<Distribution>> {
-        let first = self.unread.len().saturating_sub(self.read + 1);
+        let first = (self.unread.len() + self.continuation.given).saturating_sub(self.read + 1);
         let scored = |i: usize| i >= first;
         let rows = logits.par_chunks_exact(vocab).enumerate();
         rows.map(|(i, logits)| scored(i).then(|| Distribution::new(logits))).collect()
@@ -279,8 +303,9 @@ impl Lane<'_> {
     fn take(&mut self, logits: &[f32], vocab: usize, full: &[Option<Distribution>]) {
         for (i, logits) in logits.chunks_exact(vocab).enumerate() {
             // The logits after the last prompt token are those of the continuation's first.
-            if let Some(target) = (self.read + 1).checked_sub(self.unread.len()) {
-                self.sums.take(logits, self.continuation[target], full.get(i).and_then(Option::as_ref));
+            let target = (self.read + 1).checked_sub(self.unread.len()).filter(|at| *at >= self.continuation.given);
+            if let Some(target) = target {
+                self.sums.take(logits, self.continuation.tokens[target], full.get(i).and_then(Option::as_ref));
             }
             self.read += 1;
         }
@@ -301,10 +326,10 @@ fn read_all<'a>(
     let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
     let compare = !reference.is_empty();
     // Where the whole prompt is the prefix, its last logits are the same for all.
-    let at_start = |lane: &&mut Lane| lane.unread.is_empty();
+    let at_start = |lane: &&mut Lane| lane.unread.is_empty() && lane.continuation.given == 0;
     for lane in lanes.iter_mut().chain(reference.iter_mut()).filter(at_start) {
         let full = compare.then(|| Distribution::new(prefix_logits));
-        lane.sums.take(prefix_logits, lane.continuation[0], full.as_ref());
+        lane.sums.take(prefix_logits, lane.continuation.tokens[0], full.as_ref());
     }
     let together = lanes_together(decoder, lanes.len());
     while !stop.load(Ordering::Relaxed) && lanes.iter().chain(reference.iter()).any(|l| l.read < l.length()) {

@@ -38,7 +38,7 @@ impl Protocol {
     pub fn prefix_before_answer(self, prompt_tokens: usize) -> usize {
         match self {
             Protocol::Decode | Protocol::Prefill => prompt_tokens,
-            Protocol::Question => prompt_tokens - 1,
+            Protocol::Question => prompt_tokens.saturating_sub(1),
             Protocol::Last(n) => prompt_tokens.saturating_sub(n),
         }
     }

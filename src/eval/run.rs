@@ -264,6 +264,7 @@ impl Runner<'_> {
             methods,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
+            handling: example.handling,
             seed: example_seed(self.config.seed, task.name(), length, task.context_of(index)),
             step_seed: example_seed(self.config.seed, task.name(), length, index),
             fidelity: self.config.fidelity,
@@ -282,7 +283,8 @@ impl Runner<'_> {
         let (prefill_s, prefill_reused_s) = (outcome.prefill.as_secs_f64(), outcome.reused.as_secs_f64());
         let reused_tokens = outcome.reused_tokens;
         let record = |(method, run): (&Configured, Run)| -> Result<Record> {
-            let prediction = self.model.tokenizer.decode(&run.tokens)?;
+            let generated = self.model.tokenizer.decode(&run.tokens)?;
+            let prediction = example.handling.ended(&generated).to_owned();
             let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
             Ok(Record {
                 task: example.task.clone(),
@@ -326,7 +328,7 @@ impl Runner<'_> {
         let tokens = passage.prompt.len() + longest;
         self.check_length(tokens, "the text", if place.task.is_sized() { LENGTH_HINT } else { FILE_HINT })?;
         self.check_positions(methods, tokens)?;
-        let continuations: Vec<&[u32]> = passage.continuations.iter().map(|c| c.tokens.as_slice()).collect();
+        let continuations: Vec<likelihood::Text> = passage.continuations.iter().map(likelihood::Text::from).collect();
         let request = likelihood::Request {
             prompt: &passage.prompt,
             prefix_tokens: self.config.protocol.prefix_before_answer(passage.prompt.len()),

@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::rows::RowSource;
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
-use super::{TaskOptions, choice, longbench};
+use super::{TaskOptions, choice, generation, longbench};
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
 const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
@@ -36,7 +36,7 @@ pub fn patterns() -> Vec<&'static str> {
     let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
     let texts = [WIKITEXT2, PG19];
     let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
-    fixed.into_iter().chain(choice::patterns()).collect()
+    fixed.into_iter().chain(choice::patterns()).chain(generation::patterns()).collect()
 }
 
 /// Essays from `ruler_assets/PaulGrahamEssays.json`, `PaulGrahamEssays.json`, `paul_graham_essays/*.txt`

@@ -10,17 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
-use super::{Family, Task, TaskInfo, TaskOptions, assets};
+use super::templates::{self, Fields, Made};
+use super::{Family, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
-const PREFIX: &str = "mc/";
+const PREFIX: &str = "mcq/";
 /// Between a question and its answer.
 const DELIMITER: &str = " ";
 /// Between examples.
@@ -43,6 +41,9 @@ struct Definition {
     prompt: String,
     /// Expression that gives the options.
     options: String,
+    /// What follows an option, as a template. Options then belong to the prompt without a blank before them, and it is
+    /// this text whose likelihood is compared.
+    rest: Option<String>,
     /// Expression that gives the options' labels, if rows name the right one by label.
     labels: Option<String>,
     /// Expression that gives the index or label of the right option.
@@ -100,7 +101,7 @@ impl Family for MultipleChoice {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         let (task, shots) = rest.split_once(':').unwrap_or((rest, "shots=0"));
         let shots = shots.strip_prefix("shots=").and_then(|n| n.parse().ok()).ok_or_else(|| {
-            UsageError::new(format!("`{name}`: `{shots}` cannot be read")).hint("for example mc/mmlu:shots=5")
+            UsageError::new(format!("`{name}`: `{shots}` cannot be read")).hint("for example mcq/mmlu:shots=5")
         })?;
         let definition = DEFINITIONS
             .iter()
@@ -115,6 +116,8 @@ struct Question {
     description: String,
     prompt: String,
     options: Vec<String>,
+    /// What is scored after an option, if that is not itself scored.
+    rest: Option<String>,
     right: usize,
     /// The file's name without its split.
     subject: String,
@@ -123,8 +126,36 @@ struct Question {
 impl Question {
     /// The question with its answer, as an example for another.
     fn solved(&self) -> String {
-        format!("{}{DELIMITER}{}{SEPARATOR}", self.prompt, self.options[self.right])
+        let option = &self.options[self.right];
+        match &self.rest {
+            None => format!("{}{DELIMITER}{option}{SEPARATOR}", self.prompt),
+            Some(rest) => format!("{}{option}{DELIMITER}{rest}{SEPARATOR}", self.prompt),
+        }
     }
+
+    /// For an option: text that belongs to the prompt, and text that is scored.
+    fn halves(&self, option: &str) -> (String, String) {
+        match &self.rest {
+            None => (String::new(), format!("{DELIMITER}{option}")),
+            Some(rest) => (option.to_owned(), format!("{DELIMITER}{rest}")),
+        }
+    }
+}
+
+/// A prompt with one of the options, in tokens.
+struct Split {
+    tokens: Vec<u32>,
+    /// How many of them are not scored.
+    given: usize,
+    /// The text that is scored.
+    after: String,
+}
+
+/// How many tokens all begin with that are scored in none.
+fn common_tokens(splits: &[Split]) -> usize {
+    let first = splits.first().map_or(&[][..], |split| &split.tokens[..split.given]);
+    let same = |split: &Split| split.tokens[..split.given].iter().zip(first).take_while(|(a, b)| a == b).count();
+    splits.iter().map(same).min().unwrap_or(0)
 }
 
 /// The questions of a task.
@@ -135,22 +166,25 @@ struct Questions {
     questions: Vec<Question>,
     shots: usize,
     examples: Vec<Question>,
+    notes: Vec<String>,
 }
 
 impl Questions {
     fn open(definition: &Definition, shots: usize, options: &TaskOptions) -> Result<Self> {
         let given = if shots == 0 { String::new() } else { format!(":shots={shots}") };
         let name = format!("{PREFIX}{}{given}", definition.name);
-        let files = found(options, &definition.files, &name)?;
-        let questions = definition.read(&files)?;
-        let examples = match shots {
-            0 => Vec::new(),
-            _ => definition.read(&found(options, &definition.shots, &name)?)?,
-        };
+        let files = templates::found(options, &definition.files, &name)?;
+        let Made { items: questions, mut notes } = definition.read(&files, options.skip_bad)?;
+        let mut examples = Vec::new();
+        if shots > 0 {
+            let made = definition.read(&templates::found(options, &definition.shots, &name)?, options.skip_bad)?;
+            examples = made.items;
+            notes.extend(made.notes);
+        }
         let label = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let source = if files.len() == 1 { label } else { format!("{} files", files.len()) };
         let normalised = definition.score == Accuracy::AccNorm;
-        Ok(Self { name, source, normalised, questions, shots, examples })
+        Ok(Self { name, source, normalised, questions, shots, examples, notes })
     }
 
     /// What comes before the options.
@@ -166,134 +200,40 @@ impl Questions {
     }
 }
 
-fn found(options: &TaskOptions, patterns: &[String], name: &str) -> Result<Vec<PathBuf>> {
-    let files = patterns.iter().map(|pattern| assets::matching(options, pattern)).find(|files| !files.is_empty());
-    Ok(files.ok_or_else(|| {
-        UsageError::new(format!("`{name}` needs data that are not there"))
-            .hint(format!("give --data with one of: {}", patterns.join(", ")))
-    })?)
-}
-
 impl Definition {
     /// The questions of some files, one of each in turn.
-    fn read(&self, files: &[PathBuf]) -> Result<Vec<Question>> {
-        let mut all: Vec<(usize, usize, Question)> = Vec::new();
-        for (file, path) in files.iter().enumerate() {
-            for (number, row) in rows(path)?.into_iter().enumerate() {
-                let place = format!("{}: row {}", path.display(), number + 1);
-                let question = self.question(row, path).map_err(|e| {
-                    UsageError::new(format!("{place}: {e:#}"))
-                        .hint(format!("mc/{} reads the fields of the data set on the Hugging Face hub", self.name))
-                })?;
-                all.push((number, file, question));
+    fn read(&self, files: &[PathBuf], skip_bad: bool) -> Result<Made<Question>> {
+        templates::make_all(files, skip_bad, |row, path| self.question(row, path)).map_err(|e| match e.downcast() {
+            Ok(UsageError { what, hint }) => {
+                let fields = format!("{PREFIX}{} reads the fields of the data set on the Hugging Face hub", self.name);
+                let hints = [Some(fields), hint].into_iter().flatten().collect::<Vec<_>>();
+                UsageError::new(what).hint(hints.join("; ")).into()
             }
-        }
-        if all.is_empty() {
-            return Err(UsageError::new(format!("{}: there is no row in it", files[0].display())).into());
-        }
-        all.sort_by_key(|(number, file, _)| (*number, *file));
-        Ok(all.into_iter().map(|(_, _, question)| question).collect())
+            Err(other) => other,
+        })
     }
 
     fn question(&self, mut row: Map<String, Value>, path: &Path) -> Result<Question> {
         let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
         let subject = row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned();
-        let mut env = Environment::new();
-        env.set_auto_escape_callback(|_| AutoEscape::None);
-        env.set_syntax(SyntaxConfig::builder().keep_trailing_newline(true).build()?);
-        env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-        env.add_filter("without_markup", without_markup);
-        let row = minijinja::Value::from(Serde(&row));
-        let render = |template: &str| env.render_str(template, &row);
-        let evaluate = |expression: &str| env.compile_expression(expression)?.eval(&row);
-        let list = |expression: &str| -> Result<Vec<String>> {
-            Ok(evaluate(expression)?.try_iter()?.map(|value| value.to_string()).collect())
-        };
-        let options = list(&self.options)?;
-        let labels = self.labels.as_deref().map_or(Ok(Vec::new()), list)?;
-        let right = evaluate(&self.right)?.to_string();
+        let fields = Fields::new(&row)?;
+        let options = fields.list(&self.options)?;
+        let labels = self.labels.as_deref().map_or(Ok(Vec::new()), |labels| fields.list(labels))?;
+        let right = fields.value(&self.right)?.to_string();
         let right = labels
             .iter()
             .position(|label| *label == right)
             .or_else(|| right.parse().ok())
             .filter(|index| *index < options.len())
             .with_context(|| format!("`{right}` names none of {} options", options.len()))?;
-        if options.iter().any(String::is_empty) {
-            anyhow::bail!("an option is empty");
+        let rest = self.rest.as_deref().map(|rest| fields.text(rest)).transpose()?;
+        if options.iter().chain(&rest).any(String::is_empty) {
+            anyhow::bail!("an option, or what follows it, is empty");
         }
-        Ok(Question { description: render(&self.description)?, prompt: render(&self.prompt)?, options, right, subject })
+        let (description, prompt) = (fields.text(&self.description)?, fields.text(&self.prompt)?);
+        Ok(Question { description, prompt, options, rest, right, subject })
     }
-}
-
-/// HellaSwag's texts without WikiHow's titles and notes in brackets, as lm-eval cleans them.
-fn without_markup(text: &str) -> String {
-    let text = text.trim().replace(" [title]", ". ");
-    let mut kept = String::new();
-    let mut rest = text.as_str();
-    while let Some((before, inside)) = rest.split_once('[') {
-        // A bracket that is not closed on its line is text.
-        match inside.split_once(']').filter(|(note, _)| !note.contains('\n')) {
-            Some((_, after)) => {
-                kept.push_str(before);
-                rest = after;
-            }
-            None => {
-                kept.push_str(before);
-                kept.push('[');
-                rest = inside;
-            }
-        }
-    }
-    kept.push_str(rest);
-    kept.replace("  ", " ")
-}
-
-/// The rows of a file. Labels in a file beside it (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`.
-fn rows(path: &Path) -> Result<Vec<Map<String, Value>>> {
-    let read = |path: &Path| {
-        std::fs::read_to_string(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
-    };
-    let text = read(path)?;
-    if path.extension().is_some_and(|e| e == "csv") {
-        return csv_rows(&text).with_context(|| format!("cannot read {}", path.display()));
-    }
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let mut rows: Vec<Map<String, Value>> = lines
-        .map(|(number, line)| {
-            serde_json::from_str(line)
-                .map_err(|e| UsageError::new(format!("{}:{}: not a JSON object: {e}", path.display(), number + 1)))
-        })
-        .collect::<Result<_, _>>()?;
-    let labels = path.with_file_name(format!("{}-labels.lst", path.file_stem().unwrap_or_default().to_string_lossy()));
-    if labels.is_file() {
-        let lines = read(&labels)?;
-        if lines.lines().count() != rows.len() {
-            let what = format!("{} has {} labels for {} rows", labels.display(), lines.lines().count(), rows.len());
-            return Err(UsageError::new(what).into());
-        }
-        for (row, label) in rows.iter_mut().zip(lines.lines()) {
-            row.insert("label".to_owned(), label.trim().into());
-        }
-    }
-    Ok(rows)
-}
-
-/// MMLU's tables: question, four choices, answer as letter or number; with or without a line of headings.
-fn csv_rows(text: &str) -> Result<Vec<Map<String, Value>>> {
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(text.as_bytes());
-    let mut rows = Vec::new();
-    for record in reader.records() {
-        let record = record?;
-        if rows.is_empty() && record.get(0) == Some("question") && record.get(5) == Some("answer") {
-            continue;
-        }
-        anyhow::ensure!(record.len() == 6, "a row has {} columns, not question, four choices and answer", record.len());
-        let choices: Vec<Value> = (1..5).map(|i| record[i].into()).collect();
-        let row = [("question", record[0].into()), ("choices", choices.into()), ("answer", record[5].into())];
-        rows.push(row.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
-    }
-    Ok(rows)
 }
 
 impl Task for Questions {
@@ -307,6 +247,10 @@ impl Task for Questions {
 
     fn is_sized(&self) -> bool {
         false
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn likelihood(&self) -> Option<&dyn LikelihoodTask> {
@@ -325,35 +269,41 @@ impl LikelihoodTask for Questions {
                 .hint("ask for fewer samples (--samples)")
         })?;
         let context = self.context(question)?;
-        // White space before an answer belongs to the answer's first token.
-        let (context, blank) = context.split_at(context.trim_end().len());
-        let prompt = encoder.encode(context)?.ids;
-        let continuation = |option: &String| -> Result<Continuation> {
-            let after = format!("{blank}{DELIMITER}{option}");
-            let whole = encoder.encode(&format!("{context}{after}"))?.ids;
-            let tokens = whole.get(prompt.len()..).unwrap_or_default().to_vec();
-            if tokens.is_empty() {
+        let front = encoder.front();
+        let split = |option: &String| -> Result<Split> {
+            let (before, after) = question.halves(option);
+            let before = format!("{context}{before}");
+            // White space before an answer belongs to the answer's first token.
+            let (before, blank) = before.split_at(before.trim_end().len());
+            let after = format!("{blank}{after}");
+            let given = front.len() + encoder.encode(before)?.ids.len();
+            let tokens = [front, &encoder.encode(&format!("{before}{after}"))?.ids].concat();
+            if tokens.len() <= given {
                 let what = format!("`{}`, question {index}: the option `{option}` has no token of its own", self.name);
                 return Err(UsageError::new(what).into());
             }
-            let words = after.split_whitespace().count();
-            Ok(Continuation { tokens, text: option.clone(), words, bytes: after.len() })
+            Ok(Split { tokens, given, after })
         };
-        let continuations = question.options.iter().map(continuation).collect::<Result<Vec<_>>>()?;
-        let prompt: Vec<u32> = encoder.front().iter().chain(&prompt).copied().collect();
-        if prompt.is_empty() {
-            return Err(UsageError::new(format!(
-                "`{}`, question {index}: nothing comes before the options",
-                self.name
-            ))
-            .into());
+        let splits = question.options.iter().map(split).collect::<Result<Vec<_>>>()?;
+        let common = common_tokens(&splits);
+        let continuation = |(option, split): (&String, &Split)| Continuation {
+            tokens: split.tokens[common..].to_vec(),
+            given: split.given - common,
+            text: option.clone(),
+            words: split.after.split_whitespace().count(),
+            bytes: split.after.len(),
+        };
+        let continuations: Vec<Continuation> = question.options.iter().zip(&splits).map(continuation).collect();
+        if common == 0 && continuations.iter().any(|c| c.given == 0) {
+            let what = format!("`{}`, question {index}: nothing comes before the options", self.name);
+            return Err(UsageError::new(what).into());
         }
         Ok(Passage {
             task: self.name.clone(),
             length: 0,
             index,
             source: self.source.clone(),
-            prompt,
+            prompt: splits[0].tokens[..common].to_vec(),
             continuations,
             scoring: Scoring::Choice { right: question.right, normalised: self.normalised },
         })
@@ -400,21 +350,26 @@ mod tests {
     fn prompts_are_lm_evals() {
         let arc =
             r#"{"question": "Why?", "choices": {"text": ["so", "not so"], "label": ["1", "2"]}, "answerKey": "2"}"#;
-        let (prompt, options, right) = first("mc/arc_challenge", &[("ARC-Challenge/test.jsonl", arc)]).unwrap();
+        let (prompt, options, right) = first("mcq/arc_challenge", &[("ARC-Challenge/test.jsonl", arc)]).unwrap();
         assert_eq!((prompt.as_str(), right), ("Question: Why?\nAnswer:", 1));
         assert_eq!(options, [" so", " not so"]);
         let boolq = r#"{"passage": "It is.", "question": "is it", "label": 1}"#;
-        let (prompt, options, right) = first("mc/boolq", &[("boolq/validation.jsonl", boolq)]).unwrap();
+        let (prompt, options, right) = first("mcq/boolq", &[("boolq/validation.jsonl", boolq)]).unwrap();
         assert_eq!((prompt.as_str(), right), ("It is.\nQuestion: is it?\nAnswer:", 1));
         assert_eq!(options, [" no", " yes"]);
         let piqa =
             [("piqa/valid.jsonl", r#"{"goal": "open", "sol1": "a", "sol2": "b"}"#), ("piqa/valid-labels.lst", "1\n")];
-        let (prompt, options, right) = first("mc/piqa", &piqa).unwrap();
+        let (prompt, options, right) = first("mcq/piqa", &piqa).unwrap();
         assert_eq!((prompt.as_str(), options.len(), right), ("Question: open\nAnswer:", 2, 1));
         let open = r#"{"question_stem": "Ice is", "choices": {"text": ["cold", "hot"], "label": ["A", "B"]}, "answerKey": "A "}"#;
-        assert_eq!(first("mc/openbookqa", &[("openbookqa/test.jsonl", open)]).unwrap().0, "Ice is");
+        assert_eq!(first("mcq/openbookqa", &[("openbookqa/test.jsonl", open)]).unwrap().0, "Ice is");
+        let grande =
+            r#"{"sentence": "Ann thanked Eve, as _ had helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}"#;
+        let (prompt, options, right) = first("mcq/winogrande", &[("winogrande/validation.jsonl", grande)]).unwrap();
+        assert_eq!((prompt.as_str(), right), ("Ann thanked Eve, as ", 1));
+        assert_eq!(options, ["Ann had helped.", "Eve had helped."]);
         let swag = r#"{"activity_label": "Baking", "ctx_a": "A man [substeps] stands.", "ctx_b": "the Man", "endings": ["goes [title] on.", "x"], "label": "0"}"#;
-        let (prompt, options, _) = first("mc/hellaswag", &[("hellaswag/validation.jsonl", swag)]).unwrap();
+        let (prompt, options, _) = first("mcq/hellaswag", &[("hellaswag/validation.jsonl", swag)]).unwrap();
         assert_eq!(prompt, "Baking: A man stands. The man");
         assert_eq!(options, [" goes.  on.".replace("  ", " "), " x".to_owned()]);
     }
@@ -430,31 +385,58 @@ mod tests {
             ("mmlu/dev/world_history_dev.csv", table(" Who?", "D")),
         ];
         let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        let (prompt, options, right) = first("mc/mmlu:shots=1", &files).unwrap();
+        let (prompt, options, right) = first("mcq/mmlu:shots=1", &files).unwrap();
         assert_eq!(
             prompt,
             "The following are multiple choice questions (with answers) about world history.\n\n\
              Who?\nA. w\nB. x, y\nC. z\nD. 0\nAnswer: D\n\nWhen?\nA. w\nB. x, y\nC. z\nD. 0\nAnswer:"
         );
         assert_eq!((options, right), ([" A", " B", " C", " D"].map(str::to_owned).to_vec(), 1));
-        let error = first("mc/mmlu:shots=2", &files).unwrap_err();
-        assert_eq!(error.to_string(), "`mc/mmlu:shots=2`: there are 1 examples for world_history");
+        let error = first("mcq/mmlu:shots=2", &files).unwrap_err();
+        assert_eq!(error.to_string(), "`mcq/mmlu:shots=2`: there are 1 examples for world_history");
+    }
+
+    #[test]
+    fn the_option_of_winogrande_is_read_and_the_rest_scored() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("winogrande")).unwrap();
+        let row = |sentence: &str, answer: &str| {
+            format!(
+                "{{\"sentence\": \"{sentence}\", \"option1\": \"Al\", \"option2\": \"Alma\", \"answer\": \"{answer}\"}}\n"
+            )
+        };
+        let write = |name: &str, text: String| std::fs::write(dir.path().join("winogrande").join(name), text).unwrap();
+        write("validation.jsonl", row("_ ran.", "1") + "{}\n" + &row("So _ ran.", "2"));
+        write("train.jsonl", row("Once _ sat.", "2"));
+        let options = TaskOptions { data: Some(dir.path().to_owned()), skip_bad: true, ..TaskOptions::default() };
+        let task = MultipleChoice.make("mcq/winogrande:shots=1", &options).unwrap();
+        assert_eq!((task.available(), task.notes().len()), (Some(2), 1), "{:?}", task.notes());
+        let passage = task.likelihood().unwrap().passage(0, 1, 0, &Characters).unwrap();
+        let text = |ids: &[u32]| ids.iter().filter_map(|id| char::from_u32(*id)).collect::<String>();
+        assert_eq!(text(&passage.prompt[1..]), "Once Alma sat.\n\nSo Al");
+        let pieces: Vec<(String, usize)> = passage.continuations.iter().map(|c| (text(&c.tokens), c.given)).collect();
+        assert_eq!(pieces, [(" ran.".to_owned(), 0), ("ma ran.".to_owned(), 2)]);
+        assert_eq!((passage.continuations[1].words, passage.continuations[1].bytes), (1, 5));
     }
 
     #[test]
     fn rows_that_do_not_fit_are_said_with_their_place() {
         let what = |name: &str, files: &[(&str, &str)]| first(name, files).unwrap_err().to_string();
         let row = r#"{"question": "Why?", "choices": {"text": ["so"], "label": ["A"]}, "answerKey": "C"}"#;
-        assert!(what("mc/arc_easy", &[("ARC-Easy/test.jsonl", row)]).contains("row 1: `C` names none of 1 options"));
-        assert!(what("mc/arc_easy", &[("ARC-Easy/test.jsonl", "{\"question\": \"x\"}")]).contains("row 1: "));
-        assert!(what("mc/arc_easy", &[("ARC-Easy/test.jsonl", "\nx")]).contains("test.jsonl:2: not a JSON object"));
-        assert!(what("mc/arc_easy", &[]).contains("needs data that are not there"));
-        assert!(what("mc/arc_easy:shot=1", &[]).contains("`shot=1` cannot be read"));
+        assert!(
+            what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", row)]).contains("test.jsonl:1: `C` names none of 1 options")
+        );
+        assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "{\"question\": \"x\"}")]).contains("test.jsonl:1: "));
+        assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "\nx")]).contains("test.jsonl:2: not JSON: "));
+        assert!(what("mcq/arc_easy", &[]).contains("needs data that are not there"));
+        assert!(what("mcq/arc_easy:shot=1", &[]).contains("`shot=1` cannot be read"));
         let piqa = [
             ("piqa/valid.jsonl", r#"{"goal": "open", "sol1": "a", "sol2": "b"}"#),
             ("piqa/valid-labels.lst", "1\n0\n"),
         ];
-        assert!(what("mc/piqa", &piqa).contains("2 labels for 1 rows"));
-        assert!(what("mc/mmlu", &[("mmlu/test/a_test.csv", "q,a,b,c\n")]).contains("cannot read"));
+        assert!(what("mcq/piqa", &piqa).contains("2 labels for 1 rows"));
+        assert!(
+            what("mcq/mmlu", &[("mmlu/test/a_test.csv", "q,a,b,c\n")]).contains("a_test.csv:1: a row has 4 columns")
+        );
     }
 }

@@ -38,7 +38,7 @@ pub struct Passage {
     pub index: usize,
     /// Where the text came from.
     pub source: String,
-    /// All tokens before the continuations, BOS included; never empty.
+    /// All tokens before the continuations, BOS included; empty only if every continuation has tokens that are given.
     pub prompt: Vec<u32>,
     /// What follows the prompt, each on its own; never empty.
     pub continuations: Vec<Continuation>,
@@ -49,13 +49,15 @@ pub struct Passage {
 /// A text whose probability after the prompt is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Continuation {
-    /// Token ids; at least one.
+    /// Token ids; at least one more than are given.
     pub tokens: Vec<u32>,
+    /// How many of the first are read like the prompt and not scored.
+    pub given: usize,
     /// The text, where someone may want to read it in the record.
     pub text: String,
-    /// Words, split at white space, that begin in it.
+    /// Words, split at white space, that begin in what is scored.
     pub words: usize,
-    /// Bytes of its text.
+    /// Bytes of the text that is scored.
     pub bytes: usize,
 }
 

@@ -118,6 +118,7 @@ impl Set {
             cut_middle: true,
             ends_at_line: self.ends_at_line,
             first_line: self.scoring().first_line,
+            until: &[],
         }
     }
 

@@ -8,6 +8,7 @@
 
 pub mod assets;
 mod choice;
+mod generation;
 mod grid;
 pub mod jsonl;
 mod kv_retrieval;
@@ -21,6 +22,7 @@ pub mod rows;
 pub mod ruler;
 pub mod seed;
 mod summary;
+mod templates;
 pub mod text;
 pub mod train;
 mod turns;
@@ -36,13 +38,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 7] = [
+static FAMILIES: [&dyn Family; 8] = [
     &ruler::Ruler,
     &ruler::Reworded,
     &grid::Grids,
     &longbench::LongBench,
     &perplexity::Perplexity,
     &choice::MultipleChoice,
+    &generation::Generation,
     &jsonl::Jsonl,
 ];
 
@@ -101,6 +104,16 @@ pub struct Handling {
     pub ends_at_line: bool,
     /// Only the first line of the prediction is scored.
     pub first_line: bool,
+    /// Texts that end the answer where they come up in it, and do not belong to it.
+    pub until: &'static [String],
+}
+
+impl Handling {
+    /// A prediction up to where it ends.
+    pub fn ended<'a>(&self, prediction: &'a str) -> &'a str {
+        let end = self.until.iter().filter_map(|text| prediction.find(text.as_str())).min();
+        &prediction[..end.unwrap_or(prediction.len())]
+    }
 }
 
 impl Example {
@@ -356,10 +369,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 76);
+        assert_eq!(all.len(), 80);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 76);
+        assert_eq!(all.len(), 80);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

@@ -283,6 +283,7 @@ impl LikelihoodTask for Windows {
             prompt: encoder.front().iter().chain(&tokens.ids[first..scored]).copied().collect(),
             continuations: vec![Continuation {
                 tokens: tokens.ids[scored..end].to_vec(),
+                given: 0,
                 text: String::new(),
                 words: words_beginning(text, bytes.start, bytes.end),
                 bytes: bytes.len(),

@@ -84,6 +84,8 @@ pub struct Row {
     pub fields: Map<String, Value>,
     /// File and line number.
     pub place: String,
+    /// Line number from 1.
+    pub number: usize,
 }
 
 impl Row {
@@ -271,7 +273,7 @@ impl Rows {
             UsageError::new(format!("{place}: not JSON: {reason} at column {}", e.column())).hint(FILE_HINT)
         })?;
         match value {
-            Value::Object(fields) => Ok(Row { fields, place }),
+            Value::Object(fields) => Ok(Row { fields, place, number }),
             _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
         }
     }

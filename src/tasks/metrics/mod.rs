@@ -10,6 +10,7 @@ pub mod datasets;
 mod chinese;
 mod classification;
 mod code_sim;
+mod lm_eval;
 mod numbers;
 mod python;
 mod qa_f1;
@@ -57,6 +58,14 @@ pub enum Metric {
     LastNumber,
     /// HiP's passkey: share of the reference's digits that the prediction's digits equal, place by place.
     DigitMatch,
+    /// lm-eval's GSM8K, `strict-match`: 1 if the number after "The answer is" is the reference.
+    Gsm8kStrict,
+    /// lm-eval's GSM8K, `flexible-extract`: 1 if the last number is the reference.
+    Gsm8kFlexible,
+    /// lm-eval's CoQA: F1 of the first line, each of several answers left out in turn.
+    CoqaF1,
+    /// The same of exact matches.
+    CoqaEm,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -75,7 +84,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 17] = [
+static RULES: [Rule; 21] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -104,6 +113,10 @@ static RULES: [Rule; 17] = [
     rule(Metric::FirstNumber, "first_number", |p, r, _| best(r, |r| numbers::first(p, r))),
     rule(Metric::LastNumber, "last_number", |p, r, _| best(r, |r| numbers::last(p, r))),
     rule(Metric::DigitMatch, "digit_match", |p, r, _| best(r, |r| numbers::digit_match(p, r))),
+    rule(Metric::Gsm8kStrict, "gsm8k_strict", |p, r, _| best(r, |r| lm_eval::gsm8k_strict(p, r))),
+    rule(Metric::Gsm8kFlexible, "gsm8k_flexible", |p, r, _| best(r, |r| lm_eval::gsm8k_flexible(p, r))),
+    rule(Metric::CoqaF1, "coqa_f1", |p, r, _| lm_eval::coqa_f1(p, r)),
+    rule(Metric::CoqaEm, "coqa_em", |p, r, _| lm_eval::coqa_em(p, r)),
 ];
 
 impl Metric {

@@ -32,6 +32,20 @@ pub fn exact_match(prediction: &str, reference: &str) -> f64 {
     f64::from(u8::from(equal))
 }
 
+/// SQuAD 2's `compute_exact`: 1 if both are equal after [`normalize`].
+pub fn squad_exact(prediction: &str, reference: &str) -> f64 {
+    f64::from(u8::from(normalize(prediction) == normalize(reference)))
+}
+
+/// SQuAD 2's `compute_f1`: as [`qa_f1`], but 1 if both are without words.
+pub fn squad_f1(prediction: &str, reference: &str) -> f64 {
+    let (prediction, reference) = (normalize(prediction), normalize(reference));
+    if prediction.is_empty() || reference.is_empty() {
+        return f64::from(u8::from(prediction == reference));
+    }
+    f1(&prediction, &reference)
+}
+
 /// `normalize_answer`, split into words: lower case, ASCII punctuation removed, articles removed, split at
 /// white space. Curly quotes and dashes stay.
 fn normalize(text: &str) -> Vec<String> {

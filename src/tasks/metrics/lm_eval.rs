@@ -1,0 +1,99 @@
+//! lm-eval's ways of scoring generated answers: numbers picked out of GSM8K's reasoning, and CoQA's answers of several
+//! people.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::qa_f1;
+
+/// What lm-eval scores where nothing was found.
+const NOTHING: &str = "[invalid]";
+
+fn pattern(text: &str) -> Regex {
+    Regex::new(text).expect("a constant pattern, which the tests read")
+}
+
+/// `strict-match`: the number of the first "The answer is", compared by `exact_match` without commas, dollar signs and
+/// a full stop at the end.
+pub fn gsm8k_strict(prediction: &str, answer: &str) -> f64 {
+    static SAID: LazyLock<Regex> = LazyLock::new(|| pattern(r"The answer is (\-?[0-9\.,]+)."));
+    let said = SAID.captures(prediction).and_then(|found| found.get(1));
+    same_number(said.map_or(NOTHING, |said| said.as_str()), answer)
+}
+
+/// `flexible-extract`: the last number of the prediction, compared in the same way.
+pub fn gsm8k_flexible(prediction: &str, answer: &str) -> f64 {
+    static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"-?[$0-9.,]{2,}|-?[0-9]+"));
+    let last = NUMBER.find_iter(prediction).last();
+    same_number(last.map_or(NOTHING, |number| number.as_str()), answer)
+}
+
+fn same_number(number: &str, answer: &str) -> f64 {
+    let bare = |text: &str| {
+        let text = text.trim().replace([',', '$'], "");
+        let text = text.rsplit("#### ").next().unwrap_or_default().to_lowercase();
+        text.strip_suffix('.').map_or(text.clone(), str::to_owned)
+    };
+    f64::from(u8::from(bare(number) == bare(answer)))
+}
+
+/// CoQA's F1 of the first line: the mean over the answers left out in turn, each of the best among the others; of a
+/// single answer, that.
+pub fn coqa_f1(prediction: &str, answers: &[String]) -> f64 {
+    leaving_one_out(prediction, answers, qa_f1::squad_f1)
+}
+
+/// The same of exact matches.
+pub fn coqa_em(prediction: &str, answers: &[String]) -> f64 {
+    leaving_one_out(prediction, answers, qa_f1::squad_exact)
+}
+
+fn leaving_one_out(prediction: &str, answers: &[String], score: fn(&str, &str) -> f64) -> f64 {
+    let prediction = prediction.trim().split('\n').next().unwrap_or_default();
+    let scores: Vec<f64> = answers.iter().map(|answer| score(prediction, answer)).collect();
+    if let [] | [_] = scores[..] {
+        return scores.first().copied().unwrap_or(0.0);
+    }
+    let best_without = |left_out: usize| {
+        let others = scores.iter().enumerate().filter(|(i, _)| *i != left_out);
+        others.map(|(_, score)| *score).fold(0.0, f64::max)
+    };
+    (0..scores.len()).map(best_without).sum::<f64>() / scores.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_that_is_said_to_be_the_answer() {
+        assert_eq!(gsm8k_strict("So 3 + 4. The answer is 7. Q", "7"), 1.0);
+        assert_eq!(gsm8k_strict("The answer is 1,234.\n", "1234"), 1.0);
+        assert_eq!(gsm8k_strict("The answer is -5.", "-5"), 1.0);
+        assert_eq!(gsm8k_strict("The answer is 7. The answer is 8.", "8"), 0.0, "the first counts");
+        assert_eq!(gsm8k_strict("The answer is $7.", "7"), 0.0, "no dollar sign in the pattern");
+        assert_eq!(gsm8k_strict("the answer is 7.", "7"), 0.0);
+        // The pattern wants one more character after the number, and takes the number's last for it.
+        assert_eq!((gsm8k_strict("The answer is 12", "12"), gsm8k_strict("The answer is 12", "1")), (0.0, 1.0));
+    }
+
+    #[test]
+    fn the_last_number_of_all() {
+        assert_eq!(gsm8k_flexible("3 and then $1,234.", "1234"), 1.0);
+        assert_eq!(gsm8k_flexible("7 of 8 are left", "8"), 1.0);
+        assert_eq!(gsm8k_flexible("none", "8"), 0.0);
+        // Two full stops are a match of the published pattern, and hold no number.
+        assert_eq!(gsm8k_flexible("It is 8 ... well", "8"), 0.0);
+    }
+
+    #[test]
+    fn answers_of_several_people_are_each_left_out_once() {
+        let answers = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        assert_eq!(coqa_em(" Ann\nQ: Who?", &answers(&["Ann"])), 1.0);
+        assert_eq!(coqa_em("Ann", &answers(&["Ann", "she"])), 0.5);
+        assert_eq!(coqa_em("Ann", &answers(&["Ann", "she", "the Ann!"])), 1.0);
+        assert_eq!(coqa_f1("Ann Lee", &answers(&["Ann", "nobody"])), (2.0 / 3.0) / 2.0);
+        assert_eq!((coqa_f1("", &answers(&["a"])), coqa_em("x", &[])), (1.0, 0.0), "no words on either side are equal");
+    }
+}
