@@ -11,13 +11,15 @@
 # A set whose data are not in DATA is left out, and that is said. Runs that are there go on where they ended.
 #
 #   scripts/robustness.sh MODEL DATA OUT            e.g. scripts/robustness.sh builtin data results/robustness
-# SAMPLES (25), LENGTHS ("4096 8192"), METHODS ("full", space-separated specs) and SPATTN may be set in the environment.
+# SETS (all), SAMPLES (25), LENGTHS ("4096 8192"), METHODS ("full", space-separated specs) and SPATTN may be set in the
+# environment.
 set -eu
 if [ $# -ne 3 ]; then
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 model=$1 data=$2 out=$3
+: "${SETS:=ruler essays books words reworded kv official}"
 : "${SPATTN:=target/release/spattn}" "${SAMPLES:=25}" "${LENGTHS:=4096 8192}" "${METHODS:=full}"
 
 flags="--model $model --samples $SAMPLES --quiet"
@@ -30,6 +32,7 @@ needles="-t ruler/niah_single_2 -t ruler/niah_single_3 -t ruler/niah_multikey_1 
 run() {
     set_name=$1
     shift
+    case " $SETS " in *" $set_name "*) ;; *) return 0 ;; esac
     echo "== $set_name" >&2
     # shellcheck disable=SC2086
     "$SPATTN" eval $flags "$@" --out "$out/$set_name" --resume > "$out/$set_name.txt"
