@@ -114,7 +114,64 @@ def match(prediction, references):
     return [1.0 if r.lower() in prediction.lower() else 0.0 for r in references]
 
 
+def same_value(found, answer):
+    return float(bool(found) and int(found[0]) == int(answer))
+
+
+def first_number(prediction, answer, _classes):
+    return same_value(re.findall(r"\d+", prediction)[:1], answer)
+
+
+def last_number(prediction, answer, _classes):
+    return same_value(re.findall(r"\d+", prediction)[-1:], answer)
+
+
+def digit_match(prediction, answer, _classes):
+    digits = re.findall(r"\d", prediction)
+    return sum(a == b for a, b in zip(answer, digits)) / len(answer)
+
+
+def same_sum(number, answer):
+    def bare(text):
+        for pattern in (",", r"\$", r"(?s).*#### ", r"\.$"):
+            text = re.sub(pattern, "", text)
+        return text.lower()
+
+    return float(bare(number.strip()) == bare(answer))
+
+
+def gsm8k_strict(prediction, answer, _classes):
+    found = re.compile(r"The answer is (\-?[0-9\.\,]+).").findall(prediction)
+    return same_sum(found[0] if found else "[invalid]", answer)
+
+
+def gsm8k_flexible(prediction, answer, _classes):
+    found = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)").findall(prediction)
+    return same_sum([group for group in found[-1] if group][0] if found else "[invalid]", answer)
+
+
+def squad_f1(prediction, answer):
+    p, a = normalize(prediction).split(), normalize(answer).split()
+    return f1(p, a) if p and a else float(p == a)
+
+
+def coqa(score):
+    def mean(prediction, references):
+        prediction = prediction.strip().split("\n")[0]
+        others = [references[:i] + references[i + 1 :] for i in range(len(references))]
+        if len(references) == 1:
+            others = [references]
+        return sum(max(score(prediction, a) for a in rest) for rest in others) / len(references)
+
+    return mean
+
+
 PER_ANSWER = {
+    "first_number": first_number,
+    "last_number": last_number,
+    "digit_match": digit_match,
+    "gsm8k_strict": gsm8k_strict,
+    "gsm8k_flexible": gsm8k_flexible,
     "exact_match": exact_match,
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_zh,
@@ -127,6 +184,10 @@ PER_ANSWER = {
     "retrieval_zh": retrieval("段落"),
     "count": count,
     "code_sim": code_sim,
+}
+OF_SEVERAL = {
+    "coqa_f1": coqa(squad_f1),
+    "coqa_em": coqa(lambda p, a: float(normalize(p) == normalize(a))),
 }
 OVER_ALL = {
     "string_match_all": lambda p, refs: sum(match(p, refs)) / len(refs),
@@ -230,6 +291,52 @@ PARTS = [
 ]
 
 
+NUMBERS = [
+    (text, ["31415"])
+    for text in (
+        " 31415. Remember it.",
+        "line 7 is <31415>",
+        "031415",
+        "131415",
+        "none",
+        "$314 15$ and 9",
+        "31425",
+        "",
+    )
+]
+SUMS = [
+    ("3 + 4 = 7. The answer is 7.", ["7"]),
+    ("The answer is 1,234.\n", ["1234"]),
+    ("The answer is 1234 dollars", ["1,234"]),
+    ("The answer is $18.", ["18"]),
+    ("The answer is -5.", ["-5"]),
+    ("The answer is 12", ["12"]),
+    ("The answer is 12", ["1"]),
+    ("The answer is 3.50.", ["3.50"]),
+    ("The answer is 7. No: The answer is 8.", ["8"]),
+    ("the answer is 9.", ["9"]),
+    ("So it is $1,000.", ["1000"]),
+    ("It is 8 ... well", ["8"]),
+    ("8 of 8, or 6-2", ["2"]),
+    ("8 of 8, or 6-2", ["-2"]),
+    ("#### 42", ["42"]),
+    ("٤٢ is 42", ["42"]),
+    ("none", ["[INVALID]"]),
+    ("", ["0"]),
+]
+CONVERSATIONS = [
+    (" Ann\nQ: Who?", ["Ann"]),
+    ("Ann", ["Ann", "she"]),
+    ("the Ann!", ["Ann", "she", "an Ann"]),
+    ("Ann Lee of Rome", ["Ann Lee", "Lee", "a woman of Rome", "nobody"]),
+    ("", ["the", "nobody"]),
+    ("", ["a"]),
+    ("!", ["no", "yes"]),
+    ("\n\nAnn", ["Ann"]),
+    ("In 1,492", ["1492", "in 1492", "fifteenth century"]),
+]
+
+
 def mixed_chinese():
     """Pairs of texts with some words in common; their joins make words of their own."""
     draw = random.Random(7)
@@ -260,9 +367,17 @@ def cases():
     yield from (("code_sim", p, refs, []) for p, refs in CODE)
     for metric in OVER_ALL:
         yield from ((metric, p, refs, []) for p, refs in PARTS)
+    for metric in ("first_number", "last_number", "digit_match"):
+        yield from ((metric, p, refs, []) for p, refs in NUMBERS)
+    for metric in ("gsm8k_strict", "gsm8k_flexible"):
+        yield from ((metric, p, refs, []) for p, refs in SUMS)
+    for metric in OF_SEVERAL:
+        yield from ((metric, p, refs, []) for p, refs in CONVERSATIONS)
 
 
 def score(metric, prediction, references, classes):
+    if metric in OF_SEVERAL:
+        return OF_SEVERAL[metric](prediction, references)
     if metric in OVER_ALL:
         return OVER_ALL[metric](clean(prediction), references)
     return max([0.0] + [PER_ANSWER[metric](prediction, r, classes) for r in references])
