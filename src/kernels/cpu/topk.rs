@@ -1,28 +1,96 @@
 //! Selection of the largest scores.
 
-use std::cmp::Ordering;
+use super::simd::{Simd, dispatch};
+
+/// Scores looked at to guess where the k-th largest lies.
+const SAMPLE: usize = 512;
 
 /// Positions of the `k` largest scores, ascending; equal scores favour the lower position.
 ///
 /// `k` above the length selects everything. Not-a-number counts as smallest.
+///
+/// A sample at equal distances gives a bound that a little more than `k` scores exceed; one pass over all scores picks
+/// those, and only among them is the k-th found. What comes out does not depend on the guess, only the time does.
 pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-    if k < scores.len() {
-        if k > 0 {
-            order.select_nth_unstable_by(k - 1, |&a, &b| descending(scores, a, b));
-        }
-        order.truncate(k);
-        order.sort_unstable();
+    if k >= scores.len() {
+        return (0..scores.len() as u32).collect();
     }
-    order
+    if k == 0 {
+        return Vec::new();
+    }
+    let mut found = candidates(scores, k);
+    if found.len() > k {
+        let last = {
+            let mut ranks: Vec<u64> = found.iter().map(|&i| rank(scores, i)).collect();
+            *ranks.select_nth_unstable(k - 1).1
+        };
+        found.retain(|&i| rank(scores, i) <= last);
+    }
+    found
 }
 
-fn descending(scores: &[f32], a: u32, b: u32) -> Ordering {
-    let value = |i: u32| {
-        let s = scores[i as usize];
-        if s.is_nan() { f32::NEG_INFINITY } else { s }
-    };
-    value(b).total_cmp(&value(a)).then(a.cmp(&b))
+/// Positions, ascending, of at least `k` scores that no other exceeds.
+fn candidates(scores: &[f32], k: usize) -> Vec<u32> {
+    if let Some(bound) = bound(scores, k) {
+        let mut found = Vec::with_capacity(2 * k);
+        above(scores, bound, &mut found);
+        if found.len() >= k {
+            return found;
+        }
+    }
+    (0..scores.len() as u32).collect()
+}
+
+/// A bound that at least `k` scores exceed, most likely, and not many more; `None` if a sample does not pay.
+fn bound(scores: &[f32], k: usize) -> Option<f32> {
+    let share = k as f64 / scores.len() as f64;
+    let expected = share * SAMPLE as f64;
+    // Three standard deviations and a few beyond what is expected, so that a second pass is rare.
+    let rank = (expected + 3.0 * (expected * (1.0 - share)).sqrt() + 3.0).ceil() as usize;
+    if scores.len() < 4 * SAMPLE || 2 * rank > SAMPLE {
+        return None;
+    }
+    let mut sample: Vec<u32> = (0..SAMPLE).map(|i| ordered(scores[i * scores.len() / SAMPLE])).collect();
+    let chosen = *sample.select_nth_unstable_by(rank - 1, |a, b| b.cmp(a)).1;
+    let value = sample_value(chosen);
+    value.is_finite().then(|| value.next_down())
+}
+
+/// Bits that order as the numbers do; not-a-number is the smallest.
+fn ordered(score: f32) -> u32 {
+    let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
+    let bits = score.to_bits();
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// The number of [`ordered`] bits.
+fn sample_value(ordered: u32) -> f32 {
+    f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
+}
+
+/// Smaller for larger scores, and for lower positions among equal ones; no two are the same.
+fn rank(scores: &[f32], position: u32) -> u64 {
+    u64::from(!ordered(scores[position as usize])) << 32 | u64::from(position)
+}
+
+dispatch! {
+    /// Appends the position of every score above `bound`, which is finite, ascending.
+    fn above[](scores: &[f32], bound: f32, found: &mut Vec<u32>) = above_kernel
+}
+
+#[inline(always)]
+unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32, found: &mut Vec<u32>) {
+    let whole = scores.len() / S::LANES * S::LANES;
+    for first in (0..whole).step_by(S::LANES) {
+        // SAFETY: `first + LANES` is within `scores`; the CPU supports `S` (caller). The difference of two floats is
+        // positive exactly if the first is larger, and not-a-number if that is.
+        let mut bits = unsafe { S::positive(S::add(S::load(scores.as_ptr().add(first)), S::splat(-bound))) };
+        while bits != 0 {
+            found.push(first as u32 + bits.trailing_zeros());
+            bits &= bits - 1;
+        }
+    }
+    found.extend((whole..scores.len()).filter(|i| scores[*i] > bound).map(|i| i as u32));
 }
 
 /// Position of the largest value, the first among equals; 0 for an empty slice.
@@ -40,16 +108,52 @@ pub fn argmax(values: &[f32]) -> usize {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::cmp::Ordering;
+
+    fn descending(scores: &[f32], a: u32, b: u32) -> Ordering {
+        let value = |i: u32| {
+            let s = scores[i as usize];
+            if s.is_nan() { f32::NEG_INFINITY } else { s }
+        };
+        value(b).total_cmp(&value(a)).then(a.cmp(&b))
+    }
+
+    fn sorted(scores: &[f32], k: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+        order.sort_by(|&a, &b| descending(scores, a, b));
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
 
     proptest! {
         #[test]
         fn equals_a_full_sort(scores in proptest::collection::vec(-5i8..5, 0..200), k in 0usize..220) {
             let scores: Vec<f32> = scores.into_iter().map(f32::from).collect();
-            let mut sorted: Vec<u32> = (0..scores.len() as u32).collect();
-            sorted.sort_by(|&a, &b| descending(&scores, a, b));
-            sorted.truncate(k);
-            sorted.sort_unstable();
-            prop_assert_eq!(top_k(&scores, k), sorted);
+            prop_assert_eq!(top_k(&scores, k), sorted(&scores, k));
+        }
+    }
+
+    #[test]
+    fn long_rows_of_every_kind_equal_a_full_sort() {
+        let n = 9001;
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, f32::MIN_POSITIVE / 2.0, f32::MAX, f32::MIN];
+        let wave = |i: usize| (i as f32 * 0.7).sin() * (i as f32 * 0.013).cos();
+        let rows: [Vec<f32>; 8] = [
+            (0..n).map(wave).collect(),
+            // What the sample sees is all low, or all high.
+            (0..n).map(|i| if (0..SAMPLE).any(|s| s * n / SAMPLE == i) { -9.0 } else { wave(i) }).collect(),
+            (0..n).map(|i| if (0..SAMPLE).any(|s| s * n / SAMPLE == i) { 9.0 } else { wave(i) }).collect(),
+            (0..n).map(|i| -((i * 7 % 32) as f32)).collect(),
+            vec![1.5; n],
+            (0..n).map(|i| odd[i * 5 % 11 % 8]).collect(),
+            (0..n).map(|i| if i % 3 == 0 { f32::NEG_INFINITY } else { wave(i) }).collect(),
+            vec![f32::NEG_INFINITY; n],
+        ];
+        for (number, scores) in rows.iter().enumerate() {
+            for k in [0, 1, 2, 31, 300, 1200, 4400, n - 1, n, n + 1] {
+                assert_eq!(top_k(scores, k), sorted(scores, k), "row {number}, k = {k}");
+            }
         }
     }
 
