@@ -20,6 +20,7 @@ use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::rows::{Elem, Rows, with_rows};
+use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
 use crate::kernels::cpu::weighted_list;
 use crate::kv::KvStore;
@@ -172,18 +173,26 @@ fn temperature(query: &[f32], channels: &[u32]) -> f32 {
 /// `1 − α`: the share of `softmax(logits)` outside `top` (ascending), summed over what is outside so that
 /// it is 0 if nothing is.
 fn rest_share(logits: &[f32], top: &[u32]) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let (mut inside, mut outside) = (0.0f64, 0.0f64);
-    let mut top = top.iter().peekable();
-    for (t, logit) in logits.iter().enumerate() {
-        let weight = f64::from((logit - max).exp());
-        match top.next_if(|next| **next as usize == t) {
-            Some(_) => inside += weight,
-            None => outside += weight,
-        }
+    let mut weights = logits.to_vec();
+    softmax(&mut weights);
+    let mut inside = 0.0;
+    for t in top {
+        inside += f64::from(std::mem::take(&mut weights[*t as usize]));
     }
+    let outside = total(&weights);
     // With `per=kv_head` a head's own weights may all be outside what its group picked.
     ((outside / (inside + outside)) as f32).min(MOST_REST)
+}
+
+/// The sum, in several lanes, each in 64 bits.
+fn total(weights: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut lanes = [0.0f64; LANES];
+    let (whole, rest) = weights.as_chunks::<LANES>();
+    for chunk in whole {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, w)| *lane += f64::from(*w));
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|w| f64::from(*w)).sum::<f64>()
 }
 
 /// The remainder is stated as a share of what was picked, which therefore has to have some.
