@@ -363,9 +363,11 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
     let mut differing = BTreeSet::new();
     for then in identities(&stored) {
-        // What is nearest is what was meant to be the same.
-        let nearest = identities(manifest).into_iter().map(|now| differences_of(then, now)).min_by_key(BTreeSet::len);
-        differing.extend(nearest.unwrap_or_default());
+        // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
+        let other_axes = |now: &Value| ["model", "protocol", "seed"].iter().filter(|axis| then[**axis] != now[**axis]).count();
+        let compared = identities(manifest).into_iter().map(|now| (other_axes(now), differences_of(then, now)));
+        let nearest = compared.min_by_key(|(other_axes, differing)| (*other_axes, differing.len()));
+        differing.extend(nearest.map(|(_, differing)| differing).unwrap_or_default());
     }
     let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
     differences(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut differing);
