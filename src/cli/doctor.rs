@@ -116,7 +116,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 impl Findings {
     fn new(args: &DoctorArgs) -> Self {
         let (models, data) = (Models::new(), Data::new(args.data.clone()));
-        let advice = advice(&models, &data);
+        let advice = advice(&models, &data, args.data.as_deref());
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self {
             program: Program {
@@ -180,9 +180,9 @@ impl Models {
     fn new() -> Self {
         let files = ModelSource::Builtin.resolve();
         let config = files.and_then(|files| Ok(files.config()?));
-        let builtin = config.ok().map(|c| {
-            format!("builtin: {} layers, {} heads, context of {}", c.layers, c.heads, c.context_limit())
-        });
+        let builtin = config
+            .ok()
+            .map(|c| format!("builtin: {} layers, {} heads, context of {}", c.layers, c.heads, c.context_limit()));
         let options = HubOptions::from_env().ok();
         let cached = options.as_ref().map_or_else(Vec::new, cached_models);
         Self {
@@ -215,18 +215,24 @@ fn state_of(findings: &[Finding]) -> &'static str {
     }
 }
 
-fn advice(models: &Models, data: &Data) -> Vec<String> {
+/// `folder` is that of the data sets, if it has to be said.
+fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
     let missing = data.sets.iter().filter(|s| s.state == "absent" || s.state == "incomplete").map(|s| s.name);
-    let folder = data.folder.as_ref().map_or(String::new(), |f| format!(" --data {}", f.display()));
+    let folder = folder.map_or(String::new(), |f| format!(" --data {}", f.display()));
     let mut advice = Vec::new();
     if !models.cached.iter().any(|m| m.complete) {
-        advice.push("hf download Qwen/Qwen2.5-0.5B-Instruct    (or any Llama, Mistral or Qwen; `--model` downloads too)".into());
+        advice.push(
+            "hf download Qwen/Qwen2.5-0.5B-Instruct    (or any Llama, Mistral or Qwen; `--model` downloads too)".into(),
+        );
     }
     let incomplete = models.cached.iter().filter(|m| !m.complete);
     advice.extend(incomplete.map(|m| format!("hf download {}", m.id)));
     advice.extend(missing.map(|name| format!("spattn data fetch {name}{folder}")));
     advice.extend(
-        data.sets.iter().filter(|s| s.state == "not as published").map(|s| format!("spattn data check {}{folder}", s.name)),
+        data.sets
+            .iter()
+            .filter(|s| s.state == "not as published")
+            .map(|s| format!("spattn data check {}{folder}", s.name)),
     );
     advice
 }

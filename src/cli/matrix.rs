@@ -519,7 +519,14 @@ fn as_text(models: &[Description]) -> String {
     let mut text = String::new();
     for d in models {
         let seeds: Vec<String> = d.seeds.iter().map(u64::to_string).collect();
-        let _ = writeln!(text, "{}, {} methods, sparse from {}, seed {}", d.model, d.methods.len(), d.protocols.join(", "), seeds.join(", "));
+        let _ = writeln!(
+            text,
+            "{}, {} methods, sparse from {}, seed {}",
+            d.model,
+            d.methods.len(),
+            d.protocols.join(", "),
+            seeds.join(", ")
+        );
         d.methods.iter().for_each(|method| text += &format!("  {method}\n"));
         let _ = writeln!(text, "\n{:<32} {:>8} {:>9}", "task", "length", "examples");
         for (task, length, examples) in &d.cells {

@@ -35,7 +35,10 @@ pub const SHIPPED: &[ShippedConfig] = &[
 pub struct Several<T: Clone>(pub Vec<T>);
 
 #[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "this key takes a value or a list of values, of the type in `spattn list configs --json`")]
+#[serde(
+    untagged,
+    expecting = "this key takes a value or a list of values, of the type in `spattn list configs --json`"
+)]
 enum OneOrMore<T> {
     One(T),
     More(Vec<T>),
@@ -417,7 +420,8 @@ mod tests {
 
     #[test]
     fn an_evaluation_takes_one_value_and_a_matrix_at_least_one() {
-        for key in ["seed = [1, 2]", "sparse_from = ['question', 'decode']", "sink = [4, 8]", "model = ['a/b', 'c/d']"] {
+        for key in ["seed = [1, 2]", "sparse_from = ['question', 'decode']", "sink = [4, 8]", "model = ['a/b', 'c/d']"]
+        {
             let e = resolve(key).unwrap_err();
             assert!(e.what.contains("several values") && e.hint.unwrap().contains("spattn sweep"), "{key}");
         }

@@ -96,7 +96,8 @@ impl Runner<'_> {
             let mut failures = self.too_short(task.as_ref());
             for &length in self.lengths_of(task.as_ref()) {
                 let place = Place { task: at, length };
-                let known = failures.iter().position(|(short, _)| *short == length).map(|at| failures.swap_remove(at).1);
+                let known =
+                    failures.iter().position(|(short, _)| *short == length).map(|at| failures.swap_remove(at).1);
                 match known.or_else(|| self.too_long(task.as_ref(), length)) {
                     Some(error) => watch.failed(Failure { what: self.name_of(place), error })?,
                     None => plan.cells.push(self.cell(place, &mut contexts)?),
@@ -166,8 +167,11 @@ impl Runner<'_> {
         let layers = self.model.decoder.config().layers;
         match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
             None => Ok(()),
-            Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist"))
-                .hint(format!("{} has layers 0 to {}", self.model.id, layers - 1))),
+            Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
+                "{} has layers 0 to {}",
+                self.model.id,
+                layers - 1
+            ))),
         }
     }
 

@@ -172,7 +172,8 @@ impl Runner<'_> {
         let variants = self.config.variants();
         let cells = std::mem::take(&mut plan.cells);
         let total: usize = cells.iter().map(|cell| cell.examples() * variants.len()).sum();
-        let work = cells.iter().map(|cell| self.work(cell.place.length) * (cell.examples() * variants.len()) as u64).sum();
+        let work =
+            cells.iter().map(|cell| self.work(cell.place.length) * (cell.examples() * variants.len()) as u64).sum();
         let (mut done, mut work_done) = (0, 0);
         let mut carried = Carried::default();
         for cell in &cells {
@@ -245,7 +246,9 @@ impl Runner<'_> {
         for variant in self.config.variants() {
             let identity = identity(self.config, variant, self.model, self.data).to_string();
             for &index in context {
-                let key = |m: &Configured| record_key(&identity, self.tasks[cell.place.task].name(), cell.place.length, index, m);
+                let key = |m: &Configured| {
+                    record_key(&identity, self.tasks[cell.place.task].name(), cell.place.length, index, m)
+                };
                 let is_missing = |m: &&Configured| plan.has(cell.place, variant, m) && !has(&key(m));
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
                 if !methods.is_empty() {
@@ -342,7 +345,8 @@ impl Runner<'_> {
             Material::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
             Material::Passage(passage) => self.scored(item, passage, methods, carried, stop),
         });
-        let records = catch_unwind(run).unwrap_or_else(|panic| Err(anyhow!("a fault of the program: {}", said(&*panic))));
+        let records =
+            catch_unwind(run).unwrap_or_else(|panic| Err(anyhow!("a fault of the program: {}", said(&*panic))));
         records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
     }
 
@@ -655,5 +659,98 @@ impl TextEncoder for Counter<'_> {
 
     fn front(&self) -> &[u32] {
         self.0.front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::attention::{HeadPrefix, Method, Selection, Step};
+    use crate::cost::Cost;
+    use crate::eval::config::Settings;
+    use crate::eval::store::{OpenMode, load_records};
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::{TaskOptions, resolve};
+
+    /// A method that fails in its first step.
+    struct Faulty;
+
+    impl Method for Faulty {
+        type Index = ();
+        type State = ();
+
+        fn build(&self, _: &HeadPrefix<'_>) {}
+
+        fn index_bytes(&self, (): &()) -> usize {
+            0
+        }
+
+        fn start(&self, (): &()) {}
+
+        fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+            panic!("no selection")
+        }
+    }
+
+    #[derive(Default)]
+    struct Seen {
+        failures: Vec<Failure>,
+        examples: usize,
+        stop_at_failure: bool,
+    }
+
+    impl Watch for Seen {
+        fn progress(&mut self, progress: Progress<'_>) {
+            self.examples = progress.done;
+        }
+
+        fn failed(&mut self, failure: Failure) -> Result<()> {
+            if self.stop_at_failure {
+                return Err(failure.error);
+            }
+            self.failures.push(failure);
+            Ok(())
+        }
+    }
+
+    fn run_with_a_fault(seen: &mut Seen) -> (Result<(End, Spent)>, Vec<Record>) {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
+        let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        config.methods[1] = Configured { name: "faulty", method: Arc::new(Faulty), ..config.methods[1].clone() };
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let runner = Runner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest).unwrap();
+        let plan = runner.plan(seen).unwrap();
+        let ended = runner.run(plan, &mut store, &AtomicBool::new(false), seen);
+        (ended, load_records(dir.path()).unwrap().records)
+    }
+
+    #[test]
+    fn a_method_with_a_fault_takes_no_other_with_it() {
+        let mut seen = Seen::default();
+        let (ended, records) = run_with_a_fault(&mut seen);
+        assert_eq!(ended.unwrap().0, End::Complete);
+        assert_eq!(seen.examples, 2);
+        let methods: Vec<&str> = records.iter().map(|r| r.method.as_str()).collect();
+        assert_eq!(methods, ["full", "quest", "full", "quest"]);
+        assert_eq!(seen.failures.len(), 1, "it is not tried again: {:?}", seen.failures);
+        assert_eq!(seen.failures[0].what, "builtin, ruler/niah_single_1 at 512, question, faulty:k=16");
+        assert!(format!("{:#}", seen.failures[0].error).contains("a fault of the program: no selection"));
+    }
+
+    #[test]
+    fn where_one_failure_ends_a_run_earlier_records_stay() {
+        let mut seen = Seen { stop_at_failure: true, ..Seen::default() };
+        let (ended, records) = run_with_a_fault(&mut seen);
+        assert!(format!("{:#}", ended.unwrap_err()).contains("no selection"));
+        assert!(records.is_empty());
     }
 }

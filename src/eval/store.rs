@@ -364,7 +364,8 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut differing = BTreeSet::new();
     for then in identities(&stored) {
         // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
-        let other_axes = |now: &Value| ["model", "protocol", "seed"].iter().filter(|axis| then[**axis] != now[**axis]).count();
+        let other_axes =
+            |now: &Value| ["model", "protocol", "seed"].iter().filter(|axis| then[**axis] != now[**axis]).count();
         let compared = identities(manifest).into_iter().map(|now| (other_axes(now), differences_of(then, now)));
         let nearest = compared.min_by_key(|(other_axes, differing)| (*other_axes, differing.len()));
         differing.extend(nearest.map(|(_, differing)| differing).unwrap_or_default());
