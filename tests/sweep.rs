@@ -229,7 +229,7 @@ fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
     let long = "the river was high and the road was long ".repeat(5000);
     fs::write(&rows_file, format!("{{\"input\": \"{long}\", \"outputs\": [\"x\"], \"answer_prefix\": \"\"}}\n"))
         .unwrap();
-    let task = format!("jsonl:{}", rows_file.display());
+    let task = format!("jsonl:{}:metric=string_match_all,max_new_tokens=8", rows_file.display());
     let ran = m.run("file", &["--model", "builtin", "-t", &task, "-t", "ruler/niah_single_1", "-l", "512"], 1);
     let said = stderr(&ran);
     assert!(said.contains("failed: builtin, jsonl:long: jsonl:long, example 0: the prompt with its answer"), "{said}");

@@ -261,11 +261,14 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
     Ok(tasks)
 }
 
-/// The same, with the error of each task that cannot be made in its place. Each comes with its name.
+/// A task by its name, or why it cannot be made.
+pub type Named = (String, Result<Box<dyn Task>>);
+
+/// The same, with the error of each task that cannot be made in its place.
 ///
 /// # Errors
 /// A [`UsageError`] for an unknown name, or a data folder that is not there.
-pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<(String, Result<Box<dyn Task>>)>> {
+pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named>> {
     if let Some(data) = &options.data {
         check_folder(data)?;
     }
