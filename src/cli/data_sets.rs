@@ -13,7 +13,7 @@ use crate::model::hub::HubOptions;
 use crate::tasks::published::{DataFile, DataSet, Finding, State};
 
 /// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
-fn default_folder() -> Result<PathBuf, UsageError> {
+pub(super) fn default_folder() -> Result<PathBuf, UsageError> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache = || var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
     var("SPATTN_DATA")

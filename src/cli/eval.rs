@@ -1,29 +1,21 @@
 //! `spattn eval`: run methods on tasks, write records, print the table.
 
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{Advised, Done};
+use super::Done;
+use super::matrix::{OnFailure, Run};
 use crate::error::UsageError;
-use crate::eval::calibration::supply;
-use crate::eval::config::{RunConfig, Settings};
-use crate::eval::manifest::{example_bytes, manifest};
-use crate::eval::run::{End, Progress, Runner, Shard};
-use crate::eval::sharing::Sharing;
-use crate::eval::store::{OpenMode, Store, check_free, load_records};
-use crate::model::Model;
+use crate::eval::config::{RunConfig, Settings, Several};
+use crate::eval::plan::Shard;
+use crate::eval::store::OpenMode;
 use crate::model::data::{DataFolder, DataSource};
-use crate::model::source::ModelSource;
-use crate::model::tokenizer::TokenizerOptions;
-use crate::report::{Report, json, table};
-use crate::tasks::{Positions, TaskOptions, assets, resolve};
+use crate::tasks::{Positions, assets};
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///
@@ -42,11 +34,18 @@ pub struct EvalArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
 
-    /// Model: builtin, a folder, or a hub id
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// What `eval` and `sweep` take: settings that override a config's, and how to run.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// Model: builtin, a folder, or a hub id; a sweep takes several
     ///
-    /// Example: --model meta-llama/Llama-3.2-1B-Instruct@main, --model ./checkpoint
-    #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]")]
-    model: Option<String>,
+    /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
+    #[arg(long = "model", value_name = "builtin|DIR|HUB_ID[@REV]")]
+    models: Vec<String>,
 
     /// Task or group; may be repeated
     ///
@@ -79,35 +78,36 @@ pub struct EvalArgs {
     #[arg(short = 'n', long, value_name = "N")]
     samples: Option<usize>,
 
-    /// Seed of the examples and of methods that draw
+    /// Seed of the examples and of methods that draw; a sweep takes several
     ///
     /// Example: --seed 7
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
+    #[arg(long = "seed", value_name = "S")]
+    seeds: Vec<u64>,
 
-    /// Where sparse attention starts: decode (generated tokens only), question, last:N prompt tokens, or prefill
+    /// Where sparse attention starts: decode (generated tokens only), question, last:N prompt tokens, or prefill; a
+    /// sweep takes several
     ///
     /// Example: --sparse-from last:32
     #[arg(long, value_name = "WHERE")]
-    sparse_from: Option<String>,
+    sparse_from: Vec<String>,
 
-    /// First tokens that every method attends
+    /// First tokens that every method attends; a sweep takes several
     ///
     /// Example: --sink 4
     #[arg(long, value_name = "N")]
-    sink: Option<usize>,
+    sink: Vec<usize>,
 
-    /// Last tokens of the prefix that every method attends
+    /// Last tokens of the prefix that every method attends; a sweep takes several
     ///
     /// Example: --local 64
     #[arg(long, value_name = "N")]
-    local: Option<usize>,
+    local: Vec<usize>,
 
-    /// Layers that attend everything: none, layers, spans, or shares of the depth
+    /// Layers that attend everything: none, layers, spans, or shares of the depth; a sweep takes several
     ///
     /// Example: --dense-layers 0,1 or --dense-layers 0+50%
     #[arg(long, value_name = "LIST")]
-    dense_layers: Option<String>,
+    dense_layers: Vec<String>,
 
     /// Compare every step with exact attention: output error and top-k recall, by layer
     ///
@@ -207,23 +207,22 @@ pub struct EvalArgs {
     json: bool,
 }
 
-impl EvalArgs {
+impl RunArgs {
     /// The settings that flags give.
     fn settings(&self) -> Result<Settings, UsageError> {
         let flag = |set: bool| set.then_some(true);
-        let list = |items: &Vec<String>| (!items.is_empty()).then(|| items.clone());
         Ok(Settings {
             about: None,
-            model: self.model.clone(),
+            model: several(&self.models),
             tasks: list(&self.tasks),
-            lengths: (!self.lengths.is_empty()).then(|| self.lengths.clone()),
+            lengths: list(&self.lengths),
             methods: list(&self.methods),
             samples: self.samples,
-            seed: self.seed,
-            sparse_from: self.sparse_from.clone(),
-            sink: self.sink,
-            local: self.local,
-            dense_layers: self.dense_layers.clone(),
+            seed: several(&self.seeds),
+            sparse_from: several(&self.sparse_from),
+            sink: several(&self.sink),
+            local: several(&self.local),
+            dense_layers: several(&self.dense_layers),
             fidelity: flag(self.fidelity),
             dtype: self.dtype.clone(),
             data: self.data.clone(),
@@ -236,13 +235,22 @@ impl EvalArgs {
         })
     }
 
-    fn run_config(&self) -> Result<RunConfig, UsageError> {
-        let file = self.config.as_deref().map(Settings::load).transpose()?.unwrap_or_default();
-        RunConfig::resolve(self.settings()?.over(file))
+    /// The settings of flags over those of a config.
+    pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
+        Ok(self.settings()?.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+    }
+
+    /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
+    pub(super) fn run(self, command: &str, configs: Vec<RunConfig>, on_failure: OnFailure) -> Result<Run, UsageError> {
+        check_device(&self.device)?;
+        let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
+        let (out, mode) = self.output(command)?;
+        let Self { threads, quiet, json, .. } = self;
+        Ok(Run { configs, shard, out, mode, threads, quiet, json, on_failure })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.
-    fn output(&self) -> Result<(PathBuf, OpenMode), UsageError> {
+    fn output(&self, command: &str) -> Result<(PathBuf, OpenMode), UsageError> {
         let mode = match (self.resume, self.overwrite) {
             (true, _) => OpenMode::Resume,
             (_, true) => OpenMode::Overwrite,
@@ -250,17 +258,25 @@ impl EvalArgs {
         };
         match &self.out {
             Some(dir) => Ok((dir.clone(), mode)),
-            None if mode == OpenMode::Fresh => Ok((default_folder(), mode)),
+            None if mode == OpenMode::Fresh => Ok((default_folder(command), mode)),
             None => Err(UsageError::new("--resume and --overwrite need to know the run's folder")
                 .hint("give it with --out DIR")),
         }
     }
 }
 
+fn list<T: Clone>(items: &[T]) -> Option<Vec<T>> {
+    (!items.is_empty()).then(|| items.to_vec())
+}
+
+fn several<T: Clone>(items: &[T]) -> Option<Several<T>> {
+    list(items).map(Several)
+}
+
 /// `results/` and the time, as `eval-2025-01-31T12-00-00`.
-fn default_folder() -> PathBuf {
+fn default_folder(command: &str) -> PathBuf {
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    Path::new("results").join(format!("eval-{}", now.trim_end_matches('Z').replace(':', "-")))
+    Path::new("results").join(format!("{command}-{}", now.trim_end_matches('Z').replace(':', "-")))
 }
 
 /// Runs the evaluation and prints its table.
@@ -268,49 +284,8 @@ fn default_folder() -> PathBuf {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on otherwise.
 pub fn run(args: EvalArgs) -> Result<Done> {
-    let mut config = args.run_config()?;
-    let shard = args.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
-    let (out, mode) = args.output()?;
-    check_free(&out, mode)?;
-    check_device(&args.device)?;
-    set_threads(args.threads)?;
-    let data = config.data.as_deref().map(find_data).transpose()?;
-    let options = TaskOptions {
-        data: data.as_ref().map(|d| d.folder.clone()),
-        positions: config.positions,
-        skip_bad: config.skip_bad,
-    };
-    let tasks = resolve(&config.tasks, &options)?;
-    tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
-    let model = load_model(&config, args.quiet)?;
-    supply(&mut config.methods, &model, config.calibration.as_deref())?;
-    let data = data.as_ref().map(|d| d.id.as_str());
-    let runner = Runner { model: &model, config: &config, tasks: &tasks, data, shard };
-    runner.check()?;
-    let command: Vec<String> = std::env::args().collect();
-    let mut store = Store::open(&out, mode, &manifest(&config, &model, data, &command))?;
-    store.notices().iter().for_each(|n| eprintln!("note: {n}"));
-    let stop = stop_on_interrupt()?;
-    let bar = progress_bar(args.quiet);
-    let start = Instant::now();
-    let end = runner.run(&mut store, &stop, |p| show(&bar, &p));
-    bar.finish_and_clear();
-    drop(store);
-    if end.as_ref().is_ok_and(|end| *end == End::Interrupted) {
-        eprintln!("interrupted: {}", kept(&out).unwrap_or_else(|| "nothing was recorded yet".to_owned()));
-        return Ok(Done::Interrupted);
-    }
-    match (end.and_then(|_| finish(&out, &config, args.json, start.elapsed())), kept(&out)) {
-        (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
-        (ended, _) => ended.map(|()| Done::Completed),
-    }
-}
-
-/// What is there of a run that did not end, and how to go on.
-fn kept(out: &Path) -> Option<String> {
-    let count = load_records(out).map_or(0, |l| l.records.len());
-    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
-    (count > 0).then(|| format!("{records} kept; go on with the same command and --out {} --resume", out.display()))
+    let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
+    args.run.run("eval", vec![config], OnFailure::Stop)?.start()
 }
 
 fn check_device(device: &str) -> Result<(), UsageError> {
@@ -339,27 +314,6 @@ pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
     Ok(data)
 }
 
-fn load_model(config: &RunConfig, quiet: bool) -> Result<Model> {
-    let source = ModelSource::parse(&config.model)?;
-    let options = TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() };
-    let model = Model::load(&source, config.dtype, options)?;
-    model.notes.iter().for_each(|n| eprintln!("note: {n}"));
-    let longest = config.lengths.iter().copied().max().unwrap_or(0);
-    if !quiet && std::io::stderr().is_terminal() {
-        eprintln!(
-            "{}: {} of weights, up to {} more for an example of {longest} tokens",
-            model.id,
-            megabytes(model.decoder.weight_bytes()),
-            megabytes(example_bytes(config, &model)),
-        );
-    }
-    Ok(model)
-}
-
-fn megabytes(bytes: usize) -> String {
-    format!("{:.0} MB", bytes as f64 / 1e6)
-}
-
 /// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
 pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -371,52 +325,4 @@ pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     })
     .context("cannot watch for Ctrl-C")?;
     Ok(stop)
-}
-
-fn progress_bar(quiet: bool) -> ProgressBar {
-    let target = match quiet {
-        true => ProgressDrawTarget::hidden(),
-        false => ProgressDrawTarget::stderr(),
-    };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} examples, {eta} left  {msg}");
-    let bar = ProgressBar::with_draw_target(None, target);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
-}
-
-fn show(bar: &ProgressBar, progress: &Progress<'_>) {
-    bar.set_length(progress.total as u64);
-    bar.set_position(progress.done as u64);
-    let length = if progress.length > 0 { format!(" {}", progress.length) } else { String::new() };
-    bar.set_message(format!("{}{length}", progress.task));
-}
-
-/// Draws everything from the stored records, and prints the table or JSON.
-fn finish(out: &Path, config: &RunConfig, as_json: bool, took: Duration) -> Result<()> {
-    let loaded = load_records(out)?;
-    let report = Report::new(&loaded.records, &config.method_order());
-    let files = report.write_all(out)?;
-    let mut stdout = std::io::stdout().lock();
-    if as_json {
-        writeln!(stdout, "{}", json::render(&report.rows)?)?;
-        report.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
-        return Ok(());
-    }
-    writeln!(stdout, "{}", table::render(&report.rows))?;
-    for warning in &report.warnings {
-        writeln!(stdout, "warning: {warning}")?;
-    }
-    let sharing = Sharing::of(&loaded.records);
-    if sharing.sharing > 0 {
-        writeln!(stdout, "\n{sharing}")?;
-    }
-    writeln!(stdout, "\n{} records in {:.1} s. Files:", loaded.records.len(), took.as_secs_f64())?;
-    for name in ["samples.jsonl", "manifest.json"] {
-        writeln!(stdout, "  {}", out.join(name).display())?;
-    }
-    for file in files {
-        writeln!(stdout, "  {}", file.display())?;
-    }
-    Ok(())
 }

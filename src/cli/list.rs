@@ -188,7 +188,9 @@ fn configs_text() -> Result<String> {
         let about = Settings::parse(shipped.text, shipped.name)?.about.unwrap_or_default();
         text += &format!("{:<16} {about}\n", shipped.name);
     }
-    Ok(text + "\nUse with: spattn eval --config NAME (or a TOML file of your own with the same keys)")
+    Ok(text
+        + "\nUse with: spattn sweep NAME (or a TOML file of your own with the same keys), or spattn eval --config NAME if \
+           it has one value of all but tasks, lengths and methods")
 }
 
 fn configs_json() -> Result<Value> {

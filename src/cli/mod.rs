@@ -3,10 +3,13 @@
 pub mod calibrate;
 pub mod data;
 mod data_sets;
+pub mod doctor;
 pub mod eval;
 mod export_eval;
 pub mod list;
+mod matrix;
 pub mod score;
+pub mod sweep;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -28,10 +31,12 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Eval(Box<eval::EvalArgs>),
+    Sweep(Box<sweep::SweepArgs>),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
     List(list::ListArgs),
     Score(score::ScoreArgs),
+    Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     ///
     /// Example: spattn completions bash > /etc/bash_completion.d/spattn
@@ -79,10 +84,12 @@ struct Advised {
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
+        Command::Sweep(args) => return sweep::run(*args),
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
         Command::Score(args) => score::run(args)?,
+        Command::Doctor(args) => doctor::run(&args)?,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "spattn", &mut script);

@@ -1,4 +1,4 @@
-//! What a run is: settings from flags, a config file and the defaults, resolved into one [`RunConfig`].
+//! What a run is: settings from flags, a config file and the defaults, resolved into a [`RunConfig`] for each model.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,59 @@ pub struct ShippedConfig {
 pub const SHIPPED: &[ShippedConfig] = &[
     ShippedConfig { name: "quick", text: include_str!("../../configs/quick.toml") },
     ShippedConfig { name: "methods", text: include_str!("../../configs/methods.toml") },
+    ShippedConfig { name: "budgets", text: include_str!("../../configs/budgets.toml") },
+    ShippedConfig { name: "kl-grid", text: include_str!("../../configs/kl-grid.toml") },
+    ShippedConfig { name: "lengths", text: include_str!("../../configs/lengths.toml") },
+    ShippedConfig { name: "protocols", text: include_str!("../../configs/protocols.toml") },
 ];
+
+/// One value, or several of which each is run. In TOML a value or a list of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "OneOrMore<T>", into = "OneOrMore<T>")]
+pub struct Several<T: Clone>(pub Vec<T>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "this key takes a value or a list of values, of the type in `spattn list configs --json`"
+)]
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T: Clone> From<OneOrMore<T>> for Several<T> {
+    fn from(values: OneOrMore<T>) -> Self {
+        match values {
+            OneOrMore::One(value) => Self(vec![value]),
+            OneOrMore::More(values) => Self(values),
+        }
+    }
+}
+
+impl<T: Clone> From<Several<T>> for OneOrMore<T> {
+    fn from(Several(mut values): Several<T>) -> Self {
+        match values.len() {
+            1 => Self::One(values.remove(0)),
+            _ => Self::More(values),
+        }
+    }
+}
+
+/// The values of `key`, each once; `default` if nothing was said.
+fn values<T: Clone + PartialEq>(key: &str, given: Option<&Several<T>>, default: T) -> Result<Vec<T>, UsageError> {
+    let Some(Several(given)) = given else { return Ok(vec![default]) };
+    let mut values: Vec<T> = Vec::with_capacity(given.len());
+    for value in given {
+        if !values.contains(value) {
+            values.push(value.clone());
+        }
+    }
+    if values.is_empty() {
+        return Err(UsageError::new(format!("`{key}` has no value")).hint("give one, or leave the key out"));
+    }
+    Ok(values)
+}
 
 /// Settings of a run, each of which may be left to a lower layer: flags over a config file over
 /// `configs/quick.toml`.
@@ -33,7 +85,7 @@ pub struct Settings {
     /// One line that says what the config is for.
     pub about: Option<String>,
     /// `builtin`, a folder or a hub id.
-    pub model: Option<String>,
+    pub model: Option<Several<String>>,
     /// Task names and groups.
     pub tasks: Option<Vec<String>>,
     /// Lengths in tokens, for tasks that are generated to a length.
@@ -43,15 +95,15 @@ pub struct Settings {
     /// Examples for each task and length.
     pub samples: Option<usize>,
     /// Seed of examples and of methods that draw.
-    pub seed: Option<u64>,
+    pub seed: Option<Several<u64>>,
     /// `decode`, `question`, `last:N` or `prefill`.
-    pub sparse_from: Option<String>,
+    pub sparse_from: Option<Several<String>>,
     /// First tokens always attended.
-    pub sink: Option<usize>,
+    pub sink: Option<Several<usize>>,
     /// Last prefix tokens always attended.
-    pub local: Option<usize>,
+    pub local: Option<Several<usize>>,
     /// Layers left dense.
-    pub dense_layers: Option<String>,
+    pub dense_layers: Option<Several<String>>,
     /// Whether to compare each step with exact attention.
     pub fidelity: Option<bool>,
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
@@ -133,10 +185,19 @@ fn unknown_key(message: &str) -> Option<UsageError> {
     Some(UsageError::unknown("key", quoted.next()?, quoted))
 }
 
-/// Everything about a run that the user decides, checked.
+/// What examples are run under, besides the methods: each combination of values is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Seed of the examples and of methods that draw.
+    pub seed: u64,
+    /// Where sparse attention starts.
+    pub protocol: Protocol,
+}
+
+/// Everything about a run on one model that the user decides, checked.
 #[derive(Debug, Clone)]
 pub struct RunConfig {
-    /// The settings as resolved; goes into the manifest.
+    /// The settings as resolved, those of other models included; goes into the manifest.
     pub settings: Settings,
     /// Model as named.
     pub model: String,
@@ -151,10 +212,10 @@ pub struct RunConfig {
     pub methods: Vec<Configured>,
     /// Examples for each task and length.
     pub samples: usize,
-    /// Seed of the run.
-    pub seed: u64,
+    /// Seeds of the run.
+    pub seeds: Vec<u64>,
     /// Where sparse attention starts.
-    pub protocol: Protocol,
+    pub protocols: Vec<Protocol>,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
     /// Storage type; the checkpoint's if `None`.
@@ -174,30 +235,26 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Checks settings and fills in what is still missing from the program's defaults.
+    /// Checks settings and fills in what is still missing from the program's defaults: a config for each model.
     ///
     /// # Errors
     /// The first thing that is wrong with them.
-    pub fn resolve(settings: Settings) -> Result<Self, UsageError> {
+    pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
         let limits = settings.lengths.clone().unwrap_or_default();
         let s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
-        let policy = Policy {
-            sink: s.sink.unwrap_or(Policy::default().sink),
-            local: s.local.unwrap_or(Policy::default().local),
-            dense_layers: DenseLayers::parse(s.dense_layers.as_deref().unwrap_or("none"))?,
-        };
-        let protocol: Protocol = s.sparse_from.as_deref().unwrap_or("question").parse()?;
-        let methods = resolve_methods(&s, &policy)?;
-        check_prefill(protocol, &methods)?;
+        let protocols = values("sparse_from", s.sparse_from.as_ref(), Protocol::Question.to_string())?;
+        let protocols = protocols.iter().map(|p| p.parse()).collect::<Result<Vec<Protocol>, _>>()?;
+        let methods = resolve_methods(&s)?;
+        protocols.iter().try_for_each(|protocol| check_prefill(*protocol, &methods))?;
         let config = Self {
-            model: s.model.clone().unwrap_or_else(|| "builtin".to_owned()),
+            model: String::new(),
             tasks: s.tasks.clone().unwrap_or_default(),
             lengths: s.lengths.clone().unwrap_or_default(),
             limits,
             methods,
             samples: s.samples.unwrap_or(10),
-            seed: s.seed.unwrap_or(42),
-            protocol,
+            seeds: values("seed", s.seed.as_ref(), 42)?,
+            protocols,
             fidelity: s.fidelity.unwrap_or(false),
             dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
             data: s.data.clone(),
@@ -209,7 +266,36 @@ impl RunConfig {
             settings: s,
         };
         config.check()?;
-        Ok(config)
+        let models = values("model", config.settings.model.as_ref(), "builtin".to_owned())?;
+        Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())
+    }
+
+    /// The same of settings that give one value of everything that `spattn eval` takes one of.
+    ///
+    /// # Errors
+    /// As [`RunConfig::resolve`]; if there are several values.
+    pub fn resolve_single(settings: Settings) -> Result<Self, UsageError> {
+        let mut configs = Self::resolve(settings)?;
+        let s = &configs[0].settings;
+        let counts = [
+            ("model", s.model.as_ref().map(|v| v.0.len())),
+            ("seed", s.seed.as_ref().map(|v| v.0.len())),
+            ("sparse_from", s.sparse_from.as_ref().map(|v| v.0.len())),
+            ("sink", s.sink.as_ref().map(|v| v.0.len())),
+            ("local", s.local.as_ref().map(|v| v.0.len())),
+            ("dense_layers", s.dense_layers.as_ref().map(|v| v.0.len())),
+        ];
+        match counts.into_iter().find(|(_, count)| count.is_some_and(|count| count > 1)) {
+            None => Ok(configs.swap_remove(0)),
+            Some((key, _)) => Err(UsageError::new(format!("`{key}` has several values"))
+                .hint("`spattn sweep CONFIG` runs a matrix of them; `spattn eval` takes one")),
+        }
+    }
+
+    /// What every example is run under: all combinations of seed and protocol.
+    pub fn variants(&self) -> Vec<Variant> {
+        let of_seed = |&seed: &u64| self.protocols.iter().map(move |&protocol| Variant { seed, protocol });
+        self.seeds.iter().flat_map(of_seed).collect()
     }
 
     fn check(&self) -> Result<(), UsageError> {
@@ -231,14 +317,32 @@ impl RunConfig {
     }
 }
 
-fn resolve_methods(s: &Settings, policy: &Policy) -> Result<Vec<Configured>, UsageError> {
+/// Sinks, windows and dense layers in all combinations: what methods are run under unless they say otherwise.
+fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
+    let default = Policy::default();
+    let sinks = values("sink", s.sink.as_ref(), default.sink)?;
+    let locals = values("local", s.local.as_ref(), default.local)?;
+    let mut policies = Vec::new();
+    for layers in values("dense_layers", s.dense_layers.as_ref(), default.dense_layers.to_string())? {
+        let dense_layers = DenseLayers::parse(&layers)?;
+        for &sink in &sinks {
+            policies.extend(locals.iter().map(|&local| Policy { sink, local, dense_layers: dense_layers.clone() }));
+        }
+    }
+    Ok(policies)
+}
+
+fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
+    let policies = policies(s)?;
     let reference = (s.no_full != Some(true)).then(|| "full".to_owned());
     let mut methods: Vec<Configured> = Vec::new();
     for text in reference.iter().chain(s.methods.iter().flatten()) {
         for spec in expand_grid(text)? {
-            let method = configure(&spec, policy)?;
-            if methods.iter().all(|m| m.label() != method.label()) {
-                methods.push(method);
+            for policy in &policies {
+                let method = configure(&spec, policy)?;
+                if methods.iter().all(|m| m.label() != method.label()) {
+                    methods.push(method);
+                }
             }
         }
     }
@@ -274,7 +378,11 @@ mod tests {
     use super::*;
 
     fn resolve(text: &str) -> Result<RunConfig, UsageError> {
-        RunConfig::resolve(Settings::parse(text, "test.toml")?)
+        RunConfig::resolve_single(Settings::parse(text, "test.toml")?)
+    }
+
+    fn labels(config: &RunConfig) -> Vec<String> {
+        config.methods.iter().map(Configured::label).collect()
     }
 
     #[test]
@@ -282,15 +390,45 @@ mod tests {
         for shipped in SHIPPED {
             let settings = Settings::load(shipped.name).unwrap();
             assert!(settings.about.is_some(), "{}", shipped.name);
-            assert_eq!(RunConfig::resolve(settings).unwrap().methods[0].name, "full");
+            assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
     }
 
     #[test]
     fn grids_multiply_and_repeated_methods_run_once() {
         let c = resolve("methods = ['topk:k={16,64}', 'topk:k=64', 'full']").unwrap();
-        let labels: Vec<String> = c.methods.iter().map(Configured::label).collect();
-        assert_eq!(labels, ["full", "topk:k=16", "topk:k=64"]);
+        assert_eq!(labels(&c), ["full", "topk:k=16", "topk:k=64"]);
+    }
+
+    #[test]
+    fn several_values_make_a_matrix() {
+        let text = "model = ['builtin', 'x/y']\nseed = [1, 2, 1]\nsparse_from = ['question', 'decode']\n\
+                    methods = ['topk:k=16', 'quest:sink=8']\nsink = [4, 16]\ndense_layers = ['none', '0+1']";
+        let configs = RunConfig::resolve(Settings::parse(text, "test.toml").unwrap()).unwrap();
+        assert_eq!(configs.iter().map(|c| c.model.as_str()).collect::<Vec<_>>(), ["builtin", "x/y"]);
+        let variants: Vec<_> = configs[0].variants().iter().map(|v| (v.seed, v.protocol.to_string())).collect();
+        let expected = [(1, "question"), (1, "decode"), (2, "question"), (2, "decode")];
+        assert_eq!(variants, expected.map(|(seed, protocol)| (seed, protocol.to_owned())));
+        let topk = labels(&configs[0]).into_iter().filter(|l| l.starts_with("topk")).collect::<Vec<_>>();
+        let expected =
+            ["topk:k=16", "topk:k=16,sink=16", "topk:k=16,dense_layers=0+1", "topk:k=16,sink=16,dense_layers=0+1"];
+        assert_eq!(topk, expected);
+        let of_its_own = labels(&configs[0]).iter().filter(|l| l.starts_with("quest")).count();
+        assert_eq!(of_its_own, 2, "what a method says itself is not multiplied: {:?}", labels(&configs[0]));
+        assert_eq!(labels(&configs[0]).iter().filter(|l| *l == "full").count(), 1);
+    }
+
+    #[test]
+    fn an_evaluation_takes_one_value_and_a_matrix_at_least_one() {
+        for key in ["seed = [1, 2]", "sparse_from = ['question', 'decode']", "sink = [4, 8]", "model = ['a/b', 'c/d']"]
+        {
+            let e = resolve(key).unwrap_err();
+            assert!(e.what.contains("several values") && e.hint.unwrap().contains("spattn sweep"), "{key}");
+        }
+        assert_eq!(resolve("seed = [7]").unwrap().seeds, [7]);
+        assert!(resolve("seed = []").unwrap_err().what.contains("`seed` has no value"));
+        let e = resolve("samples = 3\nseed = 'x'").unwrap_err();
+        assert!(e.what.starts_with("test.toml:2: ") && e.what.contains("a value or a list of values"), "{e}");
     }
 
     #[test]

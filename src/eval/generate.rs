@@ -53,8 +53,51 @@ pub struct Outcome {
     pub reused: Duration,
     /// Tokens that were not read again.
     pub reused_tokens: usize,
+    /// Where the time went.
+    pub spent: Spent,
     /// One for each method, in their order.
     pub runs: Vec<Run>,
+}
+
+/// Time by the clock, all threads together, of what examples take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Reading prefixes densely, with what is gathered about them on the way.
+    pub prefill: Duration,
+    /// Solving budgets and building indexes.
+    pub index: Duration,
+    /// Reading the rest of prompts and generating, or reading what is scored.
+    pub steps: Duration,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        self.prefill + self.index + self.steps
+    }
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.index += other.index;
+        self.steps += other.steps;
+    }
+}
+
+/// A clock for what is done one after the other.
+pub(super) struct Laps(Instant);
+
+impl Laps {
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Time since the last call, or the start.
+    pub fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
 }
 
 /// What one method gave.
@@ -258,7 +301,9 @@ pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>,
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
     let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed };
+    let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take());
+    spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return None;
     }
@@ -266,15 +311,17 @@ pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>,
     let Held { cache, logits, .. } = &mut prepared.held;
     let mut lanes: Vec<Lane> =
         methods.iter().map(|m| Lane::new(cache.fork(m, fidelity), unread, logits, &request, model)).collect();
+    spent.index = laps.lap();
     let prefill = prepared.prefill();
     let Prepared { held: read, reused, reused_tokens } = prepared;
     *held = Some(read);
     let together = lanes_together(decoder, lanes.len());
     lanes.par_chunks_mut(together).for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop));
+    spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return None;
     }
-    Some(Outcome { prefill, reused, reused_tokens, runs: lanes.into_iter().map(Lane::finish).collect() })
+    Some(Outcome { prefill, reused, reused_tokens, spent, runs: lanes.into_iter().map(Lane::finish).collect() })
 }
 
 /// One method on its way through an example.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::generate::{Held, Prepared, Run, SharedPrefix, lanes_together};
+use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
 use super::record::four_digits;
 use super::summary::REFERENCE;
 use crate::attention::methods::configure;
@@ -74,6 +74,8 @@ pub struct Outcome {
     pub reused: Duration,
     /// Tokens that were not read again.
     pub reused_tokens: usize,
+    /// Where the time went.
+    pub spent: Spent,
     /// One for each method, in their order.
     pub runs: Vec<Scored>,
 }
@@ -155,7 +157,9 @@ pub fn run_passage(
     let Request { prompt, prefix_tokens, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
     let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed: seed };
+    let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take());
+    spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
@@ -169,7 +173,9 @@ pub fn run_passage(
             None => lanes_of(&reference_method()?, prepared.held.cache(), Request { fidelity: false, ..request }),
         };
     }
+    spent.index = laps.lap();
     read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop);
+    spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
@@ -182,7 +188,7 @@ pub fn run_passage(
     let prefill = prepared.prefill();
     let Prepared { held: read, reused, reused_tokens } = prepared;
     *held = Some(read);
-    Ok(Some(Outcome { prefill, reused, reused_tokens, runs }))
+    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
 }
 
 /// Runs a passage with `full` alone in one pass over all tokens, as perplexity is usually measured: the check on
@@ -218,6 +224,7 @@ pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBoo
         prefill: time,
         reused: Duration::ZERO,
         reused_tokens: 0,
+        spent: Spent { prefill: time, ..Spent::default() },
         runs: methods.iter().filter_map(run).collect(),
     })
 }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::config::RunConfig;
+use super::config::{RunConfig, Settings, Variant};
 use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::isa_name;
@@ -22,7 +22,7 @@ pub const RESULTS_VERSION: u32 = 1;
 /// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
 /// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
 /// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
-pub fn identity(config: &RunConfig, model: &Model, data: Option<&str>) -> Value {
+pub fn identity(config: &RunConfig, variant: Variant, model: &Model, data: Option<&str>) -> Value {
     json!({
         "results_version": RESULTS_VERSION,
         "model": model.id,
@@ -30,44 +30,79 @@ pub fn identity(config: &RunConfig, model: &Model, data: Option<&str>) -> Value 
         "tokenizer_sha256": model.tokenizer.sha256(),
         "chat_template": model.tokenizer.has_chat(),
         "dtype": model.decoder.dtype().name(),
-        "protocol": config.protocol.to_string(),
-        "seed": config.seed,
+        "protocol": variant.protocol.to_string(),
+        "seed": variant.seed,
         "positions": match config.positions { Positions::Varied => "varied", Positions::Published => "published" },
         "data": data,
         "fidelity": config.fidelity,
     })
 }
 
-/// The whole manifest; `data` as for [`identity`].
-pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: &[String]) -> Value {
-    let c = model.decoder.config();
+/// What the manifest says of a model and of what is run on it.
+#[derive(Debug, Clone)]
+pub struct ModelPart {
+    /// Its id.
+    pub id: String,
+    identities: Vec<Value>,
+    calibration: Map<String, Value>,
+    methods: Value,
+    model: Value,
+    example_bytes: usize,
+}
+
+impl ModelPart {
+    /// Of a model that is loaded; `data` as for [`identity`].
+    pub fn new(config: &RunConfig, model: &Model, data: Option<&str>) -> Self {
+        let c = model.decoder.config();
+        Self {
+            id: model.id.clone(),
+            identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
+            calibration: calibration(config),
+            methods: config
+                .methods
+                .iter()
+                .map(|m| {
+                    json!({
+                        "method": m.name,
+                        "params": m.params,
+                        "sink": m.policy.sink,
+                        "local": m.policy.local,
+                        "dense_layers": m.policy.dense_layers.to_string(),
+                    })
+                })
+                .collect(),
+            model: json!({
+                "id": model.id,
+                "revision": model.revision,
+                "architecture": c.architecture.class_name(),
+                "layers": c.layers,
+                "heads": c.heads,
+                "kv_heads": c.kv_heads,
+                "head_dim": c.head_dim,
+                "context_limit": c.context_limit(),
+                "weight_bytes": model.decoder.weight_bytes(),
+                "kv_bytes_per_token": model.decoder.kv_bytes_per_token(),
+            }),
+            example_bytes: example_bytes(config, model),
+        }
+    }
+}
+
+/// The whole manifest of a run on some models, at least one. What differs by model, seed or protocol is a list where
+/// there are several. `kept` are identities of models that cannot be loaded now, but have records.
+pub fn manifest(settings: &Settings, parts: &[ModelPart], kept: Vec<Value>, command: &[String]) -> Value {
+    let identities = parts.iter().flat_map(|p| p.identities.iter().cloned()).chain(kept).collect();
+    let by_model = || parts.iter().map(|p| (p.id.clone(), p.calibration.clone().into())).collect::<Map<_, _>>();
     json!({
         "program": { "name": "spattn", "version": env!("CARGO_PKG_VERSION") },
         "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         "command": command,
-        IDENTITY: identity(config, model, data),
-        CALIBRATION: calibration(config),
-        "methods": config.methods.iter().map(|m| json!({
-            "method": m.name,
-            "params": m.params,
-            "sink": m.policy.sink,
-            "local": m.policy.local,
-            "dense_layers": m.policy.dense_layers.to_string(),
-        })).collect::<Vec<_>>(),
-        "config": config.settings,
-        "model": {
-            "id": model.id,
-            "revision": model.revision,
-            "architecture": c.architecture.class_name(),
-            "layers": c.layers,
-            "heads": c.heads,
-            "kv_heads": c.kv_heads,
-            "head_dim": c.head_dim,
-            "context_limit": c.context_limit(),
-            "weight_bytes": model.decoder.weight_bytes(),
-            "kv_bytes_per_token": model.decoder.kv_bytes_per_token(),
-        },
-        "memory": { "largest_example_bytes": example_bytes(config, model) },
+        IDENTITY: one_or_several(identities),
+        CALIBRATION: if let [part] = parts { part.calibration.clone() } else { by_model() },
+        "methods": parts.first().map(|p| &p.methods),
+        "config": settings,
+        "model": one_or_several(parts.iter().map(|p| p.model.clone()).collect()),
+        "memory": { "largest_example_bytes": parts.iter().map(|p| p.example_bytes).max() },
         "machine": {
             "cpu": cpu_name(),
             "simd": isa_name(),
@@ -76,6 +111,10 @@ pub fn manifest(config: &RunConfig, model: &Model, data: Option<&str>, command: 
             "arch": std::env::consts::ARCH,
         },
     })
+}
+
+fn one_or_several(mut values: Vec<Value>) -> Value {
+    if values.len() == 1 { values.remove(0) } else { Value::Array(values) }
 }
 
 /// Bytes that the largest example takes at most, beyond the weights, before any index is built.
@@ -92,7 +131,8 @@ fn calibration(config: &RunConfig) -> Map<String, Value> {
     config.methods.iter().filter_map(one).collect()
 }
 
-fn cpu_name() -> Option<String> {
+/// Name of the processor, where the system says it.
+pub fn cpu_name() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|l| l.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

@@ -7,7 +7,7 @@ use crate::error::UsageError;
 use crate::model::tokenizer::PromptTokens;
 
 /// Which tokens of a prompt are read densely, as the prefix that all methods share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// The whole prompt is dense; only generated tokens are sparse. The first answer token then comes
     /// from dense attention, which flatters every method.

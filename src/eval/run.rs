@@ -1,15 +1,22 @@
 //! The loop over examples: whatever is not in the store yet is generated, scored and recorded.
+//!
+//! Examples that begin alike, and the protocols of an example, are run in the lexical order of their prefixes: what
+//! they have in common is then read once, whatever the order in which they were asked for.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
-use super::config::RunConfig;
+use super::config::{RunConfig, Variant};
 use super::cut::{Fitted, fit};
-use super::generate::{Held, Outcome, Request, Run, run_example};
+use super::generate::{Held, Outcome, Request, Run, Spent, run_example};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::identity;
+use super::plan::{Cell, Place, Plan, Shard};
 use super::protocol::Protocol;
 use super::record::{Choice, Likelihood, Record};
 use super::store::Store;
@@ -18,52 +25,56 @@ use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
-use crate::tasks::likelihood::{LikelihoodTask, Measure, Passage, Scoring, TextEncoder, TextTokens};
+use crate::tasks::likelihood::{Measure, Passage, Scoring, TextEncoder, TextTokens};
 use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
 use crate::tasks::{PromptCounter, Task};
 
-/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// From 0.
-    pub index: usize,
-    /// Number of shares.
-    pub count: usize,
-}
-
-impl Shard {
-    /// Everything.
-    pub const WHOLE: Self = Self { index: 0, count: 1 };
-
-    /// Reads `I/N` with I from 1 to N.
-    pub fn parse(text: &str) -> Result<Self, UsageError> {
-        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
-        match parts {
-            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
-            _ => Err(UsageError::new(format!("`{text}` is no share of a run")).hint("write --shard 1/4 to 4/4")),
-        }
-    }
-}
-
 /// What one step of the loop tells whoever shows progress.
 pub struct Progress<'a> {
-    /// Examples done, those found in the store included.
+    /// Examples done, each under each seed and protocol; those found in the store included.
     pub done: usize,
     /// Examples of this share.
     pub total: usize,
-    /// The example just done.
+    /// The same in units of work, which an example has the more of the longer it is.
+    pub work_done: u64,
+    /// Work of this share.
+    pub work: u64,
+    /// The task of the example just done.
     pub task: &'a str,
     /// Its length asked for.
     pub length: usize,
+    /// Whether it was the last one of its task and length.
+    pub ends_cell: bool,
     /// Its new records.
     pub records: &'a [Record],
+}
+
+/// Something that cannot be run.
+#[derive(Debug)]
+pub struct Failure {
+    /// What of the matrix is left out: the model, and task, length, seed, protocol and method where they matter.
+    pub what: String,
+    /// Why.
+    pub error: anyhow::Error,
+}
+
+/// Whoever looks on while a matrix is run.
+pub trait Watch {
+    /// An example is done.
+    fn progress(&mut self, progress: Progress<'_>);
+
+    /// Something cannot be run.
+    ///
+    /// # Errors
+    /// What is returned ends the run; otherwise it goes on with everything else.
+    fn failed(&mut self, failure: Failure) -> Result<()>;
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Everything is recorded.
+    /// Everything is recorded, or known to have failed.
     Complete,
     /// It was told to stop; what is recorded stays.
     Interrupted,
@@ -83,59 +94,272 @@ pub struct Runner<'a> {
     pub shard: Shard,
 }
 
-const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
 const FILE_HINT: &str = "leave the file out, or see what happens with --allow-extrapolation";
 
-/// An example's place in the run.
-struct Place<'a> {
-    task: &'a dyn Task,
-    length: usize,
+/// What of a plan is not done yet.
+#[derive(Debug, Clone)]
+pub struct Left {
+    /// The contexts of which anything is missing.
+    pub plan: Plan,
+    /// Number of records to be made.
+    pub records: usize,
+}
+
+/// An example under a variant, and the methods that it still has to be run with.
+struct Wanted {
+    place: Place,
     index: usize,
+    variant: Variant,
+    methods: Vec<Configured>,
+}
+
+/// What an example is made of; the same under every protocol.
+pub(super) enum Material {
+    Prompt(Box<Fitted>),
+    Passage(Passage),
+}
+
+impl Material {
+    pub fn prompt(&self) -> &[u32] {
+        match self {
+            Self::Prompt(fitted) => &fitted.prompt.ids,
+            Self::Passage(passage) => &passage.prompt,
+        }
+    }
+
+    pub fn prefix_tokens(&self, protocol: Protocol) -> usize {
+        match self {
+            Self::Prompt(fitted) => protocol.prefix_tokens(&fitted.prompt, fitted.example.context.len()),
+            Self::Passage(passage) => protocol.prefix_before_answer(passage.prompt.len()),
+        }
+    }
+}
+
+/// An example that is ready to be run.
+struct Item {
+    wanted: Wanted,
+    material: Rc<Material>,
+    prefix_tokens: usize,
+}
+
+impl Item {
+    fn prefix(&self) -> &[u32] {
+        &self.material.prompt()[..self.prefix_tokens]
+    }
+}
+
+/// What is carried from example to example.
+#[derive(Default)]
+struct Carried {
+    held: Option<Held>,
+    spent: Spent,
 }
 
 impl Runner<'_> {
-    /// Checks what can be checked before any work: lengths against the model's context and against what
-    /// tasks need, dense layers against the model's depth.
+    /// Runs what is missing from `store`, telling `watch` after each example, until all is done or `stop` is raised.
+    /// Tells how it ended, and where the time went.
     ///
     /// # Errors
-    /// A [`UsageError`] for the first that does not fit; other errors if a task's data is malformed.
-    pub fn check(&self) -> Result<()> {
-        let c = self.model.decoder.config();
-        let generated = self.tasks.iter().any(|t| t.is_sized());
-        if generated && self.config.lengths.is_empty() {
-            return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
-        }
-        if let Some(length) = self.config.lengths.iter().find(|l| generated && **l > c.context_limit()) {
-            self.check_length(*length, "the length asked for", LENGTH_HINT)?;
-        }
-        let cut = self.tasks.iter().any(|t| t.is_cut());
-        if let Some(limit) = self.config.limits.iter().find(|l| cut && **l > c.context_limit()) {
-            self.check_length(*limit, "the length to cut to", LENGTH_HINT)?;
-        }
-        if let Some(longest) = self.config.lengths.iter().max().filter(|_| generated) {
-            self.check_positions(&self.config.methods, *longest)?;
-        }
-        for method in &self.config.methods {
-            if let Some(layer) = method.policy.dense_layers.highest().filter(|l| *l >= c.layers) {
-                return Err(UsageError::new(format!("dense layer {layer} does not exist"))
-                    .hint(format!("{} has layers 0 to {}", self.model.id, c.layers - 1))
-                    .into());
-            }
-        }
-        // What fits the shortest length fits all.
-        if let Some(shortest) = self.config.lengths.iter().min() {
-            for task in self.tasks.iter().filter(|t| t.is_sized()) {
-                let counter = Counter(&self.model.tokenizer);
-                match task.likelihood() {
-                    Some(task) => drop(task.passage(*shortest, 0, self.config.seed, &counter)?),
-                    None => drop(task.example(*shortest, 0, self.config.seed, &counter)?),
+    /// If a record cannot be written, or with what `watch` makes of a failure; earlier records stay.
+    pub fn run(
+        &self,
+        mut plan: Plan,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watch: &mut dyn Watch,
+    ) -> Result<(End, Spent)> {
+        let variants = self.config.variants();
+        let cells = std::mem::take(&mut plan.cells);
+        let total: usize = cells.iter().map(|cell| cell.examples() * variants.len()).sum();
+        let work =
+            cells.iter().map(|cell| self.work(cell.place.length) * (cell.examples() * variants.len()) as u64).sum();
+        let (mut done, mut work_done) = (0, 0);
+        let mut carried = Carried::default();
+        for cell in &cells {
+            let mut left = cell.examples() * variants.len();
+            let mut tell = |left: usize, records: &[Record], watch: &mut dyn Watch| {
+                (done, work_done) = (done + 1, work_done + self.work(cell.place.length));
+                let (task, length) = (self.tasks[cell.place.task].name(), cell.place.length);
+                watch.progress(Progress { done, total, work_done, work, task, length, ends_cell: left == 0, records });
+            };
+            for context in &cell.contexts {
+                let wanted = self.wanted(&plan, cell, context, |key| store.contains(key));
+                let items = self.items(wanted, &mut plan, watch)?;
+                // Those that are recorded already, or cannot be made.
+                for _ in items.len()..context.len() * variants.len() {
+                    left -= 1;
+                    tell(left, &[], watch);
+                }
+                for mut item in items {
+                    if stop.load(Ordering::Relaxed) {
+                        return Ok((End::Interrupted, carried.spent));
+                    }
+                    item.wanted.methods.retain(|m| plan.has(item.wanted.place, item.wanted.variant, m));
+                    let Some(records) = self.run_item(&item, &mut carried, &mut plan, stop, watch)? else {
+                        return Ok((End::Interrupted, carried.spent));
+                    };
+                    for record in &records {
+                        store.append(record)?;
+                    }
+                    left -= 1;
+                    tell(left, &records, watch);
                 }
             }
         }
-        Ok(())
+        Ok((End::Complete, carried.spent))
     }
 
-    fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
+    /// What of a plan has no record yet.
+    pub fn remaining(&self, plan: &Plan, has: impl Fn(&str) -> bool) -> Left {
+        let (mut left, mut records) = (plan.clone(), 0);
+        for cell in &mut left.cells {
+            let of_cell = cell.clone();
+            cell.contexts.retain(|context| {
+                let wanted = self.wanted(plan, &of_cell, context, &has);
+                records += wanted.iter().map(|w| w.methods.len()).sum::<usize>();
+                !wanted.is_empty()
+            });
+        }
+        Left { plan: left, records }
+    }
+
+    /// Work of an example: multiplications of its prefill, in units that keep the sum of a matrix exact.
+    fn work(&self, length: usize) -> u64 {
+        /// What examples of files are taken to be long.
+        const OF_FILES: usize = 8192;
+        let tokens = if length == 0 { OF_FILES } else { length };
+        (self.prefill_products(tokens) / 1e6).ceil() as u64
+    }
+
+    /// Multiplications of reading so many tokens, about.
+    pub(super) fn prefill_products(&self, tokens: usize) -> f64 {
+        let (c, decoder) = (self.model.decoder.config(), &self.model.decoder);
+        let weights = decoder.weight_bytes() / decoder.dtype().bytes();
+        let attention = c.layers * c.heads * c.head_dim * tokens;
+        tokens as f64 * (weights + attention) as f64
+    }
+
+    /// The examples of a context under all variants, with the methods whose records are not there.
+    fn wanted(&self, plan: &Plan, cell: &Cell, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for variant in self.config.variants() {
+            let identity = identity(self.config, variant, self.model, self.data).to_string();
+            for &index in context {
+                let key = |m: &Configured| {
+                    record_key(&identity, self.tasks[cell.place.task].name(), cell.place.length, index, m)
+                };
+                let is_missing = |m: &&Configured| plan.has(cell.place, variant, m) && !has(&key(m));
+                let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
+                if !methods.is_empty() {
+                    wanted.push(Wanted { place: cell.place, index, variant, methods });
+                }
+            }
+        }
+        wanted
+    }
+
+    /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
+    /// next to each other. A context that cannot be made takes what is left of its seed with it.
+    fn items(&self, wanted: Vec<Wanted>, plan: &mut Plan, watch: &mut dyn Watch) -> Result<Vec<Item>> {
+        let mut made: BTreeMap<(u64, usize), Option<Rc<Material>>> = BTreeMap::new();
+        let mut items = Vec::new();
+        for wanted in wanted {
+            let Wanted { place, index, variant: Variant { seed, .. }, .. } = wanted;
+            let known = made.get(&(seed, index)).cloned();
+            let material = match known {
+                Some(material) => material,
+                None => {
+                    let material = match self.material(place, index, seed) {
+                        Ok(material) => Some(Rc::new(material)),
+                        Err(error) => {
+                            let of_seed: Vec<_> =
+                                self.config.variants().into_iter().filter(|v| v.seed == seed).collect();
+                            plan.leave_out(place, &of_seed, &self.config.methods);
+                            watch.failed(Failure { what: self.name_with_seed(place, seed), error })?;
+                            None
+                        }
+                    };
+                    made.insert((seed, index), material.clone());
+                    material
+                }
+            };
+            if let Some(material) = material {
+                let prefix_tokens = material.prefix_tokens(wanted.variant.protocol);
+                items.push(Item { wanted, material, prefix_tokens });
+            }
+        }
+        items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
+        Ok(items)
+    }
+
+    fn name_with_seed(&self, place: Place, seed: u64) -> String {
+        let seed = if self.config.seeds.len() > 1 { format!(", seed {seed}") } else { String::new() };
+        self.name_of(place) + &seed
+    }
+
+    /// The records of an example; `None` if `stop` was raised. If methods fail together they are run one by one, and
+    /// those that fail again are left out of the rest of their cell.
+    fn run_item(
+        &self,
+        item: &Item,
+        carried: &mut Carried,
+        plan: &mut Plan,
+        stop: &AtomicBool,
+        watch: &mut dyn Watch,
+    ) -> Result<Option<Vec<Record>>> {
+        let Wanted { place, variant, methods, .. } = &item.wanted;
+        if methods.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        if let Ok(records) = self.attempt(item, methods, carried, stop) {
+            return Ok(records);
+        }
+        let mut all = Vec::new();
+        for method in methods {
+            let alone = std::slice::from_ref(method);
+            match self.attempt(item, alone, carried, stop) {
+                Ok(Some(records)) => all.extend(records),
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    let cell = self.name_with_seed(*place, variant.seed);
+                    let what = format!("{cell}, {}, {}", variant.protocol, method.label());
+                    plan.leave_out(*place, &[*variant], alone);
+                    watch.failed(Failure { what, error })?;
+                }
+            }
+        }
+        Ok(Some(all))
+    }
+
+    /// The records of an example under some methods, or why there are none.
+    fn attempt(
+        &self,
+        item: &Item,
+        methods: &[Configured],
+        carried: &mut Carried,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<Record>>> {
+        // Nothing that a method leaves half done is used again: what was held is taken out while examples are run.
+        let run = AssertUnwindSafe(|| match &*item.material {
+            Material::Prompt(fitted) => self.generated(item, fitted, methods, carried, stop),
+            Material::Passage(passage) => self.scored(item, passage, methods, carried, stop),
+        });
+        let records =
+            catch_unwind(run).unwrap_or_else(|panic| Err(anyhow!("a fault of the program: {}", said(&*panic))));
+        records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
+    }
+
+    /// What errors of an example begin with.
+    fn example_name(&self, place: Place, index: usize) -> String {
+        let task = &self.tasks[place.task];
+        match task.is_sized() {
+            true => format!("{} at {}, example {index}", task.name(), place.length),
+            false => format!("{}, example {index}", task.name()),
+        }
+    }
+
+    pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
         let limit = self.model.decoder.config().context_limit();
         if length <= limit || self.config.allow_extrapolation {
             return Ok(());
@@ -145,7 +369,7 @@ impl Runner<'_> {
     }
 
     /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
-    fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
+    pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
         match methods.iter().find(moves) {
             Some(method) if self.model.decoder.rotation(tokens).is_none() => Err(UsageError::new(format!(
@@ -158,119 +382,67 @@ impl Runner<'_> {
         }
     }
 
-    /// Runs what is missing from `store`, telling `progress` after each example, until all is done or
-    /// `stop` is raised.
-    ///
-    /// # Errors
-    /// If an example cannot be made or run, or a record cannot be written; earlier records stay.
-    pub fn run(&self, store: &mut Store, stop: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> Result<End> {
-        let places = self.places()?;
-        let identity = identity(self.config, self.model, self.data).to_string();
-        let mut held = None;
-        for (done, place) in places.iter().enumerate() {
-            let missing: Vec<Configured> = self
-                .config
-                .methods
-                .iter()
-                .filter(|m| !store.contains(&record_key(&identity, place, m)))
-                .cloned()
-                .collect();
-            let mut records = Vec::new();
-            if !missing.is_empty() {
-                match self.records(place, &missing, &identity, &mut held, stop)? {
-                    Some(new) => records = new,
-                    None => return Ok(End::Interrupted),
-                }
-            }
-            for record in &records {
-                store.append(record)?;
-            }
-            progress(Progress {
-                done: done + 1,
-                total: places.len(),
-                task: place.task.name(),
-                length: place.length,
-                records: &records,
-            });
-            if stop.load(Ordering::Relaxed) && done + 1 < places.len() {
-                return Ok(End::Interrupted);
-            }
-        }
-        Ok(End::Complete)
-    }
-
-    /// The examples of this share: by task, length and context, those on one context one after the other.
-    fn places(&self) -> Result<Vec<Place<'_>>> {
+    /// What an example is made of.
+    pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
+        let task = &self.tasks[place.task];
         let counter = Counter(&self.model.tokenizer);
-        let mut contexts = 0;
-        let mut places = Vec::new();
-        for task in self.tasks {
-            let lengths: &[usize] = match () {
-                () if task.is_sized() => &self.config.lengths,
-                () if task.is_cut() && !self.config.limits.is_empty() => &self.config.limits,
-                () => &[0],
-            };
-            for &length in lengths {
-                let available = match task.likelihood() {
-                    Some(task) => Some(task.available(length, &counter)?),
-                    None => task.available(),
-                };
-                let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
-                let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
-                indices.sort_by_key(|index| task.context_of(*index));
-                for together in indices.chunk_by(|a, b| task.context_of(*a) == task.context_of(*b)) {
-                    if contexts % self.shard.count == self.shard.index {
-                        places.extend(together.iter().map(|&index| Place { task: task.as_ref(), length, index }));
-                    }
-                    contexts += 1;
+        let make = || -> Result<Material> {
+            match task.likelihood() {
+                Some(task) => Ok(Material::Passage(task.passage(place.length, index, seed, &counter)?)),
+                None => {
+                    let example = task.example(place.length, index, seed, &counter)?;
+                    let context = self.model.decoder.config().context_limit();
+                    Ok(Material::Prompt(Box::new(fit(example, context, &self.model.tokenizer)?)))
                 }
             }
-        }
-        Ok(places)
+        };
+        let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
+        make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
     }
 
-    fn records(
+    /// Checks an example against the model's context.
+    fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
+        let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
+        match material {
+            Material::Prompt(fitted) => {
+                let Fitted { example, prompt, .. } = &**fitted;
+                let context = self.model.decoder.config().context_limit();
+                // What was cut to a length beyond the context was checked before.
+                if example.length > context && !task.is_sized() {
+                    return Ok(());
+                }
+                self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
+            }
+            Material::Passage(passage) => self.check_length(passage_tokens(passage), "the text", hint),
+        }
+    }
+
+    fn generated(
         &self,
-        place: &Place<'_>,
+        item: &Item,
+        fitted: &Fitted,
         methods: &[Configured],
-        identity: &str,
-        held: &mut Option<Held>,
+        carried: &mut Carried,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
-        let Place { task, length, index } = *place;
-        let what = || match task.is_sized() {
-            true => format!("{} at {length}, example {index}", task.name()),
-            false => format!("{}, example {index}", task.name()),
-        };
-        if let Some(passages) = task.likelihood() {
-            return self.scored(place, passages, methods, identity, held, stop).with_context(what);
-        }
-        let counter = Counter(&self.model.tokenizer);
-        let example = task.example(length, index, self.config.seed, &counter).with_context(what)?;
-        let context = self.model.decoder.config().context_limit();
-        let fitted = fit(example, context, &self.model.tokenizer).with_context(what)?;
-        let Fitted { example, prompt, .. } = &fitted;
-        let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
-        // What was cut to a length beyond the context was checked before.
-        if example.length == 0 || task.is_sized() || example.length <= context {
-            self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
-                .with_context(what)?;
-        }
-        self.check_positions(methods, prompt.ids.len() + example.max_new_tokens).with_context(what)?;
-        let prefix_tokens = self.config.protocol.prefix_tokens(prompt, example.context.len());
+        let Wanted { place, index, variant, .. } = item.wanted;
+        let Fitted { example, prompt, .. } = fitted;
+        let task = &self.tasks[place.task];
+        self.check_positions(methods, prompt.ids.len() + example.max_new_tokens)?;
         let request = Request {
             prompt: &prompt.ids,
-            prefix_tokens,
+            prefix_tokens: item.prefix_tokens,
             methods,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
             handling: example.handling,
-            seed: example_seed(self.config.seed, task.name(), length, task.context_of(index)),
-            step_seed: example_seed(self.config.seed, task.name(), length, index),
+            seed: example_seed(variant.seed, task.name(), place.length, task.context_of(index)),
+            step_seed: example_seed(variant.seed, task.name(), place.length, index),
             fidelity: self.config.fidelity,
         };
-        let Some(outcome) = run_example(self.model, request, held, stop) else { return Ok(None) };
-        self.score(Made { place, fitted: &fitted, prefix_tokens, identity }, methods, outcome).map(Some)
+        let Some(outcome) = run_example(self.model, request, &mut carried.held, stop) else { return Ok(None) };
+        carried.spent += outcome.spent;
+        self.score(item, fitted, methods, outcome).map(Some)
     }
 
     /// The token of a line break: the last of those that stand for it.
@@ -278,8 +450,9 @@ impl Runner<'_> {
         Ok(self.model.tokenizer.encode_text("\n", false)?.last().copied())
     }
 
-    fn score(&self, made: Made<'_>, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
-        let Made { place, fitted: Fitted { example, prompt, cut_tokens }, prefix_tokens, identity } = made;
+    fn score(&self, item: &Item, fitted: &Fitted, methods: &[Configured], outcome: Outcome) -> Result<Vec<Record>> {
+        let Fitted { example, prompt, cut_tokens } = fitted;
+        let identity = self.identity(&item.wanted);
         let (prefill_s, prefill_reused_s) = (outcome.prefill.as_secs_f64(), outcome.reused.as_secs_f64());
         let reused_tokens = outcome.reused_tokens;
         let record = |(method, run): (&Configured, Run)| -> Result<Record> {
@@ -302,12 +475,12 @@ impl Runner<'_> {
                 cut_tokens: *cut_tokens,
                 max_new_tokens: example.max_new_tokens,
                 prompt_tokens: prompt.ids.len(),
-                prefix_tokens,
+                prefix_tokens: item.prefix_tokens,
                 bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
                 prefill_s,
                 prefill_reused_s,
                 reused_tokens,
-                ..self.cost_record(identity, place, method, run)
+                ..self.cost_record(&identity, &item.wanted, method, run)
             })
         };
         methods.iter().zip(outcome.runs).map(record).collect()
@@ -316,34 +489,32 @@ impl Runner<'_> {
     /// The records of a passage.
     fn scored(
         &self,
-        place: &Place<'_>,
-        task: &dyn LikelihoodTask,
+        item: &Item,
+        passage: &Passage,
         methods: &[Configured],
-        identity: &str,
-        held: &mut Option<Held>,
+        carried: &mut Carried,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<Record>>> {
-        let passage = task.passage(place.length, place.index, self.config.seed, &Counter(&self.model.tokenizer))?;
-        let longest = passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
-        let tokens = passage.prompt.len() + longest;
-        self.check_length(tokens, "the text", if place.task.is_sized() { LENGTH_HINT } else { FILE_HINT })?;
-        self.check_positions(methods, tokens)?;
+        let Wanted { place, index, variant, .. } = item.wanted;
+        self.check_positions(methods, passage_tokens(passage))?;
         let continuations: Vec<likelihood::Text> = passage.continuations.iter().map(likelihood::Text::from).collect();
         let request = likelihood::Request {
             prompt: &passage.prompt,
-            prefix_tokens: self.config.protocol.prefix_before_answer(passage.prompt.len()),
+            prefix_tokens: item.prefix_tokens,
             continuations: &continuations,
             methods,
-            seed: example_seed(self.config.seed, place.task.name(), place.length, place.index),
+            seed: example_seed(variant.seed, self.tasks[place.task].name(), place.length, index),
             fidelity: self.config.fidelity,
             compare: passage.scoring == Scoring::Perplexity,
         };
-        let outcome = match self.config.protocol {
+        let outcome = match variant.protocol {
             Protocol::Prefill => run_in_parallel(&self.model.decoder, request, stop),
-            _ => run_passage(&self.model.decoder, request, held, stop)?,
+            _ => run_passage(&self.model.decoder, request, &mut carried.held, stop)?,
         };
         let Some(outcome) = outcome else { return Ok(None) };
+        carried.spent += outcome.spent;
         let bos = self.model.tokenizer.bos_id();
+        let identity = self.identity(&item.wanted);
         let record = |(method, scored): (&Configured, Scored)| Record {
             task: passage.task.clone(),
             length: passage.length,
@@ -356,23 +527,29 @@ impl Runner<'_> {
             prefill_s: outcome.prefill.as_secs_f64(),
             prefill_reused_s: outcome.reused.as_secs_f64(),
             reused_tokens: outcome.reused_tokens,
-            ..scored_record(&passage, &scored.sums, self.cost_record(identity, place, method, scored.run))
+            ..scored_record(passage, &scored.sums, self.cost_record(&identity, &item.wanted, method, scored.run))
         };
         Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))
     }
 
+    fn identity(&self, wanted: &Wanted) -> String {
+        identity(self.config, wanted.variant, self.model, self.data).to_string()
+    }
+
     /// A record with what is known of place, method and cost; the rest is empty.
-    fn cost_record(&self, identity: &str, place: &Place<'_>, method: &Configured, run: Run) -> Record {
+    fn cost_record(&self, identity: &str, wanted: &Wanted, method: &Configured, run: Run) -> Record {
+        let Wanted { place, index, variant, .. } = *wanted;
+        let task = self.tasks[place.task].name();
         Record {
-            key: record_key(identity, place, method),
+            key: record_key(identity, task, place.length, index, method),
             model: self.model.id.clone(),
-            task: place.task.name().to_owned(),
+            task: task.to_owned(),
             length: place.length,
-            sample: place.index,
-            seed: self.config.seed,
+            sample: index,
+            seed: variant.seed,
             method: method.name.to_owned(),
             params: method.params.clone(),
-            protocol: self.config.protocol.to_string(),
+            protocol: variant.protocol.to_string(),
             source: String::new(),
             prediction: String::new(),
             references: Vec::new(),
@@ -447,17 +624,20 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
     }
 }
 
-/// An example with what was made of it.
-struct Made<'a> {
-    place: &'a Place<'a>,
-    fitted: &'a Fitted,
-    prefix_tokens: usize,
-    identity: &'a str,
+/// Tokens of a passage with its longest continuation.
+fn passage_tokens(passage: &Passage) -> usize {
+    passage.prompt.len() + passage.continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0)
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
 }
 
 /// Hash of all that determines a record; known before the example is made.
-fn record_key(identity: &str, place: &Place<'_>, method: &Configured) -> String {
-    let mut text = format!("{identity}\n{}\n{}\n{}\n{}", place.task.name(), place.length, place.index, method.label());
+fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &Configured) -> String {
+    let mut text = format!("{identity}\n{task}\n{length}\n{index}\n{}", method.label());
     if let Some(artefact) = &method.artefact {
         text += &format!("\n{artefact}");
     }
@@ -481,5 +661,98 @@ impl TextEncoder for Counter<'_> {
 
     fn front(&self) -> &[u32] {
         self.0.front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::attention::{HeadPrefix, Method, Selection, Step};
+    use crate::cost::Cost;
+    use crate::eval::config::Settings;
+    use crate::eval::store::{OpenMode, load_records};
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::{TaskOptions, resolve};
+
+    /// A method that fails in its first step.
+    struct Faulty;
+
+    impl Method for Faulty {
+        type Index = ();
+        type State = ();
+
+        fn build(&self, _: &HeadPrefix<'_>) {}
+
+        fn index_bytes(&self, (): &()) -> usize {
+            0
+        }
+
+        fn start(&self, (): &()) {}
+
+        fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
+            panic!("no selection")
+        }
+    }
+
+    #[derive(Default)]
+    struct Seen {
+        failures: Vec<Failure>,
+        examples: usize,
+        stop_at_failure: bool,
+    }
+
+    impl Watch for Seen {
+        fn progress(&mut self, progress: Progress<'_>) {
+            self.examples = progress.done;
+        }
+
+        fn failed(&mut self, failure: Failure) -> Result<()> {
+            if self.stop_at_failure {
+                return Err(failure.error);
+            }
+            self.failures.push(failure);
+            Ok(())
+        }
+    }
+
+    fn run_with_a_fault(seen: &mut Seen) -> (Result<(End, Spent)>, Vec<Record>) {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
+        let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        config.methods[1] = Configured { name: "faulty", method: Arc::new(Faulty), ..config.methods[1].clone() };
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let runner = Runner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest).unwrap();
+        let plan = runner.plan(seen).unwrap();
+        let ended = runner.run(plan, &mut store, &AtomicBool::new(false), seen);
+        (ended, load_records(dir.path()).unwrap().records)
+    }
+
+    #[test]
+    fn a_method_with_a_fault_takes_no_other_with_it() {
+        let mut seen = Seen::default();
+        let (ended, records) = run_with_a_fault(&mut seen);
+        assert_eq!(ended.unwrap().0, End::Complete);
+        assert_eq!(seen.examples, 2);
+        let methods: Vec<&str> = records.iter().map(|r| r.method.as_str()).collect();
+        assert_eq!(methods, ["full", "quest", "full", "quest"]);
+        assert_eq!(seen.failures.len(), 1, "it is not tried again: {:?}", seen.failures);
+        assert_eq!(seen.failures[0].what, "builtin, ruler/niah_single_1 at 512, question, faulty:k=16");
+        assert!(format!("{:#}", seen.failures[0].error).contains("a fault of the program: no selection"));
+    }
+
+    #[test]
+    fn where_one_failure_ends_a_run_earlier_records_stay() {
+        let mut seen = Seen { stop_at_failure: true, ..Seen::default() };
+        let (ended, records) = run_with_a_fault(&mut seen);
+        assert!(format!("{:#}", ended.unwrap_err()).contains("no selection"));
+        assert!(records.is_empty());
     }
 }

@@ -7,7 +7,7 @@ use super::record::Record;
 use crate::error::UsageError;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 pub const SAMPLES: &str = "samples.jsonl";
 /// Name of the manifest within a run's folder.
 pub const MANIFEST: &str = "manifest.json";
-/// Key of the manifest that holds everything that determines results.
+/// Key of the manifest that holds everything that determines results; a list where a matrix has several models, seeds
+/// or protocols. A resumed run may add to it, but not change one.
 pub const IDENTITY: &str = "identity";
 /// Key of the manifest that holds, by kind, the hash of what methods were calibrated with. A resumed run may add
 /// a kind, but not change one.
@@ -61,12 +62,14 @@ pub struct Store {
 impl Store {
     /// Creates the folder where needed, makes sure that it can be written, locks it, and opens its records.
     ///
-    /// `manifest` is an object; its field `identity` holds everything that determines results, and has to be
-    /// equal for records to be added. The rest of a resumed run's manifest is kept under `resumed`.
+    /// `manifest` is an object; its field `identity` holds everything that determines results (a list, if a matrix has
+    /// several models, seeds or protocols), and has to hold all that is stored for records to be added. The rest of a
+    /// resumed run's manifest is kept under `resumed`.
     ///
     /// # Errors
     /// [`UsageError`] if the folder holds records and `mode` is `Fresh`, if another process is writing to it, or if
-    /// the manifest of a resumed run does not match; other errors if a file cannot be read or written.
+    /// the manifest of a resumed run does not match, or a record is of no run in the manifest; other errors if a file
+    /// cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
         check_free(dir, mode)?;
         let lock = lock(dir)?;
@@ -84,6 +87,7 @@ impl Store {
         if holds_records(dir) {
             repair(&path, &mut loaded.notices)?;
             loaded = read_records(&path, loaded.notices)?;
+            check_belong(dir, &loaded.records, &manifest)?;
         }
         write_whole(&dir.join(MANIFEST), &manifest)?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
@@ -358,7 +362,14 @@ fn remove(path: &Path) -> Result<()> {
 fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let mut stored = load_manifest(dir)?;
     let mut differing = BTreeSet::new();
-    differences("", &stored[IDENTITY], &manifest[IDENTITY], &mut differing);
+    for then in identities(&stored) {
+        // What is nearest is what was meant to be the same: of the same model, protocol and seed if it can be.
+        let other_axes =
+            |now: &Value| ["model", "protocol", "seed"].iter().filter(|axis| then[**axis] != now[**axis]).count();
+        let compared = identities(manifest).into_iter().map(|now| (other_axes(now), differences_of(then, now)));
+        let nearest = compared.min_by_key(|(other_axes, differing)| (*other_axes, differing.len()));
+        differing.extend(nearest.map(|(_, differing)| differing).unwrap_or_default());
+    }
     let calibration = with_known_kinds(&stored[CALIBRATION], &manifest[CALIBRATION]);
     differences(CALIBRATION, &calibration, &with_known_kinds(&manifest[CALIBRATION], &calibration), &mut differing);
     if !differing.is_empty() {
@@ -374,6 +385,7 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     let (then, now) = (without_identity(&stored), without_identity(manifest));
     let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
     fields.insert(CALIBRATION.to_owned(), calibration);
+    fields.insert(IDENTITY.to_owned(), manifest[IDENTITY].clone());
     if then != now {
         let resumed = fields.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
         if let Some(resumed) = resumed.as_array_mut()
@@ -385,10 +397,22 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
     Ok(stored)
 }
 
-/// The entries of `calibration`, and those of `other` whose kind it does not have.
+/// What the records of a folder are of: one identity, or those of a matrix.
+pub fn identities(manifest: &Value) -> Vec<&Value> {
+    match &manifest[IDENTITY] {
+        Value::Array(several) => several.iter().collect(),
+        one => vec![one],
+    }
+}
+
+/// The entries of `calibration`, and those of `other` whose kind it does not have, for each model of a matrix.
 fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
     let mut all = other.as_object().cloned().unwrap_or_default();
-    all.extend(calibration.as_object().cloned().unwrap_or_default());
+    for (key, own) in calibration.as_object().into_iter().flatten() {
+        let known = all.remove(key).filter(Value::is_object);
+        let own = known.map_or_else(|| own.clone(), |known| with_known_kinds(own, &known));
+        all.insert(key.clone(), own);
+    }
     Value::Object(all)
 }
 
@@ -397,6 +421,111 @@ fn without_identity(manifest: &Value) -> Value {
     let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
+
+fn differences_of(stored: &Value, now: &Value) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    differences("", stored, now, &mut found);
+    found
+}
+
+/// Makes sure that every record is of one of the models, seeds and protocols of the manifest: lines of another run's
+/// file are not taken for this one's.
+fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
+    let known = identities(manifest);
+    let is = |identity: &Value, r: &Record| {
+        identity["model"] == r.model && identity["protocol"] == r.protocol && identity["seed"] == r.seed
+    };
+    match records.iter().position(|r| !known.iter().any(|identity| is(identity, r))) {
+        None => Ok(()),
+        Some(at) => {
+            let Record { model, protocol, seed, .. } = &records[at];
+            Err(UsageError::new(format!(
+                "{}: record {} is of no run in {MANIFEST}: {model}, {protocol}, seed {seed}",
+                dir.join(SAMPLES).display(),
+                at + 1
+            ))
+            .hint("keep the records of each run in a folder of its own; `spattn report` puts folders together")
+            .into())
+        }
+    }
+}
+
+// ---- several folders ----
+
+/// The records of several folders.
+#[derive(Debug, Default)]
+pub struct Merged {
+    /// One record a key, in the order of the folders, and what was left out on the way.
+    pub loaded: Loaded,
+    /// The folders' manifests.
+    pub manifests: Vec<Value>,
+}
+
+/// Reads the folders of shards, or of other runs that are to be looked at together.
+///
+/// What shares a row of a summary, the same model and protocol, has to be the same in everything else that determines
+/// results (weights, tokenizer, data, version of the results ...) but the seed. A record that several folders have
+/// counts once.
+///
+/// # Errors
+/// [`UsageError`] if two folders do not go together, or a record is of no run in its manifest; if a file is missing or
+/// cannot be read.
+pub fn merge<P: AsRef<Path>>(dirs: &[P]) -> Result<Merged> {
+    let mut merged = Merged::default();
+    let mut facts: BTreeMap<(String, String), (&Path, Value)> = BTreeMap::new();
+    let (mut keys, mut repeated) = (HashSet::new(), 0usize);
+    for dir in dirs.iter().map(AsRef::as_ref) {
+        let (manifest, loaded) = (load_manifest(dir)?, load_records(dir)?);
+        check_belong(dir, &loaded.records, &manifest)?;
+        for (row, key, value) in facts_of(&manifest) {
+            let (first, known) = facts.entry((row, key.clone())).or_insert_with(|| (dir, value.clone()));
+            if *known != value {
+                return Err(unlike((*first, &*known), (dir, &value), &key).into());
+            }
+        }
+        for record in loaded.records {
+            match keys.insert(record.key.clone()) {
+                true => merged.loaded.records.push(record),
+                false => repeated += 1,
+            }
+        }
+        merged.loaded.notices.extend(loaded.notices);
+        merged.manifests.push(manifest);
+    }
+    if repeated > 0 {
+        merged.loaded.notices.push(format!("{repeated} records are in several folders; the first of each counts"));
+    }
+    Ok(merged)
+}
+
+fn unlike(first: (&Path, &Value), second: (&Path, &Value), key: &str) -> UsageError {
+    let side = |(dir, value): (&Path, &Value)| format!("{} in {}", short(value), dir.display());
+    UsageError::new(format!("records of different runs: `{key}` is {}, but {}", side(first), side(second)))
+        .hint("put together only what was run on the same weights, data and version of the program")
+}
+
+/// What records that share a row have to agree in: for each model and protocol the keys of their identity but the
+/// seed, for each model the kinds of its calibrations.
+fn facts_of(manifest: &Value) -> Vec<(String, String, Value)> {
+    let mut facts = Vec::new();
+    let mut add = |row: String, fields: &Value| {
+        let fields = fields.as_object().into_iter().flatten().filter(|(key, _)| *key != "seed");
+        facts.extend(fields.map(|(key, value)| (row.clone(), key.clone(), value.clone())));
+    };
+    let identities = identities(manifest);
+    for identity in &identities {
+        add(format!("{} {}", identity["model"], identity["protocol"]), identity);
+    }
+    let models: BTreeSet<&str> = identities.iter().filter_map(|identity| identity["model"].as_str()).collect();
+    let calibration = &manifest[CALIBRATION];
+    for &model in &models {
+        let own = if models.len() == 1 { calibration } else { &calibration[model] };
+        add(format!("{CALIBRATION} of {model}"), own);
+    }
+    facts
+}
+
+// ---- differences ----
 
 /// Names every key in which two values differ, nested keys with dots, with both values.
 fn differences(key: &str, stored: &Value, now: &Value, found: &mut BTreeSet<String>) {
@@ -437,7 +566,14 @@ mod tests {
     use serde_json::json;
 
     fn manifest(seed: u64) -> Value {
-        json!({"identity": {"seed": seed, "model": {"id": "builtin", "hash": "ab"}}, "machine": "one"})
+        let identity = json!({"model": "builtin", "weights": {"hash": "ab"}, "protocol": "question", "seed": seed});
+        json!({"identity": identity, "machine": "one"})
+    }
+
+    /// The manifest of a matrix over seeds.
+    fn matrix(seeds: &[u64]) -> Value {
+        let identities: Vec<Value> = seeds.iter().map(|seed| manifest(*seed)[IDENTITY].clone()).collect();
+        json!({"identity": identities, "machine": "one"})
     }
 
     fn usage(error: anyhow::Error) -> UsageError {
@@ -526,10 +662,91 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         stored(dir.path(), 1);
         let mut other = manifest(2);
-        other[IDENTITY]["model"]["hash"] = json!("cd");
+        other[IDENTITY]["weights"]["hash"] = json!("cd");
         other["machine"] = json!("two");
         let error = usage(Store::open(dir.path(), OpenMode::Resume, &other).unwrap_err());
-        assert!(error.what.ends_with("`model.hash` was \"ab\", is \"cd\"; `seed` was 1, is 2"), "{error}");
+        assert!(error.what.ends_with("`seed` was 1, is 2; `weights.hash` was \"ab\", is \"cd\""), "{error}");
+    }
+
+    #[test]
+    fn a_matrix_may_grow_but_not_change() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let resume = |manifest: &Value| Store::open(dir.path(), OpenMode::Resume, manifest);
+        resume(&matrix(&[1, 2])).unwrap();
+        assert_eq!(identities(&load_manifest(dir.path()).unwrap()).len(), 2);
+        for fewer in [manifest(1), matrix(&[1, 3])] {
+            let error = usage(resume(&fewer).unwrap_err());
+            assert!(error.what.contains("`seed` was 2, is "), "{error}");
+        }
+        let mut other = matrix(&[1, 2]);
+        other[IDENTITY][1]["weights"]["hash"] = json!("cd");
+        let error = usage(resume(&other).unwrap_err());
+        assert!(error.what.ends_with("`weights.hash` was \"ab\", is \"cd\""), "{error}");
+        resume(&matrix(&[2, 1, 3])).unwrap();
+    }
+
+    #[test]
+    fn lines_of_another_runs_file_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        for foreign in [
+            Record { seed: 2, ..record("vt", "full", 1, 1.0) },
+            Record { model: "other".into(), ..record("vt", "full", 1, 1.0) },
+            Record { protocol: "decode".into(), ..record("vt", "full", 1, 1.0) },
+        ] {
+            let path = dir.path().join(SAMPLES);
+            let own = fs::read_to_string(&path).unwrap();
+            fs::write(&path, format!("{own}{}", line(&foreign).unwrap())).unwrap();
+            let error = usage(Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap_err());
+            assert!(error.what.contains("samples.jsonl: record 2 is of no run in manifest.json"), "{error}");
+            assert!(merge(&[dir.path()]).is_err());
+            fs::write(&path, own).unwrap();
+        }
+        Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
+    }
+
+    /// A folder with one record of a seed, under a manifest.
+    fn folder(manifest: &Value, seed: u64, sample: usize) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, manifest).unwrap();
+        store.append(&Record { seed, ..record("vt", "full", sample, 1.0) }).unwrap();
+        dir
+    }
+
+    #[test]
+    fn folders_of_one_run_are_merged_and_others_refused() {
+        let merge_of = |dirs: &[&tempfile::TempDir]| merge(&dirs.iter().map(|d| d.path()).collect::<Vec<_>>());
+        let (first, second) = (folder(&manifest(1), 1, 0), folder(&manifest(1), 1, 1));
+        let merged = merge_of(&[&first, &second]).unwrap();
+        assert_eq!((merged.loaded.records.len(), merged.manifests.len()), (2, 2));
+        assert!(merged.loaded.notices.is_empty());
+        let twice = merge_of(&[&first, &second, &first]).unwrap();
+        assert_eq!((twice.loaded.records.len(), twice.loaded.notices.len()), (2, 1));
+        // Another seed is more of the same; other weights, versions or calibrations are not.
+        let mut with_more = matrix(&[1, 2]);
+        with_more[IDENTITY][1]["seed"] = json!(2);
+        assert_eq!(merge_of(&[&first, &folder(&with_more, 2, 5)]).unwrap().loaded.records.len(), 2);
+        let mut other = manifest(1);
+        other[IDENTITY]["weights"]["hash"] = json!("cd");
+        let error = usage(merge_of(&[&first, &folder(&other, 1, 2)]).unwrap_err());
+        assert!(error.what.contains("`weights` is {\"hash\":\"ab\"} in "), "{error}");
+        let calibrated = |hash: &str| {
+            let mut manifest = manifest(1);
+            manifest[CALIBRATION] = json!({ "loki": hash });
+            folder(&manifest, 1, 3)
+        };
+        let (one, another) = (calibrated("a"), calibrated("b"));
+        merge_of(&[&first, &one]).unwrap();
+        let error = usage(merge_of(&[&one, &first, &another]).unwrap_err());
+        assert!(error.what.contains("`loki` is \"a\" in "), "{error}");
+        // Other models are other rows.
+        let mut other = manifest(1);
+        (other[IDENTITY]["model"], other[IDENTITY]["weights"]["hash"]) = (json!("m"), json!("cd"));
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &other).unwrap();
+        store.append(&Record { model: "m".into(), key: "m".into(), ..record("vt", "full", 0, 1.0) }).unwrap();
+        assert_eq!(merge_of(&[&first, &dir]).unwrap().loaded.records.len(), 2);
     }
 
     #[test]

@@ -82,6 +82,33 @@ impl HubOptions {
     }
 }
 
+/// A model in the hub's cache.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CachedModel {
+    /// `organisation/name`.
+    pub id: String,
+    /// Bytes of its files, of all commits.
+    pub bytes: u64,
+    /// Whether it can be loaded without network.
+    pub complete: bool,
+}
+
+/// The models in the cache, by name. Nothing is downloaded.
+pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
+    let offline = HubOptions { offline: true, ..options.clone() };
+    let entries = std::fs::read_dir(&options.cache).into_iter().flatten().flatten();
+    let model = |entry: std::fs::DirEntry| {
+        let id = entry.file_name().to_str()?.strip_prefix("models--")?.replace("--", "/");
+        let blobs = std::fs::read_dir(entry.path().join("blobs")).into_iter().flatten().flatten();
+        let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|data| data.len()).sum();
+        let complete = snapshot(&id, None, Wanted::Model, &offline).is_ok();
+        Some(CachedModel { id, bytes, complete })
+    };
+    let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
+    models.sort_by(|a, b| a.id.cmp(&b.id));
+    models
+}
+
 /// What is wanted of a repository; this also says which kind of repository it is.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wanted<'a> {

@@ -269,6 +269,19 @@ pub fn groups() -> Vec<(String, usize)> {
 /// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
 /// not find, or two files that would be recorded under one name; other errors if data is unreadable or malformed.
 pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Task>>> {
+    let tasks = resolve_each(names, options)?.into_iter().map(|(_, task)| task).collect::<Result<Vec<_>>>()?;
+    check_names(&tasks)?;
+    Ok(tasks)
+}
+
+/// A task by its name, or why it cannot be made.
+pub type Named = (String, Result<Box<dyn Task>>);
+
+/// The same, with the error of each task that cannot be made in its place.
+///
+/// # Errors
+/// A [`UsageError`] for an unknown name, or a data folder that is not there.
+pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named>> {
     if let Some(data) = &options.data {
         check_folder(data)?;
     }
@@ -281,13 +294,18 @@ pub fn resolve(names: &[String], options: &TaskOptions) -> Result<Vec<Box<dyn Ta
             }
         }
     }
-    let tasks = wanted.into_iter().map(|(family, name)| family.make(&name, options)).collect::<Result<Vec<_>>>()?;
-    check_names(&tasks)?;
-    Ok(tasks)
+    let make = |(family, name): (&dyn Family, String)| {
+        let task = family.make(&name, options);
+        (name, task)
+    };
+    Ok(wanted.into_iter().map(make).collect())
 }
 
 /// Files of the same name in different folders would be one task in the records.
-fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
+///
+/// # Errors
+/// A [`UsageError`] that names it.
+pub fn check_names(tasks: &[Box<dyn Task>]) -> Result<(), UsageError> {
     for (i, task) in tasks.iter().enumerate() {
         if tasks[..i].iter().any(|t| t.name() == task.name()) {
             let what = format!("two files would both be recorded as `{}`", task.name());

@@ -1,0 +1,326 @@
+//! `spattn doctor`: what this machine and this build can do, and what is missing.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use super::data_sets::default_folder;
+use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
+use crate::kernels::cpu::isa_name;
+use crate::model::hub::{CachedModel, HubOptions, cached_models};
+use crate::model::source::ModelSource;
+use crate::tasks::published::{DataSet, Finding, State};
+
+/// Show what this machine and build can do, which models and data sets are there, and how to get what is missing.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn doctor
+  spattn doctor --json | jq .machine")]
+pub struct DoctorArgs {
+    /// Print JSON instead of text
+    ///
+    /// Example: spattn doctor --json
+    #[arg(long)]
+    json: bool,
+
+    /// Folder of the data sets; SPATTN_DATA or spattn/data in the user's cache if not given
+    ///
+    /// Example: --data ~/data
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Findings {
+    program: Program,
+    machine: Machine,
+    gpu: Gpu,
+    models: Models,
+    data: Data,
+    /// What to do about what is missing, a command each.
+    advice: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Program {
+    version: &'static str,
+    /// Records of other versions of the results are not mixed with this one's.
+    results_version: u32,
+    os: &'static str,
+    arch: &'static str,
+    /// Where models can be computed by this build.
+    devices: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Machine {
+    cpu: Option<String>,
+    /// Cores that this process may use.
+    cores: usize,
+    /// The instruction set that kernels use.
+    simd: &'static str,
+    /// Whether `SPATTN_ISA` lowers it.
+    simd_lowered: bool,
+    memory_bytes: Option<u64>,
+    memory_available_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gpu {
+    seen: Vec<String>,
+    usable: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Models {
+    builtin: Option<String>,
+    /// The hub's cache, where downloads go.
+    cache: Option<PathBuf>,
+    cache_bytes: u64,
+    offline: bool,
+    cached: Vec<CachedModel>,
+}
+
+#[derive(Debug, Serialize)]
+struct Data {
+    folder: Option<PathBuf>,
+    bytes: u64,
+    sets: Vec<Set>,
+}
+
+#[derive(Debug, Serialize)]
+struct Set {
+    name: &'static str,
+    state: &'static str,
+    about: &'static str,
+}
+
+/// Prints what was found. What is missing is no failure.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn run(args: &DoctorArgs) -> Result<()> {
+    let findings = Findings::new(args);
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&findings)?,
+        false => findings.text(),
+    };
+    writeln!(std::io::stdout().lock(), "{}", text.trim_end())?;
+    Ok(())
+}
+
+impl Findings {
+    fn new(args: &DoctorArgs) -> Self {
+        let (models, data) = (Models::new(), Data::new(args.data.clone()));
+        let advice = advice(&models, &data, args.data.as_deref());
+        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Self {
+            program: Program {
+                version: env!("CARGO_PKG_VERSION"),
+                results_version: RESULTS_VERSION,
+                os: std::env::consts::OS,
+                arch: std::env::consts::ARCH,
+                devices: vec!["cpu"],
+            },
+            machine: Machine {
+                cpu: cpu_name(),
+                cores: std::thread::available_parallelism().map_or(1, usize::from),
+                simd: isa_name(),
+                simd_lowered: std::env::var("SPATTN_ISA").is_ok_and(|isa| isa == isa_name()),
+                memory_bytes: meminfo(&memory, "MemTotal"),
+                memory_available_bytes: meminfo(&memory, "MemAvailable"),
+            },
+            gpu: Gpu { seen: gpus(Path::new("/")), usable: false },
+            models,
+            data,
+            advice,
+        }
+    }
+
+    fn text(&self) -> String {
+        let Self { program: p, machine: m, models, data, .. } = self;
+        let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), gigabytes);
+        let place = |path: &Option<PathBuf>| path.as_ref().map_or("no folder".to_owned(), |p| p.display().to_string());
+        let lowered = if m.simd_lowered { ", by SPATTN_ISA" } else { "" };
+        let gpu = match self.gpu.seen.as_slice() {
+            [] => "none seen".to_owned(),
+            seen => seen.join(", "),
+        };
+        let offline = if models.offline { ", offline (HF_HUB_OFFLINE)" } else { "" };
+        let mut lines = vec![
+            ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
+            ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),
+            ("simd", format!("{}{lowered}", m.simd)),
+            ("memory", format!("{}, {} available", known(m.memory_bytes), known(m.memory_available_bytes))),
+            ("gpu", format!("{gpu}; this build computes on the CPU only")),
+            ("models", models.builtin.clone().unwrap_or_else(|| "the built-in model cannot be read".to_owned())),
+            ("", format!("{}, {}{offline}", place(&models.cache), gigabytes(models.cache_bytes))),
+        ];
+        let model = |m: &CachedModel| {
+            let state = if m.complete { "" } else { ", incomplete" };
+            ("", format!("  {} {}{state}", m.id, gigabytes(m.bytes)))
+        };
+        lines.extend(models.cached.iter().map(model));
+        lines.push(("data", format!("{}, {}", place(&data.folder), gigabytes(data.bytes))));
+        lines.extend(data.sets.iter().map(|s| ("", format!("  {:<10} {:<18} {}", s.name, s.state, s.about))));
+        let mut text: String = lines.iter().map(|(name, value)| format!("{name:<8} {value}\n")).collect();
+        if !self.advice.is_empty() {
+            text += "\nTo get what is missing:\n";
+            self.advice.iter().for_each(|command| text += &format!("  {command}\n"));
+        }
+        text
+    }
+}
+
+impl Models {
+    fn new() -> Self {
+        let files = ModelSource::Builtin.resolve();
+        let config = files.and_then(|files| Ok(files.config()?));
+        let builtin = config
+            .ok()
+            .map(|c| format!("builtin: {} layers, {} heads, context of {}", c.layers, c.heads, c.context_limit()));
+        let options = HubOptions::from_env().ok();
+        let cached = options.as_ref().map_or_else(Vec::new, cached_models);
+        Self {
+            builtin,
+            cache_bytes: options.as_ref().map_or(0, |o| bytes_under(&o.cache)),
+            offline: options.as_ref().is_some_and(|o| o.offline),
+            cache: options.map(|o| o.cache),
+            cached,
+        }
+    }
+}
+
+impl Data {
+    fn new(folder: Option<PathBuf>) -> Self {
+        let folder = folder.or_else(|| default_folder().ok());
+        let state = |set: &DataSet| folder.as_ref().map_or("absent", |folder| state_of(&set.check(folder)));
+        let one = |set: &'static DataSet| Set { name: &set.name, state: state(set), about: &set.about };
+        let sets = DataSet::all().iter().map(one).collect();
+        Self { bytes: folder.as_deref().map_or(0, bytes_under), folder, sets }
+    }
+}
+
+fn state_of(findings: &[Finding]) -> &'static str {
+    let any = |is: fn(&State) -> bool| findings.iter().any(|f| is(&f.state));
+    match (any(|s| matches!(s, State::Right(_))), any(|s| *s == State::Missing)) {
+        _ if any(|s| matches!(s, State::Wrong(_))) => "not as published",
+        (false, _) => "absent",
+        (true, true) => "incomplete",
+        (true, false) => "present",
+    }
+}
+
+/// `folder` is that of the data sets, if it has to be said.
+fn advice(models: &Models, data: &Data, folder: Option<&Path>) -> Vec<String> {
+    let missing = data.sets.iter().filter(|s| s.state == "absent" || s.state == "incomplete").map(|s| s.name);
+    let folder = folder.map_or(String::new(), |f| format!(" --data {}", f.display()));
+    let mut advice = Vec::new();
+    if !models.cached.iter().any(|m| m.complete) {
+        advice.push(
+            "hf download Qwen/Qwen2.5-0.5B-Instruct    (or any Llama, Mistral or Qwen; `--model` downloads too)".into(),
+        );
+    }
+    let incomplete = models.cached.iter().filter(|m| !m.complete);
+    advice.extend(incomplete.map(|m| format!("hf download {}", m.id)));
+    advice.extend(missing.map(|name| format!("spattn data fetch {name}{folder}")));
+    advice.extend(
+        data.sets
+            .iter()
+            .filter(|s| s.state == "not as published")
+            .map(|s| format!("spattn data check {}{folder}", s.name)),
+    );
+    advice
+}
+
+// ---- the machine ----
+
+/// A size in `/proc/meminfo`, in bytes.
+fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+/// NVIDIA GPUs that the system shows under `root`: by name if the driver says so, else by their devices.
+fn gpus(root: &Path) -> Vec<String> {
+    let entries = |path: &str| -> Vec<PathBuf> {
+        let mut paths: Vec<PathBuf> =
+            fs::read_dir(root.join(path)).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let model = |path: &PathBuf| {
+        let text = fs::read_to_string(path.join("information")).ok()?;
+        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned())
+    };
+    let named: Vec<String> = entries("proc/driver/nvidia/gpus").iter().filter_map(model).collect();
+    if !named.is_empty() {
+        return named;
+    }
+    let is_device = |name: &str| name.strip_prefix("nvidia").is_some_and(|n| n.parse::<u32>().is_ok());
+    let name = |path: &PathBuf| Some(path.file_name()?.to_str()?.to_owned());
+    entries("dev").iter().filter_map(name).filter(|n| is_device(n)).map(|n| format!("/dev/{n}")).collect()
+}
+
+/// Bytes of all files below a folder; links are not followed.
+fn bytes_under(path: &Path) -> u64 {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
+        .map(|(path, data)| if data.is_dir() { bytes_under(&path) } else { data.len() })
+        .sum()
+}
+
+fn gigabytes(bytes: u64) -> String {
+    match bytes {
+        0 => "0 MB".to_owned(),
+        b if b < 1_000_000_000 => format!("{:.1} MB", b as f64 / 1e6),
+        b => format!("{:.1} GB", b as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let text = "MemTotal:       24684092 kB\nMemAvailable:   23808952 kB\n";
+        assert_eq!(meminfo(text, "MemTotal"), Some(24_684_092 * 1024));
+        assert_eq!((meminfo(text, "Mem"), meminfo("", "MemTotal")), (None, None));
+    }
+
+    #[test]
+    fn gpus_are_named_by_the_driver_or_by_their_devices() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(gpus(root.path()).is_empty());
+        fs::create_dir_all(root.path().join("dev")).unwrap();
+        for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
+            fs::write(root.path().join("dev").join(name), "").unwrap();
+        }
+        assert_eq!(gpus(root.path()), ["/dev/nvidia0", "/dev/nvidia1"]);
+        let card = root.path().join("proc/driver/nvidia/gpus/0000:3b:00.0");
+        fs::create_dir_all(&card).unwrap();
+        fs::write(card.join("information"), "Model: \t\t NVIDIA H200\nIRQ: 5\n").unwrap();
+        assert_eq!(gpus(root.path()), ["NVIDIA H200"]);
+    }
+
+    #[test]
+    fn states_of_data_sets() {
+        let of = |states: &[State]| {
+            let findings: Vec<Finding> =
+                states.iter().map(|s| Finding { what: String::new(), state: s.clone() }).collect();
+            state_of(&findings)
+        };
+        let (right, wrong) = (State::Right(String::new()), State::Wrong(String::new()));
+        assert_eq!(of(&[State::Missing]), "absent");
+        assert_eq!(of(&[State::Missing, right.clone()]), "incomplete");
+        assert_eq!(of(&[right.clone(), right.clone()]), "present");
+        assert_eq!(of(&[right, wrong]), "not as published");
+    }
+}

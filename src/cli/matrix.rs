@@ -1,0 +1,581 @@
+//! What `eval` and `sweep` do: models and tasks are made ready and checked, the matrix is run or described, and what
+//! was recorded is drawn.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::eval::{find_data, set_threads, stop_on_interrupt};
+use super::{Advised, Done};
+use crate::eval::calibration::supply;
+use crate::eval::config::RunConfig;
+use crate::eval::estimate::Estimate;
+use crate::eval::generate::Spent;
+use crate::eval::manifest::{ModelPart, example_bytes, manifest};
+use crate::eval::plan::{Cell, Plan, Shard};
+use crate::eval::record::Record;
+use crate::eval::run::{End, Failure, Left, Progress, Runner, Watch};
+use crate::eval::sharing::Sharing;
+use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
+use crate::eval::summary::REFERENCE;
+use crate::model::Model;
+use crate::model::source::ModelSource;
+use crate::model::tokenizer::TokenizerOptions;
+use crate::report::{Report, json, table};
+use crate::tasks::likelihood::Measure;
+use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
+
+/// What to do when a part of the matrix cannot be run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnFailure {
+    /// End with its error.
+    Stop,
+    /// Go on with the rest, and list it in the end.
+    GoOn,
+}
+
+/// A run as arguments ask for it.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// One for each model.
+    pub configs: Vec<RunConfig>,
+    pub shard: Shard,
+    pub out: PathBuf,
+    pub mode: OpenMode,
+    pub threads: Option<usize>,
+    pub quiet: bool,
+    pub json: bool,
+    pub on_failure: OnFailure,
+}
+
+/// A run that is ready to start.
+struct Ready {
+    tasks: Vec<Box<dyn Task>>,
+    /// Where the data are, as records are identified by it.
+    data: Option<String>,
+    /// Models that can be run.
+    slots: Vec<Slot>,
+    /// Models that cannot, as they were named.
+    missing_models: Vec<String>,
+}
+
+/// A model with what is run on it.
+struct Slot {
+    config: RunConfig,
+    plan: Plan,
+    part: ModelPart,
+    /// Kept loaded if it is the only one.
+    model: Option<Model>,
+}
+
+impl Ready {
+    fn runner<'a>(&'a self, slot: &'a Slot, model: &'a Model, shard: Shard) -> Runner<'a> {
+        Runner { model, config: &slot.config, tasks: &self.tasks, data: self.data.as_deref(), shard }
+    }
+}
+
+impl Run {
+    /// Runs what is not recorded yet, and prints the table.
+    pub fn start(self) -> Result<Done> {
+        check_free(&self.out, self.mode)?;
+        let mut watcher = Watcher::new(self.on_failure);
+        let mut ready = self.ready(&mut watcher)?;
+        let mut store = self.open_store(&ready)?;
+        store.notices().iter().for_each(|n| eprintln!("note: {n}"));
+        let stop = stop_on_interrupt()?;
+        watcher.begin(self.quiet, store.records());
+        let (start, mut spent, mut end) = (Instant::now(), Spent::default(), Ok(End::Complete));
+        for at in 0..ready.slots.len() {
+            let model = ready.slots[at].model.take().map_or_else(|| load_model(&ready.slots[at].config), Ok);
+            let plan = std::mem::take(&mut ready.slots[at].plan);
+            watcher.begin_model(&ready.slots[at].part.id, at + 1, ready.slots.len());
+            end = model.and_then(|model| {
+                let runner = ready.runner(&ready.slots[at], &model, self.shard);
+                let (end, of_model) = runner.run(plan, &mut store, &stop, &mut watcher)?;
+                spent += of_model;
+                Ok(end)
+            });
+            if !matches!(end, Ok(End::Complete)) {
+                break;
+            }
+        }
+        watcher.bar.finish_and_clear();
+        drop(store);
+        if matches!(end, Ok(End::Interrupted)) {
+            eprintln!("interrupted: {}", kept(&self.out).unwrap_or_else(|| "nothing was recorded yet".to_owned()));
+            return Ok(Done::Interrupted);
+        }
+        let took = Took { all: start.elapsed(), spent };
+        let ended = end.and_then(|_| self.finish(took)).and_then(|()| watcher.verdict());
+        match (ended, kept(&self.out)) {
+            (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
+            (ended, _) => ended.map(|()| Done::Completed),
+        }
+    }
+
+    /// Prints what would be run, and what it would take.
+    pub fn describe(self) -> Result<Done> {
+        let mut watcher = Watcher::new(self.on_failure);
+        let ready = self.ready(&mut watcher)?;
+        let known = match self.mode {
+            OpenMode::Resume if self.out.exists() => load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records),
+            _ => Vec::new(),
+        };
+        let known: HashSet<String> = known.into_iter().map(|r| r.key).collect();
+        let mut models = Vec::new();
+        for slot in &ready.slots {
+            let loaded = if slot.model.is_none() { Some(load_model(&slot.config)?) } else { None };
+            let Some(model) = slot.model.as_ref().or(loaded.as_ref()) else { continue };
+            let runner = ready.runner(slot, model, self.shard);
+            let left = runner.remaining(&slot.plan, |key| known.contains(key));
+            models.push(Description::new(&runner, &left)?);
+        }
+        let mut stdout = std::io::stdout().lock();
+        match self.json {
+            true => writeln!(stdout, "{}", serde_json::to_string_pretty(&as_json(&models))?)?,
+            false => write!(stdout, "{}", as_text(&models))?,
+        }
+        watcher.verdict().map(|()| Done::Completed)
+    }
+
+    /// Loads and checks everything, before any work.
+    fn ready(&self, watcher: &mut Watcher) -> Result<Ready> {
+        set_threads(self.threads)?;
+        let config = &self.configs[0];
+        let data = config.data.as_deref().map(find_data).transpose()?;
+        let options = TaskOptions {
+            data: data.as_ref().map(|d| d.folder.clone()),
+            positions: config.positions,
+            skip_bad: config.skip_bad,
+        };
+        let mut tasks = Vec::new();
+        for (what, task) in resolve_each(&config.tasks, &options)? {
+            match task {
+                Ok(task) => tasks.push(task),
+                Err(error) => watcher.failed(Failure { what, error })?,
+            }
+        }
+        check_names(&tasks)?;
+        tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
+        let mut ready = Ready { tasks, data: data.map(|d| d.id), slots: Vec::new(), missing_models: Vec::new() };
+        for config in &self.configs {
+            match self.slot(config.clone(), &ready, watcher)? {
+                Some(slot) => ready.slots.push(slot),
+                None => ready.missing_models.push(config.model.clone()),
+            }
+        }
+        let runs = ready.slots.iter().any(|slot| !slot.plan.cells.is_empty());
+        match runs || watcher.failures.is_empty() {
+            true => Ok(ready),
+            // Nothing is left to run, so the first is what is wrong.
+            false => {
+                let first = watcher.failures.remove(0).error;
+                watcher.list();
+                Err(first)
+            }
+        }
+    }
+
+    /// A model with what is run on it; `None` if it cannot be loaded.
+    fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
+        let model = match load_model(&config) {
+            Ok(model) => model,
+            Err(error) => {
+                watcher.failed(Failure { what: config.model, error })?;
+                return Ok(None);
+            }
+        };
+        model.notes.iter().for_each(|n| eprintln!("note: {n}"));
+        if !self.quiet && std::io::stderr().is_terminal() {
+            eprintln!("{}", size(&model, &config));
+        }
+        let mut methods = Vec::new();
+        for mut method in std::mem::take(&mut config.methods) {
+            match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
+                Ok(()) => methods.push(method),
+                Err(error) => {
+                    watcher.failed(Failure { what: format!("{}, {}", model.id, method.label()), error })?;
+                }
+            }
+        }
+        config.methods = methods;
+        let data = ready.data.as_deref();
+        let runner = Runner { model: &model, config: &config, tasks: &ready.tasks, data, shard: self.shard };
+        let plan = runner.plan(watcher)?;
+        let part = ModelPart::new(&config, &model, data);
+        let model = (self.configs.len() == 1).then_some(model);
+        Ok(Some(Slot { config, plan, part, model }))
+    }
+
+    fn open_store(&self, ready: &Ready) -> Result<Store> {
+        let command: Vec<String> = std::env::args().collect();
+        let parts: Vec<ModelPart> = ready.slots.iter().map(|slot| slot.part.clone()).collect();
+        let mut kept = Vec::new();
+        // Records of models that cannot be loaded now stay what they are.
+        if self.mode == OpenMode::Resume && !ready.missing_models.is_empty() {
+            let stored = load_manifest(&self.out).unwrap_or_default();
+            let is_missing = |i: &&Value| ready.missing_models.iter().any(|model| i["model"] == **model);
+            kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
+        }
+        let settings = &self.configs[0].settings;
+        Store::open(&self.out, self.mode, &manifest(settings, &parts, kept, &command))
+    }
+
+    /// Draws everything from the stored records, and prints the table or JSON.
+    fn finish(&self, took: Took) -> Result<()> {
+        let loaded = load_records(&self.out)?;
+        let report = Report::new(&loaded.records, &self.configs[0].method_order());
+        let files = report.write_all(&self.out)?;
+        let mut stdout = std::io::stdout().lock();
+        if self.json {
+            writeln!(stdout, "{}", json::render(&report.rows)?)?;
+            report.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+            return Ok(());
+        }
+        writeln!(stdout, "{}", table::render(&report.rows))?;
+        for warning in &report.warnings {
+            writeln!(stdout, "warning: {warning}")?;
+        }
+        let sharing = Sharing::of(&loaded.records);
+        if sharing.sharing > 0 {
+            writeln!(stdout, "\n{sharing}")?;
+        }
+        writeln!(stdout, "\n{} records. {took}\nFiles:", loaded.records.len())?;
+        for name in ["samples.jsonl", "manifest.json"] {
+            writeln!(stdout, "  {}", self.out.join(name).display())?;
+        }
+        for file in files {
+            writeln!(stdout, "  {}", file.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the time of this run went.
+struct Took {
+    all: Duration,
+    spent: Spent,
+}
+
+impl std::fmt::Display for Took {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Spent { prefill, index, steps } = self.spent;
+        let rest = self.all.saturating_sub(self.spent.total());
+        let [all, prefill, index, steps, rest] = [self.all, prefill, index, steps, rest].map(|t| t.as_secs_f64());
+        write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, the rest {rest:.1}")
+    }
+}
+
+/// What is there of a run that did not end, and how to go on.
+fn kept(out: &Path) -> Option<String> {
+    let count = load_records(out).map_or(0, |l| l.records.len());
+    let records = if count == 1 { "1 record is".to_owned() } else { format!("{count} records are") };
+    (count > 0).then(|| format!("{records} kept; go on with the same command and --out {} --resume", out.display()))
+}
+
+fn load_model(config: &RunConfig) -> Result<Model> {
+    let source = ModelSource::parse(&config.model)?;
+    Model::load(&source, config.dtype, TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() })
+}
+
+fn size(model: &Model, config: &RunConfig) -> String {
+    let longest = config.lengths.iter().copied().max().unwrap_or(0);
+    format!(
+        "{}: {} of weights, up to {} more for an example of {longest} tokens",
+        model.id,
+        megabytes(model.decoder.weight_bytes()),
+        megabytes(example_bytes(config, model)),
+    )
+}
+
+fn megabytes(bytes: usize) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
+}
+
+// ---- looking on ----
+
+/// Draws progress and current scores on standard error, and keeps what failed.
+struct Watcher {
+    on_failure: OnFailure,
+    bar: ProgressBar,
+    failures: Vec<Failure>,
+    scores: Scores,
+}
+
+impl Watcher {
+    fn new(on_failure: OnFailure) -> Self {
+        let bar = ProgressBar::hidden();
+        Self { on_failure, bar, failures: Vec::new(), scores: Scores::default() }
+    }
+
+    /// Starts to draw; `records` are there already.
+    fn begin(&mut self, quiet: bool, records: &[Record]) {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let style = ProgressStyle::with_template("{prefix}{bar:30} {percent}%, {eta} left  {msg}");
+        self.bar = ProgressBar::with_draw_target(None, target);
+        self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        self.bar.enable_steady_tick(Duration::from_millis(500));
+        self.scores.add(records);
+        self.scores.current.clear();
+    }
+
+    /// The bar is of one model at a time.
+    fn begin_model(&mut self, id: &str, number: usize, of: usize) {
+        if of > 1 {
+            self.bar.set_prefix(format!("{id} ({number} of {of})  "));
+        }
+        self.bar.reset();
+    }
+
+    fn list(&self) {
+        for Failure { what, error } in &self.failures {
+            eprintln!("failed: {what}: {}", format!("{error:#}").replace('\n', " "));
+        }
+    }
+
+    /// Lists what failed, which makes the whole a failure.
+    fn verdict(self) -> Result<()> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        self.list();
+        let parts = if self.failures.len() == 1 { "1 part" } else { &format!("{} parts", self.failures.len()) };
+        Err(anyhow!("{parts} of the matrix could not be run; all others are done"))
+    }
+}
+
+impl Watch for Watcher {
+    fn progress(&mut self, p: Progress<'_>) {
+        self.scores.add(p.records);
+        self.bar.set_length(p.work);
+        self.bar.set_position(p.work_done);
+        let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
+        let scores = p.records.last().map(|record| self.scores.line(&Place::of(record))).unwrap_or_default();
+        self.bar.set_message(format!("{}/{} examples  {place}  {scores}", p.done, p.total));
+        if p.ends_cell {
+            for place in std::mem::take(&mut self.scores.current) {
+                self.bar.println(format!("{place}  {}", self.scores.line(&place)));
+            }
+        }
+    }
+
+    fn failed(&mut self, failure: Failure) -> Result<()> {
+        if self.on_failure == OnFailure::Stop {
+            return Err(failure.error);
+        }
+        self.bar.println(format!("failed: {}: {:#}", failure.what, failure.error));
+        self.failures.push(failure);
+        Ok(())
+    }
+}
+
+/// Records that are compared with each other.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    model: String,
+    task: String,
+    length: usize,
+    protocol: String,
+}
+
+impl Place {
+    fn of(r: &Record) -> Self {
+        let Record { model, task, length, protocol, .. } = r;
+        Self { model: model.clone(), task: task.clone(), length: *length, protocol: protocol.clone() }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { model, task, length, protocol } = self;
+        let length = if *length > 0 { format!(" {length}") } else { String::new() };
+        write!(f, "{model} {task}{length} {protocol}")
+    }
+}
+
+/// What the records of a method at a place add up to.
+#[derive(Debug, Default)]
+struct Sum {
+    measure: Measure,
+    /// Of scores, or of logarithms of perplexities.
+    of: f64,
+    count: usize,
+}
+
+impl Sum {
+    /// In percent, or as perplexity.
+    fn mean(&self) -> f64 {
+        let mean = self.of / self.count.max(1) as f64;
+        match self.measure {
+            Measure::Score => 100.0 * mean,
+            Measure::Perplexity => mean.exp(),
+        }
+    }
+
+    /// Greater for the better.
+    fn merit(&self) -> f64 {
+        match self.measure {
+            Measure::Score => self.mean(),
+            Measure::Perplexity => -self.mean(),
+        }
+    }
+}
+
+/// Mean scores so far, by place and method.
+#[derive(Debug, Default)]
+struct Scores {
+    sums: BTreeMap<Place, BTreeMap<String, Sum>>,
+    /// Places that records were added at since they were last told of.
+    current: BTreeSet<Place>,
+}
+
+impl Scores {
+    fn add(&mut self, records: &[Record]) {
+        for r in records {
+            let place = Place::of(r);
+            let label = if r.params.is_empty() { r.method.clone() } else { format!("{}:{}", r.method, r.params) };
+            let sum = self.sums.entry(place.clone()).or_default().entry(label).or_default();
+            sum.measure = r.measure;
+            sum.of += if r.measure == Measure::Score { r.score } else { r.score.ln() };
+            sum.count += 1;
+            self.current.insert(place);
+        }
+    }
+
+    /// The reference, the best and the worst of the other methods.
+    fn line(&self, place: &Place) -> String {
+        let Some(sums) = self.sums.get(place) else { return String::new() };
+        let full = sums.get(REFERENCE).map(|sum| format!("{REFERENCE} {:.1}", sum.mean()));
+        let mut others: Vec<(&String, &Sum)> = sums.iter().filter(|(label, _)| *label != REFERENCE).collect();
+        others.sort_by(|a, b| b.1.merit().total_cmp(&a.1.merit()));
+        let ends = match others.as_slice() {
+            [] => Vec::new(),
+            [only] => vec![*only],
+            [best, .., worst] => vec![*best, *worst],
+        };
+        let ends = ends.into_iter().map(|(label, sum)| format!("{label} {:.1}", sum.mean()));
+        full.into_iter().chain(ends).collect::<Vec<_>>().join(", ")
+    }
+}
+
+// ---- describing ----
+
+/// What is left to run on a model.
+struct Description {
+    model: String,
+    methods: Vec<String>,
+    protocols: Vec<String>,
+    seeds: Vec<u64>,
+    /// Task, length and number of examples.
+    cells: Vec<(String, usize, usize)>,
+    records: usize,
+    estimate: Estimate,
+}
+
+impl Description {
+    fn new(runner: &Runner<'_>, left: &Left) -> Result<Self> {
+        let config = runner.config;
+        let cell = |c: &Cell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        Ok(Self {
+            model: runner.model.id.clone(),
+            methods: config.methods.iter().map(|m| m.label()).collect(),
+            protocols: config.protocols.iter().map(ToString::to_string).collect(),
+            seeds: config.seeds.clone(),
+            cells: left.plan.cells.iter().map(cell).collect(),
+            records: left.records,
+            estimate: runner.estimate(&left.plan)?,
+        })
+    }
+}
+
+fn as_json(models: &[Description]) -> Value {
+    let one = |d: &Description| {
+        let cell = |(task, length, examples): &(String, usize, usize)| json!({ "task": task, "length": length, "examples": examples });
+        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        json!({
+            "model": d.model,
+            "methods": d.methods,
+            "protocols": d.protocols,
+            "seeds": d.seeds,
+            "cells": d.cells.iter().map(cell).collect::<Vec<_>>(),
+            "records": d.records,
+            "seconds": d.estimate.seconds(),
+            "prefill_s": prefill,
+            "index_s": index,
+            "steps_s": steps,
+            "bytes": bytes,
+        })
+    };
+    models.iter().map(one).collect()
+}
+
+fn as_text(models: &[Description]) -> String {
+    let mut text = String::new();
+    for d in models {
+        let seeds: Vec<String> = d.seeds.iter().map(u64::to_string).collect();
+        let _ = writeln!(
+            text,
+            "{}, {} methods, sparse from {}, seed {}",
+            d.model,
+            d.methods.len(),
+            d.protocols.join(", "),
+            seeds.join(", ")
+        );
+        d.methods.iter().for_each(|method| text += &format!("  {method}\n"));
+        let _ = writeln!(text, "\n{:<32} {:>8} {:>9}", "task", "length", "examples");
+        for (task, length, examples) in &d.cells {
+            let length = if *length > 0 { length.to_string() } else { "by file".to_owned() };
+            let _ = writeln!(text, "{task:<32} {length:>8} {examples:>9}");
+        }
+        let Estimate { prefill, index, steps, bytes } = d.estimate;
+        let [all, prefill, index, steps] = [d.estimate.seconds(), prefill, index, steps].map(duration);
+        let _ = writeln!(
+            text,
+            "\n{} records to make, in about {all} (prefill {prefill}, indexes {index}, steps {steps}), with up to {}\n",
+            d.records,
+            megabytes(bytes),
+        );
+    }
+    text
+}
+
+/// Seconds, minutes or hours.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_reference_the_best_and_the_worst() {
+        let record = |method: &str, score| crate::eval::record::tests::record("ruler/vt", method, 0, score);
+        let mut scores = Scores::default();
+        scores.add(&[record("full", 1.0), record("topk", 0.5), record("random", 0.0), record("quest", 0.25)]);
+        let place = scores.current.first().unwrap().clone();
+        assert_eq!(place.to_string(), "builtin ruler/vt 4096 question");
+        assert_eq!(scores.line(&place), "full 100.0, topk 50.0, random 0.0");
+        scores.add(&[record("random", 1.0)]);
+        assert_eq!(scores.line(&place), "full 100.0, random 50.0, quest 25.0");
+    }
+
+    #[test]
+    fn of_perplexities_the_least_is_best() {
+        let record = crate::eval::record::tests::perplexity;
+        let mut scores = Scores::default();
+        scores.add(&[record("full", 0, 1.0), record("topk", 0, 3.0), record("quest", 0, 2.0), record("topk", 1, 5.0)]);
+        let line = scores.line(scores.current.first().unwrap());
+        assert_eq!(line, "full 2.7, quest 7.4, topk 54.6");
+    }
+}

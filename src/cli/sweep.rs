@@ -1,0 +1,48 @@
+//! `spattn sweep`: a whole matrix, which goes on where a part of it fails.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::Done;
+use super::eval::RunArgs;
+use super::matrix::OnFailure;
+use crate::eval::config::RunConfig;
+
+/// Run a matrix: models, tasks, lengths, protocols, seeds and methods with grids.
+///
+/// CONFIG has the keys of a config of `eval`, of which model, seed, sparse_from, sink, local and dense_layers may be
+/// lists; every combination is run. An example is prefilled once for all methods and protocols. What cannot be run is
+/// left out and listed at the end (exit status 1). A sweep that was stopped goes on with --out DIR --resume.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn sweep kl-grid
+  spattn sweep my-matrix.toml --dry-run
+  spattn sweep protocols --model ./checkpoint --sparse-from decode --sparse-from last:32 --out results/protocols
+  spattn sweep budgets --shard 1/2 --out results/budgets-1")]
+pub struct SweepArgs {
+    /// The matrix: a TOML file, or a shipped config (`spattn list configs`); flags override it
+    ///
+    /// Example: spattn sweep my-matrix.toml
+    #[arg(value_name = "CONFIG")]
+    config: String,
+
+    /// Print what would be run, with about how much time and memory, and run nothing
+    ///
+    /// Example: spattn sweep kl-grid --dry-run
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// Runs the matrix and prints its table, or what it would take.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`](crate::error::UsageError); that parts of the matrix failed; whatever keeps
+/// the rest from going on.
+pub fn run(args: SweepArgs) -> Result<Done> {
+    let configs = RunConfig::resolve(args.run.over(Some(&args.config))?)?;
+    let run = args.run.run("sweep", configs, OnFailure::GoOn)?;
+    if args.dry_run { run.describe() } else { run.start() }
+}

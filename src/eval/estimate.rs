@@ -1,0 +1,158 @@
+//! What a matrix will take: time and memory, from a short probe of the machine and of every method.
+//!
+//! The probe runs all methods at two short lengths on text of the matrix. Prefill is carried over by its number of
+//! multiplications, indexes and steps along a straight line through both lengths. Answers are taken to be as long as
+//! their keys. That gives the order of magnitude, not minutes and seconds.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+
+use super::generate::{Request, Spent, run_example};
+use super::manifest::example_bytes;
+use super::plan::{Cell, Plan};
+use super::run::{Material, Runner};
+
+/// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
+const PROBE_TOKENS: usize = 1024;
+/// Tokens that the probe reads after its prefix, and generates.
+const PROBE_QUESTION: usize = 8;
+const PROBE_ANSWER: usize = 8;
+
+/// What a matrix will take on one model.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Estimate {
+    /// Seconds of prefill.
+    pub prefill: f64,
+    /// Seconds of building indexes.
+    pub index: f64,
+    /// Seconds of steps.
+    pub steps: f64,
+    /// Bytes of weights, the largest example and all of its indexes.
+    pub bytes: usize,
+}
+
+impl Estimate {
+    /// Seconds of all.
+    pub fn seconds(&self) -> f64 {
+        self.prefill + self.index + self.steps
+    }
+}
+
+/// What the probe took at a length, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    tokens: f64,
+    prefill: f64,
+    index: f64,
+    step: f64,
+    /// Bytes of all indexes.
+    index_bytes: f64,
+}
+
+/// The value at `tokens` on the line through two samples; where that falls with the length, the greater of both.
+fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
+    let [short, long] = samples;
+    let slope = (of(long) - of(short)) / (long.tokens - short.tokens).max(1.0);
+    if slope <= 0.0 { of(short).max(of(long)) } else { (of(long) + slope * (tokens - long.tokens)).max(0.0) }
+}
+
+impl Runner<'_> {
+    /// Estimates what is to be run, by running all methods on a short piece of the first example.
+    ///
+    /// # Errors
+    /// If an example cannot be made.
+    pub fn estimate(&self, plan: &Plan) -> Result<Estimate> {
+        let weights = self.model.decoder.weight_bytes();
+        let sized = |cell: &Cell| Some(Sized { examples: cell.examples(), ..self.size(cell)? });
+        let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
+        let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
+        let samples = self.probe(&first.prompt);
+        let mut sum = Estimate::default();
+        let mut longest = 0.0f64;
+        for size in &sizes {
+            let runs = (size.examples * self.config.seeds.len()) as f64;
+            let tokens = size.prefixes.iter().copied().max().unwrap_or(0) as f64;
+            longest = longest.max(tokens);
+            let growth = self.prefill_products(tokens as usize) / self.prefill_products(samples[1].tokens as usize);
+            sum.prefill += runs * samples[1].prefill * growth;
+            for &prefix in &size.prefixes {
+                let steps = size.prompt.len() - prefix + size.answer_tokens;
+                sum.index += runs * along(&samples, prefix as f64, |s| s.index);
+                sum.steps += runs * steps as f64 * along(&samples, prefix as f64, |s| s.step);
+            }
+        }
+        let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
+        Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..sum })
+    }
+
+    /// The size of a cell's first example; `None` if there is none or it cannot be made.
+    fn size(&self, cell: &Cell) -> Option<Sized> {
+        let index = *cell.contexts.first()?.first()?;
+        let material = self.material(cell.place, index, self.config.seeds[0]).ok()?;
+        let answer_tokens = match &material {
+            Material::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),
+            Material::Prompt(fitted) => {
+                let key = self.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).ok()?;
+                (key.len() + 1).min(fitted.example.max_new_tokens)
+            }
+        };
+        let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
+        Some(Sized { examples: 0, prompt: material.prompt().to_vec(), prefixes, answer_tokens })
+    }
+
+    fn probe(&self, prompt: &[u32]) -> [Sample; 2] {
+        let long = prompt.len().clamp(4 * PROBE_QUESTION, PROBE_TOKENS);
+        // What is done for the first time takes longer.
+        self.sample(prompt, long / 4);
+        [self.sample(prompt, long / 4), self.sample(prompt, long)]
+    }
+
+    fn sample(&self, prompt: &[u32], tokens: usize) -> Sample {
+        let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
+        let request = Request {
+            prompt: &text,
+            prefix_tokens: tokens - PROBE_QUESTION,
+            methods: &self.config.methods,
+            max_new_tokens: PROBE_ANSWER,
+            line_end: None,
+            seed: 0,
+            step_seed: 0,
+            fidelity: self.config.fidelity,
+        };
+        let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false));
+        let (spent, runs) = outcome.map_or((Spent::default(), Vec::new()), |o| (o.spent, o.runs));
+        let c = self.model.decoder.config();
+        let steps = runs.iter().map(|r| r.steps).max().unwrap_or(0).max(1);
+        Sample {
+            tokens: tokens as f64,
+            prefill: spent.prefill.as_secs_f64(),
+            index: spent.index.as_secs_f64(),
+            step: spent.steps.as_secs_f64() / steps as f64,
+            index_bytes: runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0 * (tokens * c.kv_heads * c.layers) as f64,
+        }
+    }
+}
+
+/// What examples of a cell are like, judged by the first.
+struct Sized {
+    examples: usize,
+    prompt: Vec<u32>,
+    /// Tokens of the prefix under each protocol.
+    prefixes: Vec<usize>,
+    /// Tokens that are generated, or scored.
+    answer_tokens: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_is_carried_on_and_what_falls_stays() {
+        let sample = |tokens, index, step| Sample { tokens, prefill: 1.0, index, step, index_bytes: 0.0 };
+        let samples = [sample(100.0, 1.0, 3.0), sample(300.0, 2.0, 2.0)];
+        assert_eq!(along(&samples, 700.0, |s| s.index), 4.0);
+        assert_eq!(along(&samples, 700.0, |s| s.step), 3.0);
+    }
+}

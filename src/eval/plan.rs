@@ -1,0 +1,206 @@
+//! What there is to run on a model: the cells of the matrix, after all that can be checked before any work.
+
+use std::collections::HashSet;
+
+use anyhow::Result;
+
+use super::config::Variant;
+use super::run::{Counter, Failure, LENGTH_HINT, Runner, Watch};
+use crate::attention::Configured;
+use crate::error::UsageError;
+use crate::tasks::Task;
+
+/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// From 0.
+    pub index: usize,
+    /// Number of shares.
+    pub count: usize,
+}
+
+impl Shard {
+    /// Everything.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Reads `I/N` with I from 1 to N.
+    pub fn parse(text: &str) -> Result<Self, UsageError> {
+        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
+        match parts {
+            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
+            _ => Err(UsageError::new(format!("`{text}` is no share of a run")).hint("write --shard 1/4 to 4/4")),
+        }
+    }
+}
+
+/// A task at a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Index of the task.
+    pub task: usize,
+    /// Length asked for; 0 if a file fixes it.
+    pub length: usize,
+}
+
+/// The examples of a task at a length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell {
+    /// Which task at which length.
+    pub place: Place,
+    /// Indices of this share's examples, those on one context together.
+    pub contexts: Vec<Vec<usize>>,
+}
+
+impl Cell {
+    /// Number of examples.
+    pub fn examples(&self) -> usize {
+        self.contexts.iter().map(Vec::len).sum()
+    }
+}
+
+/// What there is to run on a model.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// By task and length, in the order asked for.
+    pub cells: Vec<Cell>,
+    /// What of them cannot be run.
+    holes: HashSet<(Place, Variant, String)>,
+}
+
+impl Plan {
+    /// Leaves methods out at a place under some variants.
+    pub(super) fn leave_out(&mut self, place: Place, variants: &[Variant], methods: &[Configured]) {
+        let holes = variants.iter().flat_map(|v| methods.iter().map(move |m| (place, *v, m.label())));
+        self.holes.extend(holes);
+    }
+
+    /// Whether a method is to be run at a place under a variant.
+    pub fn has(&self, place: Place, variant: Variant, method: &Configured) -> bool {
+        self.holes.is_empty() || !self.holes.contains(&(place, variant, method.label()))
+    }
+}
+
+impl Runner<'_> {
+    /// What there is to run, checked as far as that needs no work: lengths against the model's context and against
+    /// what tasks need, dense layers against the model's depth. What fails is told to `watch`, and left out.
+    ///
+    /// # Errors
+    /// If no length was given where one is needed, or files cannot be read; what `watch` returns.
+    pub fn plan(&self, watch: &mut dyn Watch) -> Result<Plan> {
+        if self.config.lengths.is_empty() && self.tasks.iter().any(|t| t.is_sized()) {
+            return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
+        }
+        let mut plan = Plan::default();
+        let mut contexts = 0;
+        for (at, task) in self.tasks.iter().enumerate() {
+            let mut failures = self.too_short(task.as_ref());
+            for &length in self.lengths_of(task.as_ref()) {
+                let place = Place { task: at, length };
+                let known =
+                    failures.iter().position(|(short, _)| *short == length).map(|at| failures.swap_remove(at).1);
+                match known.or_else(|| self.too_long(task.as_ref(), length)) {
+                    Some(error) => watch.failed(Failure { what: self.name_of(place), error })?,
+                    None => plan.cells.push(self.cell(place, &mut contexts)?),
+                }
+            }
+        }
+        self.check_methods(&mut plan, watch)?;
+        Ok(plan)
+    }
+
+    /// The lengths that a task is run at.
+    fn lengths_of(&self, task: &dyn Task) -> &[usize] {
+        match () {
+            () if task.is_sized() => &self.config.lengths,
+            () if task.is_cut() && !self.config.limits.is_empty() => &self.config.limits,
+            () => &[0],
+        }
+    }
+
+    /// The lengths that cannot hold the task's examples. What fits a length fits all that are longer.
+    fn too_short(&self, task: &dyn Task) -> Vec<(usize, anyhow::Error)> {
+        let mut lengths = if task.is_sized() { self.config.lengths.clone() } else { Vec::new() };
+        lengths.sort_unstable();
+        let (counter, seed) = (Counter(&self.model.tokenizer), self.config.seeds[0]);
+        let error = |length| match task.likelihood() {
+            Some(task) => task.passage(length, 0, seed, &counter).err(),
+            None => task.example(length, 0, seed, &counter).err(),
+        };
+        lengths.into_iter().map_while(|length| Some((length, error(length)?))).collect()
+    }
+
+    fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
+        let what = match () {
+            () if task.is_sized() => "the length asked for",
+            () if task.is_cut() && length > 0 => "the length to cut to",
+            () => return None,
+        };
+        Some(self.check_length(length, what, LENGTH_HINT).err()?.into())
+    }
+
+    /// Methods that do not fit the model, and those that do not fit a length.
+    fn check_methods(&self, plan: &mut Plan, watch: &mut dyn Watch) -> Result<()> {
+        let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+        let variants = self.config.variants();
+        for method in &self.config.methods {
+            let alone = std::slice::from_ref(method);
+            let what = |place: Option<Place>| match place {
+                None => format!("{}, {}", self.model.id, method.label()),
+                Some(place) => format!("{}, {}", self.name_of(place), method.label()),
+            };
+            if let Err(error) = self.check_layers(method) {
+                watch.failed(Failure { what: what(None), error: error.into() })?;
+                places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
+                continue;
+            }
+            for &place in places.iter().filter(|place| self.tasks[place.task].is_sized()) {
+                if let Err(error) = self.check_positions(alone, place.length) {
+                    watch.failed(Failure { what: what(Some(place)), error: error.into() })?;
+                    plan.leave_out(place, &variants, alone);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {
+        let layers = self.model.decoder.config().layers;
+        match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
+            None => Ok(()),
+            Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
+                "{} has layers 0 to {}",
+                self.model.id,
+                layers - 1
+            ))),
+        }
+    }
+
+    /// The examples of this share; `contexts` counts those of all shares.
+    fn cell(&self, place: Place, contexts: &mut usize) -> Result<Cell> {
+        let task = &self.tasks[place.task];
+        let available = match task.likelihood() {
+            Some(task) => Some(task.available(place.length, &Counter(&self.model.tokenizer))?),
+            None => task.available(),
+        };
+        let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
+        let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
+        indices.sort_by_key(|index| task.context_of(*index));
+        let mut own = Vec::new();
+        for together in indices.chunk_by(|a, b| task.context_of(*a) == task.context_of(*b)) {
+            if *contexts % self.shard.count == self.shard.index {
+                own.push(together.to_vec());
+            }
+            *contexts += 1;
+        }
+        Ok(Cell { place, contexts: own })
+    }
+
+    /// Model, task and length, to read.
+    pub(super) fn name_of(&self, place: Place) -> String {
+        let (model, task) = (&self.model.id, self.tasks[place.task].name());
+        match place.length {
+            0 => format!("{model}, {task}"),
+            length => format!("{model}, {task} at {length}"),
+        }
+    }
+}

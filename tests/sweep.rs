@@ -1,0 +1,343 @@
+//! `spattn sweep` and `spattn doctor` as users run them: kills, shards, failures, prefixes that protocols share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+use spattn::eval::record::Record;
+use spattn::eval::{store, summary};
+use tempfile::TempDir;
+
+/// Two tasks, two seeds, two protocols with the longer prefix first, three methods: 48 records.
+const MATRIX: &str = "
+tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']
+lengths = [600]
+samples = 2
+seed = [1, 2]
+sparse_from = ['decode', 'question']
+methods = ['topk:k=16', 'random:ratio=0.125']
+";
+
+struct Matrix {
+    temp: TempDir,
+}
+
+fn matrix(text: &str) -> Matrix {
+    let temp = TempDir::new().unwrap();
+    fs::write(temp.path().join("matrix.toml"), text).unwrap();
+    Matrix { temp }
+}
+
+impl Matrix {
+    fn out(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn command(&self, out: &str, more: &[&str]) -> Command {
+        let mut command = spattn(&["sweep"]);
+        command.arg(self.out("matrix.toml")).arg("--out").arg(self.out(out)).args(more);
+        command
+    }
+
+    /// Runs it to its end, with a status.
+    #[track_caller]
+    fn run(&self, out: &str, more: &[&str], status: i32) -> Output {
+        finished(self.command(out, more), status)
+    }
+}
+
+fn spattn(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.args(args).stdin(Stdio::null()).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
+    command.env_remove("HF_HUB_CACHE").env_remove("SPATTN_DATA").env_remove("SPATTN_ISA");
+    command
+}
+
+#[track_caller]
+fn finished(mut command: Command, status: i32) -> Output {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(status), "{command:?}\n{}\n{}", stdout(&output), stderr(&output));
+    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+    output
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+const TIMES: [&str; 6] =
+    ["prefill_s", "prefill_reused_s", "reused_tokens", "index_s", "decode_s", "decode_ms_per_token"];
+
+fn without_times(value: &Value) -> Map<String, Value> {
+    let mut fields = value.as_object().unwrap().clone();
+    fields.retain(|name, _| !TIMES.contains(&name.as_str()));
+    fields
+}
+
+/// Records without times by key, each of which is there once.
+fn by_key(records: &[Record]) -> BTreeMap<String, Map<String, Value>> {
+    let all: BTreeMap<_, _> =
+        records.iter().map(|r| (r.key.clone(), without_times(&serde_json::to_value(r).unwrap()))).collect();
+    assert_eq!(all.len(), records.len(), "no key is there twice");
+    all
+}
+
+fn records(dir: &Path) -> BTreeMap<String, Map<String, Value>> {
+    let loaded = store::load_records(dir).unwrap();
+    by_key(&loaded.records)
+}
+
+/// A summary printed with `--json`.
+fn rows(output: &Output) -> Vec<Map<String, Value>> {
+    let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
+    rows.as_array().unwrap().iter().map(without_times).collect()
+}
+
+fn lines(dir: &Path) -> usize {
+    fs::read(dir.join("samples.jsonl")).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
+}
+
+#[test]
+fn a_sweep_killed_again_and_again_ends_as_if_it_had_not_been() {
+    let m = matrix(MATRIX);
+    let expected = m.run("whole", &["--json"], 0);
+    let all = records(&m.out("whole"));
+    assert_eq!((all.len(), rows(&expected).len()), (48, 12));
+
+    let dir = m.out("killed");
+    let (mut kills, mut kept) = (0, BTreeSet::new());
+    // Each at another moment after another record, within writing or computing.
+    for (more_records, then) in [(1, 0), (2, 7), (5, 3), (7, 23), (3, 0), (1, 55)] {
+        let before = lines(&dir);
+        let mut child = m.command("killed", &["--resume"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        while lines(&dir) < before + more_records && child.try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < Duration::from_secs(120), "no records");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(then));
+        child.kill().unwrap();
+        kills += usize::from(child.wait().unwrap().code().is_none());
+        let now: BTreeSet<String> = records(&dir).into_keys().collect();
+        assert!(now.is_superset(&kept), "no finished record is lost");
+        kept = now;
+    }
+    assert!(kills >= 3 && kept.len() < 48, "{kills} kills, {} records", kept.len());
+
+    // A kill in the middle of a write leaves part of a line, here one of a record that is still missing.
+    let whole = fs::read_to_string(m.out("whole").join("samples.jsonl")).unwrap();
+    let missing = whole.lines().find(|line| kept.iter().all(|key| !line.contains(key))).unwrap();
+    let samples = dir.join("samples.jsonl");
+    fs::write(&samples, fs::read_to_string(&samples).unwrap() + &missing[..missing.len() / 2]).unwrap();
+    let ended = m.run("killed", &["--resume", "--json"], 0);
+    assert!(stderr(&ended).contains("note: ") && stderr(&ended).contains("torn last line"), "{}", stderr(&ended));
+    assert_eq!(rows(&ended), rows(&expected));
+    assert_eq!(records(&dir), all);
+    // Nothing is left to do.
+    let before = fs::read(&samples).unwrap();
+    assert_eq!(rows(&m.run("killed", &["--resume", "--json"], 0)), rows(&expected));
+    assert_eq!(fs::read(&samples).unwrap(), before);
+}
+
+#[test]
+fn two_shards_merged_are_one_run() {
+    let m = matrix(MATRIX);
+    m.run("whole", &[], 0);
+    m.run("first", &["--shard", "1/2"], 0);
+    m.run("second", &["--shard", "2/2"], 0);
+    let (first, second) = (records(&m.out("first")), records(&m.out("second")));
+    assert!(!first.is_empty() && !second.is_empty() && first.keys().all(|key| !second.contains_key(key)));
+    let merged = store::merge(&[m.out("first"), m.out("second")]).unwrap();
+    assert!(merged.loaded.notices.is_empty());
+    assert_eq!(by_key(&merged.loaded.records), records(&m.out("whole")));
+    let summary = |records: &[Record]| {
+        let rows = summary::summarize(records, &[]);
+        rows.iter().map(|row| without_times(&serde_json::to_value(row).unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(summary(&merged.loaded.records), summary(&store::load_records(&m.out("whole")).unwrap().records));
+    m.run("other", &["--shard", "2/2", "--dtype", "f32"], 0);
+    let error = store::merge(&[m.out("first"), m.out("other")]).unwrap_err().to_string();
+    assert!(error.contains("`dtype` is \"bf16\" in ") && error.contains("\"f32\" in "), "{error}");
+}
+
+#[test]
+fn protocols_share_a_prefill_and_change_no_record() {
+    let m = matrix(MATRIX);
+    m.run("matrix", &["--seed", "1"], 0);
+    m.run("reversed", &["--seed", "1", "--sparse-from", "question", "--sparse-from", "decode"], 0);
+    let all = records(&m.out("matrix"));
+    assert_eq!(all, records(&m.out("reversed")));
+    // Records of single evaluations, keys included.
+    let mut single = BTreeMap::new();
+    for protocol in ["question", "decode"] {
+        let out = m.out(protocol);
+        let mut command = spattn(&["eval", "--seed", "1", "--sparse-from", protocol]);
+        command.args(["-t", "ruler/niah_single_1", "-t", "ruler/niah_multiquery", "-l", "600", "-n", "2"]);
+        command.args(["-m", "topk:k=16", "-m", "random:ratio=0.125", "--out"]).arg(&out);
+        finished(command, 0);
+        single.extend(records(&out));
+    }
+    assert_eq!(all, single);
+    for dir in ["matrix", "reversed"] {
+        let loaded = store::load_records(&m.out(dir)).unwrap().records;
+        let decode: Vec<&Record> = loaded.iter().filter(|r| r.protocol == "decode").collect();
+        assert_eq!(decode.len(), 12);
+        for r in decode {
+            let question =
+                loaded.iter().find(|o| (&o.task, o.sample) == (&r.task, r.sample) && o.protocol == "question");
+            let read = r.prefix_tokens - r.reused_tokens;
+            assert!(read <= r.prefix_tokens - question.unwrap().prefix_tokens + 16, "{read} tokens read in {dir}");
+        }
+    }
+}
+
+#[test]
+fn what_fails_is_listed_with_its_reason_and_the_rest_is_run() {
+    let m = matrix(
+        "tasks = ['ruler/niah_single_1', 'ruler/vt', 'ruler/qa_1']\nlengths = [512, 40000]\nsamples = 1\n\
+                    model = ['builtin', './nowhere']\nmethods = ['topk:k=16', 'topk:k=16,dense_layers=44']",
+    );
+    let ran = m.run("out", &["--json"], 1);
+    let said = stderr(&ran);
+    for (what, reason) in [
+        ("ruler/qa_1", "needs squad/dev-v2.0.json"),
+        ("./nowhere", "does not exist"),
+        ("builtin, ruler/niah_single_1 at 40000", "beyond the context of builtin (32768)"),
+        ("builtin, ruler/vt at 512", "cannot fit 512 tokens"),
+        ("builtin, ruler/vt at 40000", "beyond the context"),
+        ("builtin, topk:k=16,dense_layers=44", "dense layer 44 does not exist"),
+    ] {
+        let listed = said.lines().any(|l| l.starts_with(&format!("failed: {what}: ")) && l.contains(reason));
+        assert!(listed, "{what}: {reason}\n{said}");
+    }
+    assert!(said.contains("error: 6 parts of the matrix could not be run"), "{said}");
+    assert_eq!(rows(&ran).len(), 2);
+    let run: Vec<_> = records(&m.out("out")).into_values().map(|r| r["method"].clone()).collect();
+    assert_eq!(run.len(), 2, "{run:?}");
+    // The same is said when it is resumed, and nothing is lost of what is there.
+    m.run("out", &["--resume"], 1);
+    assert_eq!(records(&m.out("out")).len(), 2);
+    // Rows that do not fit are found only on the way: the rest of their file is left out, not that of others.
+    let rows_file = m.out("long.jsonl");
+    let long = "the river was high and the road was long ".repeat(5000);
+    fs::write(&rows_file, format!("{{\"input\": \"{long}\", \"outputs\": [\"x\"], \"answer_prefix\": \"\"}}\n"))
+        .unwrap();
+    let task = format!("jsonl:{}:metric=string_match_all,max_new_tokens=8", rows_file.display());
+    let ran = m.run("file", &["--model", "builtin", "-t", &task, "-t", "ruler/niah_single_1", "-l", "512"], 1);
+    let said = stderr(&ran);
+    assert!(said.contains("failed: builtin, jsonl:long: jsonl:long, example 0: the prompt with its answer"), "{said}");
+    assert_eq!(records(&m.out("file")).len(), 2);
+}
+
+#[test]
+fn where_nothing_can_be_run_the_first_reason_is_the_error() {
+    let m = matrix("tasks = ['ruler/vt']\nlengths = [40000, 64]\nsamples = 1");
+    let ran = m.run("out", &[], 2);
+    assert!(stderr(&ran).contains("error: ") && stdout(&ran).is_empty() && !m.out("out").exists());
+    for wrong in [&["-t", "ruler/vtt"], &["-m", "topkk"], &["--sparse-from", "middle"]] {
+        m.run("out", wrong, 2);
+    }
+    let ran = finished(spattn(&["sweep", "kl-gird"]), 2);
+    assert!(stderr(&ran).contains("kl-grid"), "{}", stderr(&ran));
+    let ran = finished(spattn(&["eval", "--config", "protocols"]), 2);
+    assert!(stderr(&ran).contains("several values") && stderr(&ran).contains("spattn sweep"), "{}", stderr(&ran));
+}
+
+#[test]
+fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
+    let m = matrix(MATRIX);
+    m.run("out", &["--seed", "1", "--sparse-from", "question", "-n", "1"], 0);
+    let first = records(&m.out("out"));
+    m.run("out", &["--resume", "-n", "1"], 0);
+    let grown = records(&m.out("out"));
+    assert_eq!((first.len(), grown.len()), (6, 24));
+    assert!(first.iter().all(|(key, record)| grown[key] == *record));
+    for (more, what) in [
+        (&["--seed", "3"] as &[&str], "`seed` was 1, is 3"),
+        (&["--sparse-from", "decode"], "`protocol` was \"question\", is \"decode\""),
+        (&["--dtype", "f16"], "`dtype` was \"bf16\", is \"f16\""),
+    ] {
+        let ran = m.run("out", &[&["--resume", "-n", "1"], more].concat(), 2);
+        assert!(
+            stderr(&ran).contains("was run with other settings") && stderr(&ran).contains(what),
+            "{}",
+            stderr(&ran)
+        );
+    }
+    // Records of another version of the program's results.
+    let path = m.out("out").join("manifest.json");
+    let manifest = fs::read_to_string(&path).unwrap();
+    fs::write(&path, manifest.replace("\"results_version\": 1", "\"results_version\": 0")).unwrap();
+    let ran = m.run("out", &["--resume", "-n", "1"], 2);
+    assert!(stderr(&ran).contains("`results_version` was 0, is 1"), "{}", stderr(&ran));
+    fs::write(&path, manifest).unwrap();
+    assert_eq!(records(&m.out("out")), grown);
+    m.run("out", &["--resume", "-n", "1"], 0);
+}
+
+#[test]
+fn a_dry_run_says_what_there_is_to_do_and_writes_nothing() {
+    let m = matrix(MATRIX);
+    let plan = |more: &[&str]| -> Value {
+        serde_json::from_slice(&m.run("out", &[&["--dry-run", "--json"], more].concat(), 0).stdout).unwrap()
+    };
+    let all = plan(&[]);
+    assert_eq!((all[0]["records"].as_u64(), all[0]["methods"].as_array().unwrap().len()), (Some(48), 3));
+    assert!(all[0]["seconds"].as_f64().unwrap() > 0.0 && all[0]["bytes"].as_u64().unwrap() > 10_000_000);
+    assert!(!m.out("out").exists());
+    let text = stdout(&m.run("out", &["--dry-run"], 0));
+    assert!(text.contains("topk:k=16") && text.contains("48 records to make, in about "), "{text}");
+    m.run("out", &["--seed", "1"], 0);
+    assert_eq!(plan(&["--resume"])[0]["records"], 24);
+    m.run("out", &["--resume"], 0);
+    assert_eq!(plan(&["--resume"])[0]["records"], 0);
+}
+
+#[test]
+fn the_end_says_where_the_time_went() {
+    let m = matrix(MATRIX);
+    let ran = stdout(&m.run("out", &["-n", "1", "--seed", "1"], 0));
+    let line = ran.lines().find(|l| l.contains("12 records. ")).unwrap_or_else(|| panic!("{ran}"));
+    for part in [" s: prefill ", ", indexes ", ", steps ", ", the rest "] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(ran.contains("prefill took ") && ran.contains("begin like the one before"), "{ran}");
+}
+
+#[test]
+fn the_doctor_says_what_is_there_and_how_to_get_what_is_not() {
+    let home = TempDir::new().unwrap();
+    let snapshot = home.path().join("hub/models--org--torn/snapshots/0123");
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(home.path().join("hub/models--org--torn/refs")).unwrap();
+    fs::write(home.path().join("hub/models--org--torn/refs/main"), "0123").unwrap();
+    fs::create_dir_all(home.path().join("hub/models--org--torn/blobs")).unwrap();
+    fs::write(home.path().join("hub/models--org--torn/blobs/ab"), [0; 1000]).unwrap();
+    let doctor = |more: &[&str]| {
+        let mut command = spattn(&["doctor"]);
+        command.args(more).env("HF_HOME", home.path()).env("SPATTN_DATA", home.path().join("data"));
+        command.env("SPATTN_ISA", "portable");
+        finished(command, 0)
+    };
+    let json: Value = serde_json::from_slice(&doctor(&["--json"]).stdout).unwrap();
+    assert_eq!(json["machine"]["simd"], "portable");
+    assert!(json["machine"]["cores"].as_u64().unwrap() >= 1);
+    assert_eq!(json["program"]["devices"], serde_json::json!(["cpu"]));
+    assert_eq!(json["gpu"]["usable"], false);
+    let torn = serde_json::json!({ "id": "org/torn", "bytes": 1000, "complete": false });
+    assert_eq!(json["models"]["cached"], serde_json::json!([torn]));
+    assert_eq!(json["data"]["sets"][0]["state"], "absent");
+    let text = stdout(&doctor(&[]));
+    for part in
+        ["computes on the CPU only", "builtin: 10 layers", "spattn data fetch longbench", "hf download org/torn"]
+    {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
