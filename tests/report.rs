@@ -124,6 +124,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         params: params.into(),
         protocol: "question".into(),
         source: "grammar".into(),
+        question: "Which?".into(),
         prediction: "…\n\u{1f}".into(),
         references: vec!["é".into()],
         all_classes: Vec::new(),

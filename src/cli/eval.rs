@@ -22,7 +22,7 @@ use crate::model::Model;
 use crate::model::data::{DataFolder, DataSource};
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
-use crate::report::{Report, json, table};
+use crate::report::{Report, json, merge, table};
 use crate::tasks::{Positions, TaskOptions, assets, resolve};
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
@@ -300,7 +300,7 @@ pub fn run(args: EvalArgs) -> Result<Done> {
         eprintln!("interrupted: {}", kept(&out).unwrap_or_else(|| "nothing was recorded yet".to_owned()));
         return Ok(Done::Interrupted);
     }
-    match (end.and_then(|_| finish(&out, &config, args.json, start.elapsed())), kept(&out)) {
+    match (end.and_then(|_| finish(&out, args.json, start.elapsed())), kept(&out)) {
         (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
         (ended, _) => ended.map(|()| Done::Completed),
     }
@@ -393,9 +393,9 @@ fn show(bar: &ProgressBar, progress: &Progress<'_>) {
 }
 
 /// Draws everything from the stored records, and prints the table or JSON.
-fn finish(out: &Path, config: &RunConfig, as_json: bool, took: Duration) -> Result<()> {
-    let loaded = load_records(out)?;
-    let report = Report::new(&loaded.records, &config.method_order());
+fn finish(out: &Path, as_json: bool, took: Duration) -> Result<()> {
+    let merged = merge::read(&[out.to_owned()])?;
+    let report = Report::of(&merged);
     let files = report.write_all(out)?;
     let mut stdout = std::io::stdout().lock();
     if as_json {
@@ -407,11 +407,11 @@ fn finish(out: &Path, config: &RunConfig, as_json: bool, took: Duration) -> Resu
     for warning in &report.warnings {
         writeln!(stdout, "warning: {warning}")?;
     }
-    let sharing = Sharing::of(&loaded.records);
+    let sharing = Sharing::of(&merged.records);
     if sharing.sharing > 0 {
         writeln!(stdout, "\n{sharing}")?;
     }
-    writeln!(stdout, "\n{} records in {:.1} s. Files:", loaded.records.len(), took.as_secs_f64())?;
+    writeln!(stdout, "\n{} records in {:.1} s. Files:", merged.records.len(), took.as_secs_f64())?;
     for name in ["samples.jsonl", "manifest.json"] {
         writeln!(stdout, "  {}", out.join(name).display())?;
     }

@@ -292,6 +292,7 @@ impl Runner<'_> {
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
+                question: abridged(&example.question),
                 prediction,
                 references: example.references.clone(),
                 all_classes: example.all_classes.clone(),
@@ -372,6 +373,7 @@ impl Runner<'_> {
             params: method.params.clone(),
             protocol: self.config.protocol.to_string(),
             source: String::new(),
+            question: String::new(),
             prediction: String::new(),
             references: Vec::new(),
             all_classes: Vec::new(),
@@ -442,6 +444,18 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
                 ..record
             }
         }
+    }
+}
+
+/// A text of at most a few hundred characters: the middle of a longer one is left out.
+fn abridged(text: &str) -> String {
+    const HALF: usize = 250;
+    let text = text.trim();
+    let from = |at: usize| text.char_indices().nth(at).map(|(i, _)| i);
+    let count = text.chars().count();
+    match (count > 2 * HALF, from(HALF), from(count.saturating_sub(HALF))) {
+        (true, Some(head), Some(tail)) => format!("{} … {}", &text[..head], &text[tail..]),
+        _ => text.to_owned(),
     }
 }
 
