@@ -15,7 +15,6 @@ use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::{Interval, mean};
 use crate::eval::summary::{Cell, REFERENCE, natural};
-use crate::report::csv::COLUMNS;
 
 /// Something that rows of the summary differ in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -500,6 +499,7 @@ mod tests {
     use super::*;
     use crate::eval::record::Record;
     use crate::eval::record::tests::{perplexity, record};
+    use crate::report::csv::COLUMNS;
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
         let key = format!("{task}{length}{method}{params}{sample}");

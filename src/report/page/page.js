@@ -102,7 +102,7 @@
       return make("th", button, { scope: "col", "aria-sort": sort, class: column.text ? "" : "number" });
     };
     const line = (row) => make("tr", columns.map((c, i) => make(i === 0 ? "th" : "td", c.cell(row), {
-      class: c.text ? "" : "number", scope: i === 0 ? "row" : null,
+      class: c.text ? "" : "number", scope: i === 0 ? "row" : null, style: c.style?.(row),
     })));
     table.replaceChildren(
       make("caption", caption, { class: "hidden" }),
@@ -237,7 +237,7 @@
       const rs = l.cells.get(heading);
       if (!rs) return "";
       const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
-      const text = make("span", form(mean(rs), l.head), { style: shade(mean(rs), l.head) });
+      const text = form(mean(rs), l.head);
       const part = rs.length < most ? make("span", ` (${rs.length} of ${most})`, { class: "interval" }) : "";
       const mark = warnings.length ? make("a", " ⚠", { href: "#" + warnings[0].id, class: "warned", title: warnings.map((w) => w.text).join("\n"), "aria-label": "warning: " + warnings.map((w) => w.text).join("; ") }) : "";
       return [text, part, mark];
@@ -245,7 +245,7 @@
     const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
     sortable(at("matrix-table"), [
       { key: "setting", label: "method", text: true, value: name, cell: name },
-      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(l.cells.get(h)), cell: (l) => cell(l, h) })),
+      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(l.cells.get(h)), cell: (l) => cell(l, h), style: (l) => shade(mean(l.cells.get(h)), l.head) })),
     ], all, "Methods by " + by, matrixState, showMatrix);
     const over = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
     at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${over}` : value.label;
@@ -344,7 +344,7 @@
     ].filter((c) => c[3]);
     const line = (e) => {
       const button = make("button", "Sample " + s.examples.sample[e], { type: "button", "data-example": e });
-      button.addEventListener("click", () => openSample(e, button));
+      button.addEventListener("click", () => openSample(e));
       return make("tr", [make("th", button, { scope: "row" }), ...shown.map(([key, , text]) =>
         make("td", text(e), { class: ["length", "seed", "depth", "full", "worst"].includes(key) ? "number" : "" }))],
       { "aria-selected": String(samples.chosen === e) });
@@ -356,7 +356,7 @@
     );
   }
 
-  function openSample(e, opener) {
+  function openSample(e) {
     const s = samples.all;
     const x = s.examples;
     samples.chosen = e;
@@ -411,7 +411,7 @@
     );
     at("sample").hidden = false;
     at("sample").focus();
-    if (opener) at("sample").scrollIntoView({ block: "nearest" });
+    at("sample").scrollIntoView({ block: "nearest" });
   }
 
   async function setUpSamples() {

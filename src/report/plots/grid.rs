@@ -170,7 +170,8 @@ impl Grid {
 
     fn shaded(&self, pen: &Pen, (x, y): Point, (width, height): Point, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
-        pen.edge((x, y), (x + width, y + height), WHITE)
+        // Small cells would be all edge.
+        if (width, height) == WITHOUT { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
     }
 }
 

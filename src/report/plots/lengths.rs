@@ -38,14 +38,18 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
     let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
-    // Settings of the methods that have several are told apart by markers and colours of their own.
-    let look = |i: usize, look: Look| match look {
-        Look::Method(_) => {
-            Look::Method(methods[..i].iter().zip(looks(&methods)).filter(|(_, l)| matches!(l, Look::Method(_))).count())
-        }
-        other => other,
+    let name = |(method, params): &(&str, &str)| match several(method) {
+        true => setting_name(method, params),
+        false => (*method).to_owned(),
     };
-    let looks = looks(&methods).into_iter().enumerate().map(|(i, of)| look(i, of));
+    // Settings are told apart, not only methods: each look takes the next number of its kind.
+    let (mut coloured, mut grey) = (0.., 0..);
+    let looks = looks(&methods).into_iter().map(|look| match look {
+        Look::Method(_) => Look::Method(coloured.next().unwrap_or(0)),
+        Look::Oracle(_) => Look::Oracle(grey.next().unwrap_or(0)),
+        Look::Dense => Look::Dense,
+    });
+    let series = settings.iter().map(name).zip(looks).collect();
     let mut lengths = distinct(rows.iter().map(|r| r.length));
     lengths.sort_unstable();
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
@@ -65,10 +69,6 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
             data: settings.iter().map(data).collect(),
         }
     });
-    let name = |(method, params): &(&str, &str)| match several(method) {
-        true => setting_name(method, params),
-        false => (*method).to_owned(),
-    };
     Chart {
         title: format!(
             "{} against length: {}, sparse from {}",
@@ -81,7 +81,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         x_tick: |tick| tokens(tick as usize),
         has_level: settings.iter().any(|(method, _)| *method == crate::eval::summary::REFERENCE),
         panels: panels.collect(),
-        series: settings.iter().map(name).zip(looks).collect(),
+        series,
     }
 }
 
