@@ -124,6 +124,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         params: params.into(),
         protocol: "question".into(),
         source: "grammar".into(),
+        question: "Which?".into(),
         prediction: "…\n\u{1f}".into(),
         references: vec!["é".into()],
         all_classes: Vec::new(),
@@ -185,7 +186,10 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
         files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
     };
     let first = made(&records);
-    assert_eq!(first.keys().collect::<Vec<_>>(), ["plots/score_vs_density.svg", "summary.csv", "summary.md"]);
+    let figures = ["score_vs_bytes", "score_vs_cost", "score_vs_density", "score_vs_latency", "time"];
+    let drawn = figures.iter().flat_map(|f| ["png", "svg"].map(|ending| format!("plots/{f}.{ending}")));
+    let tables = ["report.html", "summary.csv", "summary.md"].map(str::to_owned);
+    assert_eq!(first.keys().cloned().collect::<Vec<_>>(), drawn.chain(tables).collect::<Vec<_>>());
     assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
 }
 

@@ -27,7 +27,7 @@ use crate::eval::summary::REFERENCE;
 use crate::model::Model;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
-use crate::report::{Report, json, table};
+use crate::report::{Report, json, merge, table};
 use crate::tasks::likelihood::Measure;
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
 
@@ -229,8 +229,8 @@ impl Run {
 
     /// Draws everything from the stored records, and prints the table or JSON.
     fn finish(&self, took: Took) -> Result<()> {
-        let loaded = load_records(&self.out)?;
-        let report = Report::new(&loaded.records, &self.configs[0].method_order());
+        let merged = merge::read(std::slice::from_ref(&self.out))?;
+        let report = Report::of(&merged);
         let files = report.write_all(&self.out)?;
         let mut stdout = std::io::stdout().lock();
         if self.json {
@@ -242,11 +242,11 @@ impl Run {
         for warning in &report.warnings {
             writeln!(stdout, "warning: {warning}")?;
         }
-        let sharing = Sharing::of(&loaded.records);
+        let sharing = Sharing::of(&merged.records);
         if sharing.sharing > 0 {
             writeln!(stdout, "\n{sharing}")?;
         }
-        writeln!(stdout, "\n{} records. {took}\nFiles:", loaded.records.len())?;
+        writeln!(stdout, "\n{} records. {took}\nFiles:", merged.records.len())?;
         for name in ["samples.jsonl", "manifest.json"] {
             writeln!(stdout, "  {}", self.out.join(name).display())?;
         }

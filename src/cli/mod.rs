@@ -8,6 +8,7 @@ pub mod eval;
 mod export_eval;
 pub mod list;
 mod matrix;
+pub mod report;
 pub mod score;
 pub mod sweep;
 
@@ -35,6 +36,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
     List(list::ListArgs),
+    Report(report::ReportArgs),
     Score(score::ScoreArgs),
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
@@ -67,8 +69,8 @@ pub fn main() -> ExitCode {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(error) => match error.downcast::<Advised>() {
-            Ok(Advised { error, advice }) => report(&error, Some(&advice)),
-            Err(error) => report(&error, None),
+            Ok(Advised { error, advice }) => explain(&error, Some(&advice)),
+            Err(error) => explain(&error, None),
         },
     }
 }
@@ -88,6 +90,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
+        Command::Report(args) => report::run(args)?,
         Command::Score(args) => score::run(args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Completions { shell } => {
@@ -105,7 +108,7 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Prints an error as one line, then its hint and the advice.
-fn report(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
+fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }

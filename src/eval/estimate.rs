@@ -116,6 +116,7 @@ impl Runner<'_> {
             methods: &self.config.methods,
             max_new_tokens: PROBE_ANSWER,
             line_end: None,
+            handling: Default::default(),
             seed: 0,
             step_seed: 0,
             fidelity: self.config.fidelity,

@@ -34,6 +34,10 @@ pub struct Record {
     pub protocol: String,
     /// Where the task's text came from.
     pub source: String,
+    /// What was asked: the text after the context, its middle left out where it is long; empty where nothing is asked, and
+    /// in records from before it was kept.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub question: String,
     /// Generated text, special tokens removed; the option chosen, where options are scored; empty for perplexity.
     pub prediction: String,
     /// The answer key.
@@ -392,6 +396,7 @@ pub(crate) mod tests {
             params: String::new(),
             protocol: "question".into(),
             source: "grammar".into(),
+            question: "question".into(),
             prediction: "answer".into(),
             references: vec!["answer".into()],
             all_classes: Vec::new(),

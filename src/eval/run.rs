@@ -467,6 +467,7 @@ impl Runner<'_> {
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
+                question: abridged(&example.question),
                 prediction,
                 references: example.references.clone(),
                 all_classes: example.all_classes.clone(),
@@ -551,6 +552,7 @@ impl Runner<'_> {
             params: method.params.clone(),
             protocol: variant.protocol.to_string(),
             source: String::new(),
+            question: String::new(),
             prediction: String::new(),
             references: Vec::new(),
             all_classes: Vec::new(),
@@ -633,6 +635,18 @@ fn passage_tokens(passage: &Passage) -> usize {
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
+}
+
+/// A text of at most a few hundred characters: the middle of a longer one is left out.
+fn abridged(text: &str) -> String {
+    const HALF: usize = 250;
+    let text = text.trim();
+    let from = |at: usize| text.char_indices().nth(at).map(|(i, _)| i);
+    let count = text.chars().count();
+    match (count > 2 * HALF, from(HALF), from(count.saturating_sub(HALF))) {
+        (true, Some(head), Some(tail)) => format!("{} … {}", &text[..head], &text[tail..]),
+        _ => text.to_owned(),
+    }
 }
 
 /// Hash of all that determines a record; known before the example is made.

@@ -75,6 +75,34 @@ pub fn bootstrap(n: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Op
     Some(Interval { mean, low: quantile(&resampled, tail).min(mean), high: quantile(&resampled, 1.0 - tail).max(mean) })
 }
 
+/// Mean of the means of several groups of values, each of the same weight, with its bootstrap interval over
+/// [`RESAMPLES`] resamples within each group; `None` if there are no groups, or one of them is empty.
+pub fn bootstrap_groups(groups: &[Vec<f64>], seed: u64) -> Option<Interval> {
+    if groups.is_empty() || groups.iter().any(Vec::is_empty) {
+        return None;
+    }
+    if groups.iter().all(|group| group.iter().all(|value| *value == group[0])) {
+        let mean = mean(&groups.iter().map(|group| group[0]).collect::<Vec<_>>());
+        return Some(Interval { mean, low: mean, high: mean });
+    }
+    // All values in one row; a draw among them is turned into one within its group, so that the generator is used
+    // as for a single group.
+    let all: usize = groups.iter().map(Vec::len).sum();
+    let over_groups = |picked: &[usize]| {
+        let mut rest = picked;
+        let means = groups.iter().map(|group| {
+            let (own, others) = rest.split_at(group.len());
+            rest = others;
+            let at = |i: &usize| group[(*i as u128 * group.len() as u128 / all as u128) as usize];
+            own.iter().map(at).sum::<f64>() / group.len() as f64
+        });
+        mean(&means.collect::<Vec<_>>())
+    };
+    let resampled = bootstrap(all, seed, over_groups)?;
+    let mean = mean(&groups.iter().map(|group| mean(group)).collect::<Vec<_>>());
+    Some(Interval { mean, low: resampled.low.min(mean), high: resampled.high.max(mean) })
+}
+
 /// Mean of the paired differences `a − b` over the examples that both have, with its bootstrap interval;
 /// `None` if they have none in common. Keys say which example a value belongs to.
 ///
@@ -132,6 +160,18 @@ mod tests {
         let ratio = bootstrap(2, 0, |picked| sum(&parts, picked) / sum(&wholes, picked)).unwrap();
         assert_eq!((ratio.low, ratio.mean, ratio.high), (1.0, 2.5, 3.0));
         assert_eq!(bootstrap(0, 0, |_| 0.0), None);
+    }
+
+    #[test]
+    fn groups_weigh_the_same_and_are_resampled_within() {
+        let noisy: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
+        let both = bootstrap_groups(&[noisy.clone(), vec![1.0; 10]], 3).unwrap();
+        // Half the standard error of the first group, 0.5 / sqrt(400), as the second does not vary.
+        assert_eq!(both.mean, 0.75);
+        assert!((both.high - 0.7745).abs() < 0.004 && (both.low - 0.7255).abs() < 0.004, "{both:?}");
+        assert_eq!(bootstrap_groups(&[vec![0.0], vec![1.0, 1.0, 1.0]], 3).map(|i| (i.low, i.high)), Some((0.5, 0.5)));
+        assert_eq!(bootstrap_groups(&[noisy, vec![]], 3), None);
+        assert_eq!(bootstrap_groups(&[], 3), None);
     }
 
     #[test]

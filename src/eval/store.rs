@@ -26,8 +26,10 @@ const LOCK: &str = ".lock";
 /// Where the rest of the manifest of later, resumed runs is kept.
 const RESUMED: &str = "resumed";
 /// What a run draws from its records, and what `Overwrite` therefore removes.
-const DRAWN: [&str; 3] = ["summary.csv", "summary.md", "report.html"];
-const PLOTS: &str = "plots";
+const DRAWN: [&str; 7] =
+    ["summary.csv", "summary.md", "summary.tex", "summary.json", "depths.csv", "metrics.csv", "report.html"];
+/// Folders of drawings and of tables, and the endings of what is drawn into them.
+const DRAWN_INTO: [(&str, &[&str]); 2] = [("plots", &["svg", "png"]), ("tables", &["md", "csv", "tex", "json"])];
 
 /// What to do with a folder that holds records already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -335,10 +337,12 @@ fn clear(dir: &Path) -> Result<()> {
     for name in DRAWN.iter().chain([&SAMPLES, &MANIFEST]) {
         remove(&dir.join(name))?;
     }
-    let Ok(plots) = fs::read_dir(dir.join(PLOTS)) else { return Ok(()) };
-    for plot in plots.flatten().map(|entry| entry.path()) {
-        if plot.extension().is_some_and(|e| e == "svg" || e == "png") {
-            remove(&plot)?;
+    for (folder, endings) in DRAWN_INTO {
+        let Ok(files) = fs::read_dir(dir.join(folder)) else { continue };
+        for file in files.flatten().map(|entry| entry.path()) {
+            if file.extension().is_some_and(|e| endings.iter().any(|ending| e == *ending)) {
+                remove(&file)?;
+            }
         }
     }
     Ok(())
@@ -783,7 +787,7 @@ mod tests {
     fn overwriting_removes_what_was_drawn_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         stored(dir.path(), 2);
-        fs::create_dir(dir.path().join(PLOTS)).unwrap();
+        fs::create_dir(dir.path().join("plots")).unwrap();
         for name in ["summary.csv", "notes.txt", "plots/old.svg", "plots/notes.txt"] {
             fs::write(dir.path().join(name), "x").unwrap();
         }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub const REFERENCE: &str = "full";
 
 /// Seed of the intervals in a summary. Fixed, so that they depend on nothing but the scores.
-pub(super) const SEED: u64 = 0;
+pub const SEED: u64 = 0;
 
 /// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
 const TASK_ORDER: [&str; 13] = [
@@ -44,7 +44,8 @@ pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryR
 }
 
 /// The records of one row, one a sample, in the order of the samples.
-pub(super) struct Cell<'a> {
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cell<'a> {
     /// The records, sorted by seed and sample; never empty.
     pub records: Vec<&'a Record>,
     /// How many further records repeat a sample, and are left out.
@@ -103,12 +104,12 @@ impl<'a> Cell<'a> {
 }
 
 /// The fields that rows to compare with each other share.
-pub(super) fn place(r: &Record) -> (&str, &str, &str, usize) {
+pub fn place(r: &Record) -> (&str, &str, &str, usize) {
     (&r.model, &r.protocol, &r.task, r.length)
 }
 
 /// The records by row, in the order of the summary.
-pub(super) fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
+pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
     let mut groups: BTreeMap<_, Vec<&Record>> = BTreeMap::new();
     for r in records {
         groups.entry((place(r), &r.method, &r.params)).or_default().push(r);

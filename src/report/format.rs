@@ -210,6 +210,11 @@ pub fn tokens(length: usize) -> String {
     }
 }
 
+/// A method with its parameters.
+pub fn setting_name(method: &str, params: &str) -> String {
+    if params.is_empty() { method.to_owned() } else { format!("{method} {params}") }
+}
+
 /// The distinct values in order of first appearance.
 pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();

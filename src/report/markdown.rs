@@ -4,13 +4,15 @@ use super::Report;
 use super::format::{LEGEND, columns, direction, distinct, extra_legend, number, setting, signed, tokens};
 use super::others::other_scores;
 use super::overall::{Overall, overall};
+use super::pivot::{Entry, Table, is_about};
+use super::plots::Figure;
 use crate::eval::record::SummaryRow;
 use crate::eval::sharing::Sharing;
 use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
 /// the files beside it (paths relative to the page).
-pub fn render(report: &Report, files: &[&str]) -> String {
+pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
     page.push_str(&warnings(report));
@@ -18,12 +20,12 @@ pub fn render(report: &Report, files: &[&str]) -> String {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
         page.push_str(&means(rows));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
-            page.push_str(&task(rows));
+            page.push_str(&task(rows, report));
             page.push_str(&others(rows, report));
         }
     }
     let _ = write!(page, "\n{LEGEND}{}\n", extra_legend(&report.rows));
-    page.push_str(&file_list(files));
+    page.push_str(&file_list(files, figures));
     page
 }
 
@@ -88,16 +90,47 @@ fn means_at(overall: &Overall) -> String {
     text
 }
 
-fn task(rows: &[SummaryRow]) -> String {
+fn task(rows: &[SummaryRow], report: &Report) -> String {
     let mut text = format!("\n### {}{}{}\n\n", rows[0].task, at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
-    text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
-    text.push_str(&rule(2, columns.len()));
+    // Warnings about single settings are beside their rows; those about the task are above.
+    let checks = |row: &SummaryRow| {
+        let own = report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row));
+        own.map(|w| format!("`{}`", w.code)).collect::<Vec<_>>().join(", ")
+    };
+    let has_checks = rows.iter().any(|row| !checks(row).is_empty());
+    let headings = ["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading));
+    text.push_str(&line(headings.chain(has_checks.then_some("look at"))));
+    let rule = rule(2, columns.len());
+    text.push_str(&if has_checks { rule.replace('\n', "---|\n") } else { rule });
     for row in rows {
         let name = [row.method.clone(), row.params.clone()];
-        text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
+        let cells = name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)));
+        text.push_str(&line(cells.chain(has_checks.then(|| checks(row)))));
     }
     text
+}
+
+/// Tables of a pivot, each under its caption and with its notes.
+pub fn pivot(tables: &[Table]) -> String {
+    let one = |table: &Table| {
+        let mut text = format!("**{}**\n\n", table.caption);
+        text.push_str(&line(table.headings()));
+        text.push_str(&rule(table.row_names.len(), table.columns.len()));
+        for (row, cells) in table.rows.iter().zip(&table.cells) {
+            let cell = |entry: &Option<Entry>| entry.as_ref().map_or(String::new(), |e| table.text(e) + &marks(e));
+            text.push_str(&line(row.iter().cloned().chain(cells.iter().map(cell))));
+        }
+        let notes = table.notes.iter().enumerate().map(|(i, note)| format!("- <sup>{}</sup> {note}\n", i + 1));
+        let notes: String = notes.collect();
+        if notes.is_empty() { text } else { format!("{text}\n{notes}") }
+    };
+    tables.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn marks(entry: &Entry) -> String {
+    let numbers: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
+    if numbers.is_empty() { String::new() } else { format!("<sup>{}</sup>", numbers.join(",")) }
 }
 
 /// The scores of a task by further metrics; nothing where there are none.
@@ -120,14 +153,13 @@ fn others(rows: &[SummaryRow], report: &Report) -> String {
     text
 }
 
-fn file_list(files: &[&str]) -> String {
+fn file_list(files: &[&str], figures: &[Figure]) -> String {
     let mut text = String::from("\n## Files\n\n- [samples.jsonl](samples.jsonl): one record an example and method\n");
     for file in files {
         let _ = writeln!(text, "- [{file}]({file})");
     }
-    for plot in files.iter().filter(|file| file.ends_with(".svg")) {
-        let shows = if plot.contains("/depth_") { "score by length and depth" } else { "score against density" };
-        let _ = write!(text, "\n![{shows}]({plot})\n");
+    for Figure { file, title, .. } in figures {
+        let _ = write!(text, "\n![{title}](plots/{file})\n");
     }
     text
 }
@@ -158,7 +190,9 @@ mod tests {
         let records = ["ruler/vt", "ruler/cwe"]
             .map(|task| [record(task, "full", 0, 0.25), record(task, "topk", 0, 0.0)])
             .concat();
-        let page = render(&Report::new(&records, &[]), &["summary.csv", "plots/score_vs_density.svg"]);
+        let figure =
+            Figure { file: "score_vs_density.svg".into(), title: "Score against density".into(), svg: String::new() };
+        let page = render(&Report::new(&records, &[]), &["summary.csv"], &[figure]);
         for part in [
             "- seed: 1\n",
             "## builtin, sparse from question",
@@ -166,7 +200,8 @@ mod tests {
             "| topk |  | 2 | 0.0 | -25.0 |",
             "### ruler/vt, 4K tokens",
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
-            "![score against density](plots/score_vs_density.svg)",
+            "aux bits | KB/token | ms/token | look at |\n|---|---|---:",
+            "![Score against density](plots/score_vs_density.svg)",
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
@@ -174,6 +209,6 @@ mod tests {
 
     #[test]
     fn an_empty_report_is_a_page_too() {
-        assert!(render(&Report::new(&[], &[]), &[]).contains("- model: none"));
+        assert!(render(&Report::new(&[], &[]), &[], &[]).contains("- model: none"));
     }
 }

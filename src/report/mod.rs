@@ -1,25 +1,34 @@
-//! Tables and plots, all drawn from stored records and summary rows.
+//! Tables, plots and the page, all drawn from stored records and summary rows.
 //!
-//! Each format is one file that turns rows into text; only [`Report::write_all`] touches the disk. The same records
-//! give the same bytes. Nothing here measures or scores.
+//! Each format is one file that turns rows into text; only [`Report::write_all`] and [`Report::write_tables`] touch the
+//! disk. The same records give the same bytes. Nothing here measures or scores.
 
 pub mod csv;
-pub mod heat;
 pub mod json;
+pub mod latex;
 pub mod markdown;
+pub mod merge;
 pub mod others;
+pub mod page;
+pub mod pivot;
 pub mod plots;
 pub mod table;
 
 mod format;
+mod means;
 mod overall;
 
-use crate::eval::checks::{self, Warning};
-use crate::eval::record::{Record, SummaryRow};
-use crate::eval::summary;
-use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+
+use self::merge::{Merged, Source};
+use self::plots::{Figure, depths, png};
+use crate::eval::checks::{self, Warning};
+use crate::eval::record::{Record, SummaryRow};
+use crate::eval::summary::{self, Cell};
 
 /// All that reports are drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,51 +37,105 @@ pub struct Report<'a> {
     pub records: &'a [Record],
     /// The summary of the records.
     pub rows: Vec<SummaryRow>,
+    /// The records of each row of the summary.
+    pub cells: Vec<Cell<'a>>,
+    /// Means over tasks, as further rows.
+    pub means: Vec<SummaryRow>,
     /// The scores by length and depth, for tasks that decide on the depth.
-    pub depths: Vec<heat::Cell>,
+    pub depths: Vec<depths::Cell>,
     /// What the self-checks found in the records.
     pub warnings: Vec<Warning>,
+    /// The runs that the records are from, if they are known.
+    pub sources: &'a [Source],
+    /// What is to be known of how these were put together.
+    pub notes: &'a [String],
 }
 
 impl<'a> Report<'a> {
     /// Summarises and checks records; `order` lists (method, params) as the user gave them.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
+        let rows = summary::summarize(records, order);
+        let cells = summary::group(records, order);
         Self {
+            means: means::over_tasks(&rows, &cells),
             records,
-            rows: summary::summarize(records, order),
-            depths: heat::cells(records, order),
+            rows,
+            cells,
+            depths: depths::cells(records, order),
             warnings: checks::check(records, order),
+            sources: &[],
+            notes: &[],
         }
     }
 
-    /// Writes `summary.csv`, `summary.md` and `plots/*.svg` into a folder, which is created where needed; with them
-    /// `depths.csv` where tasks have depths, and `metrics.csv` where they have several metrics. Returns the paths of the files.
+    /// Of runs that were read.
+    pub fn of(merged: &'a Merged) -> Self {
+        Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
+    }
+
+    /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,
+    /// which is created where needed; with them `depths.csv` where tasks have depths, and `metrics.csv` where they have
+    /// several metrics. Returns the paths of the files.
     ///
     /// # Errors
     /// If a file cannot be written.
     pub fn write_all(&self, dir: &Path) -> Result<Vec<PathBuf>> {
-        let figures = plots::score_vs_density(&self.rows)?.into_iter().chain(heat::figures(&self.depths)?);
+        let figures = plots::figures(self)?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
         if !self.depths.is_empty() {
-            files.push(("depths.csv".to_owned(), heat::csv(&self.depths)?));
+            files.push(("depths.csv".to_owned(), depths::csv(&self.depths)?));
         }
         let others = others::other_scores(&self.rows, self.records);
         if !others.is_empty() {
             files.push(("metrics.csv".to_owned(), others::csv(&others)?));
         }
-        files.extend(figures.map(|figure| (format!("plots/{}", figure.file), figure.svg)));
+        files.push(("report.html".to_owned(), page::render(self, &figures)?));
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-        let page = markdown::render(self, &names);
+        let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
-        files.into_iter().map(|(name, text)| write(dir.join(name), &text)).collect()
+        let mut paths: Vec<PathBuf> =
+            files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
+        let drawn: Vec<[PathBuf; 2]> =
+            figures.par_iter().map(|figure| write_figure(figure, dir)).collect::<Result<_>>()?;
+        paths.extend(drawn.into_iter().flatten());
+        Ok(paths)
+    }
+
+    /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX
+    /// and JSON. Returns the paths of the files.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write_tables(&self, dir: &Path, layouts: &[(String, pivot::Layout)]) -> Result<Vec<PathBuf>> {
+        let mut files = vec![
+            ("summary.tex".to_owned(), latex::summary(self)),
+            ("summary.json".to_owned(), json::render(&self.rows)?),
+        ];
+        for (name, layout) in layouts {
+            let tables = pivot::tables(self, layout);
+            let texts = [
+                ("md", markdown::pivot(&tables)),
+                ("csv", pivot::csv(&tables)?),
+                ("tex", latex::pivot(&tables)),
+                ("json", pivot::json(&tables)),
+            ];
+            files.extend(texts.map(|(ending, text)| (format!("tables/{name}.{ending}"), text)));
+        }
+        files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect()
     }
 }
 
-fn write(path: PathBuf, text: &str) -> Result<PathBuf> {
+fn write_figure(figure: &Figure, dir: &Path) -> Result<[PathBuf; 2]> {
+    let svg = dir.join("plots").join(&figure.file);
+    let pixels = png::render(&figure.svg).with_context(|| format!("cannot draw {}", figure.file))?;
+    Ok([write(svg.clone(), figure.svg.as_bytes())?, write(svg.with_extension("png"), &pixels)?])
+}
+
+fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
     let failed = || format!("cannot write {}", path.display());
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).with_context(failed)?;
     }
-    fs::write(&path, text).with_context(failed)?;
+    fs::write(&path, bytes).with_context(failed)?;
     Ok(path)
 }

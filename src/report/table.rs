@@ -2,6 +2,7 @@
 
 use super::format::{Column, columns, direction, number, setting, signed, tokens};
 use super::overall::{Overall, overall};
+use super::pivot;
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
@@ -29,6 +30,24 @@ pub fn render(rows: &[SummaryRow]) -> String {
         text.extend(overall(rows).iter().map(means));
     }
     text
+}
+
+/// Tables of a pivot, each under its caption and with its notes.
+pub fn pivot(tables: &[pivot::Table]) -> String {
+    let one = |table: &pivot::Table| {
+        let cell = |entry: &Option<pivot::Entry>| {
+            let Some(entry) = entry else { return String::new() };
+            let marks: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
+            let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(",")) };
+            table.text(entry) + &marks
+        };
+        let rows = table.rows.iter().zip(&table.cells);
+        let rows = rows.map(|(row, cells)| row.iter().cloned().chain(cells.iter().map(cell)).collect());
+        let lines = lines(table.headings(), rows.collect(), table.row_names.len()).concat();
+        let notes: String = (1..).zip(&table.notes).map(|(i, note)| format!("({i}) {note}\n")).collect();
+        format!("{}\n\n{lines}{notes}", table.caption)
+    };
+    tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
 fn one_table(rows: &[SummaryRow]) -> String {
@@ -67,7 +86,7 @@ fn means(overall: &Overall) -> String {
     format!(
         "\nmean over {} tasks{place}\n{}",
         overall.tasks,
-        lines(headings.map(str::to_owned).into(), rows.collect()).concat()
+        lines(headings.map(str::to_owned).into(), rows.collect(), TEXT_COLUMNS).concat()
     )
 }
 
@@ -81,17 +100,17 @@ fn aligned(rows: &[SummaryRow]) -> Vec<String> {
     };
     let headings = columns.iter().map(|c| broken(c.heading));
     let headings = ["method", "params"].into_iter().map(str::to_owned).chain(headings).collect();
-    lines(headings, rows.iter().map(|row| cells(row, &columns)).collect())
+    lines(headings, rows.iter().map(|row| cells(row, &columns)).collect(), TEXT_COLUMNS)
 }
 
-fn lines(headings: Vec<String>, rows: Vec<Vec<String>>) -> Vec<String> {
+fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings);
     table.add_rows(rows);
     for (at, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 1));
-        if at >= TEXT_COLUMNS {
+        if at >= text_columns {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }

@@ -1,0 +1,178 @@
+//! `spattn report`: tables, plots and the page from stored records.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::report::pivot::{self, Layout};
+use crate::report::{Report, csv, json, latex, markdown, merge, table};
+
+/// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
+///
+/// Needs no model. Shards and runs of other methods, tasks or lengths become one table; runs whose models or versions
+/// differ keep rows of their own, and it is said in what they differ. The same records give the same files.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn report results/qwen-4k                    draws its files again
+  spattn report results/shard-* --out results/qwen
+  spattn report results/qwen --rows method --columns task --format latex
+  spattn report results/lsh --rows K --columns L --value score,delta,density")]
+pub struct ReportArgs {
+    /// Folders of runs, or folders that hold such folders
+    ///
+    /// Example: spattn report results/ruler-4k results/ruler-8k
+    #[arg(required = true, value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+
+    /// Folder for tables, plots and report.html; the run's own if one DIR is given and no format to print
+    ///
+    /// Example: --out results/merged
+    #[arg(short = 'o', long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// What goes downwards in tables of your own: model, protocol, task, length, method, or a method's parameter
+    ///
+    /// Example: --rows method --columns length. What is in neither is averaged over tasks and lengths, and has tables
+    /// of its own otherwise.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    rows: Vec<String>,
+
+    /// What goes to the right
+    ///
+    /// Example: --rows K --columns L
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    columns: Vec<String>,
+
+    /// Columns of summary.csv to show, a table each; `delta` is the difference to full. Scores if not given
+    ///
+    /// Example: --rows method --columns task --value score,delta,kv_bytes_per_token
+    #[arg(long = "value", value_name = "NAME,...", value_delimiter = ',')]
+    values: Vec<String>,
+
+    /// What to print
+    ///
+    /// Example: --format latex > table.tex
+    #[arg(long, value_name = "FORMAT", value_enum, conflicts_with = "json")]
+    format: Option<Format>,
+
+    /// Print the summary as JSON: an array of objects with the keys of summary.csv
+    ///
+    /// Example: spattn report results/qwen --json | jq '.[].score'
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Aligned columns for the terminal
+    Table,
+    /// Markdown
+    Markdown,
+    /// CSV: summary.csv, or a line for each cell
+    Csv,
+    /// LaTeX with booktabs
+    Latex,
+    /// JSON: the summary, or an object for each cell
+    Json,
+}
+
+impl ReportArgs {
+    /// Whether tables of the user's own are asked for.
+    fn is_pivot(&self) -> bool {
+        !(self.rows.is_empty() && self.columns.is_empty() && self.values.is_empty())
+    }
+
+    /// The layout asked for; what is left open of it is methods by tasks.
+    fn layout(&self, report: &Report) -> Result<Layout> {
+        let or =
+            |given: &[String], default: &str| if given.is_empty() { vec![default.to_owned()] } else { given.to_vec() };
+        let values = or(&self.values, "score");
+        let layout = match self.rows.is_empty() && self.columns.is_empty() {
+            true => Layout::parse(&["method".to_owned()], &["task".to_owned()], &values, &report.rows),
+            false => Layout::parse(&self.rows, &self.columns, &values, &report.rows),
+        };
+        Ok(layout?)
+    }
+
+    /// Where to write: if nothing is said, a run's own folder, unless something is to be printed in a format.
+    fn folder(&self) -> Option<PathBuf> {
+        let own = || {
+            (self.dirs.len() == 1 && self.format.is_none() && !self.json && !self.is_pivot())
+                .then(|| self.dirs[0].clone())
+        };
+        self.out.clone().or_else(own)
+    }
+}
+
+/// Reads the records, writes the files and prints a table.
+///
+/// # Errors
+/// Folders without records, unknown names, files that cannot be read or written.
+pub fn run(args: ReportArgs) -> Result<()> {
+    let merged = merge::read(&args.dirs)?;
+    let report = Report::of(&merged);
+    let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
+    merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
+    let mut stdout = std::io::stdout().lock();
+    let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
+    let text = match layout.as_ref().filter(|_| !args.json) {
+        Some(layout) => printed_pivot(&pivot::tables(&report, layout), format)?,
+        None => printed(&report, format)?,
+    };
+    write!(stdout, "{text}")?;
+    match format {
+        Format::Table if layout.is_none() => {
+            report.warnings.iter().try_for_each(|w| writeln!(stdout, "warning: {w}"))?;
+        }
+        // Pivots have the warnings that concern them in their notes.
+        Format::Json | Format::Csv if layout.is_none() => {
+            report.warnings.iter().for_each(|w| eprintln!("warning: {w}"))
+        }
+        _ => {}
+    }
+    let Some(out) = args.folder() else { return Ok(()) };
+    let layouts = match layout {
+        Some(layout) => vec![("pivot".to_owned(), layout)],
+        None => usual(&report)?,
+    };
+    let files = [report.write_all(&out)?, report.write_tables(&out, &layouts)?].concat();
+    if format == Format::Table {
+        writeln!(stdout, "\n{} records. Files:", report.records.len())?;
+        files.iter().try_for_each(|file| writeln!(stdout, "  {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// The tables that every report has: methods by tasks, and by lengths where there are several.
+fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
+    let by = |column: &str| -> Result<(String, Layout)> {
+        let values = ["score", "delta"].map(str::to_owned);
+        let layout = Layout::parse(&["method".to_owned()], &[column.to_owned()], &values, &report.rows)?;
+        Ok((format!("method_by_{column}"), layout))
+    };
+    let several_lengths = report.rows.iter().any(|r| r.length != report.rows[0].length);
+    let columns = if several_lengths { &["task", "length"][..] } else { &["task"] };
+    columns.iter().map(|column| by(column)).collect()
+}
+
+fn printed(report: &Report, format: Format) -> Result<String> {
+    Ok(match format {
+        Format::Table => table::render(&report.rows) + "\n",
+        Format::Markdown => markdown::render(report, &[], &[]),
+        Format::Csv => csv::render(&report.rows)?,
+        Format::Latex => latex::summary(report),
+        Format::Json => json::render(&report.rows)?,
+    })
+}
+
+fn printed_pivot(tables: &[pivot::Table], format: Format) -> Result<String> {
+    Ok(match format {
+        Format::Table => table::pivot(tables),
+        Format::Markdown => markdown::pivot(tables),
+        Format::Csv => pivot::csv(tables)?,
+        Format::Latex => latex::pivot(tables),
+        Format::Json => pivot::json(tables),
+    })
+}

@@ -1,0 +1,252 @@
+//! `report.html`: all of a report in one file that needs no network and no server.
+//!
+//! The page is `page/page.{html,css,js}`, written by hand, with the data put into it: summary rows and warnings as JSON,
+//! figures as SVG, and the samples as compressed columns, so that tens of thousands of them load at once. Text of models
+//! and data sets is never markup: it reaches the page as JSON and is shown as text.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+
+use anyhow::Result;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flate2::{Compression, GzBuilder};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Report;
+use super::format::{LEGEND, distinct, extra_legend};
+use super::plots::Figure;
+use crate::eval::record::{Record, four_digits};
+
+const HTML: &str = include_str!("page/page.html");
+const CSS: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+
+/// The page.
+///
+/// # Errors
+/// None in practice; the writers' signatures have one.
+pub fn render(report: &Report, figures: &[Figure]) -> Result<String> {
+    let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
+    let title = if models.is_empty() { "no results".to_owned() } else { models.join(", ") };
+    let parts = [
+        ("title", escaped(&title)),
+        ("style", CSS.to_owned()),
+        ("figures", figures.iter().map(figure).collect()),
+        ("report", in_script(&facts(report)?)),
+        ("samples", packed(&serde_json::to_vec(&Samples::new(report))?)?),
+        ("script", SCRIPT.to_owned()),
+    ];
+    // In one pass over the frame, so that nothing is looked for in what was put in.
+    let mut page = String::new();
+    let mut rest = HTML;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (name, after) = after.split_once("}}").unwrap_or((after, ""));
+        page.push_str(before);
+        page.extend(parts.iter().find(|(part, _)| *part == name).map(|(_, text)| text.as_str()));
+        rest = after;
+    }
+    Ok(page + rest)
+}
+
+/// What the tables are made of.
+fn facts(report: &Report) -> Result<Value> {
+    let warnings: Vec<Value> = report
+        .warnings
+        .iter()
+        .map(|w| {
+            let mut warning = json!(w);
+            warning["text"] = json!(w.to_string());
+            warning
+        })
+        .collect();
+    let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
+    Ok(json!({
+        "rows": report.rows,
+        "warnings": warnings,
+        "notes": report.notes,
+        "sources": sources.collect::<Vec<_>>(),
+        "records": report.records.len(),
+        "legend": format!("{LEGEND}{}", extra_legend(&report.rows)),
+    }))
+}
+
+/// JSON that cannot end the script it stands in.
+fn in_script(value: &Value) -> String {
+    value.to_string().replace('<', "\\u003c")
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+fn figure(figure: &Figure) -> String {
+    let Figure { file, title, svg } = figure;
+    let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
+    // The drawing scales with the page; its own size is what it has at most.
+    let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
+    format!(
+        "<figure id=\"plot-{id}\" data-title=\"{title}\">{svg}<figcaption>{title} (plots/{id}.svg, .png)</figcaption></figure>\n"
+    )
+}
+
+/// Compressed, as text; the same for the same bytes.
+fn packed(bytes: &[u8]) -> Result<String> {
+    let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
+    writer.write_all(bytes)?;
+    Ok(STANDARD.encode(writer.finish()?))
+}
+
+/// The records by column, each example and each text once.
+#[derive(Serialize, Default)]
+struct Samples {
+    /// All texts; columns of texts hold places in here.
+    texts: Vec<String>,
+    examples: Examples,
+    records: Records,
+}
+
+#[derive(Serialize, Default)]
+struct Examples {
+    model: Vec<usize>,
+    protocol: Vec<usize>,
+    task: Vec<usize>,
+    length: Vec<usize>,
+    seed: Vec<u64>,
+    sample: Vec<usize>,
+    depth: Vec<Option<f64>>,
+    source: Vec<usize>,
+    question: Vec<usize>,
+    references: Vec<Vec<usize>>,
+    prompt_tokens: Vec<usize>,
+    prefix_tokens: Vec<usize>,
+    prefill_s: Vec<f64>,
+}
+
+#[derive(Serialize, Default)]
+struct Records {
+    example: Vec<usize>,
+    method: Vec<usize>,
+    params: Vec<usize>,
+    prediction: Vec<usize>,
+    score: Vec<f64>,
+    perplexity: Vec<u8>,
+    stopped: Vec<u8>,
+    new_tokens: Vec<usize>,
+    density: Vec<f64>,
+    cost1: Vec<f64>,
+    cost2: Vec<f64>,
+    kv_bytes_per_token: Vec<f64>,
+    index_s: Vec<f64>,
+    decode_s: Vec<f64>,
+    steps: Vec<usize>,
+    output_error: Vec<Option<f64>>,
+}
+
+/// What tells examples apart.
+type ExampleKey<'a> = (&'a str, &'a str, &'a str, usize, u64, usize);
+
+#[derive(Default)]
+struct Places<'a> {
+    texts: HashMap<&'a str, usize>,
+    examples: HashMap<ExampleKey<'a>, usize>,
+}
+
+impl Samples {
+    /// In the order of the summary, one record an example and setting.
+    fn new(report: &Report) -> Self {
+        let (mut samples, mut places) = (Self::default(), Places::default());
+        for record in report.cells.iter().flat_map(|cell| &cell.records) {
+            let example = samples.example(record, &mut places);
+            samples.record(record, example, &mut places);
+        }
+        samples
+    }
+
+    fn text<'a>(&mut self, text: &'a str, places: &mut Places<'a>) -> usize {
+        *places.texts.entry(text).or_insert_with(|| {
+            self.texts.push(text.to_owned());
+            self.texts.len() - 1
+        })
+    }
+
+    fn example<'a>(&mut self, r: &'a Record, places: &mut Places<'a>) -> usize {
+        let key = (r.model.as_str(), r.protocol.as_str(), r.task.as_str(), r.length, r.seed, r.sample);
+        if let Some(place) = places.examples.get(&key) {
+            return *place;
+        }
+        let place = self.examples.task.len();
+        places.examples.insert(key, place);
+        let [model, protocol, task, source, question] =
+            [&r.model, &r.protocol, &r.task, &r.source, &r.question].map(|text| self.text(text, places));
+        let references = r.references.iter().map(|text| self.text(text, places)).collect();
+        let e = &mut self.examples;
+        e.model.push(model);
+        e.protocol.push(protocol);
+        e.task.push(task);
+        e.length.push(r.length);
+        e.seed.push(r.seed);
+        e.sample.push(r.sample);
+        e.depth.push(r.depth);
+        e.source.push(source);
+        e.question.push(question);
+        e.references.push(references);
+        e.prompt_tokens.push(r.prompt_tokens);
+        e.prefix_tokens.push(r.prefix_tokens);
+        e.prefill_s.push(four_digits(r.prefill_s));
+        place
+    }
+
+    fn record<'a>(&mut self, r: &'a Record, example: usize, places: &mut Places<'a>) {
+        let [method, params, prediction] = [&r.method, &r.params, &r.prediction].map(|text| self.text(text, places));
+        let to = &mut self.records;
+        to.example.push(example);
+        to.method.push(method);
+        to.params.push(params);
+        to.prediction.push(prediction);
+        to.score.push(four_digits(r.score));
+        to.perplexity.push(u8::from(!r.measure.is_score()));
+        to.stopped.push(u8::from(r.stopped));
+        to.new_tokens.push(r.new_tokens);
+        to.density.push(four_digits(r.density));
+        to.cost1.push(four_digits(r.cost1));
+        to.cost2.push(four_digits(r.cost2));
+        to.kv_bytes_per_token.push(four_digits(r.kv_bytes_per_token));
+        to.index_s.push(four_digits(r.index_s));
+        to.decode_s.push(four_digits(r.decode_s));
+        to.steps.push(r.steps);
+        to.output_error.push(r.fidelity.as_ref().map(|f| four_digits(f.mean_error())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+
+    #[test]
+    fn text_of_records_is_never_markup() {
+        let hostile = "</script><script>alert(1)</script>";
+        let made = Record { model: hostile.into(), prediction: hostile.into(), ..record("vt", "topk", 0, 1.0) };
+        let page = render(&Report::new(&[made], &[]), &[]).unwrap();
+        assert!(!page.contains(hostile));
+        assert!(page.contains("&lt;/script&gt;") && page.contains("\\u003c/script>"));
+        assert!(!page.contains("{{"), "all parts are filled in");
+    }
+
+    #[test]
+    fn examples_and_texts_are_there_once() {
+        let records = [record("vt", "full", 0, 1.0), record("vt", "topk", 0, 0.0), record("vt", "topk", 1, 0.0)];
+        let report = Report::new(&records, &[]);
+        let samples = Samples::new(&report);
+        assert_eq!(samples.examples.sample, [0, 1]);
+        assert_eq!(samples.records.example, [0, 0, 1]);
+        assert_eq!(samples.texts.iter().filter(|t| *t == "answer").count(), 1);
+    }
+
+    #[test]
+    fn an_empty_report_is_a_page_too() {
+        assert!(render(&Report::new(&[], &[]), &[]).unwrap().contains("no results"));
+    }
+}

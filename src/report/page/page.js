@@ -1,0 +1,473 @@
+"use strict";
+// Everything shown is text from the report's data; nothing of it is ever parsed as markup.
+(() => {
+  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const at = (id) => document.getElementById(id);
+  const REFERENCE = "full";
+
+  // ---- making elements ----
+
+  function make(tag, content, attributes = {}) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value !== undefined && value !== null) element.setAttribute(name, value);
+    }
+    element.append(...[content].flat().filter((c) => c !== undefined && c !== null));
+    return element;
+  }
+
+  const distinct = (values) => [...new Set(values)];
+  const options = (select, pairs) => select.replaceChildren(...pairs.map(([value, text]) => make("option", text, { value })));
+
+  // ---- numbers as people read them ----
+
+  const missing = (x) => x === null || x === undefined || Number.isNaN(x);
+  const number = (x) => {
+    if (missing(x)) return "";
+    const size = Math.abs(x);
+    if (size === 0) return "0";
+    if (size >= 99.95) return x.toFixed(0);
+    if (size >= 9.995) return x.toFixed(1);
+    if (size >= 0.9995) return x.toFixed(2);
+    if (size >= 0.0995) return x.toFixed(3);
+    return size >= 0.0005 ? x.toFixed(4) : x.toExponential(0);
+  };
+  const fixed = (digits) => (x) => (missing(x) ? "" : x.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1"));
+  const signed = (digits) => (x) => {
+    const text = fixed(digits)(x);
+    return x > 0 && Number(text) !== 0 ? "+" + text : text;
+  };
+  const tokens = (n) => (n === 0 ? "as is" : n % 1048576 === 0 ? n / 1048576 + "M" : n % 1024 === 0 ? n / 1024 + "K" : String(n));
+  const setting = (method, params) => (params ? method + " " + params : method);
+  const isPerplexity = (row) => row.measure === "perplexity";
+  const digits = (row) => (isPerplexity(row) ? 3 : 1);
+
+  // Text with the numbers in it by value.
+  const order = new Intl.Collator("en", { numeric: true });
+  const compare = (a, b) => {
+    if (missing(a) || missing(b)) return Number(missing(a)) - Number(missing(b));
+    return typeof a === "number" && typeof b === "number" ? a - b : order.compare(String(a), String(b));
+  };
+
+  // ---- warnings ----
+
+  const isAbout = (w, r) =>
+    w.model === r.model && w.protocol === r.protocol && w.task === r.task && w.length === r.length &&
+    (w.method === null || w.method === r.method) && (w.params === null || w.params === r.params);
+  data.warnings.forEach((w, i) => { w.id = "warning-" + (i + 1); });
+  data.rows.forEach((r, i) => {
+    r.place = i;
+    r.warnings = data.warnings.filter((w) => isAbout(w, r));
+  });
+
+  const marks = (warnings) =>
+    warnings.map((w) => make("a", "⚠ " + w.code, { href: "#" + w.id, class: "warned", title: w.text, "aria-label": "warning: " + w.text }));
+
+  function showWarnings() {
+    const item = (w) => make("li", [make("code", w.code), " " + w.text], { id: w.id });
+    const list = data.warnings.length
+      ? make("ul", data.warnings.map(item), { class: "warnings" })
+      : make("p", "The self-checks found nothing to warn about.");
+    at("warning-list").replaceChildren(...data.notes.map((n) => make("p", n, { class: "note" })), list);
+  }
+
+  function showFacts() {
+    const list = (key) => distinct(data.rows.map((r) => r[key])).join(", ") || "none";
+    at("facts").textContent =
+      `${data.records} records, ${data.rows.length} rows. Sparse from: ${list("protocol")}. Score: mean with its 95 % bootstrap interval.`;
+  }
+
+  // ---- a table that sorts ----
+
+  // Columns: {key, label, text?, value(row), cell(row)}; `text` columns are aligned left.
+  function sortable(table, columns, rows, caption, state, redraw) {
+    const by = columns.find((c) => c.key === state.key);
+    const sorted = by ? [...rows].sort((a, b) => {
+      const [x, y] = [by.value(a), by.value(b)];
+      // What is missing stays at the end.
+      if (missing(x) || missing(y)) return compare(x, y) || a.place - b.place;
+      return state.sign * compare(x, y) || a.place - b.place;
+    }) : rows;
+    const heading = (column) => {
+      const button = make("button", column.label, { type: "button", "data-key": column.key });
+      button.addEventListener("click", () => {
+        const again = state.key === column.key;
+        // Up, down, and back to the order of the summary.
+        if (again && state.sign < 0) state.key = null;
+        else Object.assign(state, { key: column.key, sign: again ? -1 : 1 });
+        redraw();
+        table.querySelector(`button[data-key="${column.key}"]`).focus();
+      });
+      const sort = column.key !== state.key ? "none" : state.sign > 0 ? "ascending" : "descending";
+      return make("th", button, { scope: "col", "aria-sort": sort, class: column.text ? "" : "number" });
+    };
+    const line = (row) => make("tr", columns.map((c, i) => make(i === 0 ? "th" : "td", c.cell(row), {
+      class: c.text ? "" : "number", scope: i === 0 ? "row" : null, style: c.style?.(row),
+    })));
+    table.replaceChildren(
+      make("caption", caption, { class: "hidden" }),
+      make("thead", make("tr", columns.map(heading))),
+      make("tbody", sorted.map(line)),
+    );
+  }
+
+  // ---- the table ----
+
+  const withInterval = (text, low, high, form) =>
+    missing(low) ? text : [text, make("span", ` [${form(low)} ${form(high)}]`, { class: "interval" })];
+  const plain = (key, label, form = number) => ({ key, label, value: (r) => r[key], cell: (r) => form(r[key]) });
+  const ofText = (key, label) => ({ key, label, text: true, value: (r) => r[key], cell: (r) => r[key] });
+  const COLUMNS = [
+    ofText("method", "method"),
+    ofText("params", "params"),
+    ofText("task", "task"),
+    { key: "length", label: "length", value: (r) => r.length, cell: (r) => tokens(r.length) },
+    ofText("model", "model"),
+    ofText("protocol", "sparse from"),
+    plain("n", "n", String),
+    {
+      key: "score", label: "score", value: (r) => r.score,
+      cell: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
+    },
+    {
+      key: "delta_full", label: "Δ full", value: (r) => (r.method === REFERENCE ? null : r.delta_full),
+      cell: (r) => (r.method === REFERENCE || missing(r.delta_full) ? ""
+        : withInterval(signed(digits(r))(r.delta_full), r.delta_low, r.delta_high, signed(digits(r)))),
+    },
+    plain("density", "density"),
+    plain("cost_total", "cost1 + cost2"),
+    plain("cost1", "cost1"),
+    plain("cost2", "cost2"),
+    plain("aux_bits", "aux bits"),
+    { key: "kv_bytes_per_token", label: "KB/token", value: (r) => r.kv_bytes_per_token, cell: (r) => number(r.kv_bytes_per_token / 1000) },
+    { key: "kv_bytes_held", label: "KB held", value: (r) => r.kv_bytes_held, cell: (r) => (missing(r.kv_bytes_held) ? "" : number(r.kv_bytes_held / 1000)) },
+    plain("decode_ms_per_token", "ms/token"),
+    plain("prefill_s", "prefill s"),
+    plain("output_error", "output error"),
+    plain("recall", "recall"),
+    plain("dropped_mass", "dropped mass"),
+    plain("word_perplexity", "word ppl"),
+    plain("bits_per_byte", "bits/byte"),
+    plain("kl_mean", "KL"),
+    plain("kl_p99", "KL p99"),
+    plain("same_top", "same top %"),
+    plain("acc", "acc %"),
+    plain("acc_norm", "acc_norm %"),
+    { key: "warnings", label: "look at", text: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
+  ];
+  const SHOWN = ["method", "params", "task", "length", "n", "score", "delta_full", "density", "cost_total",
+    "kv_bytes_per_token", "decode_ms_per_token", "output_error", "word_perplexity", "kl_mean", "acc_norm", "warnings"];
+  const differs = (key) => distinct(data.rows.map((r) => r[key])).length > 1;
+  const hasValue = (c) => c.text || data.rows.some((r) => !missing(c.value(r)));
+  const columns = COLUMNS.filter(hasValue).filter((c) => c.key !== "warnings" || data.warnings.length > 0);
+  for (const c of columns) c.shown = SHOWN.includes(c.key) || (["model", "protocol"].includes(c.key) && differs(c.key));
+
+  const rowState = { key: null, sign: 1 };
+  const filters = [];
+
+  function addFilter(into, key, label, values, changed, shownAs = String) {
+    if (values.length < 2) return () => "";
+    const select = make("select", []);
+    options(select, [["", "all"], ...values.map((v) => [String(v), shownAs(v)])]);
+    select.id = into.id + "-" + key;
+    select.addEventListener("change", changed);
+    into.append(make("label", [label + " ", select]));
+    return () => select.value;
+  }
+
+  function showRows() {
+    const words = at("table-find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const text = (r) => `${r.model} ${r.protocol} ${r.task} ${r.length} ${setting(r.method, r.params)} ${r.warnings.map((w) => w.code).join(" ")}`.toLowerCase();
+    const rows = data.rows.filter((r) =>
+      filters.every(([key, value]) => value() === "" || String(r[key]) === value()) && words.every((w) => text(r).includes(w)));
+    at("table-count").textContent = `${rows.length} of ${data.rows.length} rows`;
+    sortable(at("rows"), columns.filter((c) => c.shown), rows, "Results by method, task and length", rowState, showRows);
+  }
+
+  function setUpTable() {
+    const into = at("table-filters");
+    for (const [key, label, form] of [["method", "method"], ["task", "task"], ["length", "length", tokens], ["model", "model"], ["protocol", "sparse from"]]) {
+      filters.push([key, addFilter(into, key, label, distinct(data.rows.map((r) => r[key])), showRows, form)]);
+    }
+    at("table-find").addEventListener("input", showRows);
+    at("table-columns").append(...columns.map((c) => {
+      const box = make("input", [], { type: "checkbox", value: c.key });
+      box.checked = c.shown;
+      box.addEventListener("change", () => { c.shown = box.checked; showRows(); });
+      return make("label", [box, " " + c.label]);
+    }));
+    at("legend").textContent = data.legend;
+    showRows();
+  }
+
+  // ---- the overview ----
+
+  const matrixState = { key: null, sign: 1 };
+
+  function showMatrix() {
+    const by = at("matrix-columns").value;
+    const value = COLUMNS.find((c) => c.key === at("matrix-value").value);
+    const rows = data.rows.filter((r) => !missing(value.value(r)));
+    const headings = distinct(rows.map((r) => r[by]));
+    if (by === "length") headings.sort(compare);
+    const lines = new Map();
+    for (const r of rows) {
+      // Rows of different models, protocols and measures are never averaged.
+      const key = JSON.stringify([r.model, r.protocol, r.method, r.params, r.measure, isPerplexity(r) ? [r.task, r.length] : 0]);
+      if (!lines.has(key)) lines.set(key, { place: lines.size, head: r, cells: new Map() });
+      const cells = lines.get(key).cells;
+      cells.set(r[by], [...(cells.get(r[by]) ?? []), r]);
+    }
+    const mean = (rs) => (rs ? rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length : null);
+    const all = [...lines.values()];
+    const most = Math.max(1, ...all.flatMap((l) => [...l.cells.values()].map((rs) => rs.length)));
+    const isDelta = value.key === "delta_full";
+    const shade = (x, row) => {
+      if (missing(x) || isPerplexity(row)) return null;
+      if (value.key === "score") return `background: rgba(var(--good), ${(0.42 * x) / 100})`;
+      if (isDelta) return `background: rgba(var(${x < 0 ? "--bad" : "--good"}), ${0.6 * Math.min(1, Math.abs(x) / 50)})`;
+      return null;
+    };
+    const form = (x, row) => (value.key === "score" ? fixed(digits(row))(x) : isDelta ? signed(digits(row))(x) : value.cell({ ...row, [value.key]: x }));
+    const name = (l) => [
+      setting(l.head.method, l.head.params), differs("model") ? l.head.model : "", differs("protocol") ? "from " + l.head.protocol : "",
+      isPerplexity(l.head) && by !== "task" ? l.head.task : "", isPerplexity(l.head) && by !== "length" ? tokens(l.head.length) : "",
+    ].filter(Boolean).join(", ");
+    const cell = (l, heading) => {
+      const rs = l.cells.get(heading);
+      if (!rs) return "";
+      const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
+      const text = form(mean(rs), l.head);
+      const part = rs.length < most ? make("span", ` (${rs.length} of ${most})`, { class: "interval" }) : "";
+      const mark = warnings.length ? make("a", " ⚠", { href: "#" + warnings[0].id, class: "warned", title: warnings.map((w) => w.text).join("\n"), "aria-label": "warning: " + warnings.map((w) => w.text).join("; ") }) : "";
+      return [text, part, mark];
+    };
+    const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
+    sortable(at("matrix-table"), [
+      { key: "setting", label: "method", text: true, value: name, cell: name },
+      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(l.cells.get(h)), cell: (l) => cell(l, h), style: (l) => shade(mean(l.cells.get(h)), l.head) })),
+    ], all, "Methods by " + by, matrixState, showMatrix);
+    const over = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
+    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${over}` : value.label;
+  }
+
+  function setUpMatrix() {
+    options(at("matrix-columns"), [["task", "tasks"], ["length", "lengths"], ["protocol", "protocols"], ["model", "models"]]
+      .filter(([key]) => key === "task" || differs(key)));
+    options(at("matrix-value"), columns.filter((c) => !c.text && c.key !== "length").map((c) => [c.key, c.label]));
+    at("matrix-value").value = "score";
+    at("matrix-columns").addEventListener("change", () => { matrixState.key = null; showMatrix(); });
+    at("matrix-value").addEventListener("change", showMatrix);
+    showMatrix();
+  }
+
+  // ---- plots ----
+
+  function setUpPlots() {
+    const all = [...document.querySelectorAll("#figures figure")];
+    const find = () => {
+      const words = at("plots-find").value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const f of all) f.hidden = !words.every((w) => f.dataset.title.toLowerCase().includes(w) || f.id.includes(w));
+      at("plots-count").textContent = `${all.filter((f) => !f.hidden).length} of ${all.length} plots`;
+    };
+    at("plots-find").addEventListener("input", find);
+    find();
+  }
+
+  // ---- samples ----
+
+  const PAGE = 50;
+  const samples = { all: null, found: [], page: 0, chosen: null, filters: [] };
+
+  async function unpack() {
+    const packed = Uint8Array.from(atob(at("samples-data").textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  // Rows of records by example, and what is asked of an example when it is looked for.
+  function index({ texts, examples, records }) {
+    const n = examples.task.length;
+    const of = Array.from({ length: n }, () => []);
+    records.example.forEach((example, i) => of[example].push(i));
+    const full = of.map((list) => list.find((i) => texts[records.method[i]] === REFERENCE));
+    const merit = (i) => (records.perplexity[i] ? -records.score[i] : records.score[i]);
+    const least = of.map((list) => Math.min(...list.map(merit)));
+    const most = of.map((list) => Math.max(...list.map(merit)));
+    return { texts, examples, records, n, of, full, merit, least, most };
+  }
+
+  const KINDS = {
+    all: () => true,
+    differ: (s, e) => s.most[e] > s.least[e],
+    lost: (s, e) => s.full[e] !== undefined && s.least[e] < s.merit(s.full[e]),
+    gained: (s, e) => s.full[e] !== undefined && s.most[e] > s.merit(s.full[e]),
+    wrong: (s, e) => s.full[e] !== undefined && !s.records.perplexity[s.full[e]] && s.records.score[s.full[e]] < 1,
+  };
+
+  function findSamples() {
+    const s = samples.all;
+    const kind = KINDS[at("samples-show").value];
+    const sought = at("samples-find").value.toLowerCase();
+    const hits = sought && new Set(s.texts.flatMap((text, i) => (text.toLowerCase().includes(sought) ? [i] : [])));
+    const hasText = (e) => !sought || hits.has(s.examples.question[e]) || s.examples.references[e].some((i) => hits.has(i)) ||
+      s.of[e].some((i) => hits.has(s.records.prediction[i]));
+    const wanted = (e) => samples.filters.every(([of, value]) => value() === "" || String(of(e)) === value());
+    samples.found = [];
+    for (let e = 0; e < s.n; e++) if (wanted(e) && kind(s, e) && hasText(e)) samples.found.push(e);
+    samples.page = 0;
+    showSamples();
+  }
+
+  const scoreText = (s, i) => (i === undefined ? "" : s.records.perplexity[i] ? fixed(3)(s.records.score[i]) : fixed(1)(100 * s.records.score[i]));
+
+  function showSamples() {
+    const s = samples.all;
+    const first = samples.page * PAGE;
+    const page = samples.found.slice(first, first + PAGE);
+    at("samples-count").textContent = samples.found.length
+      ? `${first + 1} to ${first + page.length} of ${samples.found.length} examples (${s.n} in all, ${s.records.score.length} records)`
+      : `no example of ${s.n}`;
+    at("samples-back").disabled = samples.page === 0;
+    at("samples-on").disabled = first + PAGE >= samples.found.length;
+    const several = (key) => distinct(s.examples[key]).length > 1;
+    const shown = [
+      ["task", "task", (e) => s.texts[s.examples.task[e]], true],
+      ["model", "model", (e) => s.texts[s.examples.model[e]], several("model")],
+      ["protocol", "sparse from", (e) => s.texts[s.examples.protocol[e]], several("protocol")],
+      ["length", "length", (e) => tokens(s.examples.length[e]), true],
+      ["seed", "seed", (e) => String(s.examples.seed[e]), several("seed")],
+      ["depth", "depth %", (e) => number(s.examples.depth[e]), s.examples.depth.some((d) => d !== null)],
+      ["full", "full", (e) => scoreText(s, s.full[e]), s.full.some((i) => i !== undefined)],
+      ["worst", "worst", (e) => scoreText(s, s.of[e].find((i) => s.merit(i) === s.least[e])), true],
+      ["references", "references", (e) => s.examples.references[e].map((i) => s.texts[i]).join(" | ").slice(0, 120), true],
+    ].filter((c) => c[3]);
+    const line = (e) => {
+      const button = make("button", "Sample " + s.examples.sample[e], { type: "button", "data-example": e });
+      button.addEventListener("click", () => openSample(e));
+      return make("tr", [make("th", button, { scope: "row" }), ...shown.map(([key, , text]) =>
+        make("td", text(e), { class: ["length", "seed", "depth", "full", "worst"].includes(key) ? "number" : "" }))],
+      { "aria-selected": String(samples.chosen === e) });
+    };
+    at("samples-table").replaceChildren(
+      make("caption", "Examples; each opens to the predictions of all methods", { class: "hidden" }),
+      make("thead", make("tr", [make("th", "example", { scope: "col" }), ...shown.map(([, label]) => make("th", label, { scope: "col" }))])),
+      make("tbody", page.map(line)),
+    );
+  }
+
+  function openSample(e) {
+    const s = samples.all;
+    const x = s.examples;
+    samples.chosen = e;
+    showSamples();
+    const text = (i) => s.texts[i];
+    const facts = [
+      ["question", text(x.question[e]) || "not recorded"],
+      ["references", x.references[e].map(text).join("\n") || "none"],
+      ["prompt", `${x.prompt_tokens[e]} tokens, ${x.prefix_tokens[e]} of them dense prefix (${number(x.prefill_s[e])} s)`],
+      ["source", text(x.source[e]) || "not recorded"],
+    ];
+    const r = s.records;
+    const own = s.of[e].map((i, place) => ({ i, place }));
+    const column = (key, label, form = number) => ({ key, label, value: (o) => r[key][o.i], cell: (o) => form(r[key][o.i]) });
+    const shown = [
+      { key: "method", label: "method", text: true, value: (o) => setting(text(r.method[o.i]), text(r.params[o.i])), cell: (o) => setting(text(r.method[o.i]), text(r.params[o.i])) },
+      { key: "score", label: "score", value: (o) => s.merit(o.i), cell: (o) => scoreText(s, o.i) },
+      { key: "prediction", label: "prediction", text: true, value: (o) => text(r.prediction[o.i]), cell: (o) => prediction(o.i) },
+      column("density", "density"),
+      { key: "cost", label: "cost1 + cost2", value: (o) => r.cost1[o.i] + r.cost2[o.i], cell: (o) => number(r.cost1[o.i] + r.cost2[o.i]) },
+      { key: "bytes", label: "KB/token", value: (o) => r.kv_bytes_per_token[o.i], cell: (o) => number(r.kv_bytes_per_token[o.i] / 1000) },
+      { key: "ms", label: "ms/token", value: (o) => (1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i]), cell: (o) => number((1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i])) },
+      column("index_s", "index s"),
+      column("new_tokens", "new tokens", String),
+      column("output_error", "output error"),
+    ].filter((c) => c.text || own.some((o) => !missing(c.value(o))));
+    const prediction = (i) => {
+      const kept = r.stopped[i] || r.new_tokens[i] === 0 ? [] : [make("span", " (ran into the token limit)", { class: "warned" })];
+      return [text(r.prediction[i]) || make("span", "empty", { class: "interval" }), ...kept];
+    };
+    const table = make("table", []);
+    const state = { key: null, sign: 1 };
+    const draw = () => {
+      sortable(table, shown, own, "Predictions of all methods", state, draw);
+      table.querySelectorAll("tbody tr").forEach((tr) => tr.children[shown.findIndex((c) => c.key === "prediction")].classList.add("text"));
+    };
+    draw();
+    const close = make("button", "Close", { type: "button", id: "sample-close" });
+    const shut = () => {
+      at("sample").hidden = true;
+      samples.chosen = null;
+      showSamples();
+      document.querySelector(`#samples-table button[data-example="${e}"]`)?.focus();
+    };
+    close.addEventListener("click", shut);
+    at("sample").onkeydown = (event) => { if (event.key === "Escape") shut(); };
+    at("sample").replaceChildren(
+      make("h3", `${text(x.task[e])}, ${tokens(x.length[e])}, sample ${x.sample[e]}, seed ${x.seed[e]}`),
+      make("dl", facts.flatMap(([name, value]) => [make("dt", name), make("dd", value)])),
+      make("div", table, { class: "scroll", tabindex: "0", role: "region", "aria-label": "Predictions of all methods" }),
+      close,
+    );
+    at("sample").hidden = false;
+    at("sample").focus();
+    at("sample").scrollIntoView({ block: "nearest" });
+  }
+
+  async function setUpSamples() {
+    try {
+      samples.all = index(await unpack());
+    } catch (error) {
+      at("samples-count").textContent = "The samples cannot be unpacked here (" + error.message + "); they are in samples.jsonl.";
+      return;
+    }
+    const { examples, texts } = samples.all;
+    const into = at("sample-filters");
+    for (const [key, label, shownAs] of [
+      ["task", "task", (i) => texts[i]], ["length", "length", tokens], ["model", "model", (i) => texts[i]], ["protocol", "sparse from", (i) => texts[i]],
+    ]) {
+      const values = distinct(examples[key]);
+      samples.filters.push([(e) => examples[key][e], addFilter(into, key, label, values, findSamples, shownAs)]);
+    }
+    at("samples-find").addEventListener("input", findSamples);
+    at("samples-show").addEventListener("change", findSamples);
+    at("samples-back").addEventListener("click", () => { samples.page--; showSamples(); });
+    at("samples-on").addEventListener("click", () => { samples.page++; showSamples(); });
+    findSamples();
+    document.documentElement.dataset.samples = "ready";
+  }
+
+  // ---- runs, theme ----
+
+  function showRuns() {
+    const one = (source) => make("details", [
+      make("summary", `${source.name}: ${source.records} records, ${source.manifest.identity?.model ?? "unknown model"}, ${source.manifest.created ?? "no date"}`),
+      make("pre", JSON.stringify(source.manifest, null, 2), { tabindex: "0" }),
+    ]);
+    at("manifests").replaceChildren(...(data.sources.length ? data.sources.map(one) : [make("p", "No manifest is known.")]));
+  }
+
+  function setUpTheme() {
+    const button = at("theme");
+    const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+    const show = () => { button.setAttribute("aria-pressed", String(isDark())); };
+    button.addEventListener("click", () => {
+      document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+      show();
+    });
+    show();
+  }
+
+  showFacts();
+  showWarnings();
+  if (data.rows.length) {
+    setUpMatrix();
+    setUpTable();
+  } else {
+    at("matrix-caption").textContent = at("table-count").textContent = "no results";
+  }
+  setUpPlots();
+  setUpSamples();
+  showRuns();
+  setUpTheme();
+})();

@@ -1,0 +1,124 @@
+//! Axes: where they begin and end, their ticks, and the pixel of a value.
+
+/// A linear or logarithmic axis with its ticks.
+pub struct Axis {
+    /// Where it begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+    /// Whether it is logarithmic.
+    pub log: bool,
+    /// Where it is labelled.
+    pub ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// For shares and costs: logarithmic if they span over a decade.
+    pub fn of_costs(values: &[f64]) -> Self {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        if !least.is_finite() || most <= 0.0 {
+            return Self::linear(0.0, 100.0);
+        }
+        match least > 0.0 && most / least > 10.0 {
+            true => Self::logarithmic(least, most),
+            false => Self::linear(least - 0.1 * (most - least), most + 0.1 * (most - least).max(0.1 * most)),
+        }
+    }
+
+    /// For scores in percent: whole tens around them, and 100 at most.
+    pub fn of_scores(values: impl Iterator<Item = f64> + Clone) -> Self {
+        let low = values.clone().fold(100.0, f64::min);
+        let high = values.fold(0.0, f64::max);
+        let low = ((low / 10.0).floor() * 10.0).clamp(0.0, 90.0);
+        Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
+    }
+
+    /// For perplexities: logarithmic if they span over a decade.
+    pub fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
+        const MARGIN: f64 = 0.05;
+        let least = values.clone().fold(f64::INFINITY, f64::min);
+        let most = values.fold(0.0, f64::max);
+        match most / least > 10.0 {
+            true => Self::logarithmic(least, most),
+            false => {
+                let margin = MARGIN * (most - least).max(0.1 * most);
+                Self::linear(least - margin, most + margin)
+            }
+        }
+    }
+
+    /// For lengths: a tick at each of them, at equal distances where each is a multiple of the one before.
+    pub fn of_lengths(lengths: &[usize]) -> Self {
+        let ticks: Vec<f64> = lengths.iter().map(|length| *length as f64).collect();
+        let (low, high) = (ticks.first().copied().unwrap_or(1.0), ticks.last().copied().unwrap_or(1.0));
+        Self { low, high, log: true, ticks }
+    }
+
+    /// From 0 to a little more than the greatest value.
+    pub fn from_zero(most: f64) -> Self {
+        Self::linear(0.0, if most > 0.0 { 1.05 * most } else { 1.0 })
+    }
+
+    fn linear(low: f64, high: f64) -> Self {
+        const MOST_TICKS: f64 = 6.0;
+        let low = low.max(0.0);
+        let step = round_up((high - low) / MOST_TICKS);
+        let (first, last) = ((low / step).ceil() as i64, (high / step + 1e-9).floor() as i64);
+        Self { low, high, log: false, ticks: (first..=last).map(|i| i as f64 * step).collect() }
+    }
+
+    fn logarithmic(least: f64, most: f64) -> Self {
+        const MARGIN: f64 = 1.1;
+        let (low, high) = (least / MARGIN, most * MARGIN);
+        let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
+        let wide = most / least > 300.0;
+        let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let all = decades.flat_map(|d| steps.iter().map(move |step| step * 10f64.powi(d)));
+        Self { low, high, log: true, ticks: all.filter(|tick| (low..=high).contains(tick)).collect() }
+    }
+
+    /// The pixel of a value when the axis runs from `from` to `to`.
+    pub fn at(&self, value: f64, from: i32, to: i32) -> i32 {
+        let scale = |x: f64| if self.log { x.max(f64::MIN_POSITIVE).log10() } else { x };
+        let share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low));
+        let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.5 };
+        (f64::from(from) + share * f64::from(to - from)).round() as i32
+    }
+}
+
+/// The least of 1, 2, 5, 10, 20, ... (and their fractions) that is not below `step`.
+pub fn round_up(step: f64) -> f64 {
+    let decade = 10f64.powf(step.max(1e-6).log10().floor());
+    let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * decade >= step * (1.0 - 1e-9));
+    factor.unwrap_or(10.0) * decade
+}
+
+/// A tick as text without trailing zeros.
+pub fn tick_label(tick: f64) -> String {
+    let text = format!("{tick:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perplexities_are_logarithmic_over_a_decade_only() {
+        let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
+        assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
+        assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
+    }
+
+    #[test]
+    fn ticks_are_round_and_inside() {
+        let axis = Axis::of_costs(&[0.9, 30.0]);
+        assert!(axis.log);
+        assert_eq!(axis.ticks.iter().map(|t| tick_label(*t)).collect::<Vec<_>>(), ["1", "2", "5", "10", "20"]);
+        assert_eq!(Axis::of_scores([71.0, 98.0].into_iter()).ticks, [70.0, 75.0, 80.0, 85.0, 90.0, 95.0, 100.0]);
+        assert_eq!(round_up(0.3), 0.5);
+        let lengths = Axis::of_lengths(&[1024, 2048, 4096]);
+        assert_eq!([1024.0, 2048.0, 4096.0].map(|t| lengths.at(t, 0, 100)), [0, 50, 100]);
+    }
+}

@@ -1,0 +1,181 @@
+//! Panels of points with intervals, the series named below all of them.
+
+use anyhow::Result;
+use plotters::style::text_anchor::HPos;
+
+use super::axis::{Axis, tick_label};
+use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, title_width};
+
+const PANEL: Point = (345, 280);
+/// Height of a panel that stands alone.
+const LONE_HEIGHT: i32 = 400;
+const MOST_COLUMNS: usize = 3;
+const LEGEND_LINE: i32 = 26;
+/// Room around the frame of a panel for its labels.
+const LEFT: i32 = 74;
+const TOP: i32 = 32;
+const RIGHT: i32 = 16;
+const BOTTOM: i32 = 58;
+/// Distance of the data from the frame, so that markers at the ends are whole.
+const INSET: i32 = 10;
+
+/// A figure of panels.
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// What runs to the right.
+    pub x_label: String,
+    /// What runs upwards.
+    pub y_label: String,
+    /// What a tick of the horizontal axis is called.
+    pub x_tick: fn(f64) -> String,
+    /// Whether dense attention's level is drawn across each panel.
+    pub has_level: bool,
+    /// The panels, by rows.
+    pub panels: Vec<Panel>,
+    /// Name and look of each series.
+    pub series: Vec<(String, Look)>,
+}
+
+/// One frame of a chart.
+pub struct Panel {
+    /// What it is about.
+    pub title: String,
+    /// To the right.
+    pub x: Axis,
+    /// Upwards.
+    pub y: Axis,
+    /// Dense attention's level.
+    pub level: Option<f64>,
+    /// Points and line of each series of the chart.
+    pub data: Vec<Data>,
+}
+
+/// A series in a panel.
+#[derive(Default)]
+pub struct Data {
+    /// Measured points.
+    pub points: Vec<Measured>,
+    /// Which of them the line goes through, in its order.
+    pub line: Vec<usize>,
+}
+
+/// A point with the interval of its height.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// To the right.
+    pub x: f64,
+    /// Upwards.
+    pub y: f64,
+    /// Ends of the interval.
+    pub ends: (f64, f64),
+}
+
+/// Edges of the data region.
+struct Frame {
+    left: i32,
+    top: i32,
+    right: i32,
+    bottom: i32,
+}
+
+impl Frame {
+    fn place(&self, panel: &Panel, x: f64, y: f64) -> Point {
+        let x = panel.x.at(x, self.left + INSET, self.right - INSET);
+        (x, panel.y.at(y, self.bottom - INSET, self.top + INSET))
+    }
+
+    fn middle(&self) -> Point {
+        ((self.left + self.right) / 2, (self.top + self.bottom) / 2)
+    }
+}
+
+impl Chart {
+    /// Draws it.
+    ///
+    /// # Errors
+    /// If the drawing fails, for which text output gives no cause.
+    pub fn svg(&self) -> Result<String> {
+        let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, MOST_COLUMNS) as i32;
+        let width = LEAST_WIDTH.max(columns * PANEL.0).max(title_width(&self.title));
+        let panel = (width / columns, if self.panels.len() > 1 { PANEL.1 } else { LONE_HEIGHT });
+        let panels = (self.panels.len() as i32 + columns - 1) / columns * panel.1;
+        let entries = self.legend(width);
+        let lines = entries.last().map_or(0, |(_, (_, line))| line + 1);
+        let height = TITLE_HEIGHT + panels + lines * LEGEND_LINE + INSET;
+        pen::draw((width, height), &self.title, |pen| {
+            for (i, content) in (0..).zip(&self.panels) {
+                let (left, top) = (i % columns * panel.0, TITLE_HEIGHT + i / columns * panel.1);
+                let (right, bottom) = (left + panel.0 - RIGHT, top + panel.1 - BOTTOM);
+                self.panel(pen, content, &Frame { left: left + LEFT, top: top + TOP, right, bottom })?;
+            }
+            entries.iter().try_for_each(|((name, look), (x, line))| {
+                let y = TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
+                entry(pen, name, *look, (*x, y))
+            })
+        })
+    }
+
+    fn panel(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
+        self.axes(pen, panel, frame)?;
+        pen.text(&panel.title, (frame.middle().0, frame.top - 14), SIZE, HPos::Center)?;
+        if let Some(level) = panel.level {
+            let y = frame.place(panel, panel.x.low, level).1;
+            pen.stroke(Look::Dense, &[(frame.left, y), (frame.right, y)])?;
+        }
+        let all = || self.series.iter().map(|(_, look)| *look).zip(&panel.data);
+        let place = |point: &Measured| frame.place(panel, point.x, point.y);
+        // Intervals first, markers last: what is read best lies on top.
+        for (look, data) in all() {
+            for point in &data.points {
+                let end = |y| frame.place(panel, point.x, y).1;
+                pen.interval(look, place(point).0, (end(point.ends.0), end(point.ends.1)))?;
+            }
+        }
+        for (look, data) in all().filter(|(_, data)| data.line.len() > 1) {
+            pen.stroke(look, &data.line.iter().map(|i| place(&data.points[*i])).collect::<Vec<_>>())?;
+        }
+        for (look, data) in all() {
+            data.points.iter().try_for_each(|point| pen.marker(look, place(point)))?;
+        }
+        Ok(())
+    }
+
+    fn axes(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
+        for &tick in &panel.x.ticks {
+            let x = frame.place(panel, tick, panel.y.low).0;
+            pen.line(&[(x, frame.top), (x, frame.bottom)], GRID, 1)?;
+            pen.text(&(self.x_tick)(tick), (x, frame.bottom + 14), SIZE, HPos::Center)?;
+        }
+        for &tick in &panel.y.ticks {
+            let y = frame.place(panel, panel.x.low, tick).1;
+            pen.line(&[(frame.left, y), (frame.right, y)], GRID, 1)?;
+            pen.text(&tick_label(tick), (frame.left - 7, y), SIZE, HPos::Right)?;
+        }
+        pen.edge((frame.left, frame.top), (frame.right, frame.bottom), INK)?;
+        pen.text(&self.x_label, (frame.middle().0, frame.bottom + 38), SIZE, HPos::Center)?;
+        pen.upwards(&self.y_label, (frame.left - LEFT + 16, frame.middle().1))
+    }
+
+    /// Every entry with the pixel where it starts and its line; equally wide columns.
+    fn legend(&self, width: i32) -> Vec<((&str, Look), (i32, i32))> {
+        let dense = self.has_level.then_some(("full (dense)", Look::Dense));
+        let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
+        let entries: Vec<_> = dense.into_iter().chain(series.filter(|(_, look)| *look != Look::Dense)).collect();
+        let longest = entries.iter().map(|(name, _)| name.chars().count() as i32).max().unwrap_or(0);
+        let entry = longest * CHARACTER + SWATCH + 30;
+        let columns = ((width - INSET) / entry).clamp(1, entries.len().max(1) as i32);
+        let left = ((width - columns * entry) / 2).max(INSET);
+        entries.into_iter().zip((0..).map(|i| (left + i % columns * entry, i / columns))).collect()
+    }
+}
+
+const SWATCH: i32 = 36;
+
+fn entry(pen: &Pen, name: &str, look: Look, (x, y): Point) -> Result<()> {
+    pen.stroke(look, &[(x, y), (x + SWATCH, y)])?;
+    if look != Look::Dense {
+        pen.marker(look, (x + SWATCH / 2, y))?;
+    }
+    pen.text(name, (x + SWATCH + 8, y), SIZE, HPos::Left)
+}

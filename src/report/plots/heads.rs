@@ -1,0 +1,140 @@
+//! `heads_*.svg`: how close each query head came to exact attention, layer by head, from records with `--fidelity`.
+
+use anyhow::Result;
+
+use super::grid::{Grid, Panel, Scale};
+use super::{Figure, end_of, suffix};
+use crate::eval::record::HeadFidelity;
+use crate::eval::summary::Cell;
+use crate::report::format::{distinct, setting_name, tokens};
+
+/// What is drawn: file, title, whether 0 is the best, and where it is kept.
+type Quantity = (&'static str, &'static str, bool, fn(&HeadFidelity) -> &Vec<Vec<f64>>);
+const QUANTITIES: [Quantity; 4] = [
+    ("error", "output error", true, |h| &h.output_error),
+    ("recall", "recall", false, |h| &h.recall),
+    ("dropped", "dropped mass", true, |h| &h.dropped_mass),
+    ("density", "density", true, |h| &h.density),
+];
+
+/// For each model, protocol and length four figures, with a panel for every setting that has records by head: means over
+/// all of its examples and tasks. What differs between several figures is in their file names.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
+    let scene = |c: &Cell| (c.head().model.clone(), c.head().protocol.clone(), c.head().length);
+    let with_heads: Vec<&Cell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
+    let scenes = distinct(with_heads.iter().map(|c| scene(c)));
+    let mut figures = Vec::new();
+    for at in &scenes {
+        let shown: Vec<&Cell> = with_heads.iter().copied().filter(|c| scene(c) == *at).collect();
+        let (model, protocol, length) = at;
+        let suffix = suffix(&[
+            (scenes.iter().any(|s| s.0 != *model), model),
+            (scenes.iter().any(|s| s.2 != *length), &length.to_string()),
+            (scenes.iter().any(|s| s.1 != *protocol), protocol),
+        ]);
+        for quantity in &QUANTITIES {
+            let grid = grid(quantity, &shown, at);
+            if !grid.panels.is_empty() {
+                let file = format!("heads_{}{suffix}.svg", quantity.0);
+                figures.push(Figure { file, svg: grid.svg()?, title: grid.title });
+            }
+        }
+    }
+    Ok(figures)
+}
+
+fn heads(r: &crate::eval::record::Record) -> Option<&HeadFidelity> {
+    r.fidelity.as_ref()?.heads.as_ref()
+}
+
+fn grid(quantity: &Quantity, cells: &[&Cell], (model, protocol, length): &(String, String, usize)) -> Grid {
+    let (_, title, less_is_better, _) = quantity;
+    let settings = distinct(cells.iter().map(|c| (&c.head().method, &c.head().params)));
+    let maps = settings.iter().map(|(method, params)| {
+        let of = cells.iter().filter(|c| (&c.head().method, &c.head().params) == (method, params));
+        (setting_name(method, params), mean_map(of.flat_map(|c| &c.records).filter_map(|r| heads(r)), quantity.3))
+    });
+    // Dense attention has nothing to show: no error, and all of everything.
+    let maps: Vec<(String, Vec<Vec<f64>>)> =
+        maps.filter(|(name, map)| !map.is_empty() && name != crate::eval::summary::REFERENCE).collect();
+    let values = || maps.iter().flat_map(|(_, map)| map.iter().flatten().copied());
+    let most = |size: fn(&Vec<Vec<f64>>) -> usize| maps.iter().map(|(_, map)| size(map)).max().unwrap_or(0);
+    let names = |n: usize| (0..n).map(|i| i.to_string()).collect();
+    let panel = |(title, map): &(String, Vec<Vec<f64>>)| {
+        let line = |(line, values): (usize, &Vec<f64>)| {
+            values.iter().enumerate().map(move |(head, value)| (line, head, *value)).collect::<Vec<_>>()
+        };
+        Panel { title: title.clone(), cells: map.iter().enumerate().flat_map(line).collect() }
+    };
+    let at = if *length > 0 { format!(", {} tokens", tokens(*length)) } else { String::new() };
+    Grid {
+        title: format!("{title} by layer and query head: {}{at}, sparse from {protocol}", end_of(model)),
+        x_label: "query head".to_owned(),
+        y_label: "layer".to_owned(),
+        columns: names(most(|map| map.first().map_or(0, Vec::len))),
+        lines: names(most(Vec::len)),
+        panels: maps.iter().map(panel).collect(),
+        scale: match *title {
+            "recall" => Scale::up_to(title, [1.0].into_iter(), false),
+            _ => Scale::up_to(title, values(), *less_is_better),
+        },
+    }
+}
+
+/// Mean over maps of the same shape; of others, those like the first count.
+fn mean_map<'a>(
+    maps: impl Iterator<Item = &'a HeadFidelity>,
+    of: fn(&HeadFidelity) -> &Vec<Vec<f64>>,
+) -> Vec<Vec<f64>> {
+    let mut sum: Vec<Vec<f64>> = Vec::new();
+    let mut n = 0usize;
+    for map in maps.map(of) {
+        if sum.is_empty() {
+            sum = map.iter().map(|line| vec![0.0; line.len()]).collect();
+        }
+        if map.iter().map(Vec::len).eq(sum.iter().map(Vec::len)) {
+            sum.iter_mut().flatten().zip(map.iter().flatten()).for_each(|(sum, value)| *sum += value);
+            n += 1;
+        }
+    }
+    sum.iter_mut().flatten().for_each(|value| *value /= n.max(1) as f64);
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use crate::eval::record::{Fidelity, Record};
+    use crate::eval::summary::group;
+
+    fn with_heads(method: &str, sample: usize, error: f64) -> Record {
+        let map = |value: f64| vec![vec![value, 0.0], vec![0.0, value]];
+        let heads =
+            HeadFidelity { density: map(0.1), output_error: map(error), recall: map(0.9), dropped_mass: map(0.0) };
+        let fidelity = Fidelity {
+            output_error: vec![error],
+            recall: vec![0.9],
+            dropped_mass: vec![],
+            spread: None,
+            heads: Some(heads),
+        };
+        Record { fidelity: Some(fidelity), ..record("ruler/vt", method, sample, 1.0) }
+    }
+
+    #[test]
+    fn maps_are_means_over_examples_and_leave_out_dense_attention() {
+        let records = [with_heads("full", 0, 0.0), with_heads("topk", 0, 0.1), with_heads("topk", 1, 0.3)];
+        let cells = group(&records, &[]);
+        let drawn = figures(&cells).unwrap();
+        let files: Vec<_> = drawn.iter().map(|f| f.file.as_str()).collect();
+        assert_eq!(files, ["heads_error.svg", "heads_recall.svg", "heads_dropped.svg", "heads_density.svg"]);
+        assert!(
+            drawn[0].svg.contains("\n.2\n") && drawn[0].svg.contains("\ntopk\n") && !drawn[0].svg.contains("\nfull\n")
+        );
+        assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[])).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,111 @@
+//! `score_vs_length.svg`: how scores change with the length, one panel a task and one line a setting of a method.
+
+use anyhow::Result;
+
+use super::axis::Axis;
+use super::chart::{Chart, Data, Measured, Panel};
+use super::pen::Look;
+use super::trade::looks;
+use super::{Figure, end_of, suffix};
+use crate::eval::record::SummaryRow;
+use crate::report::format::{distinct, setting_name, tokens};
+
+/// One figure for each model, protocol and measure that has rows at several lengths; `means` as for
+/// [`trade::figures`](super::trade::figures). What differs between several figures is in their file names.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>> {
+    let scene = |r: &SummaryRow| (r.model.clone(), r.protocol.clone(), r.measure);
+    let scenes = distinct(rows.iter().filter(|r| r.length > 0).map(scene));
+    let mut figures = Vec::new();
+    for at in &scenes {
+        let shown: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.length > 0 && scene(r) == *at).collect();
+        let chart = chart(&shown);
+        let (model, protocol, measure) = at;
+        let alike = || scenes.iter().filter(|s| s.2 == *measure);
+        let suffix = suffix(&[(alike().any(|s| s.0 != *model), model), (alike().any(|s| s.1 != *protocol), protocol)]);
+        if chart.panels.iter().any(|panel| panel.x.ticks.len() > 1) {
+            let file = format!("{}_vs_length{suffix}.svg", measure.name());
+            figures.push(Figure { file, svg: chart.svg()?, title: chart.title });
+        }
+    }
+    Ok(figures)
+}
+
+/// `rows` is never empty.
+fn chart(rows: &[&SummaryRow]) -> Chart {
+    let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
+    let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
+    let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
+    let name = |(method, params): &(&str, &str)| match several(method) {
+        true => setting_name(method, params),
+        false => (*method).to_owned(),
+    };
+    // Settings are told apart, not only methods: each look takes the next number of its kind.
+    let (mut coloured, mut grey) = (0.., 0..);
+    let looks = looks(&methods).into_iter().map(|look| match look {
+        Look::Method(_) => Look::Method(coloured.next().unwrap_or(0)),
+        Look::Oracle(_) => Look::Oracle(grey.next().unwrap_or(0)),
+        Look::Dense => Look::Dense,
+    });
+    let series = settings.iter().map(name).zip(looks).collect();
+    let mut lengths = distinct(rows.iter().map(|r| r.length));
+    lengths.sort_unstable();
+    let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
+        let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
+        let data = |(method, params): &(&str, &str)| {
+            let mut of: Vec<&&SummaryRow> =
+                of_task.iter().filter(|r| r.method == *method && r.params == *params).collect();
+            of.sort_by_key(|r| r.length);
+            let point = |r: &&&SummaryRow| Measured { x: r.length as f64, y: r.score, ends: (r.ci_low, r.ci_high) };
+            Data { points: of.iter().map(point).collect(), line: (0..of.len()).collect() }
+        };
+        Panel {
+            title: task.to_owned(),
+            x: Axis::of_lengths(&lengths),
+            y: super::score_axis(rows[0].measure, rows, &of_task),
+            level: None,
+            data: settings.iter().map(data).collect(),
+        }
+    });
+    Chart {
+        title: format!(
+            "{} against length: {}, sparse from {}",
+            super::measure_title(rows[0].measure),
+            end_of(&rows[0].model),
+            rows[0].protocol
+        ),
+        x_label: "length (tokens)".to_owned(),
+        y_label: super::measure_label(rows[0].measure).to_owned(),
+        x_tick: |tick| tokens(tick as usize),
+        has_level: settings.iter().any(|(method, _)| *method == crate::eval::summary::REFERENCE),
+        panels: panels.collect(),
+        series,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::Record;
+    use crate::eval::record::tests::record;
+    use crate::eval::summary::summarize;
+
+    #[test]
+    fn lengths_need_to_differ() {
+        let at = |length, params: &str| Record {
+            length,
+            params: params.into(),
+            key: format!("{length}{params}"),
+            ..record("ruler/vt", "topk", 0, 0.5)
+        };
+        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap();
+        assert!(drawn(&[at(1024, "k=8")]).is_empty());
+        let figures = drawn(&[at(1024, "k=8"), at(4096, "k=8"), at(4096, "k=16")]);
+        assert_eq!(figures.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["score_vs_length.svg"]);
+        for text in ["\n1K\n", "\n4K\n", "topk k=8", "topk k=16"] {
+            assert!(figures[0].svg.contains(text), "{text}");
+        }
+    }
+}

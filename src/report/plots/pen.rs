@@ -1,0 +1,227 @@
+//! Drawing in pixels onto plotters' SVG backend.
+//!
+//! Text stays text: no fonts of the system are needed, and the same calls give the same bytes. Colours are distinct to
+//! colour-blind readers, and every method has its own marker, so that figures survive being printed in grey. Letters
+//! are large enough for a figure at half its width.
+
+use anyhow::Result;
+use plotters::backend::SVGBackend;
+use plotters::coord::Shift;
+use plotters::element::{Circle, Drawable, PathElement, PointCollection, Polygon, Rectangle, Text};
+use plotters::prelude::{DrawingArea, IntoDrawingArea, RGBColor, WHITE};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, TextStyle};
+
+/// A place in pixels, from the left and from the top.
+pub type Point = (i32, i32);
+
+/// plotters divides by 1.24 for SVG: these are 15 and 18 px.
+pub const SIZE: i32 = 19;
+/// Of titles.
+pub const TITLE_SIZE: i32 = 22;
+/// About the width of a character at [`SIZE`].
+pub const CHARACTER: i32 = 9;
+/// Height of the title above the panels.
+pub const TITLE_HEIGHT: i32 = 44;
+/// The narrowest figure.
+pub const LEAST_WIDTH: i32 = 660;
+const RADIUS: i32 = 5;
+
+/// Of text and frames.
+pub const INK: RGBColor = RGBColor(40, 40, 40);
+/// Of the lines at ticks.
+pub const GRID: RGBColor = RGBColor(226, 226, 226);
+/// Okabe and Ito's colours without their yellow, which is too faint on white, and a brown.
+const PALETTE: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(128, 84, 60),
+];
+/// Outlines of markers in units of their radius; a circle comes before them. Their number and that of the
+/// colours have no common divisor, so 56 methods look different.
+const MARKERS: [&[(f64, f64)]; 7] = [
+    &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
+    &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
+    &[(0.0, 1.2), (1.1, -0.8), (-1.1, -0.8)],
+    &[
+        (-0.4, -1.2),
+        (0.4, -1.2),
+        (0.4, -0.4),
+        (1.2, -0.4),
+        (1.2, 0.4),
+        (0.4, 0.4),
+        (0.4, 1.2),
+        (-0.4, 1.2),
+        (-0.4, 0.4),
+        (-1.2, 0.4),
+        (-1.2, -0.4),
+        (-0.4, -0.4),
+    ],
+    &[(-1.2, 0.0), (0.8, -1.1), (0.8, 1.1)],
+    &[(1.2, 0.0), (-0.8, -1.1), (-0.8, 1.1)],
+];
+
+/// How the points and the line of a series look.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Look {
+    /// A method: the number decides on colour and marker.
+    Method(usize),
+    /// A method that shows what is possible rather than one to deploy: grey and dashed, the number decides on the marker.
+    Oracle(usize),
+    /// Dense attention: black and dashed.
+    Dense,
+}
+
+impl Look {
+    fn colour(self) -> RGBColor {
+        match self {
+            Look::Method(i) => PALETTE[i % PALETTE.len()],
+            Look::Oracle(i) => [RGBColor(110, 110, 110), RGBColor(150, 150, 150)][i % 2],
+            Look::Dense => INK,
+        }
+    }
+
+    /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
+    fn dash(self) -> Option<(f64, f64)> {
+        match self {
+            Look::Method(_) => None,
+            Look::Oracle(i) => [Some((6.0, 4.0)), Some((2.0, 3.0)), Some((10.0, 3.0)), Some((4.0, 7.0))][i % 4],
+            Look::Dense => Some((8.0, 5.0)),
+        }
+    }
+
+    /// The outline of the marker; nothing for a circle.
+    fn outline(self) -> Option<&'static [(f64, f64)]> {
+        match self {
+            Look::Method(i) | Look::Oracle(i) => (i % (MARKERS.len() + 1)).checked_sub(1).map(|i| MARKERS[i]),
+            Look::Dense => None,
+        }
+    }
+}
+
+/// Draws a figure of that size in pixels under its title, and returns it as SVG.
+///
+/// # Errors
+/// If `body` fails.
+pub fn draw(size: Point, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (size.0 as u32, size.1 as u32)).into_drawing_area();
+        let pen = Pen { area: &area };
+        area.fill(&WHITE)?;
+        pen.text(title, (size.0 / 2, TITLE_HEIGHT / 2), TITLE_SIZE, HPos::Center)?;
+        body(&pen)?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+/// The width that a title takes, with some room beside it.
+pub fn title_width(title: &str) -> i32 {
+    title.chars().count() as i32 * (CHARACTER + 1) + 2 * CHARACTER
+}
+
+/// Draws in pixels.
+pub struct Pen<'a, 'b> {
+    /// What is drawn on.
+    pub area: &'a DrawingArea<SVGBackend<'b>, Shift>,
+}
+
+impl<'b> Pen<'_, 'b> {
+    /// Draws anything.
+    pub fn draw<E>(&self, element: E) -> Result<()>
+    where
+        for<'e> &'e E: PointCollection<'e, (i32, i32)>,
+        E: Drawable<SVGBackend<'b>>,
+    {
+        Ok(self.area.draw(&element)?)
+    }
+
+    /// Draws a line through points.
+    pub fn line(&self, points: &[Point], colour: RGBColor, width: u32) -> Result<()> {
+        self.draw(PathElement::new(points.to_vec(), colour.stroke_width(width)))
+    }
+
+    /// Fills an area between two corners.
+    pub fn fill(&self, from: Point, to: Point, colour: RGBColor) -> Result<()> {
+        self.draw(Rectangle::new([from, to], colour.filled()))
+    }
+
+    /// Draws the edge of an area between two corners.
+    pub fn edge(&self, from: Point, to: Point, colour: RGBColor) -> Result<()> {
+        self.draw(Rectangle::new([from, to], colour.stroke_width(1)))
+    }
+
+    /// Draws the line of a series.
+    pub fn stroke(&self, look: Look, points: &[Point]) -> Result<()> {
+        match look.dash() {
+            None => self.line(points, look.colour(), 2),
+            Some(dash) => points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], dash, look.colour())),
+        }
+    }
+
+    fn dashed(&self, from: Point, to: Point, (ink, gap): (f64, f64), colour: RGBColor) -> Result<()> {
+        let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
+        let length = dx.hypot(dy);
+        let at = |along: f64| {
+            let share = (along / length).min(1.0);
+            (from.0 + (dx * share).round() as i32, from.1 + (dy * share).round() as i32)
+        };
+        let dashes = (length / (ink + gap)).ceil() as usize;
+        (0..dashes).try_for_each(|i| {
+            let start = i as f64 * (ink + gap);
+            self.line(&[at(start), at(start + ink)], colour, 2)
+        })
+    }
+
+    /// Draws an interval upright.
+    pub fn interval(&self, look: Look, x: i32, (low, high): (i32, i32)) -> Result<()> {
+        const CAP: i32 = 3;
+        let paths = [[(x, low), (x, high)], [(x - CAP, low), (x + CAP, low)], [(x - CAP, high), (x + CAP, high)]];
+        paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
+    }
+
+    /// The marker of a series with a thin white rim, so that markers on each other can be told apart.
+    pub fn marker(&self, look: Look, at: Point) -> Result<()> {
+        self.shape(look, at, RADIUS + 1, WHITE)?;
+        self.shape(look, at, RADIUS, look.colour())
+    }
+
+    fn shape(&self, look: Look, (x, y): Point, radius: i32, colour: RGBColor) -> Result<()> {
+        let Some(outline) = look.outline() else {
+            return self.draw(Circle::new((x, y), radius, colour.filled()));
+        };
+        let scaled = |offset: f64| (offset * f64::from(radius)).round() as i32;
+        let corners: Vec<_> = outline.iter().map(|(dx, dy)| (x + scaled(*dx), y + scaled(*dy))).collect();
+        self.draw(Polygon::new(corners, colour.filled()))
+    }
+
+    /// Writes text beside or around `at`.
+    pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
+        self.coloured(text, at, size, anchor, INK)
+    }
+
+    /// As [`text`](Self::text), in a colour.
+    pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
+        self.draw(Text::new(text.to_owned(), at, style(font(size), anchor).color(&ink)))
+    }
+
+    /// Writes text upwards, around `at`.
+    pub fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
+        let font = font(SIZE).transform(FontTransform::Rotate270);
+        self.draw(Text::new(text.to_owned(), at, style(font, HPos::Center)))
+    }
+}
+
+fn font(size: i32) -> FontDesc<'static> {
+    FontDesc::new(FontFamily::SansSerif, f64::from(size), FontStyle::Normal)
+}
+
+fn style(font: FontDesc<'static>, anchor: HPos) -> TextStyle<'static> {
+    TextStyle::from(font).color(&INK).pos(Pos::new(anchor, VPos::Center))
+}

@@ -1,0 +1,255 @@
+//! `score_vs_*.svg`: score (or perplexity) against what it cost, one panel a task and one colour a method.
+//!
+//! A line joins the settings of a method that no other setting of it beats at the same cost or less (its Pareto front).
+//! The ladder of oracles is drawn in grey behind the methods: exact `topk` and `topp` are what a search could reach,
+//! `oracle_sampling` what sampling could, and `random` what is had for nothing.
+
+use anyhow::Result;
+
+use super::axis::{Axis, tick_label};
+use super::chart::{Chart, Data, Measured, Panel};
+use super::pen::Look;
+use super::{Figure, end_of, suffix};
+use crate::eval::record::SummaryRow;
+use crate::eval::summary::REFERENCE;
+use crate::report::format::{distinct, tokens};
+use crate::tasks::likelihood::Measure;
+
+/// Methods that show what is possible.
+const LADDER: [&str; 4] = ["topk", "topp", "oracle_sampling", "random"];
+
+/// The looks of methods in the order given; those of the ladder in grey.
+pub(super) fn looks(methods: &[&str]) -> Vec<Look> {
+    let place = |method: &str| match LADDER.iter().position(|oracle| *oracle == method) {
+        _ if method == REFERENCE => Look::Dense,
+        Some(rank) => Look::Oracle(rank),
+        None => Look::Method(
+            methods.iter().filter(|m| !LADDER.contains(m) && **m != REFERENCE).position(|m| *m == method).unwrap_or(0),
+        ),
+    };
+    methods.iter().map(|method| place(method)).collect()
+}
+
+/// What a score is set against.
+struct Cost {
+    name: &'static str,
+    title: &'static str,
+    label: &'static str,
+    of: fn(&SummaryRow) -> f64,
+    /// Whether dense attention has a place of its own there: where it is always 100 %, it says nothing.
+    has_dense: bool,
+}
+
+const COSTS: [Cost; 4] = [
+    Cost {
+        name: "density",
+        title: "density",
+        label: "density (% of tokens attended)",
+        of: |r| 100.0 * r.density,
+        has_dense: false,
+    },
+    Cost {
+        name: "cost",
+        title: "cost",
+        label: "cost1 + cost2 (% of full's FLOPs)",
+        of: |r| 100.0 * r.cost_total,
+        has_dense: false,
+    },
+    Cost {
+        name: "bytes",
+        title: "bytes read",
+        label: "MB read per token",
+        of: |r| r.kv_bytes_per_token / 1e6,
+        has_dense: true,
+    },
+    Cost { name: "latency", title: "latency", label: "ms per token", of: |r| r.decode_ms_per_token, has_dense: true },
+];
+
+/// Score with 95 % intervals against density, FLOPs, bytes and latency: four figures for each model, length, protocol
+/// and measure, in the order of the rows; `means` are rows of means over tasks, which have a panel of their own.
+/// `full` is a dashed line. What differs between several figures is in their file names.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>> {
+    let scenes = distinct(rows.iter().map(Scene::of));
+    let mut figures = Vec::new();
+    for cost in &COSTS {
+        for scene in &scenes {
+            let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
+            let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
+            let chart = chart(scene, cost, &shown);
+            figures.push(Figure { file: scene.file_name(cost, &scenes), svg: chart.svg()?, title: chart.title });
+        }
+    }
+    Ok(figures)
+}
+
+/// What the panels of a figure have in common.
+#[derive(Clone, Copy, PartialEq)]
+struct Scene<'a> {
+    model: &'a str,
+    length: usize,
+    protocol: &'a str,
+    measure: Measure,
+}
+
+impl<'a> Scene<'a> {
+    fn of(r: &'a SummaryRow) -> Self {
+        Self { model: &r.model, length: r.length, protocol: &r.protocol, measure: r.measure }
+    }
+
+    fn title(&self, cost: &Cost) -> String {
+        let length = if self.length > 0 { format!(", {} tokens", tokens(self.length)) } else { String::new() };
+        let what = super::measure_title(self.measure);
+        format!("{what} against {}: {}{length}, sparse from {}", cost.title, end_of(self.model), self.protocol)
+    }
+
+    fn file_name(&self, cost: &Cost, all: &[Scene]) -> String {
+        let all: Vec<&Scene> = all.iter().filter(|s| s.measure == self.measure).collect();
+        let suffix = suffix(&[
+            (all.iter().any(|s| s.model != self.model), self.model),
+            (all.iter().any(|s| s.length != self.length), &self.length.to_string()),
+            (all.iter().any(|s| s.protocol != self.protocol), self.protocol),
+        ]);
+        format!("{}_vs_{}{suffix}.svg", self.measure.name(), cost.name)
+    }
+}
+
+fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
+    let is_shown = |r: &SummaryRow| cost.has_dense || r.method != REFERENCE;
+    let methods = distinct(rows.iter().filter(|r| is_shown(r)).map(|r| r.method.as_str()));
+    let ladder_last = |a: &&str| LADDER.contains(a) && **a != *REFERENCE;
+    // Drawn first is drawn below.
+    let (oracles, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(ladder_last);
+    let methods: Vec<&str> = oracles.into_iter().chain(others).collect();
+    let name =
+        |method: &str| if LADDER.contains(&method) { format!("{method} (reference)") } else { method.to_owned() };
+    let x = || Axis::of_costs(&rows.iter().filter(|r| is_shown(r)).map(|r| (cost.of)(r)).collect::<Vec<_>>());
+    let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
+        let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
+        let of_method = |method: &&str| data(of_task.iter().copied().filter(|r| r.method == **method), cost);
+        Panel {
+            title: task.to_owned(),
+            x: x(),
+            y: super::score_axis(scene.measure, rows, &of_task),
+            level: of_task.iter().find(|r| r.method == REFERENCE).map(|r| r.score),
+            data: methods.iter().map(of_method).collect(),
+        }
+    });
+    Chart {
+        title: scene.title(cost),
+        x_label: cost.label.to_owned(),
+        y_label: super::measure_label(scene.measure).to_owned(),
+        x_tick: tick_label,
+        has_level: rows.iter().any(|r| r.method == REFERENCE),
+        panels: panels.collect(),
+        series: methods.iter().map(|m| name(m)).zip(looks(&methods)).collect(),
+    }
+}
+
+/// The points of a method and its front.
+fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
+    let rows: Vec<&SummaryRow> = rows.collect();
+    let points: Vec<Measured> =
+        rows.iter().map(|r| Measured { x: (cost.of)(r), y: r.score, ends: (r.ci_low, r.ci_high) }).collect();
+    let less_is_better = rows.first().is_some_and(|r| r.measure == Measure::Perplexity);
+    Data { line: front(&points, less_is_better), points }
+}
+
+/// The points that are better than all that cost less, from left to right.
+fn front(points: &[Measured], less_is_better: bool) -> Vec<usize> {
+    let merit = |i: usize| if less_is_better { -points[i].y } else { points[i].y };
+    let mut order: Vec<usize> = (0..points.len()).collect();
+    order.sort_by(|a, b| points[*a].x.total_cmp(&points[*b].x).then(merit(*b).total_cmp(&merit(*a))));
+    let mut best = f64::NEG_INFINITY;
+    order.retain(|i| {
+        let better = merit(*i) > best;
+        best = best.max(merit(*i));
+        better
+    });
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::Record;
+    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::summary::summarize;
+
+    fn drawn(records: &[Record]) -> Vec<Figure> {
+        figures(&summarize(records, &[]), &[]).unwrap()
+    }
+
+    fn files(figures: &[Figure]) -> Vec<&str> {
+        figures.iter().map(|f| f.file.as_str()).collect()
+    }
+
+    #[test]
+    fn a_figure_names_its_tasks_and_methods_and_is_the_same_twice() {
+        let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "quest")]
+            .map(|(task, method)| record(task, method, 0, 0.5));
+        let figures = drawn(&records);
+        let names = ["score_vs_density.svg", "score_vs_cost.svg", "score_vs_bytes.svg", "score_vs_latency.svg"];
+        assert_eq!(files(&figures), names);
+        for text in ["ruler/vt", "ruler/cwe", "quest", "topk (reference)", "full (dense)", "builtin, 4K tokens"] {
+            assert!(figures[0].svg.contains(text), "{text}");
+        }
+        assert_eq!(drawn(&records), figures);
+    }
+
+    #[test]
+    fn several_figures_say_in_their_names_what_differs() {
+        let base = record("ruler/vt", "topk", 0, 0.5);
+        let records = [
+            base.clone(),
+            Record { length: 8192, ..base.clone() },
+            Record { model: "org/model@v1".into(), ..base.clone() },
+        ];
+        assert_eq!(
+            files(&drawn(&records))[..3],
+            [
+                "score_vs_density_builtin_4096.svg",
+                "score_vs_density_builtin_8192.svg",
+                "score_vs_density_org-model-v1_4096.svg"
+            ]
+        );
+    }
+
+    #[test]
+    fn perplexities_have_figures_and_axes_of_their_own() {
+        let records = [record("ruler/vt", "topk", 0, 0.5), perplexity("full", 0, 2.0), perplexity("topk", 0, 6.0)];
+        let figures = drawn(&records);
+        assert_eq!(files(&figures)[..2], ["perplexity_vs_density.svg", "score_vs_density.svg"]);
+        assert!(figures[0].svg.contains("perplexity (less is better)") && !figures[0].svg.contains("ruler/vt"));
+        let other = Record { task: "ppl/other".into(), ..perplexity("topk", 0, 5.0) };
+        let rows = summarize(&[perplexity("topk", 0, 2.0), other], &[]);
+        let chart = chart(&Scene::of(&rows[0]), &COSTS[0], &rows.iter().collect::<Vec<_>>());
+        assert!(chart.panels[0].y.low > chart.panels[1].y.high, "each text has its own axis");
+    }
+
+    #[test]
+    fn no_rows_and_lone_rows_are_no_trouble() {
+        assert!(drawn(&[]).is_empty());
+        for (method, density) in [("full", 1.0), ("topk", 0.0), ("topk", 1.0)] {
+            assert_eq!(drawn(&[Record { density, ..record("vt", method, 0, 0.0) }]).len(), 4);
+        }
+    }
+
+    #[test]
+    fn the_front_leaves_out_what_is_beaten_at_less_cost() {
+        let point = |x: f64, y: f64| Measured { x, y, ends: (y, y) };
+        let points = [point(3.0, 80.0), point(1.0, 50.0), point(2.0, 40.0), point(4.0, 80.0)];
+        assert_eq!(front(&points, false), [1, 0]);
+        assert_eq!(front(&points, true), [1, 2]);
+    }
+
+    #[test]
+    fn the_ladder_is_grey_and_takes_no_colour_from_methods() {
+        assert_eq!(
+            looks(&["topk", "quest", "full", "random", "loki"]),
+            [Look::Oracle(0), Look::Method(0), Look::Dense, Look::Oracle(3), Look::Method(1)]
+        );
+    }
+}

@@ -1,0 +1,293 @@
+//! `spattn report` as users run it, and the page it writes in a real browser.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use spattn::eval::record::Record;
+use spattn::eval::store::{OpenMode, Store, load_records};
+use tempfile::TempDir;
+
+struct Ran {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+fn spattn(args: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    let output = command.args(args).env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[track_caller]
+fn ok(args: &[&str]) -> Ran {
+    let ran = spattn(args);
+    assert_eq!(ran.status, Some(0), "{args:?}\n{}\n{}", ran.stdout, ran.stderr);
+    ran
+}
+
+fn path(dir: &Path) -> &str {
+    dir.to_str().unwrap()
+}
+
+/// All files below a folder that were drawn, by name.
+fn drawn(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.path().is_dir() {
+            files.extend(drawn(&entry.path()).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
+        } else if ![".lock", "samples.jsonl", "manifest.json"].contains(&name.as_str()) {
+            files.insert(name, fs::read(entry.path()).unwrap());
+        }
+    }
+    files
+}
+
+fn evaluate(dir: &Path, more: &[&str]) {
+    let run = ["eval", "-q", "-t", "ruler/niah_single_1", "-t", "ruler/vt", "-l", "512", "-n", "2", "--fidelity"];
+    let methods = ["-m", "topk:k={4,16}", "-m", "magicpig:K={8,9},L={20,40}", "--out", path(dir)];
+    ok(&[&run[..], &methods, more].concat());
+}
+
+#[test]
+fn a_run_is_drawn_again_to_the_byte_and_shards_make_the_whole() {
+    let temp = TempDir::new().unwrap();
+    let dir = |name: &str| temp.path().join(name);
+    evaluate(&dir("run"), &[]);
+    let first = drawn(&dir("run"));
+    for name in ["report.html", "summary.md", "plots/score_vs_bytes.png", "plots/time.svg", "plots/heads_recall.png"] {
+        assert!(first.contains_key(name), "{name} is missing: {:?}", first.keys());
+    }
+    assert!(first.contains_key("plots/params_magicpig_K-L_512.svg"), "{:?}", first.keys());
+    assert!(first["plots/time.png"].starts_with(b"\x89PNG"));
+    for out in ["again", "and again"] {
+        ok(&["report", path(&dir("run")), "--out", path(&dir(out))]);
+    }
+    let (again, twice) = (drawn(&dir("again")), drawn(&dir("and again")));
+    assert_eq!(again, twice);
+    first.iter().for_each(|(name, bytes)| assert!(again[name] == *bytes, "{name} is another"));
+    let more: Vec<&String> = again.keys().filter(|name| !first.contains_key(*name)).collect();
+    let tables = ["csv", "json", "md", "tex"].map(|ending| format!("tables/method_by_task.{ending}"));
+    assert_eq!(
+        more,
+        ["summary.json", "summary.tex"]
+            .iter()
+            .map(|s| (*s).to_owned())
+            .chain(tables)
+            .collect::<Vec<_>>()
+            .iter()
+            .collect::<Vec<_>>()
+    );
+
+    let records = load_records(&dir("run")).unwrap().records;
+    assert!(records.iter().all(|r| r.question.contains('?')), "{:?}", records[0].question);
+
+    for shard in ["1", "2"] {
+        evaluate(&dir("shards").join(shard), &["--shard", &format!("{shard}/2")]);
+    }
+    let rows =
+        |from: &Path| -> Vec<Value> { serde_json::from_str(&ok(&["report", path(from), "--json"]).stdout).unwrap() };
+    let scores = |rows: &[Value]| -> Vec<Vec<Value>> {
+        let keys =
+            ["task", "method", "params", "n", "score", "ci_low", "delta_full", "delta_high", "density", "recall"];
+        rows.iter().map(|row| keys.iter().map(|key| row[key].clone()).collect()).collect()
+    };
+    let (whole, merged) = (rows(&dir("run")), rows(&dir("shards")));
+    assert_eq!(scores(&whole), scores(&merged));
+    let csv = fs::read_to_string(dir("run").join("summary.csv")).unwrap();
+    let keys: Vec<&String> = whole[0].as_object().unwrap().keys().collect();
+    assert_eq!(csv.lines().next().unwrap().split(',').collect::<Vec<_>>(), keys);
+}
+
+// ---- runs made here ----
+
+const METHODS: [(&str, &str); 4] = [("full", ""), ("topk", "k=16"), ("quest", "page=16"), ("magicpig", "K=8,L=75")];
+
+/// A run with `samples` examples of two tasks at two lengths under four methods; an odd sample is lost by `quest`.
+fn write_run(dir: &Path, samples: usize, weights: &str) {
+    let methods = METHODS.map(|(method, params)| json!({"method": method, "params": params}));
+    let manifest = json!({
+        "identity": {"model": "builtin", "weights_sha256": weights, "results_version": 1},
+        "methods": methods,
+        "created": "2026-01-01T00:00:00Z",
+    });
+    // Opened and filled by hand: tens of thousands of records would otherwise be flushed one by one.
+    drop(Store::open(dir, OpenMode::Fresh, &manifest).unwrap());
+    let mut text = String::new();
+    for task in ["ruler/vt", "ruler/cwe"] {
+        for length in [1024, 4096] {
+            for sample in 0..samples {
+                for (m, (method, params)) in METHODS.iter().enumerate() {
+                    let lost = *method == "quest" && sample % 2 == 1;
+                    let record = json!({
+                        "key": format!("{task}{length}{sample}{method}"), "model": "builtin", "task": task,
+                        "length": length, "sample": sample, "seed": 42, "method": method, "params": params,
+                        "protocol": "question", "source": "grammar",
+                        "question": format!("What is <b>needle</b> {sample}?"),
+                        "prediction": if lost { "<b>lost</b>".to_owned() } else { format!("Needle-{sample} it is") },
+                        "references": [format!("Needle-{sample} ")], "score": if lost { 0.0 } else { 1.0 },
+                        "prompt_tokens": length - 40, "prefix_tokens": length - 100, "new_tokens": 8,
+                        "max_new_tokens": 40, "stopped": true, "bos_tokens": 1,
+                        "density": 1.0 / (1 + m) as f64, "density_sparse_layers": 0.1, "cost1": 0.1, "cost2": 0.2,
+                        "aux_bits": 0.0, "kv_bytes_per_token": 1e6 * (1 + m) as f64, "prefill_s": 0.5, "index_s": 0.01,
+                        "decode_s": 0.1 * (1 + m) as f64, "steps": 60,
+                    });
+                    text.push_str(&format!("{record}\n"));
+                }
+            }
+        }
+    }
+    fs::write(dir.join("samples.jsonl"), text).unwrap();
+    let first: Record =
+        serde_json::from_str(fs::read_to_string(dir.join("samples.jsonl")).unwrap().lines().next().unwrap()).unwrap();
+    assert_eq!(first.method, "full");
+}
+
+#[test]
+fn tables_can_be_turned_and_mistakes_are_explained() {
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 6, "ab");
+    let report = |more: &[&str]| spattn(&[&["report", path(&run)], more].concat());
+    let text = report(&["--rows", "method", "--columns", "length", "--value", "score,delta"]).stdout;
+    assert!(text.contains("score in %: builtin, sparse from question, mean over 2 tasks"), "{text}");
+    assert!(text.contains("quest page=16") && text.contains("-50.0 ["), "{text}");
+    let latex = report(&["--rows", "task,length", "--columns", "method", "--format", "latex"]).stdout;
+    assert!(latex.contains("task & length & full & topk k=16 &") && latex.contains("\\bottomrule"), "{latex}");
+    let cells: Value =
+        serde_json::from_str(&report(&["--rows", "K", "--columns", "L", "--format", "json"]).stdout).unwrap();
+    assert_eq!((cells.as_array().unwrap().len(), &cells[0]["K"], &cells[0]["n"]), (1, &json!("8"), &json!(24)));
+    assert!(!run.join("report.html").exists(), "what is only printed writes nothing");
+
+    let fails = |args: &[&str], what: &str, hint: &str| {
+        let ran = spattn(args);
+        assert_eq!(ran.status, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(what) && ran.stderr.contains(hint), "{}", ran.stderr);
+    };
+    fails(&["report", path(&run), "--rows", "taks"], "unknown dimension", "task");
+    fails(&["report", path(&run), "--value", "socre"], "unknown value", "score");
+    fails(&["report", path(temp.path().join("none").as_path())], "holds no samples.jsonl", "folder");
+
+    let other = temp.path().join("other");
+    write_run(&other, 6, "cd");
+    let merged = ok(&["report", path(&run), path(&other), "--format", "csv"]);
+    assert!(merged.stderr.contains("note: the runs of builtin differ in weights_sha256"), "{}", merged.stderr);
+    assert_eq!(merged.stdout.lines().count(), 1 + 2 * 16, "rows of both, none of them mixed");
+    assert!(merged.stdout.contains("builtin (weights=ab)") && merged.stdout.contains("builtin (weights=cd)"));
+}
+
+// ---- the page in a browser ----
+
+/// A page loaded in a browser: the document after its scripts ran, what they wrote to the console, and how long it took.
+struct Loaded {
+    document: String,
+    console: Vec<String>,
+    took: Duration,
+}
+
+fn browser() -> Option<&'static str> {
+    let found = ["chromium", "chromium-browser", "google-chrome"]
+        .into_iter()
+        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success()));
+    if found.is_none() {
+        eprintln!("SKIPPED: there is no chromium here to open the page in");
+    }
+    found
+}
+
+fn load(browser: &str, page: &Path) -> Loaded {
+    let profile = TempDir::new().unwrap();
+    let start = Instant::now();
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"])
+        .args(["--virtual-time-budget=20000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    Loaded {
+        document: String::from_utf8(output.stdout).unwrap(),
+        console: stderr.lines().filter(|l| l.contains("CONSOLE")).map(str::to_owned).collect(),
+        took: start.elapsed(),
+    }
+}
+
+/// The page with the script that works it.
+fn driven(dir: &Path) -> PathBuf {
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    let (before, after) = page.rsplit_once("</body>").unwrap();
+    let driven = dir.join("driven.html");
+    fs::write(&driven, format!("{before}<script>{}</script></body>{after}", include_str!("page/drive.js"))).unwrap();
+    driven
+}
+
+fn found(loaded: &Loaded) -> Value {
+    let (_, rest) = loaded.document.split_once("<pre id=\"found\">").expect("the script came to its end");
+    serde_json::from_slice(&STANDARD.decode(rest.split_once('<').unwrap().0).unwrap()).unwrap()
+}
+
+#[test]
+fn the_page_sorts_filters_and_opens_samples_without_errors() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 60, "ab");
+    ok(&["report", path(&run)]);
+    let loaded = load(browser, &driven(&run));
+    assert_eq!(loaded.console, Vec::<String>::new());
+    let found = found(&loaded);
+    let failed = |(_, value): &(&String, &Value)| value.as_str().is_some_and(|v| v.starts_with("failed"));
+    assert!(!found.as_object().unwrap().iter().any(|entry| failed(&entry)), "{found:#}");
+
+    assert_eq!(found["rows"], 16);
+    let first = |order: &Value| order["order"][0].as_str().unwrap().split(' ').next().unwrap().to_owned();
+    assert_eq!((first(&found["up"]), first(&found["down"])), ("50.0".to_owned(), "100.0".to_owned()));
+    assert_eq!((&found["up"]["aria"], &found["up"]["focused"]), (&json!("ascending"), &json!("score")));
+    assert_eq!((&found["down"]["aria"], &found["back"]), (&json!("descending"), &json!("none")));
+    assert_eq!(found["find"], json!([["quest", "quest"], "2 of 16 rows"]));
+    assert_eq!(found["pick"], json!(["ruler/cwe"]));
+    assert_eq!((&found["nothing"], &found["hide"]), (&json!("0 of 16 rows"), &json!(false)));
+    assert_eq!(found["matrix"][0], json!(["method", "1K", "4K"]));
+    assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks");
+    assert_eq!(found["matrix"][1], json!(["topk k=16", "0.0", "0.0"]));
+    let figures =
+        fs::read_dir(run.join("plots")).unwrap().flatten().filter(|f| f.path().extension() == Some("svg".as_ref()));
+    assert_eq!(found["plots"], json!([2, figures.count()]));
+    assert_eq!(found["samples"], json!(["1 to 50 of 240 examples (240 in all, 960 records)", 50]));
+    assert_eq!(found["next"], "51 to 100 of 240 examples (240 in all, 960 records)");
+    assert_eq!(found["lost"], "1 to 50 of 120 examples (240 in all, 960 records)");
+    assert_eq!(found["search"], "1 to 4 of 4 examples (240 in all, 960 records)");
+    let open = &found["open"];
+    assert_eq!((&open["text"][0], &open["text"][1]), (&json!("What is <b>needle</b> 2?"), &json!("Needle-2 ")));
+    assert_eq!(open["methods"], json!(["full", "topk k=16", "quest page=16", "magicpig K=8,L=75"]));
+    assert_eq!((&open["predictions"][2], &open["focused"]), (&json!("Needle-2 it is"), &json!("sample")));
+    assert_eq!(found["close"], json!([true, "Sample 2"]));
+    assert_eq!((&found["unnamed"], &found["unscoped"], &found["uncaptioned"]), (&json!([]), &json!(0), &json!(0)));
+    assert_eq!(found["dark"], json!(["dark", "true", "rgb(20, 23, 27)"]));
+    assert!(found["manifests"][0].as_str().unwrap().contains("\"weights_sha256\": \"ab\""));
+    assert_eq!(found["markup"], 0);
+}
+
+#[test]
+fn fifty_thousand_samples_open_quickly() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 3125, "ab");
+    ok(&["report", path(&run)]);
+    let size = fs::metadata(run.join("report.html")).unwrap().len();
+    assert!(size < 4 << 20, "{size} bytes");
+    let loaded = load(browser, &driven(&run));
+    assert_eq!(found(&loaded)["samples"][0], "1 to 50 of 12500 examples (12500 in all, 50000 records)");
+    // Loading, all of the script's clicks and the browser's own start, on machines that do other things beside.
+    assert!(loaded.took < Duration::from_secs(30), "{:?}", loaded.took);
+}
