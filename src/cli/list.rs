@@ -189,8 +189,8 @@ fn configs_text() -> Result<String> {
         text += &format!("{:<16} {about}\n", shipped.name);
     }
     Ok(text
-        + "\nUse with: spattn sweep NAME (or a TOML file of your own with the same keys), or spattn eval --config NAME if \
-           it has one value of all but tasks, lengths and methods")
+        + "\nUse with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
+           TOML file of your own with the same keys)")
 }
 
 fn configs_json() -> Result<Value> {
