@@ -58,21 +58,29 @@ pub fn bootstrap(n: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Op
     if n == 0 {
         return None;
     }
+    let mut picked = vec![0; n];
+    let resample = |draw: &mut dyn FnMut(usize) -> usize| {
+        picked.iter_mut().for_each(|i| *i = draw(n));
+        statistic(&picked)
+    };
+    Some(percentile_interval(statistic(&(0..n).collect::<Vec<_>>()), seed, resample))
+}
+
+/// The 95 % interval of [`RESAMPLES`] values of `resample`, around `mean`; it is given a function that draws one of so
+/// many numbers from 0 on.
+fn percentile_interval(
+    mean: f64,
+    seed: u64,
+    mut resample: impl FnMut(&mut dyn FnMut(usize) -> usize) -> f64,
+) -> Interval {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     // Multiply and shift: the bias is below n / 2^32, and no library's choice of sampler changes results.
-    let mut draw = || ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize;
-    let mut picked = vec![0; n];
-    let mut resampled: Vec<f64> = (0..RESAMPLES)
-        .map(|_| {
-            picked.iter_mut().for_each(|i| *i = draw());
-            statistic(&picked)
-        })
-        .collect();
+    let mut draw = |n: usize| ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize;
+    let mut resampled: Vec<f64> = (0..RESAMPLES).map(|_| resample(&mut draw)).collect();
     resampled.sort_by(f64::total_cmp);
-    let mean = statistic(&(0..n).collect::<Vec<_>>());
     let tail = (1.0 - CONFIDENCE) / 2.0;
     // Rounding in the sums may put an end beyond the mean by an ulp.
-    Some(Interval { mean, low: quantile(&resampled, tail).min(mean), high: quantile(&resampled, 1.0 - tail).max(mean) })
+    Interval { mean, low: quantile(&resampled, tail).min(mean), high: quantile(&resampled, 1.0 - tail).max(mean) }
 }
 
 /// Mean of the means of several groups of values, each of the same weight, with its bootstrap interval over
@@ -85,22 +93,12 @@ pub fn bootstrap_groups(groups: &[Vec<f64>], seed: u64) -> Option<Interval> {
         let mean = mean(&groups.iter().map(|group| group[0]).collect::<Vec<_>>());
         return Some(Interval { mean, low: mean, high: mean });
     }
-    // All values in one row; a draw among them is turned into one within its group, so that the generator is used
-    // as for a single group.
-    let all: usize = groups.iter().map(Vec::len).sum();
-    let over_groups = |picked: &[usize]| {
-        let mut rest = picked;
-        let means = groups.iter().map(|group| {
-            let (own, others) = rest.split_at(group.len());
-            rest = others;
-            let at = |i: &usize| group[(*i as u128 * group.len() as u128 / all as u128) as usize];
-            own.iter().map(at).sum::<f64>() / group.len() as f64
-        });
-        mean(&means.collect::<Vec<_>>())
+    let mean_of =
+        |of_group: &mut dyn FnMut(&[f64]) -> f64| mean(&groups.iter().map(|group| of_group(group)).collect::<Vec<_>>());
+    let resample = |draw: &mut dyn FnMut(usize) -> usize| {
+        mean_of(&mut |group| (0..group.len()).map(|_| group[draw(group.len())]).sum::<f64>() / group.len() as f64)
     };
-    let resampled = bootstrap(all, seed, over_groups)?;
-    let mean = mean(&groups.iter().map(|group| mean(group)).collect::<Vec<_>>());
-    Some(Interval { mean, low: resampled.low.min(mean), high: resampled.high.max(mean) })
+    Some(percentile_interval(mean_of(&mut |group| mean(group)), seed, resample))
 }
 
 /// Mean of the paired differences `a − b` over the examples that both have, with its bootstrap interval;

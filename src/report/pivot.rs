@@ -503,7 +503,8 @@ mod tests {
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
         let key = format!("{task}{length}{method}{params}{sample}");
-        Record { length, params: params.into(), key, ..record(task, method, sample, score) }
+        // Without a limit for what is generated, no length has to be filled.
+        Record { length, params: params.into(), key, max_new_tokens: 0, ..record(task, method, sample, score) }
     }
 
     fn records() -> Vec<Record> {

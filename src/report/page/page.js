@@ -177,7 +177,8 @@
 
   function showRows() {
     const words = at("table-find").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (r) => `${r.model} ${r.protocol} ${r.task} ${r.length} ${setting(r.method, r.params)} ${r.warnings.map((w) => w.code).join(" ")}`.toLowerCase();
+    // Not the protocol: "quest" is not to find all that is sparse from "question".
+    const text = (r) => `${r.model} ${r.task} ${r.length} ${setting(r.method, r.params)} ${r.warnings.map((w) => w.code).join(" ")}`.toLowerCase();
     const rows = data.rows.filter((r) =>
       filters.every(([key, value]) => value() === "" || String(r[key]) === value()) && words.every((w) => text(r).includes(w)));
     at("table-count").textContent = `${rows.length} of ${data.rows.length} rows`;

@@ -12,8 +12,10 @@ use crate::eval::stats::mean;
 use crate::eval::summary::Cell;
 use crate::report::format::{distinct, number, setting_name, tokens};
 
-/// What is told apart, with the shade that says so: they differ in grey too.
-const PARTS: [(&str, RGBColor, fn(&Record) -> f64); 3] = [
+/// A part of the time: its name, its shade, and the seconds of a record.
+type Part = (&'static str, RGBColor, fn(&Record) -> f64);
+/// What is told apart; the shades differ in grey too.
+const PARTS: [Part; 3] = [
     ("dense prefill (shared by all methods)", RGBColor(0, 84, 134), |r| r.prefill_s),
     ("building the index", RGBColor(230, 130, 0), |r| r.index_s),
     ("steps after the prefix", RGBColor(190, 222, 240), |r| r.decode_s),

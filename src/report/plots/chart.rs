@@ -158,7 +158,7 @@ impl Chart {
     }
 
     /// Every entry with the pixel where it starts and its line; equally wide columns.
-    fn legend(&self, width: i32) -> Vec<((&str, Look), (i32, i32))> {
+    fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
         let dense = self.has_level.then_some(("full (dense)", Look::Dense));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
         let entries: Vec<_> = dense.into_iter().chain(series.filter(|(_, look)| *look != Look::Dense)).collect();
@@ -169,6 +169,9 @@ impl Chart {
         entries.into_iter().zip((0..).map(|i| (left + i % columns * entry, i / columns))).collect()
     }
 }
+
+/// Name and look of a series.
+type Entry<'a> = (&'a str, Look);
 
 const SWATCH: i32 = 36;
 
