@@ -470,7 +470,7 @@ pub fn json(tables: &[Table]) -> String {
     format!("{:#}\n", json!(all))
 }
 
-/// Tables as CSV with a line a cell (tidy data): the dimensions of all tables, then what [`json`] has.
+/// Tables as CSV with a line a cell (tidy data): the dimensions of all tables, then what [`json()`] has.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.

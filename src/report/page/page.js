@@ -38,6 +38,7 @@
     return x > 0 && Number(text) !== 0 ? "+" + text : text;
   };
   const tokens = (n) => (n === 0 ? "as is" : n % 1048576 === 0 ? n / 1048576 + "M" : n % 1024 === 0 ? n / 1024 + "K" : String(n));
+  const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
   const setting = (method, params) => (params ? method + " " + params : method);
   const isPerplexity = (row) => row.measure === "perplexity";
   const digits = (row) => (isPerplexity(row) ? 3 : 1);
@@ -74,7 +75,7 @@
   function showFacts() {
     const list = (key) => distinct(data.rows.map((r) => r[key])).join(", ") || "none";
     at("facts").textContent =
-      `${data.records} records, ${data.rows.length} rows. Sparse from: ${list("protocol")}. Score: mean with its 95 % bootstrap interval.`;
+      `${count(data.records, "record")}, ${count(data.rows.length, "row")}. Sparse from: ${list("protocol")}. Score: mean with its 95 % bootstrap interval.`;
   }
 
   // ---- a table that sorts ----

@@ -22,7 +22,10 @@ impl Axis {
         }
         match least > 0.0 && most / least > 10.0 {
             true => Self::logarithmic(least, most),
-            false => Self::linear(least - 0.1 * (most - least), most + 0.1 * (most - least).max(0.1 * most)),
+            false => {
+                let margin = 0.1 * (most - least).max(0.1 * most);
+                Self::linear(least - margin, most + margin)
+            }
         }
     }
 
