@@ -116,7 +116,7 @@ const METHODS: [(&str, &str); 4] = [("full", ""), ("topk", "k=16"), ("quest", "p
 fn write_run(dir: &Path, samples: usize, weights: &str) {
     let methods = METHODS.map(|(method, params)| json!({"method": method, "params": params}));
     let manifest = json!({
-        "identity": {"model": "builtin", "weights_sha256": weights, "results_version": 1},
+        "identity": {"model": "builtin", "protocol": "question", "seed": 42, "weights_sha256": weights, "results_version": 1},
         "methods": methods,
         "created": "2026-01-01T00:00:00Z",
     });

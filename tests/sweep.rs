@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 use spattn::eval::record::Record;
 use spattn::eval::{store, summary};
+use spattn::report::merge;
 use tempfile::TempDir;
 
 /// Two tasks, two seeds, two protocols with the longer prefix first, three methods: 48 records.
@@ -154,17 +155,20 @@ fn two_shards_merged_are_one_run() {
     m.run("second", &["--shard", "2/2"], 0);
     let (first, second) = (records(&m.out("first")), records(&m.out("second")));
     assert!(!first.is_empty() && !second.is_empty() && first.keys().all(|key| !second.contains_key(key)));
-    let merged = store::merge(&[m.out("first"), m.out("second")]).unwrap();
-    assert!(merged.loaded.notices.is_empty());
-    assert_eq!(by_key(&merged.loaded.records), records(&m.out("whole")));
+    let merged = merge::read(&[m.out("first"), m.out("second")]).unwrap();
+    assert!(merged.notes.is_empty(), "{:?}", merged.notes);
+    assert_eq!(by_key(&merged.records), records(&m.out("whole")));
     let summary = |records: &[Record]| {
         let rows = summary::summarize(records, &[]);
         rows.iter().map(|row| without_times(&serde_json::to_value(row).unwrap())).collect::<Vec<_>>()
     };
-    assert_eq!(summary(&merged.loaded.records), summary(&store::load_records(&m.out("whole")).unwrap().records));
+    assert_eq!(summary(&merged.records), summary(&store::load_records(&m.out("whole")).unwrap().records));
+    // Another precision is told apart in every row, and said.
     m.run("other", &["--shard", "2/2", "--dtype", "f32"], 0);
-    let error = store::merge(&[m.out("first"), m.out("other")]).unwrap_err().to_string();
-    assert!(error.contains("`dtype` is \"bf16\" in ") && error.contains("\"f32\" in "), "{error}");
+    let merged = merge::read(&[m.out("first"), m.out("other")]).unwrap();
+    assert_eq!(merged.notes, ["the runs of builtin differ in dtype: their records are in rows of their own"]);
+    let models: BTreeSet<&str> = merged.records.iter().map(|r| r.model.as_str()).collect();
+    assert_eq!(models, BTreeSet::from(["builtin (dtype=bf16)", "builtin (dtype=f32)"]));
 }
 
 #[test]

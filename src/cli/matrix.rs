@@ -243,7 +243,7 @@ impl Run {
             writeln!(stdout, "warning: {warning}")?;
         }
         let sharing = Sharing::of(&merged.records);
-        if sharing.sharing > 0 {
+        if sharing.is_worth_saying() {
             writeln!(stdout, "\n{sharing}")?;
         }
         writeln!(stdout, "\n{} records. {took}\nFiles:", merged.records.len())?;

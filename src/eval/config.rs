@@ -310,11 +310,6 @@ impl RunConfig {
         }
         Ok(())
     }
-
-    /// `(name, params)` of the methods, in their order.
-    pub fn method_order(&self) -> Vec<(String, String)> {
-        self.methods.iter().map(|m| (m.name.to_owned(), m.params.clone())).collect()
-    }
 }
 
 /// Sinks, windows and dense layers in all combinations: what methods are run under unless they say otherwise.

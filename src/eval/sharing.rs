@@ -22,7 +22,15 @@ pub struct Sharing {
     pub saved_seconds: f64,
 }
 
+/// Less than this share of the tokens read once is a template's first words, and not worth a line.
+const WORTH_SAYING: f64 = 0.01;
+
 impl Sharing {
+    /// Whether so much was shared that a reader should know.
+    pub fn is_worth_saying(&self) -> bool {
+        self.reused_tokens as f64 > WORTH_SAYING * self.tokens as f64
+    }
+
     /// Of the examples in `records`; all records of an example say the same.
     pub fn of(records: &[Record]) -> Self {
         // An example that was run in parts, for some methods and then for others, counts as the first part.
@@ -70,6 +78,8 @@ mod tests {
         ];
         let sharing = Sharing::of(&records);
         assert_eq!((sharing.examples, sharing.sharing, sharing.tokens, sharing.reused_tokens), (2, 1, 8000, 3000));
+        assert!(sharing.is_worth_saying());
+        assert!(!Sharing { reused_tokens: 80, ..sharing }.is_worth_saying() && !Sharing::default().is_worth_saying());
         assert_eq!((sharing.seconds, sharing.saved_seconds), (2.0, 0.75));
         assert!(sharing.to_string().starts_with("prefill took 1.2 s instead of 2.0 s: 1 of 2 examples"), "{sharing}");
     }

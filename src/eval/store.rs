@@ -7,7 +7,7 @@ use super::record::Record;
 use crate::error::UsageError;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -432,6 +432,16 @@ fn differences_of(stored: &Value, now: &Value) -> BTreeSet<String> {
     found
 }
 
+/// Reads a run's folder: its records, and its manifest.
+///
+/// # Errors
+/// [`UsageError`] if a record is of no run in the manifest; if a file is missing or cannot be read.
+pub fn load_run(dir: &Path) -> Result<(Loaded, Value)> {
+    let (loaded, manifest) = (load_records(dir)?, load_manifest(dir)?);
+    check_belong(dir, &loaded.records, &manifest)?;
+    Ok((loaded, manifest))
+}
+
 /// Makes sure that every record is of one of the models, seeds and protocols of the manifest: lines of another run's
 /// file are not taken for this one's.
 fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
@@ -452,81 +462,6 @@ fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> 
             .into())
         }
     }
-}
-
-// ---- several folders ----
-
-/// The records of several folders.
-#[derive(Debug, Default)]
-pub struct Merged {
-    /// One record a key, in the order of the folders, and what was left out on the way.
-    pub loaded: Loaded,
-    /// The folders' manifests.
-    pub manifests: Vec<Value>,
-}
-
-/// Reads the folders of shards, or of other runs that are to be looked at together.
-///
-/// What shares a row of a summary, the same model and protocol, has to be the same in everything else that determines
-/// results (weights, tokenizer, data, version of the results ...) but the seed. A record that several folders have
-/// counts once.
-///
-/// # Errors
-/// [`UsageError`] if two folders do not go together, or a record is of no run in its manifest; if a file is missing or
-/// cannot be read.
-pub fn merge<P: AsRef<Path>>(dirs: &[P]) -> Result<Merged> {
-    let mut merged = Merged::default();
-    let mut facts: BTreeMap<(String, String), (&Path, Value)> = BTreeMap::new();
-    let (mut keys, mut repeated) = (HashSet::new(), 0usize);
-    for dir in dirs.iter().map(AsRef::as_ref) {
-        let (manifest, loaded) = (load_manifest(dir)?, load_records(dir)?);
-        check_belong(dir, &loaded.records, &manifest)?;
-        for (row, key, value) in facts_of(&manifest) {
-            let (first, known) = facts.entry((row, key.clone())).or_insert_with(|| (dir, value.clone()));
-            if *known != value {
-                return Err(unlike((*first, &*known), (dir, &value), &key).into());
-            }
-        }
-        for record in loaded.records {
-            match keys.insert(record.key.clone()) {
-                true => merged.loaded.records.push(record),
-                false => repeated += 1,
-            }
-        }
-        merged.loaded.notices.extend(loaded.notices);
-        merged.manifests.push(manifest);
-    }
-    if repeated > 0 {
-        merged.loaded.notices.push(format!("{repeated} records are in several folders; the first of each counts"));
-    }
-    Ok(merged)
-}
-
-fn unlike(first: (&Path, &Value), second: (&Path, &Value), key: &str) -> UsageError {
-    let side = |(dir, value): (&Path, &Value)| format!("{} in {}", short(value), dir.display());
-    UsageError::new(format!("records of different runs: `{key}` is {}, but {}", side(first), side(second)))
-        .hint("put together only what was run on the same weights, data and version of the program")
-}
-
-/// What records that share a row have to agree in: for each model and protocol the keys of their identity but the
-/// seed, for each model the kinds of its calibrations.
-fn facts_of(manifest: &Value) -> Vec<(String, String, Value)> {
-    let mut facts = Vec::new();
-    let mut add = |row: String, fields: &Value| {
-        let fields = fields.as_object().into_iter().flatten().filter(|(key, _)| *key != "seed");
-        facts.extend(fields.map(|(key, value)| (row.clone(), key.clone(), value.clone())));
-    };
-    let identities = identities(manifest);
-    for identity in &identities {
-        add(format!("{} {}", identity["model"], identity["protocol"]), identity);
-    }
-    let models: BTreeSet<&str> = identities.iter().filter_map(|identity| identity["model"].as_str()).collect();
-    let calibration = &manifest[CALIBRATION];
-    for &model in &models {
-        let own = if models.len() == 1 { calibration } else { &calibration[model] };
-        add(format!("{CALIBRATION} of {model}"), own);
-    }
-    facts
 }
 
 // ---- differences ----
@@ -704,53 +639,10 @@ mod tests {
             fs::write(&path, format!("{own}{}", line(&foreign).unwrap())).unwrap();
             let error = usage(Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap_err());
             assert!(error.what.contains("samples.jsonl: record 2 is of no run in manifest.json"), "{error}");
-            assert!(merge(&[dir.path()]).is_err());
+            assert_eq!(usage(load_run(dir.path()).unwrap_err()).what, error.what);
             fs::write(&path, own).unwrap();
         }
         Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
-    }
-
-    /// A folder with one record of a seed, under a manifest.
-    fn folder(manifest: &Value, seed: u64, sample: usize) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), OpenMode::Fresh, manifest).unwrap();
-        store.append(&Record { seed, ..record("vt", "full", sample, 1.0) }).unwrap();
-        dir
-    }
-
-    #[test]
-    fn folders_of_one_run_are_merged_and_others_refused() {
-        let merge_of = |dirs: &[&tempfile::TempDir]| merge(&dirs.iter().map(|d| d.path()).collect::<Vec<_>>());
-        let (first, second) = (folder(&manifest(1), 1, 0), folder(&manifest(1), 1, 1));
-        let merged = merge_of(&[&first, &second]).unwrap();
-        assert_eq!((merged.loaded.records.len(), merged.manifests.len()), (2, 2));
-        assert!(merged.loaded.notices.is_empty());
-        let twice = merge_of(&[&first, &second, &first]).unwrap();
-        assert_eq!((twice.loaded.records.len(), twice.loaded.notices.len()), (2, 1));
-        // Another seed is more of the same; other weights, versions or calibrations are not.
-        let mut with_more = matrix(&[1, 2]);
-        with_more[IDENTITY][1]["seed"] = json!(2);
-        assert_eq!(merge_of(&[&first, &folder(&with_more, 2, 5)]).unwrap().loaded.records.len(), 2);
-        let mut other = manifest(1);
-        other[IDENTITY]["weights"]["hash"] = json!("cd");
-        let error = usage(merge_of(&[&first, &folder(&other, 1, 2)]).unwrap_err());
-        assert!(error.what.contains("`weights` is {\"hash\":\"ab\"} in "), "{error}");
-        let calibrated = |hash: &str| {
-            let mut manifest = manifest(1);
-            manifest[CALIBRATION] = json!({ "loki": hash });
-            folder(&manifest, 1, 3)
-        };
-        let (one, another) = (calibrated("a"), calibrated("b"));
-        merge_of(&[&first, &one]).unwrap();
-        let error = usage(merge_of(&[&one, &first, &another]).unwrap_err());
-        assert!(error.what.contains("`loki` is \"a\" in "), "{error}");
-        // Other models are other rows.
-        let mut other = manifest(1);
-        (other[IDENTITY]["model"], other[IDENTITY]["weights"]["hash"]) = (json!("m"), json!("cd"));
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Store::open(dir.path(), OpenMode::Fresh, &other).unwrap();
-        store.append(&Record { model: "m".into(), key: "m".into(), ..record("vt", "full", 0, 1.0) }).unwrap();
-        assert_eq!(merge_of(&[&first, &dir]).unwrap().loaded.records.len(), 2);
     }
 
     #[test]

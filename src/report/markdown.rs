@@ -48,7 +48,7 @@ fn header(report: &Report) -> String {
     ];
     let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {value}\n")).collect();
     let sharing = Sharing::of(records);
-    if sharing.sharing > 0 {
+    if sharing.is_worth_saying() {
         let _ = writeln!(text, "- {sharing}");
     }
     text

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::eval::record::Record;
-use crate::eval::store::{CALIBRATION, SAMPLES, identities, load_manifest, load_records};
+use crate::eval::store::{CALIBRATION, SAMPLES, identities, load_run};
 
 use super::format::distinct;
 
@@ -48,7 +48,7 @@ const OF_TASKS: [&str; 2] = ["data", "positions"];
 /// that made the same task and length from other data, or with other calibrations of a method.
 ///
 /// # Errors
-/// If a folder has no records, or its files cannot be read.
+/// If a folder has no records, one that is of no run in its manifest, or files that cannot be read.
 pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let mut runs = Vec::new();
     for dir in dirs {
@@ -63,8 +63,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let mut merged = Merged::default();
     let mut loaded = Vec::new();
     for (run, name) in runs.iter().zip(names(&runs)) {
-        let records = load_records(run)?;
-        let manifest = load_manifest(run)?;
+        let (records, manifest) = load_run(run)?;
         merged.notes.extend(records.notices);
         merged.order.extend(order(&manifest));
         merged.sources.push(Source { name, manifest, records: records.records.len() });
@@ -194,7 +193,10 @@ mod tests {
     use crate::eval::store::{IDENTITY, OpenMode, Store};
     use serde_json::json;
 
-    fn run(dir: &Path, identity: Value, calibration: Value, records: &[Record]) -> PathBuf {
+    /// A run of the fixture's model, protocol and seed, with what else is said of it.
+    fn run(dir: &Path, facts: Value, calibration: Value, records: &[Record]) -> PathBuf {
+        let mut identity = json!({"model": "builtin", "protocol": "question", "seed": 1});
+        identity.as_object_mut().unwrap().extend(facts.as_object().unwrap().clone());
         let methods = json!([{"method": "full", "params": ""}, {"method": "quest", "params": ""}]);
         let manifest = json!({ IDENTITY: identity, CALIBRATION: calibration, "methods": methods });
         let mut store = Store::open(dir, OpenMode::Fresh, &manifest).unwrap();
@@ -209,7 +211,7 @@ mod tests {
     #[test]
     fn shards_are_one_run_and_what_both_have_counts_once() {
         let dir = tempfile::tempdir().unwrap();
-        let identity = || json!({"model": "builtin", "weights_sha256": "ab", "seed": 1, "fidelity": false});
+        let identity = || json!({"weights_sha256": "ab", "fidelity": false});
         let shard = |name: &str, samples: &[usize]| {
             let records: Vec<Record> = samples.iter().map(|i| record("vt", "full", *i, 1.0)).collect();
             run(&dir.path().join(name), identity(), json!({}), &records)
@@ -229,7 +231,7 @@ mod tests {
     fn other_weights_or_versions_get_rows_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
         let of = |name: &str, weights: &str, version: u32| {
-            let identity = json!({"model": "builtin", "weights_sha256": weights, "results_version": version});
+            let identity = json!({"weights_sha256": weights, "results_version": version});
             run(&dir.path().join(name), identity, json!({}), &[record("vt", "full", 0, 1.0)])
         };
         let runs = [of("1", "ab", 1), of("2", "cd", 1), of("3", "ab", 1)];
@@ -246,7 +248,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |name: &str, data: Value, calibration: Value, task: &str| {
             let records = [record(task, "full", 0, 1.0)];
-            run(&dir.path().join(name), json!({"model": "builtin", "data": data}), calibration, &records)
+            run(&dir.path().join(name), json!({"data": data}), calibration, &records)
         };
         let ruler = of("ruler", Value::Null, json!({}), "ruler/vt");
         let longbench = of("longbench", json!("folder"), json!({"loki": "a"}), "longbench/qasper");

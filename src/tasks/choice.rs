@@ -426,7 +426,10 @@ mod tests {
         assert!(
             what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", row)]).contains("test.jsonl:1: `C` names none of 1 options")
         );
-        assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "{\"question\": \"x\"}")]).contains("test.jsonl:1: "));
+        assert!(
+            what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "{\"question\": \"x\"}")])
+                .contains("test.jsonl:1: a field is missing for `choices.text`")
+        );
         assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "\nx")]).contains("test.jsonl:2: not JSON: "));
         assert!(what("mcq/arc_easy", &[]).contains("needs data that are not there"));
         assert!(what("mcq/arc_easy:shot=1", &[]).contains("`shot=1` cannot be read"));

@@ -42,7 +42,7 @@ impl Fields {
     /// # Errors
     /// If a field is missing or of another kind.
     pub fn text(&self, template: &str) -> Result<String> {
-        Ok(self.env.render_str(template, &self.row)?)
+        self.env.render_str(template, &self.row).map_err(|e| unfilled(template, &e))
     }
 
     /// What an expression gives.
@@ -50,7 +50,8 @@ impl Fields {
     /// # Errors
     /// As [`text`](Self::text).
     pub fn value(&self, expression: &str) -> Result<Filled> {
-        Ok(self.env.compile_expression(expression)?.eval(&self.row)?)
+        let value = self.env.compile_expression(expression).and_then(|compiled| compiled.eval(&self.row));
+        value.map_err(|e| unfilled(expression, &e))
     }
 
     /// The texts of a list that an expression gives.
@@ -60,6 +61,15 @@ impl Fields {
     pub fn list(&self, expression: &str) -> Result<Vec<String>> {
         Ok(self.value(expression)?.try_iter()?.map(|value| value.to_string()).collect())
     }
+}
+
+/// What a row lacks, by the template that asks for it.
+fn unfilled(template: &str, error: &minijinja::Error) -> anyhow::Error {
+    let what = match error.kind() {
+        minijinja::ErrorKind::UndefinedError => "a field is missing".to_owned(),
+        _ => error.to_string(),
+    };
+    anyhow::anyhow!("{what} for `{}`", template.replace('\n', "\\n"))
 }
 
 /// HellaSwag's texts without WikiHow's titles and notes in brackets, as lm-eval cleans them.
