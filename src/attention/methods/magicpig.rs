@@ -33,14 +33,15 @@
 //! collisions depend on each other, and the probability of the union, which the weights need, has no
 //! closed form for groups above two.
 
+mod probability;
 mod tables;
 
-use std::f64::consts::PI;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
 use super::{MethodEntry, ParamInfo, Preset};
@@ -103,6 +104,8 @@ struct MagicPig {
     hashing: Hashing,
     u_floor: f64,
     planes: RandomPlanes,
+    /// Of the shape, once it is known.
+    log_probability: Option<LogProbability>,
 }
 
 /// What is hashed how, and what counts as sampled.
@@ -112,17 +115,6 @@ struct Hashing {
     center: bool,
     simple_lsh: bool,
     seed: u64,
-}
-
-impl Hashing {
-    /// `u`: the probability of being sampled from that of agreeing on one sign.
-    fn sampling_probability(self, shape: Shape, agreement: f64) -> f64 {
-        let c = agreement.powi(shape.bits as i32);
-        match self.min_collisions {
-            1 => at_least_one(c, shape.tables as f64),
-            _ => at_least_two(c, shape.tables as f64),
-        }
-    }
 }
 
 impl MagicPig {
@@ -158,12 +150,14 @@ impl MagicPig {
     }
 
     fn new(bits: Option<usize>, tables: Tuned<usize>, hashing: Hashing, u_floor: f64) -> Self {
-        let count = match tables {
-            Tuned::Value(tables) => Shape { bits: bits.unwrap_or(Self::DEFAULT_BITS), tables }.planes(),
-            // What is solved for a density draws its own.
-            Tuned::Density(_) => 0,
+        // What is solved for a density draws its own.
+        let shape = match tables {
+            Tuned::Value(tables) => Some(Shape { bits: bits.unwrap_or(Self::DEFAULT_BITS), tables }),
+            Tuned::Density(_) => None,
         };
-        Self { bits, tables, hashing, u_floor, planes: RandomPlanes::new(count, hashing.seed) }
+        let planes = RandomPlanes::new(shape.map_or(0, Shape::planes), hashing.seed);
+        let log_probability = shape.map(|shape| LogProbability::new(shape, hashing.min_collisions, u_floor));
+        Self { bits, tables, hashing, u_floor, planes, log_probability }
     }
 
     /// `K` and `L`, solved if need be.
@@ -174,7 +168,7 @@ impl MagicPig {
     /// The shape with which the expected share of candidates sampled is `wanted`, over these agreements.
     fn shape_for(&self, wanted: f64, agreements: &Histogram) -> Shape {
         let fewest = usize::from(self.hashing.min_collisions);
-        let sampled = |shape| agreements.mean(|p| self.hashing.sampling_probability(shape, p));
+        let sampled = |shape| agreements.mean(|p| sampling_probability(shape, self.hashing.min_collisions, p));
         let with = |bits, most| {
             let tables = least_reaching(fewest..=most, wanted, |tables| sampled(Shape { bits, tables }));
             Shape { bits, tables }
@@ -230,9 +224,8 @@ impl MagicPig {
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
         let dots = step.exact_scores_of(head, &tokens, cost);
         let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, cost);
-        let u = |cos| self.hashing.sampling_probability(self.shape(), agreement(cos));
-        let log_u = |cos| (self.u_floor + u(cos)).ln() as f32;
-        Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(log_u).collect()) }
+        let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
+        Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
     }
 }
 
@@ -418,28 +411,6 @@ fn longest(norms: &[f32]) -> f32 {
 
 fn norm(x: &[f32]) -> f64 {
     x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt()
-}
-
-/// Probability that a random hyperplane leaves two vectors on one side, from their cosine.
-///
-/// At least `√(2ε)/π`, the angle that a cosine known to `ε = 2^−23` can tell from a straight one.
-fn agreement(cos: f64) -> f64 {
-    let smallest = (2.0 * f64::from(f32::EPSILON)).sqrt() / PI;
-    (1.0 - cos.clamp(-1.0, 1.0).acos() / PI).max(smallest)
-}
-
-/// `1 − (1 − c)^L`: a token that collides in one table with probability `c` does in one of `L`.
-fn at_least_one(c: f64, tables: f64) -> f64 {
-    -(tables * (-c).ln_1p()).exp_m1()
-}
-
-/// `1 − (1 − c)^L − L·c·(1 − c)^(L−1)` (eq. 10): the same for two of `L` tables.
-fn at_least_two(c: f64, tables: f64) -> f64 {
-    if tables * c < 1e-4 {
-        // The differences would cancel: the first two terms of the series, exact to (L·c)².
-        return 0.5 * tables * (tables - 1.0) * c * c * (1.0 - 2.0 / 3.0 * (tables - 2.0) * c);
-    }
-    at_least_one(c, tables) - tables * c * ((tables - 1.0) * (-c).ln_1p()).exp()
 }
 
 #[cfg(test)]

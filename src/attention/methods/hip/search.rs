@@ -147,7 +147,7 @@ impl Search {
     /// For each of `wanted` blocks the largest score of a query row and a sampled key.
     fn scores(&self, rows: &QueryRows, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
         let sampled = |block: &usize| blocks.tokens(*block).step_by(self.key_stride);
-        let tokens: Vec<usize> = wanted.iter().flat_map(sampled).collect();
+        let tokens: Vec<u32> = wanted.iter().flat_map(sampled).map(|token| token as u32).collect();
         let products = rows.products(blocks, &tokens, cost);
         let mut first = 0;
         let mut scores = Vec::with_capacity(wanted.len());
@@ -208,28 +208,26 @@ impl QueryRows {
     }
 
     /// Dot products `[rows][tokens]` with the keys of `tokens`, with their cost.
-    fn products(&self, blocks: &KeyBlocks<'_>, tokens: &[usize], cost: &mut Cost) -> Vec<f32> {
-        let keys = self.gather(blocks, tokens);
+    fn products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
         let rows = self.values.len() / self.width;
         let mut products = vec![0.0; rows * tokens.len()];
-        linear::scores(&self.values, &keys, self.width, &mut products);
-        cost.score_flops += 2 * (rows * keys.len()) as u64;
-        cost.kv_bytes += (keys.len() * blocks.keys.elem_bytes()) as u64;
-        products
-    }
-
-    /// The scored channels of the keys of `tokens`, `[tokens][width]`.
-    fn gather(&self, blocks: &KeyBlocks<'_>, tokens: &[usize]) -> Vec<f32> {
-        let mut gathered = vec![0.0; tokens.len() * self.width];
-        for (out, token) in gathered.chunks_exact_mut(self.width).zip(tokens) {
-            match &self.channels {
-                None => blocks.keys.read(*token, out),
-                Some(channels) => with_rows!(blocks.keys, data => {
-                    let row = &data[token * blocks.d..][..blocks.d];
-                    out.iter_mut().zip(channels).for_each(|(o, c)| *o = row[*c as usize].to_f32());
-                }),
+        with_rows!(blocks.keys, keys => match &self.channels {
+            None => {
+                let queries = self.values.chunks_exact(self.width);
+                for (query, products) in queries.zip(products.chunks_exact_mut(tokens.len())) {
+                    linear::scores_of(query, keys, tokens, products);
+                }
             }
-        }
-        gathered
+            Some(channels) => {
+                let key = |token: &u32| &keys[*token as usize * blocks.d..][..blocks.d];
+                let gathered: Vec<f32> =
+                    tokens.iter().map(key).flat_map(|key| channels.iter().map(|c| key[*c as usize].to_f32())).collect();
+                linear::scores(&self.values, &gathered, self.width, &mut products);
+            }
+        });
+        let read = tokens.len() * self.width;
+        cost.score_flops += 2 * (rows * read) as u64;
+        cost.kv_bytes += (read * blocks.keys.elem_bytes()) as u64;
+        products
     }
 }

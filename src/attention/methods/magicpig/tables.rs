@@ -222,38 +222,47 @@ fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
     }
 }
 
-/// Counts collisions, from query to query without clearing what was not touched.
+/// Counts collisions, from query to query.
 pub(super) struct CollisionCounter {
-    /// Tables in which a token collided, up to what is asked for; 0 between queries.
+    /// Tables in which each token collided, whole words of them; 0 between queries.
     hits: Vec<u8>,
-    touched: Vec<u32>,
 }
 
 impl CollisionCounter {
+    /// Tokens that are looked at together.
+    const WORD: usize = size_of::<u64>();
+    /// 1 in every byte of a word.
+    const ONES: u64 = u64::from_le_bytes([1; Self::WORD]);
+    /// The highest bit of every byte of a word.
+    const HIGHEST: u64 = 0x80 * Self::ONES;
+
     pub fn new(tokens: usize) -> Self {
-        Self { hits: vec![0; tokens], touched: Vec::new() }
+        Self { hits: vec![0; tokens.next_multiple_of(Self::WORD)] }
     }
 
-    /// Tokens that have the query's code in `least` tables or more, ascending; adds the bytes read.
+    /// Tokens that have the query's code in `least` tables or more (at most 127), ascending; adds the bytes read.
     pub fn sample(&mut self, tables: &HashTables, sides: &[u64], least: u8, bytes: &mut u64) -> Vec<u32> {
-        let (hits, touched) = (&mut self.hits, &mut self.touched);
-        let mut sampled = Vec::new();
-        let read = tables.visit_collisions(sides, |token| {
-            let hits = &mut hits[token];
-            if *hits == least {
-                return;
-            }
-            if *hits == 0 {
-                touched.push(token as u32);
-            }
-            *hits += 1;
-            if *hits == least {
-                sampled.push(token as u32);
-            }
-        });
+        let hits = &mut self.hits;
+        // Nothing is asked of a count while it is made: what a token's was before cannot be predicted.
+        let read = tables.visit_collisions(sides, |token| hits[token] = hits[token].saturating_add(1));
         *bytes += read as u64;
-        touched.drain(..).for_each(|token| hits[token as usize] = 0);
-        sampled.sort_unstable();
+        let mut sampled = Vec::new();
+        for (first, counts) in (0u32..).step_by(Self::WORD).zip(hits.chunks_exact(Self::WORD)) {
+            let mut enough = at_least(counts, least);
+            while enough != 0 {
+                sampled.push(first + enough.trailing_zeros() / u8::BITS);
+                enough &= enough - 1;
+            }
+        }
+        hits.fill(0);
         sampled
     }
+}
+
+/// The highest bit of every byte that is `least` or more, of a word of `counts`.
+fn at_least(counts: &[u8], least: u8) -> u64 {
+    let (ones, highest) = (CollisionCounter::ONES, CollisionCounter::HIGHEST);
+    let counts = counts.iter().rev().fold(0, |word, count| (word << u8::BITS) | u64::from(*count));
+    // With its highest bit set no byte borrows from the next; one that had it is enough without.
+    (((counts | highest) - ones * u64::from(least)) | counts) & highest
 }

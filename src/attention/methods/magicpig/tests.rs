@@ -183,6 +183,7 @@ mod lookup {
 }
 
 mod probability {
+    use super::super::probability::{at_least_one, at_least_two};
     use super::*;
 
     #[test]
@@ -202,7 +203,7 @@ mod probability {
     fn grows_with_agreement_and_with_tables_and_falls_with_bits() {
         let u = |p, bits, tables, least| {
             let m = method(&format!("magicpig:K={bits},L={tables},min_collisions={least}"));
-            m.hashing.sampling_probability(m.shape(), p)
+            sampling_probability(m.shape(), m.hashing.min_collisions, p)
         };
         for least in [1, 2] {
             for step in 1..100 {
@@ -225,7 +226,7 @@ mod probability {
         for spec in ["magicpig:K=16,L=2", "magicpig:K=16,L=500,min_collisions=1", "magicpig:K=1,L=500"] {
             for cos in [-2.0, -1.0, -0.999_999_9, -0.5] {
                 let m = method(spec);
-                let u = m.hashing.sampling_probability(m.shape(), agreement(cos));
+                let u = sampling_probability(m.shape(), m.hashing.min_collisions, agreement(cos));
                 assert!((u.ln() as f32).is_finite(), "{spec} at {cos}");
             }
         }
