@@ -90,26 +90,37 @@ pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], lo
     attend_any(queries, keys, values, List(tokens), log_bias, acc);
 }
 
-/// `out += Σ_i weights[i] · values[tokens[i]]`.
+/// `out += Σ_i weights[i] · values[tokens[i]]`, in the order of `tokens`.
+///
+/// # Panics
+/// If a token is out of range, or the lists are not of one length.
 pub fn weighted_list(values: Rows, tokens: &[u32], weights: &[f32], out: &mut [f32]) {
-    let d = out.len();
-    with_rows!(values, data => {
-        for (&t, &w) in tokens.iter().zip(weights) {
-            for (o, v) in out.iter_mut().zip(&data[t as usize * d..][..d]) {
-                *o += w * v.to_f32();
-            }
-        }
-    })
+    assert_eq!(tokens.len(), weights.len(), "one weight a token");
+    with_rows!(values, data => weighted_rows(data, tokens, weights, out))
 }
 
-/// `exp(x - max)` in place; returns the sum.
-pub fn exp_minus(x: &mut [f32], max: f32) -> f32 {
-    let mut sum = 0.0;
-    for x in x {
-        *x = (*x - max).exp();
-        sum += *x;
+dispatch! {
+    fn weighted_rows[T: Elem](data: &[T], tokens: &[u32], weights: &[f32], out: &mut [f32]) = weighted_rows_kernel
+}
+
+/// Columns whose sums stay in registers while the rows go by.
+const SUMS: usize = 64;
+
+#[inline(always)]
+unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(data: &[T], tokens: &[u32], weights: &[f32], out: &mut [f32]) {
+    let d = out.len();
+    let (blocks, rest) = out.as_chunks_mut::<SUMS>();
+    for (first, sums) in (0..).step_by(SUMS).zip(blocks) {
+        for (&t, &w) in tokens.iter().zip(weights) {
+            let row: &[T; SUMS] = data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
+            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+        }
     }
-    sum
+    let first = d - rest.len();
+    for (&t, &w) in tokens.iter().zip(weights) {
+        let row = &data[t as usize * d + first..][..rest.len()];
+        rest.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+    }
 }
 
 /// Which rows a kernel walks over.

@@ -47,7 +47,7 @@ pub(super) struct LogProbability {
 
 impl LogProbability {
     /// Steps of the table: so many that the error is that of single precision.
-    const STEPS: usize = 4096;
+    const STEPS: usize = 8192;
     /// 129°. Who lies farther off is sampled so rarely that it is computed.
     const FARTHEST: f64 = 0.9;
 

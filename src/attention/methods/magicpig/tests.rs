@@ -1,6 +1,8 @@
 //! Tables against brute force, probabilities against binomial sums and observed frequencies, budgets
 //! against the paper's Table 8.
 
+use std::f64::consts::PI;
+
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
