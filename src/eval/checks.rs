@@ -227,7 +227,10 @@ fn density_missed(cell: &Cell) -> Option<Warning> {
     let deviation = achieved / target - 1.0;
     (deviation.abs() > DENSITY_TOLERANCE).then(|| {
         let reason = match deviation > 0.0 {
-            true => "; sink, window and question alone may be too many for this length",
+            true => {
+                "; sink, window and question alone may be too many for this length, or steps attend more widely than \
+                 the prefix's last queries, by which parameters are solved"
+            }
             false => "",
         };
         let message = format!(

@@ -35,18 +35,34 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Granularity::INFO,
         Granularity::REDUCE,
     ],
-    presets: &[Preset {
-        name: "paper",
-        values: &[
-            ("page", "128"),
-            ("k", "4096"),
-            ("representatives", "4"),
-            ("window", "4096"),
-            ("sink", "128"),
-            ("local", "4096"),
-        ],
-        source: "InfLLM §4.1: units of 128 tokens with 4 representatives, 32 looked up (Llama 3), 128 initial and 4K local tokens",
-    }],
+    presets: &[
+        Preset {
+            name: "paper",
+            values: &[
+                ("page", "128"),
+                ("k", "4096"),
+                ("representatives", "4"),
+                ("window", "4096"),
+                ("sink", "128"),
+                ("local", "4096"),
+            ],
+            source: "InfLLM §4.1: units of 128 tokens with 4 representatives, 32 looked up (Llama 3), 128 initial and \
+                     4K local tokens",
+        },
+        Preset {
+            name: "repo",
+            values: &[
+                ("page", "128"),
+                ("k", "2048"),
+                ("representatives", "4"),
+                ("window", "4096"),
+                ("sink", "128"),
+                ("local", "4096"),
+            ],
+            source: "InfLLM's code, config/llama-3-inf-llm.yaml: block_size 128, topk 16, repr_topk 4, n_init 128, n_local \
+                     4096",
+        },
+    ],
     build: |params| {
         let page = params.get_positive("page", 128)?;
         let budget = params.budget(Budget::Ratio(0.0625))?;
