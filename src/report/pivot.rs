@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use serde_json::{Map, Value as Json, json};
 
 use super::Report;
+use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, setting_name, signed, tokens};
 use super::means;
 use crate::error::UsageError;
@@ -101,8 +102,8 @@ impl Layout {
             }
         }
         for value in &layout.values {
-            if !NUMERIC.contains(&value.as_str()) {
-                return Err(UsageError::unknown("value", value, NUMERIC));
+            if !shown_values().any(|known| known == value) {
+                return Err(UsageError::unknown("value", value, shown_values()));
             }
         }
         Ok(layout)
@@ -117,46 +118,16 @@ impl Layout {
     }
 }
 
-/// Values of the summary that a table can show: all but its text, and the ends of intervals, which come with their means.
-const NUMERIC: [&str; 37] = [
-    "n",
-    "score",
-    "delta_full",
-    "density",
-    "cost1",
-    "cost2",
-    "cost_total",
-    "aux_bits",
-    "kv_bytes_per_token",
-    "output_error",
-    "recall",
-    "prefill_s",
-    "decode_ms_per_token",
-    "kv_bytes_held",
-    "density_target",
-    "density_sparse_layers",
-    "density_min",
-    "density_median",
-    "density_max",
-    "output_error_min",
-    "output_error_median",
-    "output_error_max",
-    "recall_min",
-    "recall_median",
-    "recall_max",
-    "dropped_mass",
-    "dropped_mass_min",
-    "dropped_mass_median",
-    "dropped_mass_max",
-    "word_perplexity",
-    "bits_per_byte",
-    "kl_mean",
-    "kl_p99",
-    "same_top",
-    "acc",
-    "acc_norm",
-    "delta",
-];
+/// Columns of the summary that are no values of a table: what rows are told apart by, and text.
+const TEXT: [&str; 7] = ["model", "task", "length", "method", "params", "protocol", "measure"];
+
+/// Values that a table can show: the summary's numbers but the ends of intervals, which come with their means; and
+/// `delta`, which is short for `delta_full`.
+fn shown_values() -> impl Iterator<Item = &'static str> {
+    let is_end = |column: &str| column.ends_with("_low") || column.ends_with("_high");
+    let numbers = COLUMNS.into_iter().filter(move |column| !TEXT.contains(column) && !is_end(column));
+    numbers.chain(["delta"])
+}
 
 fn value_name(name: &str) -> String {
     if name == "delta" { "delta_full".to_owned() } else { name.to_owned() }
@@ -499,7 +470,6 @@ mod tests {
     use super::*;
     use crate::eval::record::Record;
     use crate::eval::record::tests::{perplexity, record};
-    use crate::report::csv::COLUMNS;
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
         let key = format!("{task}{length}{method}{params}{sample}");
@@ -536,11 +506,14 @@ mod tests {
     }
 
     #[test]
-    fn values_are_columns_of_the_summary() {
-        let mut text: Vec<&str> = COLUMNS.iter().copied().filter(|c| !NUMERIC.contains(c)).collect();
-        text.retain(|c| !c.ends_with("_low") && !c.ends_with("_high"));
-        assert_eq!(text, ["model", "task", "length", "method", "params", "protocol", "measure"]);
-        assert!(NUMERIC.iter().all(|n| COLUMNS.contains(n) || *n == "delta"));
+    fn values_are_the_numbers_of_the_summary() {
+        assert!(TEXT.iter().all(|column| COLUMNS.contains(column)), "a column was renamed");
+        let shown: Vec<&str> = shown_values().collect();
+        for known in ["n", "score", "delta_full", "density", "dropped_mass_max", "kl_mean", "acc_norm", "delta"] {
+            assert!(shown.contains(&known), "{known}");
+        }
+        assert!(!shown.contains(&"ci_low") && !shown.contains(&"delta_high") && !shown.contains(&"method"));
+        assert_eq!(shown.len(), COLUMNS.len() - TEXT.len() - 4 + 1);
     }
 
     #[test]

@@ -62,20 +62,30 @@ enum Haystack {
     Needle,
 }
 
+/// What a needle's key or value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+pub(in crate::tasks) enum Kind {
     Words,
     Numbers,
     Uuids,
 }
 
 impl Kind {
-    fn plural(self) -> &'static str {
+    pub(in crate::tasks) fn plural(self) -> &'static str {
         match self {
             Self::Words => "words",
             Self::Numbers => "numbers",
             Self::Uuids => "uuids",
+        }
+    }
+
+    /// One at random; words come from `words`.
+    pub(in crate::tasks) fn draw(self, draw: &mut Draw, words: impl FnOnce(&mut Draw) -> String) -> String {
+        match self {
+            Self::Words => words(draw),
+            Self::Numbers => draw.between(1_000_000, 9_999_999).to_string(),
+            Self::Uuids => uuid(draw.bits()),
         }
     }
 }
@@ -199,11 +209,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn random(&self, kind: Kind, draw: &mut Draw) -> String {
-        match kind {
-            Kind::Words => self.niah.words.key(draw),
-            Kind::Numbers => draw.between(1_000_000, 9_999_999).to_string(),
-            Kind::Uuids => uuid(draw.bits()),
-        }
+        kind.draw(draw, |draw| self.niah.words.key(draw))
     }
 
     fn new_key(&mut self, draw: &mut Draw) -> String {

@@ -8,7 +8,7 @@ use super::books::Books;
 use super::page::{Class, Page, scatter};
 use super::{NeedleWording, fraction, log_uniform, percent, wording};
 use crate::tasks::ruler::definition;
-use crate::tasks::ruler::niah::{Shared, enumerate, uuid};
+use crate::tasks::ruler::niah::{Kind, Shared, enumerate};
 use crate::tasks::ruler::template::{Definition, substitute};
 use crate::tasks::seed::Draw;
 use crate::tasks::text::grammar::Grammar;
@@ -16,31 +16,6 @@ use crate::tasks::text::words::{Words, dictionary_words};
 
 /// Below so many tokens uuids leave room for too little else.
 const UUIDS_FROM: usize = 500;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Words,
-    Numbers,
-    Uuids,
-}
-
-impl Kind {
-    fn plural(self) -> &'static str {
-        match self {
-            Self::Words => "words",
-            Self::Numbers => "numbers",
-            Self::Uuids => "uuids",
-        }
-    }
-
-    fn draw(self, draw: &mut Draw) -> String {
-        match self {
-            Self::Words => word_key(draw),
-            Self::Numbers => draw.between(1_000_000, 9_999_999).to_string(),
-            Self::Uuids => uuid(draw.bits()),
-        }
-    }
-}
 
 /// A key of words: often as evaluated, and often of any other words, so that no list is learnt by heart.
 pub fn word_key(draw: &mut Draw) -> String {
@@ -229,11 +204,12 @@ impl Scene<'_> {
         let mut needles: Vec<String> = Vec::new();
         let mut used = 0;
         while self.entries.len() < most {
-            let drawn = key.draw(self.draw);
+            let drawn = key.draw(self.draw, word_key);
             if !taken.insert(drawn.clone()) {
                 continue;
             }
-            let values: Vec<String> = (0..self.number_of_values(style)).map(|_| self.value.draw(self.draw)).collect();
+            let values: Vec<String> =
+                (0..self.number_of_values(style)).map(|_| self.value.draw(self.draw, word_key)).collect();
             let of_key: Vec<String> = values.iter().map(|value| self.needle(&drawn, value)).collect();
             let cost: usize = of_key.iter().map(|n| page.cost(&format!("{separator}{n}"))).sum();
             if used + cost > for_needles && (!self.entries.is_empty() || used + cost > room) {

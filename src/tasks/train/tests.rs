@@ -2,6 +2,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::*;
+use crate::tasks::ruler::niah::Kind;
 use crate::tasks::{TaskOptions, resolve};
 
 /// The built-in model's tokenizer, which is of the kind that is trained with.
@@ -253,7 +254,7 @@ fn unknown_families_are_errors() {
 fn drawn_wordings_leave_no_placeholder_and_say_where_key_and_value_are() {
     let mut draw = Draw::new(3, 0);
     for _ in 0..300 {
-        let kind = *draw.pick(&[needles::Kind::Words, needles::Kind::Numbers, needles::Kind::Uuids]);
+        let kind = *draw.pick(&[Kind::Words, Kind::Numbers, Kind::Uuids]);
         if let Some(text) = wording::needles(kind, &mut draw) {
             assert_eq!(text.statement.matches("{key}").count(), 1, "{}", text.statement);
             assert_eq!(text.statement.matches("{value}").count(), 1, "{}", text.statement);

@@ -4,8 +4,8 @@
 //! other wordings has no fixed text at all: words drawn around the placeholders, the same throughout a row. What is
 //! left to learn is the task: find what stands with the key, wherever and however it does.
 
-use super::needles::Kind;
 use super::{ChainWording, DocumentWording, FILE, ListWording, NeedleWording, percent};
+use crate::tasks::ruler::niah::Kind;
 use crate::tasks::ruler::qa_synth::Synthetic;
 use crate::tasks::seed::Draw;
 use crate::tasks::text::words::dictionary_words;
