@@ -112,7 +112,13 @@ fn recall(spec: &str, exact: &str) -> (f64, f64, f64) {
 
 #[test]
 fn graphs_find_what_a_scan_finds_by_scoring_a_part() {
-    for (spec, exact) in [("knn:k=64", "topk:k=64"), ("knn:k=16", "topk:k=16"), ("retrieval_attention", "topk:k=100")] {
+    for (spec, exact) in [
+        ("knn:k=64", "topk:k=64"),
+        ("knn:k=16", "topk:k=16"),
+        ("knn:k=400", "topk:k=400"),
+        ("retrieval_attention", "topk:k=100"),
+        ("retrieval_attention:k=400", "topk:k=400"),
+    ] {
         let (mean, least, share) = recall(spec, exact);
         println!("{spec}: recall {mean:.4}, least of a layer {least:.4}, inner products {share:.3}");
         assert!(mean >= 0.95 && least >= 0.9 && share < 1.0, "{spec}: {mean}, {least}, {share}");

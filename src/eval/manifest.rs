@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
-pub const RESULTS_VERSION: u32 = 1;
+pub const RESULTS_VERSION: u32 = 2;
 
 /// Everything that determines a record besides task, length, example and method.
 ///

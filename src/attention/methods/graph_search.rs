@@ -11,6 +11,8 @@ use crate::cost::Cost;
 /// How many keys a search holds: a number, or a multiple of `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SearchWidth {
+    /// `4k`, and of a large `k` no more than some keys beyond: a wide beam misses as little with less to spare.
+    Usual,
     Keys(usize),
     TimesK(usize),
 }
@@ -18,9 +20,14 @@ pub(super) enum SearchWidth {
 impl SearchWidth {
     pub(super) const EXPECTED: &'static str = "a whole number from 1, or a multiple of k such as 4k";
 
+    /// [`SearchWidth::Usual`], for lists of parameters.
+    pub(super) const USUAL: &'static str = "4k to k+256";
+    const MOST_BEYOND: usize = 256;
+
     /// The number when `k` keys are wanted, which is the least.
     pub(super) fn of(self, k: usize) -> usize {
         match self {
+            Self::Usual => (4 * k).min(k + Self::MOST_BEYOND),
             Self::Keys(n) => n.max(k),
             Self::TimesK(times) => times.saturating_mul(k),
         }
@@ -42,6 +49,7 @@ impl FromStr for SearchWidth {
 impl fmt::Display for SearchWidth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Usual => f.write_str(Self::USUAL),
             Self::Keys(n) => write!(f, "{n}"),
             Self::TimesK(times) => write!(f, "{times}k"),
         }

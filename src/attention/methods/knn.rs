@@ -43,7 +43,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo {
             key: "ef",
-            default: "4k",
+            default: SearchWidth::USUAL,
             about: "hnsw: keys held while searching, a number or a multiple of k; more find more (at least k)",
         },
         ParamInfo {
@@ -119,7 +119,7 @@ struct GraphSearch {
 
 impl GraphSearch {
     fn read(params: &mut Params) -> Result<Self, UsageError> {
-        let width = params.get_minor_as("ef", SearchWidth::TimesK(4), SearchWidth::EXPECTED)?;
+        let width = params.get_minor_as("ef", SearchWidth::Usual, SearchWidth::EXPECTED)?;
         let links = params.get_minor("M", 16)?;
         if links < 2 {
             return Err(params.bad_value("M", "1", "at least 2"));

@@ -32,7 +32,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "nearest", default: "100", about: "keys that each of these queries is linked to" },
         ParamInfo {
             key: "ef",
-            default: "4k",
+            default: SearchWidth::USUAL,
             about: "keys held while searching, a number or a multiple of k; more find more (at least k)",
         },
         ParamInfo { key: "M", default: "16", about: "links of a key made by queries, and again by its own search" },
@@ -55,7 +55,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let queries = params.get_minor("queries", 512)?;
         let nearest = params.get_minor("nearest", 100)?;
-        let width = params.get_minor_as("ef", SearchWidth::TimesK(4), SearchWidth::EXPECTED)?;
+        let width = params.get_minor_as("ef", SearchWidth::Usual, SearchWidth::EXPECTED)?;
         let links = params.get_minor("M", 16)?;
         let build_width = params.get_minor("ef_construction", 100)?;
         let budget = params.budget(Budget::Tokens(100))?;
