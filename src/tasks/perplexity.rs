@@ -17,6 +17,7 @@ use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder, TextTokens};
+use super::text::decode;
 use super::{Family, Task, TaskInfo, TaskOptions, assets};
 use crate::error::UsageError;
 
@@ -324,9 +325,7 @@ fn read_text(path: &Path) -> Result<String> {
         false => file.read_to_end(&mut bytes),
     };
     read.map_err(unreadable)?;
-    let text = String::from_utf8(bytes)
-        .map_err(|e| UsageError::new(format!("{}: not UTF-8: {}", path.display(), e.utf8_error())).hint(FILE_HINT))?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+    Ok(decode(bytes, path)?)
 }
 
 #[cfg(test)]
