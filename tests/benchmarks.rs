@@ -234,3 +234,314 @@ fn free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them() {
     assert!(of("mcq/winogrande").iter().all(|r| r["choice"]["log_likelihoods"].as_array().unwrap().len() == 2));
     refused(&[&["--task", "gen/coqa2"][..], &folder].concat(), "unknown task `gen/coqa2`");
 }
+
+// ---- twenty examples of every family ----
+
+/// A family of tasks, and the files that it reads.
+struct Benchmark {
+    /// The task; `{}` is the data folder.
+    task: &'static str,
+    /// `--length`, for tasks that are made to one.
+    length: Option<&'static str>,
+    /// `--samples`: so many that there are twenty examples.
+    samples: usize,
+    files: fn() -> Vec<(&'static str, String)>,
+    /// How predictions are scored; empty if likelihoods are.
+    metric: &'static str,
+}
+
+const fn made(task: &'static str, length: &'static str, samples: usize, metric: &'static str) -> Benchmark {
+    Benchmark { task, length: Some(length), samples, files: Vec::new, metric }
+}
+
+const fn read(task: &'static str, metric: &'static str, files: fn() -> Vec<(&'static str, String)>) -> Benchmark {
+    Benchmark { task, length: None, samples: 20, files, metric }
+}
+
+/// What is made to a length; of RULER a task of every base.
+const MADE: [Benchmark; 13] = [
+    made("ruler/niah_single_2", "256", 20, "string_match_all"),
+    made("ruler/vt", "832", 20, "string_match_all"),
+    made("ruler/cwe", "896", 20, "string_match_all"),
+    made("ruler/fwe", "320", 20, "string_match_all"),
+    made("ruler/qa_synth", "256", 20, "string_match_part"),
+    Benchmark { files: squad, ..made("ruler/qa_1", "256", 20, "string_match_part") },
+    Benchmark { files: hotpotqa, ..made("ruler/qa_2", "512", 20, "string_match_part") },
+    made("ruler_reworded/niah_single_2", "256", 20, "string_match_all"),
+    made("needle/number:steps=2", "256", 10, "string_match_all"),
+    made("passkey/quest:steps=2", "256", 10, "first_number"),
+    made("passkey/hip:steps=2", "640", 10, "digit_match"),
+    made("kv_retrieval:steps=2", "384", 10, "string_match_all"),
+    made("longeval_lines:steps=2", "384", 10, "last_number"),
+];
+
+/// What is read from files and answered, in each benchmark's own fields.
+const ANSWERED: [Benchmark; 15] = [
+    Benchmark {
+        samples: 10,
+        ..read("kv_retrieval:file={}/kv.jsonl,steps=2", "string_match_all", || jsonl("kv.jsonl", pairs))
+    },
+    read("longbench/multifieldqa_zh", "qa_f1_zh", || {
+        jsonl("longbench/multifieldqa_zh.jsonl", |i| chinese(i, &i.to_string(), &[]))
+    }),
+    read("longbench/dureader", "rouge_l_zh", || {
+        jsonl("longbench/dureader.jsonl", |i| chinese(i, "北京是中国的首都", &[]))
+    }),
+    read("longbench/lsht", "classification", || {
+        jsonl("longbench/lsht.jsonl", |i| chinese(i, ["体育", "农业"][i % 2], &["体育", "农业"]))
+    }),
+    read("longbench/passage_retrieval_zh", "retrieval_zh", || {
+        jsonl("longbench/passage_retrieval_zh.jsonl", |i| chinese(i, &format!("段落{i}"), &[]))
+    }),
+    read("longbench/passage_retrieval_en", "retrieval", || {
+        jsonl("longbench/passage_retrieval_en.jsonl", |i| english(i, &format!("Paragraph {i}")))
+    }),
+    read("longbench/passage_count", "count", || jsonl("longbench/passage_count.jsonl", |i| english(i, &i.to_string()))),
+    read("longbench/lcc", "code_sim", || jsonl("longbench/lcc.jsonl", |i| english(i, &format!("    return x + {i};")))),
+    read("longbench_e/hotpotqa", "qa_f1", || jsonl("longbench/hotpotqa_e.jsonl", |i| english(i, &format!("town{i}")))),
+    read("jsonl:{}/ruler.jsonl:max_new_tokens=8", "string_match_all", || jsonl("ruler.jsonl", ruler)),
+    read("jsonl:{}/longeval.jsonl:max_new_tokens=8", "last_number", || jsonl("longeval.jsonl", longeval)),
+    read("jsonl:{}/lost.jsonl:max_new_tokens=8", "string_match_all", || jsonl("lost.jsonl", pairs)),
+    read("jsonl:{}/hay.jsonl:max_new_tokens=8", "string_match_part", || jsonl("hay.jsonl", needle)),
+    read("jsonl:{}/turns.jsonl:metric=qa_f1,max_new_tokens=8", "qa_f1", || jsonl("turns.jsonl", two_turns)),
+    read("jsonl:{}/books.jsonl:max_new_tokens=16", "rouge_l", || jsonl("books.jsonl", summary)),
+];
+
+/// What is scored by likelihoods: options, and texts.
+const LIKELY: [Benchmark; 13] = [
+    read("mcq/mmlu", "", || vec![("mmlu/test/anatomy_test.csv", (0..20).map(mmlu).collect())]),
+    read("mcq/mmlu:shots=1", "", || {
+        [jsonl("mmlu/test/all.jsonl", mmlu_row), jsonl("mmlu/dev/all.jsonl", mmlu_row)].concat()
+    }),
+    read("mcq/arc_easy", "", || jsonl("arc_easy/test.jsonl", |i| labelled("question", i))),
+    read("mcq/arc_challenge", "", || jsonl("ARC-Challenge/test.jsonl", |i| labelled("question", i))),
+    read("mcq/openbookqa", "", || jsonl("openbookqa/test.jsonl", |i| labelled("question_stem", i))),
+    read("mcq/hellaswag", "", || jsonl("hellaswag/validation.jsonl", ending)),
+    read("mcq/piqa", "", || {
+        let labels = (0..20).map(|i| format!("{}\n", i % 2)).collect();
+        let rows = |i: usize| json!({"goal": format!("open door {i}"), "sol1": "Push it.", "sol2": "Paint it red."});
+        [jsonl("piqa/valid.jsonl", rows), vec![("piqa/valid-labels.lst", labels)]].concat()
+    }),
+    read("mcq/boolq", "", || {
+        jsonl(
+            "boolq/validation.jsonl",
+            |i| json!({"passage": "It is red.", "question": format!("is {i} red"), "label": i % 2}),
+        )
+    }),
+    read("mcq/winogrande", "", || {
+        let row = |i: usize| json!({"sentence": format!("Ann thanked Eve for {i}, as _ had helped."), "option1": "Ann", "option2": "Eve", "answer": (i % 2 + 1).to_string()});
+        jsonl("winogrande/validation.jsonl", row)
+    }),
+    Benchmark { length: Some("48"), ..read("ppl/wikitext2:scored=16", "", || vec![("wiki.test.raw", text())]) },
+    Benchmark {
+        length: Some("48"),
+        ..read("ppl/pg19:scored=16", "", || vec![("pg19/test/1.txt", text()), ("pg19/test/2.txt", text())])
+    },
+    Benchmark { length: Some("48"), ..read("ppl/file:{}/my.txt:scored=16,stride=16", "", || vec![("my.txt", text())]) },
+    Benchmark {
+        length: Some("48"),
+        ..read("ppl/file:{}/texts:scored=16", "", || vec![("texts/a.txt", text()), ("texts/b.txt", text())])
+    },
+];
+
+/// Twenty rows of JSON.
+fn jsonl(file: &'static str, row: impl Fn(usize) -> Value) -> Vec<(&'static str, String)> {
+    vec![(file, (0..20).map(|i| format!("{}\n", row(i))).collect())]
+}
+
+fn text() -> String {
+    (0..200).map(|i| format!("The river at town {i} is {} miles long , and it runs to the sea . \n", 7 * i)).collect()
+}
+
+fn squad() -> Vec<(&'static str, String)> {
+    let paragraph = |i: usize| {
+        let context = format!("Town {i} lies at a river of {} miles.", 100 + i);
+        json!({"context": context, "qas": [{"question": format!("How long is the river at town {i}?"),
+            "is_impossible": false, "answers": [{"text": format!("{} miles", 100 + i), "answer_start": 27}]}]})
+    };
+    let paragraphs: Vec<Value> = (0..20).map(paragraph).collect();
+    vec![("squad/dev-v2.0.json", json!({"data": [{"title": "T", "paragraphs": paragraphs}]}).to_string())]
+}
+
+fn hotpotqa() -> Vec<(&'static str, String)> {
+    let row = |i: usize| {
+        let context: Vec<Value> = (0..10)
+            .map(|j| json!([format!("Town {i}.{j}"), ["It lies at a river.", format!(" It has {j} bridges.")]]))
+            .collect();
+        json!({"question": format!("How many bridges has town {i}.7?"), "answer": "7", "context": context})
+    };
+    vec![("hotpotqa/dev.json", Value::Array((0..20).map(row).collect()).to_string())]
+}
+
+fn pairs(i: usize) -> Value {
+    let pairs: Vec<[String; 2]> = (0..3).map(|j| [format!("key-{i}-{j}"), format!("value-{i}-{j}")]).collect();
+    json!({"ordered_kv_records": pairs, "key": format!("key-{i}-1"), "value": format!("value-{i}-1")})
+}
+
+fn english(i: usize, answer: &str) -> Value {
+    json!({"context": format!("The river at town{i} is long. "), "input": "Which town?\n", "answers": [answer],
+           "length": 5000 * (i % 3), "all_classes": null, "language": "en", "_id": i.to_string()})
+}
+
+fn chinese(i: usize, answer: &str, classes: &[&str]) -> Value {
+    json!({"context": format!("今天是{i}号。"), "input": "今天是几号？", "answers": [answer], "length": 10,
+           "all_classes": classes, "language": "zh"})
+}
+
+fn ruler(i: usize) -> Value {
+    let asked = "What is the special magic number for old-town mentioned in the provided text?";
+    let input = format!("One of the special magic numbers for old-town is: 48291{i}.\n{asked}");
+    let prefix = " The special magic number for old-town mentioned in the provided text is";
+    json!({"index": i, "input": input, "outputs": [format!("48291{i}")], "answer_prefix": prefix, "length": 64})
+}
+
+fn longeval(i: usize) -> Value {
+    let line = format!("line old-town: REGISTER_CONTENT is <48{i}>");
+    let asked = "Now the record is over. Tell me what is the <REGISTER_CONTENT> in line old-town? I need the number.";
+    json!({"prompt": format!("{line}\n\n{asked}"), "correct_line": format!("{line}\n"),
+           "expected_number": format!("48{i}").parse::<u64>().unwrap(), "random_idx": ["old-town", 0]})
+}
+
+fn needle(i: usize) -> Value {
+    json!({"context": format!("Hay. The number is 48291{i}. Hay."), "question": "Which number?", "answer": format!("48291{i}")})
+}
+
+fn two_turns(i: usize) -> Value {
+    let turns =
+        json!([{"question": "Where?", "answers": ["Oslo"]}, {"input": "Which number?", "answer": format!("48{i}")}]);
+    json!({"context": format!("Ann lives in Oslo and has the number 48{i}."), "turns": turns})
+}
+
+fn summary(i: usize) -> Value {
+    json!({"chapter": format!("The grass at town {i} is green. It grows."), "summary_text": format!("Grass grows at {i}.")})
+}
+
+fn mmlu(i: usize) -> String {
+    format!("What is {i}?,a number,\"a word, long\",a town,none of these,{}\n", ["A", "B", "C", "D"][i % 4])
+}
+
+fn mmlu_row(i: usize) -> Value {
+    json!({"question": format!("What is {i}?"), "subject": "anatomy", "choices": ["a number", "a word", "a town", "none"], "answer": i % 4})
+}
+
+fn labelled(question: &str, i: usize) -> Value {
+    let key = ["A", "B", "C"][i % 3];
+    let choices = json!({"text": ["cold", "a hot stone", "wet"], "label": ["A", "B", "C"]});
+    json!({question: format!("What is ice {i}?"), "choices": choices, "answerKey": key})
+}
+
+fn ending(i: usize) -> Value {
+    json!({"activity_label": "Baking", "ctx_a": format!("Town {i} [step] bakes bread."), "ctx_b": "the baker",
+           "endings": ["sleeps.", "opens the oven [title] and looks.", "swims.", "is green."], "label": (i % 4).to_string()})
+}
+
+#[test]
+fn twenty_examples_of_tasks_made_to_a_length() {
+    MADE.iter().for_each(run_twenty);
+}
+
+#[test]
+fn twenty_rows_that_are_answered() {
+    ANSWERED.iter().for_each(run_twenty);
+}
+
+#[test]
+fn twenty_rows_that_are_scored_by_likelihood() {
+    LIKELY.iter().for_each(run_twenty);
+}
+
+#[test]
+fn every_family_is_run() {
+    let listed = Command::new(env!("CARGO_BIN_EXE_spattn")).args(["list", "tasks", "--json"]).output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let elsewhere = ["gen"]; // `free_answers_and_sentences_to_complete_run_as_lm_eval_puts_them`
+    let family = |name: &str| name.split(['/', ':']).next().unwrap().to_owned();
+    let all = || MADE.iter().chain(&ANSWERED).chain(&LIKELY);
+    for task in listed.as_array().unwrap() {
+        let name = task["name"].as_str().unwrap();
+        let run = all().any(|b| family(b.task) == family(name) && (family(name) != "mcq" || b.task.starts_with(name)));
+        assert!(run || elsewhere.contains(&family(name).as_str()), "{name}");
+    }
+}
+
+/// Twenty examples under two methods: all recorded, with scores that what is recorded explains.
+fn run_twenty(benchmark: &Benchmark) {
+    let dir = TempDir::new().unwrap();
+    let (data, out) = (dir.path().join("data"), dir.path().join("run"));
+    fs::create_dir(&data).unwrap();
+    for (file, text) in (benchmark.files)() {
+        let path = data.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let folder = data.to_str().unwrap();
+    let (task, samples) = (benchmark.task.replace("{}", folder), benchmark.samples.to_string());
+    let mut args =
+        vec!["--task", &task, "--data", folder, "--samples", &samples, "--method", "topk:k=16", "--threads", "1"];
+    args.extend(benchmark.length.into_iter().flat_map(|length| ["--length", length]));
+    ok(&out, &args);
+
+    let records = records(&out);
+    for method in ["full", "topk"] {
+        assert_eq!(records.iter().filter(|r| r["method"] == method).count(), 20, "{task}: {method}");
+    }
+    for record in &records {
+        let score = record["score"].as_f64().unwrap_or_else(|| panic!("{task}: {record}"));
+        assert!(score.is_finite() && score >= 0.0, "{task}: {score}");
+        assert_eq!(record["metric"].as_str().unwrap_or_default(), benchmark.metric, "{task}");
+        match (record.get("likelihood"), record.get("choice")) {
+            (Some(likelihood), _) => is_perplexity(score, likelihood),
+            (_, Some(choice)) => is_accuracy(&task, record, choice),
+            _ => assert!((0.0..=1.0).contains(&score), "{task}: {score}"),
+        }
+    }
+    if !benchmark.metric.is_empty() {
+        known_predictions_score(&task, &records, dir.path());
+    }
+}
+
+#[track_caller]
+fn is_perplexity(score: f64, likelihood: &Value) {
+    let number = |name: &str| likelihood[name].as_f64().unwrap();
+    assert_eq!((number("tokens"), number("bytes") > 16.0), (16.0, true), "{likelihood}");
+    assert!((score / (number("nll") / 16.0).exp() - 1.0).abs() < 1e-9 && score > 1.0, "{score}: {likelihood}");
+}
+
+#[track_caller]
+fn is_accuracy(task: &str, record: &Value, choice: &Value) {
+    let numbers = |name: &str| choice[name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let (sums, characters) = (numbers("log_likelihoods"), numbers("characters"));
+    assert!(sums.iter().all(|sum| sum.is_finite() && *sum < 0.0), "{choice}");
+    let normalised = ["arc_challenge", "hellaswag", "piqa", "openbookqa"].iter().any(|name| task.ends_with(name));
+    let by = |i: usize| if normalised { sums[i] / characters[i] } else { sums[i] };
+    let likeliest = (0..sums.len()).max_by(|&a, &b| by(a).total_cmp(&by(b))).unwrap();
+    let options =
+        if task.ends_with("winogrande") || task.ends_with("piqa") || task.ends_with("boolq") { 2 } else { sums.len() };
+    let sample = record["sample"].as_u64().unwrap() as usize;
+    assert_eq!((sums.len(), choice["right"].as_u64()), (options, Some((sample % options) as u64)), "{task}: {choice}");
+    assert_eq!(record["score"], f64::from(u8::from(likeliest == sample % options)), "{task}: {choice}");
+}
+
+/// With the answer for a prediction every record scores 1, with something else 0.
+#[track_caller]
+fn known_predictions_score(task: &str, records: &[Value], folder: &Path) {
+    for (known, expected) in [(true, 1.0), (false, 0.0)] {
+        let predicted = records.iter().map(|record| {
+            let mut record = record.clone();
+            let references: Vec<&str> =
+                record["references"].as_array().unwrap().iter().map(|r| r.as_str().unwrap()).collect();
+            assert!(references.iter().all(|r| !r.is_empty()) && !references.is_empty(), "{task}: {record}");
+            record["prediction"] = if known { references.join(" ").into() } else { "~".into() };
+            format!("{record}\n")
+        });
+        let file = folder.join("predicted.jsonl");
+        fs::write(&file, predicted.collect::<String>()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+        let scored = command.args(["score", "--json", file.to_str().unwrap()]).output().unwrap();
+        let report: Value =
+            serde_json::from_slice(&scored.stdout).unwrap_or_else(|e| panic!("{task}: {e}: {scored:?}"));
+        let scores = report["rows"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap());
+        let right = scores.filter(|score| (score - expected).abs() < 1e-6).count();
+        assert_eq!(right, records.len(), "{task}: {report}");
+    }
+}

@@ -6,7 +6,7 @@
 //! log-likelihood, `acc_norm` the greatest over characters of the option. Examples before the question (`shots`) are
 //! the first of their file. Of several files, each gives its first row, then each its second, and so on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
-use super::templates::{self, Fields, Made};
+use super::templates::{self, Fields, Hub, Made};
 use super::{Family, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
@@ -34,6 +34,8 @@ struct Definition {
     files: Vec<String>,
     /// Where examples before the question come from.
     shots: Vec<String>,
+    /// Where rows are published.
+    hub: Hub,
     /// Text before everything, as a template.
     #[serde(default)]
     description: String,
@@ -173,11 +175,16 @@ impl Questions {
     fn open(definition: &Definition, shots: usize, options: &TaskOptions) -> Result<Self> {
         let given = if shots == 0 { String::new() } else { format!(":shots={shots}") };
         let name = format!("{PREFIX}{}{given}", definition.name);
-        let files = templates::found(options, &definition.files, &name)?;
-        let Made { items: questions, mut notes } = definition.read(&files, options.skip_bad)?;
+        let read = |patterns: &[String]| {
+            let files = templates::found(options, patterns, &name, &definition.hub)?;
+            let published = (patterns, &definition.hub);
+            let make = |row, path: &Path| definition.question(row, path);
+            Ok::<_, anyhow::Error>((templates::make_all(&files, options.skip_bad, published, make)?, files))
+        };
+        let (Made { items: questions, mut notes }, files) = read(&definition.files)?;
         let mut examples = Vec::new();
         if shots > 0 {
-            let made = definition.read(&templates::found(options, &definition.shots, &name)?, options.skip_bad)?;
+            let (made, _) = read(&definition.shots)?;
             examples = made.items;
             notes.extend(made.notes);
         }
@@ -201,18 +208,6 @@ impl Questions {
 }
 
 impl Definition {
-    /// The questions of some files, one of each in turn.
-    fn read(&self, files: &[PathBuf], skip_bad: bool) -> Result<Made<Question>> {
-        templates::make_all(files, skip_bad, |row, path| self.question(row, path)).map_err(|e| match e.downcast() {
-            Ok(UsageError { what, hint }) => {
-                let fields = format!("{PREFIX}{} reads the fields of the data set on the Hugging Face hub", self.name);
-                let hints = [Some(fields), hint].into_iter().flatten().collect::<Vec<_>>();
-                UsageError::new(what).hint(hints.join("; ")).into()
-            }
-            Err(other) => other,
-        })
-    }
-
     fn question(&self, mut row: Map<String, Value>, path: &Path) -> Result<Question> {
         let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
@@ -432,7 +427,24 @@ mod tests {
         );
         assert!(what("mcq/arc_easy", &[("ARC-Easy/test.jsonl", "\nx")]).contains("test.jsonl:2: not JSON: "));
         assert!(what("mcq/arc_easy", &[]).contains("needs data that are not there"));
+        let hint = |name: &str| first(name, &[]).unwrap_err().downcast::<UsageError>().unwrap().hint.unwrap();
+        let write = "d('cais/mmlu', 'all', split='test').to_json('mmlu/test/all.jsonl')";
+        assert!(hint("mcq/mmlu").contains(write), "{}", hint("mcq/mmlu"));
+        assert!(hint("mcq/piqa").contains("d('baber/piqa', split='validation').to_json('piqa/validation.jsonl')"));
         assert!(what("mcq/arc_easy:shot=1", &[]).contains("`shot=1` cannot be read"));
+        let table = b"question,choice0,choice1,choice2,choice3,answer\nq,a,b,c,d,A\n\xff,a,b,c,d,B\nq,a,b,c,d,E\n";
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("mmlu/test")).unwrap();
+        std::fs::write(dir.path().join("mmlu/test/x_test.csv"), table).unwrap();
+        let open = |skip_bad| {
+            let options = TaskOptions { data: Some(dir.path().to_owned()), skip_bad, ..TaskOptions::default() };
+            MultipleChoice.make("mcq/mmlu", &options)
+        };
+        let error = open(false).err().unwrap().to_string();
+        assert!(error.contains("x_test.csv:3: not UTF-8") && error.contains("1 more of 3 rows are malformed (line 4)"));
+        let task = open(true).unwrap();
+        assert_eq!(task.available(), Some(1));
+        assert!(task.notes()[0].contains("2 malformed rows are left out (lines 3, 4)"), "{:?}", task.notes());
         let piqa = [
             ("piqa/valid.jsonl", r#"{"goal": "open", "sol1": "a", "sol2": "b"}"#),
             ("piqa/valid-labels.lst", "1\n0\n"),

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::metrics::Metric;
-use super::templates::{self, Fields, Made};
+use super::templates::{self, Fields, Hub, Made};
 use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
@@ -27,6 +27,8 @@ struct Definition {
     about: String,
     /// Where the rows are looked for; the first pattern with a file counts.
     files: Vec<String>,
+    /// Where rows are published.
+    hub: Hub,
     /// Expression that gives the numbers of a row's questions, if it has several.
     turns: Option<String>,
     /// Everything before the question, as a template.
@@ -86,7 +88,7 @@ impl Family for Generation {
             .iter()
             .find(|d| d.name == task)
             .ok_or_else(|| UsageError::unknown("task", name, DEFINITIONS.iter().map(|d| d.name.as_str())))?;
-        let files = templates::found(options, &definition.files, name)?;
+        let files = templates::found(options, &definition.files, name, &definition.hub)?;
         Ok(Box::new(Questions::open(definition, &files, options.skip_bad)?))
     }
 }
@@ -142,7 +144,9 @@ struct Questions {
 
 impl Questions {
     fn open(definition: &'static Definition, files: &[PathBuf], skip_bad: bool) -> Result<Self> {
-        let Made { items, notes } = templates::make_all(files, skip_bad, |row, _| definition.questions(row))?;
+        let published = (definition.files.as_slice(), &definition.hub);
+        let Made { items, notes } =
+            templates::make_all(files, skip_bad, published, |row, _| definition.questions(row))?;
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {
             let first = questions.len();

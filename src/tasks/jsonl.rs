@@ -252,7 +252,8 @@ impl Prompt {
             () if has("context") && has("question") => Self::needle(row),
             () if has("context") && has("answers") => Self::longbench(row, spec),
             () if summary::is_row(&row.fields) => Self::summary(row),
-            () => Self::ruler(row, spec),
+            () if has("input") || has("outputs") => Self::ruler(row, spec),
+            () => Err(unknown_kind(row)),
         }?;
         if let Some(metric) = spec.metric.filter(|metric| *metric != prompt.metric) {
             // A metric that was asked for takes the place of the first; the others are recorded all the same.
@@ -412,6 +413,19 @@ impl Prompt {
     }
 }
 
+/// The error for a row that none of the readers is for.
+fn unknown_kind(row: &Row) -> UsageError {
+    let named: Vec<String> = row.fields.keys().take(FIELDS_NAMED).map(|name| format!("`{name}`")).collect();
+    let more = if row.fields.len() > FIELDS_NAMED { " ..." } else { "" };
+    row.wrong(format!("no known kind of row has these fields: {}{more}", named.join(", "))).hint(KINDS_HINT)
+}
+
+/// Fields that a message names at most.
+const FIELDS_NAMED: usize = 8;
+const KINDS_HINT: &str = "jsonl: takes rows of RULER (input, outputs), LongBench (context, input, answers), key-value \
+                          retrieval (ordered_kv_records, key, value), LongEval's lines (prompt, correct_line, \
+                          expected_number), a needle (context, question, answer), several questions (context, turns) \
+                          or a document (document, summary); published sets have tasks of their own: `spattn list tasks`";
 const FIELDS_HINT: &str = "expected RULER's fields: input, outputs and, where it is not part of input, answer_prefix";
 /// Tokens to generate for a needle, unless given with the path; enough for a sentence.
 const NEEDLE_TOKENS: usize = 64;
@@ -568,6 +582,8 @@ mod tests {
             (r#"{"outputs": ["a"]}"#, "the field `input` is missing"),
             (r#"{"input": 3, "outputs": ["a"]}"#, "the field `input` is not text"),
             (r#"{"input": "x"}"#, "the field `outputs` is missing"),
+            (r#"{"question": "x", "answers": ["y"]}"#, "no known kind of row has these fields: `question`, `answers`"),
+            ("{}", "no known kind of row"),
             (r#"{"input": "x", "outputs": "a"}"#, "the field `outputs` is not a list"),
             (r#"{"input": "x", "outputs": []}"#, "the field `outputs` is empty"),
             (r#"{"input": "x", "outputs": [""]}"#, "an empty text"),

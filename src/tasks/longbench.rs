@@ -6,6 +6,7 @@
 //! LongBench-E `hotpotqa_e.jsonl`. A task of LongBench-E is one range of lengths of a set, since its scores are given
 //! by range: `longbench_e/hotpotqa/0-4k`.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use anyhow::Result;
@@ -244,16 +245,19 @@ impl Family for LongBench {
         let source = assets::longbench(options, &file).ok_or_else(|| missing(name, &file, options))?;
         let Name { set, range } = parsed;
         let range = range.flatten();
+        let mut there = BTreeSet::new();
         let rows = Rows::open(source, options.skip_bad, |row| {
             set.prompt(row)?;
             // Only LongBench-E needs the length.
-            range.map_or(Ok(true), |range| Ok(LengthRange::of(length(row)?) == range))
+            let Some(range) = range else { return Ok(true) };
+            let found = LengthRange::of(length(row)?);
+            there.insert(format!("{PREFIX_E}{}/{}", set.name, found.name));
+            Ok(found == range)
         })?;
         if rows.is_empty() {
             let what = format!("task `{name}`: {} has no row of this length", rows.source().label());
-            return Err(UsageError::new(what)
-                .hint("name the ranges that have rows, such as longbench_e/hotpotqa/8k+")
-                .into());
+            let there: Vec<String> = there.into_iter().collect();
+            return Err(UsageError::new(what).hint(format!("its rows are those of {}", there.join(", "))).into());
         }
         Ok(Box::new(LongBenchTask { name: name.to_owned(), set, rows }))
     }
@@ -414,8 +418,9 @@ mod tests {
         let want = [("0-4k", 2), ("4-8k", 1), ("8k+", 1)].map(|(r, n)| (format!("longbench_e/hotpotqa/{r}"), n));
         assert_eq!(counts, want);
         assert!(task("longbench_e/qasper/0-4k", &options).is_ok());
-        let error = task("longbench_e/qasper/8k+", &options).err().unwrap().to_string();
-        assert!(error.contains("qasper_e.jsonl has no row of this length"), "{error}");
+        let error = task("longbench_e/qasper/8k+", &options).err().unwrap().downcast::<UsageError>().unwrap();
+        assert!(error.what.contains("qasper_e.jsonl has no row of this length"), "{error}");
+        assert_eq!(error.hint.as_deref(), Some("its rows are those of longbench_e/qasper/0-4k"));
         assert!(task("longbench_e/musique", &options).is_err(), "not part of it");
     }
 

@@ -8,6 +8,8 @@
 
 pub mod assets;
 mod choice;
+#[cfg(test)]
+mod fuzz;
 mod generation;
 mod grid;
 pub mod jsonl;

@@ -17,6 +17,7 @@ use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder, TextTokens};
+use super::text::decode;
 use super::{Family, Task, TaskInfo, TaskOptions, assets};
 use crate::error::UsageError;
 
@@ -34,6 +35,7 @@ struct Known {
     about: &'static str,
     find: fn(&TaskOptions) -> Option<PathBuf>,
     files: fn() -> Vec<&'static str>,
+    how: &'static str,
 }
 
 static KNOWN: [Known; 2] = [
@@ -42,12 +44,16 @@ static KNOWN: [Known; 2] = [
         about: "perplexity of WikiText-2's test text (--data with wiki.test.raw)",
         find: assets::wikitext2,
         files: || assets::WIKITEXT2.to_vec(),
+        how: "from Salesforce/wikitext on the Hugging Face hub, in the data folder, this writes wiki.test.raw: \
+              python -c \"from datasets import load_dataset as d; open('wiki.test.raw', 'w').write(''.join(t or ' \\n' \
+              for t in d('Salesforce/wikitext', 'wikitext-2-raw-v1', split='test')['text']))\"",
     },
     Known {
         name: "pg19",
         about: "perplexity of PG-19's test books (--data with pg19/test/*.txt)",
         find: assets::pg19,
         files: || assets::PG19.to_vec(),
+        how: "github.com/google-deepmind/pg19 says where the test books are published",
     },
 ];
 
@@ -87,8 +93,11 @@ impl Family for Perplexity {
         let path = match &spec.text {
             TextName::File(path) => path.clone(),
             TextName::Known(known) => (known.find)(options).ok_or_else(|| {
-                UsageError::new(format!("`{name}` needs a text that is not there"))
-                    .hint(format!("give --data with one of: {}", (known.files)().join(", ")))
+                UsageError::new(format!("`{name}` needs a text that is not there")).hint(format!(
+                    "give --data with one of: {}; {}",
+                    (known.files)().join(", "),
+                    known.how
+                ))
             })?,
         };
         Ok(Box::new(Windows::open(&spec, &path)?))
@@ -324,9 +333,7 @@ fn read_text(path: &Path) -> Result<String> {
         false => file.read_to_end(&mut bytes),
     };
     read.map_err(unreadable)?;
-    let text = String::from_utf8(bytes)
-        .map_err(|e| UsageError::new(format!("{}: not UTF-8: {}", path.display(), e.utf8_error())).hint(FILE_HINT))?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+    Ok(decode(bytes, path)?)
 }
 
 #[cfg(test)]

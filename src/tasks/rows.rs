@@ -15,8 +15,8 @@ use crate::error::UsageError;
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
-/// Lines named in a message at most.
-const LINES_NAMED: usize = 10;
+/// Malformed rows whose places a message names at most.
+const PLACES_NAMED: usize = 10;
 
 /// Where rows are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,19 +139,81 @@ fn text_or_number(value: &Value) -> Option<String> {
     }
 }
 
+/// The rows of a file that cannot be used, of whatever format: what is said of them, and whether that ends the run.
+#[derive(Debug)]
+pub(super) struct Malformed {
+    /// The file, as messages name it.
+    file: String,
+    /// What a row is counted by: `line`, or `row` where a row is no line.
+    unit: &'static str,
+    bad: Vec<Bad>,
+}
+
+#[derive(Debug)]
+struct Bad {
+    number: usize,
+    error: UsageError,
+}
+
+impl Malformed {
+    /// Of a file, none so far.
+    pub fn none(file: String, unit: &'static str) -> Self {
+        Self { file, unit, bad: Vec::new() }
+    }
+
+    /// One more, at the line or row `number`, from 1.
+    pub fn push(&mut self, number: usize, error: UsageError) {
+        self.bad.push(Bad { number, error });
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bad.is_empty()
+    }
+
+    /// Whether what is left will do: `usable` rows.
+    ///
+    /// # Errors
+    /// If there is no usable row, and, unless `skip_bad`, if any is malformed: the first, and where the others are.
+    pub fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
+        match self.bad.as_slice() {
+            [] if usable == 0 => Err(UsageError::new(format!("{}: there is no row in it", self.file)).hint(FILE_HINT)),
+            [first, more @ ..] if usable == 0 || !skip_bad => {
+                let mut error = first.error.clone();
+                if !more.is_empty() {
+                    let (others, all) = (more.len(), usable + self.bad.len());
+                    error.what += &format!("; {others} more of {all} rows are malformed ({})", self.places(more));
+                }
+                let hints = error.hint.take().into_iter().chain((usable > 0).then(|| SKIP_HINT.to_owned()));
+                error.hint = Some(hints.collect::<Vec<_>>().join("; ")).filter(|h| !h.is_empty());
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What was left out, in one line; `None` if nothing was.
+    pub fn note(&self) -> Option<String> {
+        let first = self.bad.first()?;
+        let (count, places) = (self.bad.len(), self.places(&self.bad));
+        Some(format!("{}: {count} malformed rows are left out ({places}); the first: {}", self.file, first.error))
+    }
+
+    /// `line 3`, or `lines 3, 5, 8 ...`.
+    fn places(&self, bad: &[Bad]) -> String {
+        let named: Vec<String> = bad.iter().take(PLACES_NAMED).map(|b| b.number.to_string()).collect();
+        let more = if bad.len() > PLACES_NAMED { " ..." } else { "" };
+        format!("{}{} {}{more}", self.unit, if bad.len() == 1 { "" } else { "s" }, named.join(", "))
+    }
+}
+
 /// The usable rows of a file.
 #[derive(Debug)]
 pub struct Rows {
     source: RowSource,
     /// Where each row starts, and its line number from 1; blank lines are no rows.
     starts: Vec<(u64, usize)>,
-    bad: Vec<Bad>,
-}
-
-#[derive(Debug)]
-struct Bad {
-    line: usize,
-    error: UsageError,
+    malformed: Malformed,
 }
 
 impl Rows {
@@ -165,7 +227,8 @@ impl Rows {
         skip_bad: bool,
         mut check: impl FnMut(&Row) -> Result<bool, UsageError>,
     ) -> Result<Self> {
-        let mut rows = Self { source: source.clone(), starts: Vec::new(), bad: Vec::new() };
+        let malformed = Malformed::none(source.label(), "line");
+        let mut rows = Self { source: source.clone(), starts: Vec::new(), malformed };
         let mut usable = 0;
         source.read_from(0, |reader| {
             let (mut at, mut number, mut line) = (0, 0, Vec::new());
@@ -183,39 +246,14 @@ impl Rows {
                             usable += 1;
                             rows.starts.extend(wanted.then_some((at, number)));
                         }
-                        Err(error) => rows.bad.push(Bad { line: number, error }),
+                        Err(error) => rows.malformed.push(number, error),
                     }
                 }
                 at += read as u64;
             }
         })?;
-        rows.judge(usable, skip_bad)?;
+        rows.malformed.judge(usable, skip_bad)?;
         Ok(rows)
-    }
-
-    fn judge(&self, usable: usize, skip_bad: bool) -> Result<(), UsageError> {
-        match self.bad.first() {
-            None if usable == 0 => {
-                Err(UsageError::new(format!("{}: there is no row in it", self.source.label())).hint(FILE_HINT))
-            }
-            Some(first) if usable == 0 || !skip_bad => {
-                let mut error = first.error.clone();
-                if let [_, more @ ..] = self.bad.as_slice()
-                    && !more.is_empty()
-                {
-                    error.what += &format!(
-                        "; {} more of {} rows are malformed ({})",
-                        more.len(),
-                        usable + self.bad.len(),
-                        lines(more)
-                    );
-                }
-                let hints = error.hint.take().into_iter().chain((usable > 0).then(|| SKIP_HINT.to_owned()));
-                error.hint = Some(hints.collect::<Vec<_>>().join("; ")).filter(|h| !h.is_empty());
-                Err(error)
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Number of rows that are wanted.
@@ -235,14 +273,7 @@ impl Rows {
 
     /// What was left out, in one line.
     pub fn note(&self) -> Option<String> {
-        let first = self.bad.first()?;
-        let count = self.bad.len();
-        Some(format!(
-            "{}: {count} malformed rows are left out ({}); the first: {}",
-            self.source.label(),
-            lines(&self.bad),
-            first.error
-        ))
+        self.malformed.note()
     }
 
     /// The row at `index` among the wanted.
@@ -277,13 +308,6 @@ impl Rows {
             _ => Err(UsageError::new(format!("{place}: not a JSON object"))),
         }
     }
-}
-
-/// `line 3`, or `lines 3, 5, 8 ...`.
-fn lines(bad: &[Bad]) -> String {
-    let named: Vec<String> = bad.iter().take(LINES_NAMED).map(|b| b.line.to_string()).collect();
-    let more = if bad.len() > LINES_NAMED { " ..." } else { "" };
-    format!("{} {}{more}", if bad.len() == 1 { "line" } else { "lines" }, named.join(", "))
 }
 
 #[cfg(test)]

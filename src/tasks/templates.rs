@@ -6,13 +6,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Value as Filled};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::rows::{RowSource, Rows};
+use super::rows::{Malformed, RowSource, Rows};
 use super::{TaskOptions, assets};
 use crate::error::UsageError;
 
@@ -95,15 +96,57 @@ fn without_markup(text: &str) -> String {
     kept.replace("  ", " ")
 }
 
+/// Where rows with the fields that a task reads are published, and how they become a file of it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Hub {
+    /// The data set on the Hugging Face hub.
+    name: String,
+    /// Its configuration, where it has several.
+    config: Option<String>,
+}
+
+impl Hub {
+    /// What to tell a user who has no such rows, or others, of the files that fit one of `patterns`.
+    fn hint(&self, patterns: &[String]) -> String {
+        let (file, split) = written(patterns);
+        let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
+        format!(
+            "rows have the fields of {name} on the Hugging Face hub; in the data folder, this writes {file}: \
+             python -c \"from datasets import load_dataset as d; \
+             d('{name}'{config}, split='{split}').to_json('{file}')\"",
+            name = self.name
+        )
+    }
+}
+
+/// The file that the first pattern of JSON lines stands for, and the split it holds, which file or folder is named for.
+fn written(patterns: &[String]) -> (String, &str) {
+    let pattern = patterns.iter().find(|p| p.ends_with(".jsonl")).map_or("", String::as_str);
+    let (folder, name) = pattern.rsplit_once('/').unwrap_or(("", pattern));
+    match name.strip_suffix(".jsonl").unwrap_or(name) {
+        "*" => (pattern.replace('*', "all"), folder.rsplit('/').next().unwrap_or(folder)),
+        split => (pattern.to_owned(), split),
+    }
+}
+
 /// The files in the data folder that fit the first pattern with any; `name` is the task's.
 ///
 /// # Errors
-/// If there are none; the hint names the patterns.
-pub(super) fn found(options: &TaskOptions, patterns: &[String], name: &str) -> Result<Vec<PathBuf>, UsageError> {
+/// If there are none; the hint names the patterns, and says how to get a file.
+pub(super) fn found(
+    options: &TaskOptions,
+    patterns: &[String],
+    name: &str,
+    hub: &Hub,
+) -> Result<Vec<PathBuf>, UsageError> {
     let files = patterns.iter().map(|pattern| assets::matching(options, pattern)).find(|files| !files.is_empty());
     files.ok_or_else(|| {
-        UsageError::new(format!("`{name}` needs data that are not there"))
-            .hint(format!("give --data with one of: {}", patterns.join(", ")))
+        UsageError::new(format!("`{name}` needs data that are not there")).hint(format!(
+            "give --data with one of: {}; {}",
+            patterns.join(", "),
+            hub.hint(patterns)
+        ))
     })
 }
 
@@ -116,7 +159,7 @@ pub(super) struct Made<T> {
 }
 
 /// Makes something of every row of JSON lines or of MMLU's tables. Labels in a file beside one
-/// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`.
+/// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`. `patterns` and `hub` say which rows are meant.
 ///
 /// # Errors
 /// A [`UsageError`] if a file cannot be read or has no usable row, and, unless `skip_bad`, if a row is malformed or
@@ -124,13 +167,20 @@ pub(super) struct Made<T> {
 pub(super) fn make_all<T>(
     files: &[PathBuf],
     skip_bad: bool,
+    (patterns, hub): (&[String], &Hub),
     make: impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<Made<T>> {
     let (mut items, mut notes) = (Vec::new(), Vec::new());
     for (file, path) in files.iter().enumerate() {
         let is_table = path.extension().is_some_and(|e| e == "csv");
-        let (of_file, note) =
-            if is_table { of_table(path, skip_bad, &make)? } else { of_lines(path, skip_bad, &make)? };
+        let read = if is_table { of_table(path, skip_bad, &make) } else { of_lines(path, skip_bad, &make) };
+        let (of_file, note) = read.map_err(|e| match e.downcast() {
+            Ok(UsageError { what, hint }) => {
+                let hints: Vec<String> = hint.into_iter().chain([hub.hint(patterns)]).collect();
+                UsageError::new(what).hint(hints.join("; ")).into()
+            }
+            Err(other) => other,
+        })?;
         items.extend(of_file.into_iter().map(|(number, item)| (number, file, item)));
         notes.extend(note);
     }
@@ -166,8 +216,8 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
     if !labels.is_file() {
         return Ok(None);
     }
-    let (rows, labelled) = (read(path)?.lines().count(), read(&labels)?);
-    let labelled: Vec<String> = labelled.lines().map(|line| line.trim().to_owned()).collect();
+    let (rows, labelled) = (lines(path)?.len(), lines(&labels)?);
+    let labelled: Vec<String> = labelled.iter().map(|line| line.trim().to_owned()).collect();
     if labelled.len() != rows {
         let what = format!("{} has {} labels for {rows} rows", labels.display(), labelled.len());
         return Err(UsageError::new(what));
@@ -175,8 +225,10 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
     Ok(Some(labelled))
 }
 
-fn read(path: &Path) -> Result<String, UsageError> {
-    std::fs::read_to_string(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
+/// The lines of a file; what is not UTF-8 in them is left to who reads their rows.
+fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
+    let bytes = std::fs::read(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
 /// MMLU's tables: question, four choices, answer as letter or number; with or without a line of headings.
@@ -185,35 +237,28 @@ fn of_table<T>(
     skip_bad: bool,
     make: &impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<OfFile<T>> {
-    let text = read(path)?;
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes());
-    let (mut items, mut bad) = (Vec::new(), Vec::new());
-    for record in reader.records() {
-        let record = record.with_context(|| format!("cannot read {}", path.display()))?;
-        let number = items.len() + bad.len() + 1;
-        if number == 1 && record.get(0) == Some("question") && record.get(5) == Some("answer") {
+    let unreadable = |e: csv::Error| UsageError::new(format!("cannot read {}: {e}", path.display()));
+    let builder = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_path(path);
+    let (mut items, mut malformed) = (Vec::new(), Malformed::none(path.display().to_string(), "line"));
+    for (number, record) in builder.map_err(unreadable)?.byte_records().enumerate() {
+        let record = record.map_err(unreadable)?;
+        if number == 0 && record.get(0) == Some(b"question") && record.get(5) == Some(b"answer") {
             continue;
         }
-        let line = record.position().map_or(0, |p| p.line());
         match table_row(&record).and_then(|row| make(row, path)) {
-            Ok(item) => items.push((number, item)),
-            Err(e) => bad.push(format!("{}:{line}: {e:#}", path.display())),
+            Ok(item) => items.push((number + 1, item)),
+            Err(e) => {
+                let line = record.position().map_or(0, |p| p.line() as usize);
+                malformed.push(line, UsageError::new(format!("{}:{line}: {e:#}", path.display())));
+            }
         }
     }
-    let others = if bad.len() > 1 { format!("; {} more rows are malformed", bad.len() - 1) } else { String::new() };
-    match bad.first() {
-        Some(first) if !skip_bad || items.is_empty() => {
-            Err(UsageError::new(format!("{first}{others}")).hint("leave malformed rows out with --skip-bad").into())
-        }
-        None if items.is_empty() => Err(UsageError::new(format!("{}: there is no row in it", path.display())).into()),
-        first => {
-            let note = |first| format!("{} malformed rows are left out; the first: {first}", bad.len());
-            Ok((items, first.map(note)))
-        }
-    }
+    malformed.judge(items.len(), skip_bad)?;
+    Ok((items, malformed.note()))
 }
 
-fn table_row(record: &csv::StringRecord) -> Result<Map<String, Value>> {
+fn table_row(record: &csv::ByteRecord) -> Result<Map<String, Value>> {
+    let record = csv::StringRecord::from_byte_record(record.clone()).map_err(|e| anyhow::anyhow!("not UTF-8: {e}"))?;
     anyhow::ensure!(record.len() == 6, "a row has {} columns, not question, four choices and answer", record.len());
     let choices: Vec<Value> = (1..5).map(|i| record[i].into()).collect();
     let row = [("question", record[0].into()), ("choices", choices.into()), ("answer", record[5].into())];

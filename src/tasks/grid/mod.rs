@@ -67,6 +67,10 @@ trait Setting: Send + Sync {
     fn available(&self) -> Option<usize> {
         None
     }
+    /// What the user should know about its data, one line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// What is drawn for one sample.
@@ -244,6 +248,10 @@ impl Task for GridTask {
 
     fn available(&self) -> Option<usize> {
         self.setting.available()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.setting.notes()
     }
 
     fn is_sized(&self) -> bool {

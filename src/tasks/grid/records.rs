@@ -4,13 +4,13 @@
 //! there; the publication of the pairs moves the record asked for instead, which is what is done with pairs of a file.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
 use super::{Base, Draft, Member, Request, Scene, Setting, Units};
 use crate::error::UsageError;
+use crate::tasks::rows::{RowSource, Rows};
 use crate::tasks::ruler::niah::uuid;
 use crate::tasks::seed::Draw;
 use crate::tasks::text::words::Words;
@@ -30,8 +30,8 @@ pub(super) const PAIRS: Base = Base {
     steps: 5,
     count: Some("pairs"),
     takes_file: true,
-    make: |_, options, _| match &options.file {
-        Some(path) => Ok(Box::new(PairFile::open(path)?)),
+    make: |_, given, options| match &given.file {
+        Some(path) => Ok(Box::new(PairFile::open(path, options.skip_bad)?)),
         None => Ok(Box::new(Pairs)),
     },
 };
@@ -115,36 +115,33 @@ impl Setting for Pairs {
 
 /// The published rows, with the pair that is asked for moved to the depth.
 struct PairFile {
-    path: PathBuf,
+    file: String,
     rows: Vec<kv_retrieval::Row>,
+    note: Option<String>,
 }
 
 impl PairFile {
-    fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|e| {
+    fn open(path: &Path, skip_bad: bool) -> Result<Self> {
+        std::fs::File::open(path).and_then(|file| file.metadata()).and_then(is_no_folder).map_err(|e| {
             UsageError::new(format!("cannot read {}: {e}", path.display()))
                 .hint("kv_retrieval:file=PATH takes a file with one JSON object a line")
         })?;
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let rows = lines.map(|(i, line)| Self::row(line, &format!("{}:{}", path.display(), i + 1)));
-        let rows: Vec<_> = rows.collect::<Result<_, UsageError>>()?;
-        if rows.is_empty() {
-            return Err(UsageError::new(format!("{}: there is no row in it", path.display())).into());
-        }
-        Ok(Self { path: path.to_owned(), rows })
+        let mut rows = Vec::new();
+        let file = Rows::open(RowSource::File(path.to_owned()), skip_bad, |row| {
+            rows.push(kv_retrieval::Row::read(&row.fields, &row.place)?);
+            Ok(true)
+        })?;
+        Ok(Self { file: file.source().file_name(), rows, note: file.note() })
     }
+}
 
-    fn row(line: &str, place: &str) -> Result<kv_retrieval::Row, UsageError> {
-        let value: Value = serde_json::from_str(line)
-            .map_err(|e| UsageError::new(format!("{place}: not JSON: column {}", e.column())))?;
-        let fields = value.as_object().ok_or_else(|| UsageError::new(format!("{place}: not a JSON object")))?;
-        kv_retrieval::Row::read(fields, place)
-    }
+fn is_no_folder(found: std::fs::Metadata) -> std::io::Result<()> {
+    if found.is_dir() { Err(std::io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
 impl Setting for PairFile {
     fn source(&self) -> String {
-        self.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+        self.file.clone()
     }
 
     fn units(&self, length: usize) -> Units {
@@ -152,9 +149,10 @@ impl Setting for PairFile {
     }
 
     fn scene<'a>(&'a self, request: &'a Request<'a>, _: u64) -> Result<Box<dyn Scene + 'a>> {
-        let row = self.rows.get(request.index).with_context(|| {
-            format!("{} has {} rows, none at {}", self.path.display(), self.rows.len(), request.index)
-        })?;
+        let row = self
+            .rows
+            .get(request.index)
+            .with_context(|| format!("{} has {} rows, none at {}", self.file, self.rows.len(), request.index))?;
         Ok(Box::new(Moved(row)))
     }
 
@@ -164,6 +162,10 @@ impl Setting for PairFile {
 
     fn available(&self) -> Option<usize> {
         Some(self.rows.len())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.note.iter().cloned().collect()
     }
 }
 
@@ -240,7 +242,7 @@ mod tests {
     #[test]
     fn the_pair_asked_for_is_moved_and_the_others_keep_their_order() {
         let row = r#"{"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}"#;
-        let row = PairFile::row(row, "rows:1").unwrap();
+        let row = kv_retrieval::Row::read(&serde_json::from_str(row).unwrap(), "rows:1").unwrap();
         let order = |depth| {
             let context = Moved(&row).draft(0, depth).context;
             ["a", "b", "c"].map(|key| context.find(&format!("\"{key}\"")).unwrap())
@@ -252,16 +254,20 @@ mod tests {
     }
 
     #[test]
-    fn malformed_rows_of_a_file_are_named_with_their_line() {
+    fn malformed_rows_of_a_file_are_named_with_their_line_or_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kv.jsonl");
         let good = r#"{"ordered_kv_records": [["a", "1"]], "key": "a", "value": "1"}"#;
         for (bad, what) in [("{", "not JSON"), ("[]", "not a JSON object"), (r#"{"key": "a"}"#, "ordered_kv_records")] {
-            std::fs::write(&path, format!("{good}\n\n{bad}\n")).unwrap();
-            let error = PairFile::open(&path).err().unwrap().to_string();
+            std::fs::write(&path, format!("\u{feff}{good}\r\n\n{bad}\n")).unwrap();
+            let error = PairFile::open(&path, false).err().unwrap().to_string();
             assert!(error.contains("kv.jsonl:3: ") && error.contains(what), "{error}");
+            let file = PairFile::open(&path, true).unwrap();
+            assert_eq!((file.rows.len(), file.source().as_str()), (1, "kv.jsonl"));
+            assert!(file.notes()[0].contains("1 malformed rows are left out (line 3)"), "{:?}", file.notes());
         }
         std::fs::write(&path, "\n").unwrap();
-        assert!(PairFile::open(&path).err().unwrap().to_string().contains("no row"));
+        assert!(PairFile::open(&path, true).err().unwrap().to_string().contains("no row"));
+        assert!(PairFile::open(dir.path(), true).err().unwrap().to_string().contains("cannot read"));
     }
 }

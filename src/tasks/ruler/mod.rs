@@ -58,6 +58,10 @@ pub(in crate::tasks) trait Generator: Send + Sync {
     fn available(&self) -> Option<usize> {
         None
     }
+    /// What the user should know about its data, one line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The order of `count` things: the published fixed shuffle, or one of `draw`.
@@ -245,6 +249,10 @@ impl Task for RulerTask {
 
     fn available(&self) -> Option<usize> {
         self.generator.available()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.generator.notes()
     }
 
     fn is_sized(&self) -> bool {

@@ -9,14 +9,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde::Deserialize;
+use anyhow::Result;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 use super::fit::{self, Draft, Fitted, Request, Units};
 use super::template::{Definition, TaskDefinition, substitute};
 use super::{Base, Generator, qa_synth, shuffled_order};
 use crate::error::UsageError;
-use crate::tasks::{Positions, TaskOptions, assets};
+use crate::tasks::rows::Malformed;
+use crate::tasks::{Positions, TaskOptions, assets, text};
 
 /// This base task.
 pub const BASE: Base = Base { name: "qa", file: include_str!("../../../tasks/ruler/qa.toml"), make };
@@ -52,13 +54,13 @@ fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -
     let collection = match task.read()? {
         Parameters::Synthetic { hops } => return qa_synth::make(prompt, definition, hops),
         Parameters::Squad => match assets::squad(options) {
-            Some(path) => read_squad(&path)?,
+            Some(path) => read_squad(&path, options.skip_bad)?,
             None => {
                 return Err(needs_data("ruler/qa_1", "squad/dev-v2.0.json", "ruler/qa_synth").into());
             }
         },
         Parameters::Hotpotqa => match assets::hotpotqa(options) {
-            Some(path) => read_hotpotqa(&path)?,
+            Some(path) => read_hotpotqa(&path, options.skip_bad)?,
             None => {
                 return Err(needs_data("ruler/qa_2", "hotpotqa/*.json", "ruler/qa_synth_hop2").into());
             }
@@ -115,6 +117,7 @@ struct Question {
 #[derive(Debug)]
 struct Collection {
     label: String,
+    note: Option<String>,
     documents: Vec<String>,
     questions: Vec<Question>,
 }
@@ -132,7 +135,7 @@ struct SquadArticle {
 #[derive(Deserialize)]
 struct SquadParagraph {
     context: String,
-    qas: Vec<SquadQuestion>,
+    qas: Vec<Checked<SquadQuestion>>,
 }
 
 #[derive(Deserialize)]
@@ -148,6 +151,16 @@ struct SquadAnswer {
     text: String,
 }
 
+/// A question, or why it is none.
+struct Checked<T>(Result<T, String>);
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Checked<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(from)?;
+        Ok(Self(serde_json::from_value(value).map_err(|e| e.to_string())))
+    }
+}
+
 #[derive(Deserialize)]
 struct HotpotRow {
     question: String,
@@ -155,9 +168,8 @@ struct HotpotRow {
     context: Vec<(String, Vec<String>)>,
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).map_err(|e| {
+fn read_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
+    serde_json::from_str(&text::read(path)?).map_err(|e| {
         let place = format!("{}:{}:{}", path.display(), e.line(), e.column());
         UsageError::new(format!("{place}: not {what}: {e}")).into()
     })
@@ -176,11 +188,11 @@ fn index_documents<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str
     index
 }
 
-fn read_squad(path: &Path) -> Result<Collection> {
+fn read_squad(path: &Path, skip_bad: bool) -> Result<Collection> {
     let file: SquadFile = read_json(path, "a SQuAD 2.0 file")?;
     let paragraphs = || file.data.iter().flat_map(|article| &article.paragraphs);
     let index = index_documents(paragraphs().map(|p| p.context.as_str()));
-    let mut questions = Vec::new();
+    let mut questions = Sorted::new(path);
     for article in &file.data {
         let mut of_article: Vec<usize> = article.paragraphs.iter().map(|p| index[p.context.as_str()]).collect();
         of_article.sort_unstable();
@@ -188,46 +200,80 @@ fn read_squad(path: &Path) -> Result<Collection> {
         for paragraph in &article.paragraphs {
             let own = index[paragraph.context.as_str()];
             let related: Vec<usize> = of_article.iter().copied().filter(|&i| i != own).collect();
-            questions.extend(paragraph.qas.iter().filter(|q| !q.is_impossible).map(|q| Question {
-                text: q.question.clone(),
-                answers: q.answers.iter().map(|a| a.text.clone()).collect(),
-                own: vec![own],
-                related: related.clone(),
-            }));
+            for question in &paragraph.qas {
+                let asked = |q: &SquadQuestion| Question {
+                    text: q.question.clone(),
+                    answers: q.answers.iter().map(|a| a.text.clone()).collect(),
+                    own: vec![own],
+                    related: related.clone(),
+                };
+                questions.push(question.0.as_ref().map(|q| (!q.is_impossible).then(|| asked(q))));
+            }
         }
     }
-    let documents = index.into_keys().map(str::to_owned).collect();
-    checked(path, Collection { label: label(path), documents, questions })
+    questions.collection(index.into_keys().map(str::to_owned).collect(), skip_bad)
 }
 
-fn read_hotpotqa(path: &Path) -> Result<Collection> {
-    let rows: Vec<HotpotRow> = read_json(path, "a HotpotQA file")?;
-    let texts: Vec<Vec<String>> =
-        rows.iter().map(|r| r.context.iter().map(|(title, s)| format!("{title}\n{}", s.concat())).collect()).collect();
+fn read_hotpotqa(path: &Path, skip_bad: bool) -> Result<Collection> {
+    let rows: Vec<Checked<HotpotRow>> = read_json(path, "a HotpotQA file")?;
+    let paragraphs = |row: &HotpotRow| -> Vec<String> {
+        row.context.iter().map(|(title, sentences)| format!("{title}\n{}", sentences.concat())).collect()
+    };
+    let texts: Vec<Vec<String>> = rows.iter().map(|row| row.0.as_ref().map(paragraphs).unwrap_or_default()).collect();
     let index = index_documents(texts.iter().flatten().map(String::as_str));
-    let questions = rows
-        .iter()
-        .zip(&texts)
-        .map(|(row, texts)| Question {
+    let mut questions = Sorted::new(path);
+    for (row, texts) in rows.iter().zip(&texts) {
+        let asked = |row: &HotpotRow| Question {
             text: row.question.clone(),
             answers: vec![row.answer.clone()],
             own: texts.iter().map(|t| index[t.as_str()]).collect(),
             related: Vec::new(),
-        })
-        .collect();
-    let documents = index.into_keys().map(str::to_owned).collect();
-    checked(path, Collection { label: label(path), documents, questions })
+        };
+        questions.push(row.0.as_ref().map(|row| Some(asked(row))));
+    }
+    questions.collection(index.into_keys().map(str::to_owned).collect(), skip_bad)
 }
 
-fn checked(path: &Path, collection: Collection) -> Result<Collection> {
-    match collection.questions.iter().find(|q| q.answers.is_empty() || q.own.is_empty()) {
-        Some(q) => {
-            Err(UsageError::new(format!("{}: no answer or no document for “{}”", path.display(), q.text)).into())
+/// The questions of a file, good and bad.
+struct Sorted {
+    file: String,
+    label: String,
+    read: usize,
+    good: Vec<Question>,
+    bad: Malformed,
+}
+
+impl Sorted {
+    fn new(path: &Path) -> Self {
+        let (file, label) = (path.display().to_string(), label(path));
+        Self { bad: Malformed::none(file.clone(), "question"), file, label, read: 0, good: Vec::new() }
+    }
+
+    /// The next question of the file: `None` if it is not to be asked, an error if it cannot be read.
+    fn push(&mut self, question: Result<Option<Question>, &String>) {
+        self.read += 1;
+        let wrong = |what: &str| UsageError::new(format!("{}, question {}: {what}", self.file, self.read));
+        match question {
+            Ok(None) => {}
+            // RULER's scorer finds an empty answer in anything.
+            Ok(Some(q)) if q.answers.is_empty() || q.answers.iter().any(String::is_empty) || q.own.is_empty() => {
+                let error = wrong(&format!("no answer or no document for “{}”", q.text));
+                self.bad.push(self.read, error);
+            }
+            Ok(Some(question)) => self.good.push(question),
+            Err(why) => {
+                let error = wrong(why);
+                self.bad.push(self.read, error);
+            }
         }
-        None if collection.questions.is_empty() => {
-            Err(UsageError::new(format!("{}: there is no question in it", path.display())).into())
+    }
+
+    fn collection(self, documents: Vec<String>, skip_bad: bool) -> Result<Collection> {
+        if self.good.is_empty() && self.bad.is_empty() {
+            return Err(UsageError::new(format!("{}: there is no question in it", self.file)).into());
         }
-        None => Ok(collection),
+        self.bad.judge(self.good.len(), skip_bad)?;
+        Ok(Collection { label: self.label, note: self.bad.note(), documents, questions: self.good })
     }
 }
 
@@ -243,6 +289,10 @@ impl Generator for Documents {
 
     fn available(&self) -> Option<usize> {
         Some(self.collection.questions.len())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.collection.note.iter().cloned().collect()
     }
 
     /// The question at the example's index, as published.
@@ -491,6 +541,38 @@ mod tests {
         places.sort_unstable();
         places.dedup();
         assert!(places.len() > 3, "{places:?}");
+    }
+
+    #[test]
+    fn malformed_questions_are_counted_or_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let made = |name: &str, skip_bad| {
+            let options = TaskOptions { skip_bad, ..options(dir.path(), Positions::Varied) };
+            crate::tasks::resolve(&[name.to_owned()], &options).map(|mut tasks| tasks.remove(0))
+        };
+        let squad = r#"{"question": "a?", "answers": [{"text": "x"}]}, {"question": "b?", "answers": []},
+            {"question": "never?", "is_impossible": true, "answers": []}, {"question": 3, "answers": [{"text": "x"}]},
+            {"question": "c?", "answers": [{"text": ""}]}, {"question": "d?", "answers": [{"text": "x"}]}"#;
+        put("dev-v2.0.json", &format!(r#"{{"data": [{{"paragraphs": [{{"context": "x", "qas": [{squad}]}}]}}]}}"#));
+        let hotpotqa = r#"[{"question": "a?", "answer": "x", "context": [["T", ["x"]]]}, {"question": "b?"},
+            {"question": "c?", "answer": "x", "context": []}]"#;
+        put("hotpot_dev_distractor_v1.json", &format!("\u{feff}{hotpotqa}"));
+        for (name, first, others, left) in [
+            (
+                "ruler/qa_1",
+                "question 2: no answer or no document",
+                "2 more of 5 rows are malformed (questions 4, 5)",
+                2,
+            ),
+            ("ruler/qa_2", "question 2: missing field `answer`", "1 more of 3 rows are malformed (question 3)", 1),
+        ] {
+            let error = made(name, false).err().unwrap().to_string();
+            assert!(error.contains(first) && error.contains(others), "{error}");
+            let task = made(name, true).unwrap();
+            assert_eq!(task.available(), Some(left));
+            assert!(task.notes()[0].contains("malformed rows are left out (questions "), "{:?}", task.notes());
+        }
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Essays {
     /// # Errors
     /// If the file cannot be read, is not such JSON, or has no words.
     pub fn from_json(path: &Path) -> Result<Self> {
-        let json = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let json = super::read(path)?;
         let file: EssayFile = serde_json::from_str(&json).map_err(|e| {
             UsageError::new(format!("{}:{}: not an essay file: {e}", path.display(), e.line()))
                 .hint("expected one JSON object with the field `text`")
@@ -66,8 +66,7 @@ impl Essays {
     pub fn from_folder(folder: &Path, start: Start) -> Result<Self> {
         let mut text = String::new();
         for path in text_files(folder)? {
-            let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            text.push_str(&String::from_utf8_lossy(&bytes));
+            text.push_str(&super::read(&path)?);
             text.push('\n');
         }
         Self::from_text(folder, &text, start)
@@ -277,6 +276,9 @@ mod tests {
         std::fs::write(&bad, "{\n\"text\": 3}").unwrap();
         assert!(Essays::from_json(&bad).unwrap_err().to_string().contains("e.json:2"));
         assert!(Essays::from_folder(&dir.path().join("none"), Start::Beginning).is_err());
+        std::fs::write(dir.path().join("d.txt"), b"three \xff").unwrap();
+        let error = Essays::from_folder(dir.path(), Start::Beginning).unwrap_err().to_string();
+        assert!(error.contains("d.txt:1: not UTF-8"), "what the model reads is what the file says: {error}");
     }
 
     proptest! {

@@ -5,3 +5,29 @@
 pub mod essays;
 pub mod grammar;
 pub mod words;
+
+use std::path::Path;
+
+use crate::error::UsageError;
+
+/// All of a file of text, without the mark that may be at its start.
+///
+/// # Errors
+/// If it cannot be read, or as [`decode`].
+pub fn read(path: &Path) -> Result<String, UsageError> {
+    let bytes = std::fs::read(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    decode(bytes, path)
+}
+
+/// The text of a file's bytes, without the mark that may be at its start.
+///
+/// # Errors
+/// If it is not UTF-8, with the line: what the model reads is what the file says, or nothing.
+pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<String, UsageError> {
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let (read, why) = (&e.as_bytes()[..e.utf8_error().valid_up_to()], e.utf8_error());
+        let line = 1 + read.iter().filter(|byte| **byte == b'\n').count();
+        UsageError::new(format!("{}:{line}: not UTF-8: {why}", path.display())).hint("save the file as UTF-8")
+    })?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}

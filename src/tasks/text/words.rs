@@ -194,9 +194,8 @@ fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
 
 fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
     let path = folder.join(file);
-    let text = std::fs::read_to_string(&path).map_err(|e| {
-        UsageError::new(format!("cannot read the word list {}: {e}", path.display()))
-            .hint("a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line")
+    let text = super::read(&path).map_err(|e| {
+        e.hint("a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line")
     })?;
     let words: Vec<String> = text.lines().map(str::trim).filter(|w| !w.is_empty()).map(str::to_owned).collect();
     if words.is_empty() {
