@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
+use spattn::eval::manifest::RESULTS_VERSION;
 use spattn::eval::record::Record;
 use spattn::eval::{store, summary};
 use spattn::report::merge;
@@ -278,9 +279,10 @@ fn a_matrix_may_grow_and_other_runs_are_not_mixed_in() {
     // Records of another version of the program's results.
     let path = m.out("out").join("manifest.json");
     let manifest = fs::read_to_string(&path).unwrap();
-    fs::write(&path, manifest.replace("\"results_version\": 1", "\"results_version\": 0")).unwrap();
+    fs::write(&path, manifest.replace(&format!("\"results_version\": {RESULTS_VERSION}"), "\"results_version\": 0"))
+        .unwrap();
     let ran = m.run("out", &["--resume", "-n", "1"], 2);
-    assert!(stderr(&ran).contains("`results_version` was 0, is 1"), "{}", stderr(&ran));
+    assert!(stderr(&ran).contains(&format!("`results_version` was 0, is {RESULTS_VERSION}")), "{}", stderr(&ran));
     fs::write(&path, manifest).unwrap();
     assert_eq!(records(&m.out("out")), grown);
     m.run("out", &["--resume", "-n", "1"], 0);
