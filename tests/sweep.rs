@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};
 use spattn::eval::record::Record;
 use spattn::eval::{store, summary};
@@ -105,45 +108,75 @@ fn lines(dir: &Path) -> usize {
     fs::read(dir.join("samples.jsonl")).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
 }
 
+/// How often the sweep is killed.
+const KILLS: usize = 20;
+
+/// Starts the sweep, waits until `records` new ones are there and `moment` longer, and kills it: while records are
+/// missing, as it is never left to make more than its share of `all`.
+fn start_and_kill(m: &Matrix, records: usize, moment: Duration, all: usize) {
+    let dir = m.out("killed");
+    let before = lines(&dir);
+    let mut child = m.command("killed", KILLED).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut mark = Instant::now();
+    while mark.elapsed() < moment && lines(&dir) < before + all / KILLS {
+        assert!(child.try_wait().unwrap().is_none(), "it ends before it is killed");
+        if lines(&dir) < before + records {
+            assert!(mark.elapsed() < Duration::from_secs(120), "no records");
+            mark = Instant::now();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+}
+
+const KILLED: &[&str] = &["--resume", "-n", "6", "--json"];
+
 #[test]
-fn a_sweep_killed_again_and_again_ends_as_if_it_had_not_been() {
+fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     let m = matrix(MATRIX);
-    let expected = m.run("whole", &["--json"], 0);
+    // How long it takes to the first record, and to the end.
+    let started = Instant::now();
+    let mut whole = m.command("whole", KILLED).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    while lines(&m.out("whole")) == 0 && whole.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let to_first = started.elapsed();
+    let expected = whole.wait_with_output().unwrap();
+    let of_records = started.elapsed().saturating_sub(to_first);
     let all = records(&m.out("whole"));
-    assert_eq!((all.len(), rows(&expected).len()), (48, 12));
+    assert_eq!((all.len(), rows(&expected).len()), (144, 12));
 
     let dir = m.out("killed");
-    let (mut kills, mut kept) = (0, BTreeSet::new());
-    // Each at another moment after another record, within writing or computing.
-    for (more_records, then) in [(1, 0), (2, 7), (5, 3), (7, 23), (3, 0), (1, 55)] {
-        let before = lines(&dir);
-        let mut child = m.command("killed", &["--resume"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let started = Instant::now();
-        while lines(&dir) < before + more_records && child.try_wait().unwrap().is_none() {
-            assert!(started.elapsed() < Duration::from_secs(120), "no records");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(then));
-        child.kill().unwrap();
-        kills += usize::from(child.wait().unwrap().code().is_none());
-        let now: BTreeSet<String> = records(&dir).into_keys().collect();
-        assert!(now.is_superset(&kept), "no finished record is lost");
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    let (mut kept, mut progress) = (BTreeMap::new(), BTreeSet::new());
+    for _ in 0..KILLS {
+        // Within what comes before the first record, or within making and writing one of the next.
+        let (records_before, span) = match rng.random_range(0..3) {
+            0 => (0, to_first),
+            _ => (rng.random_range(1..=3), of_records / KILLS as u32),
+        };
+        start_and_kill(&m, records_before, span.mul_f64(rng.random_range(0.01..1.0)), all.len());
+        let now = if dir.join("samples.jsonl").exists() { records(&dir) } else { BTreeMap::new() };
+        assert!(kept.iter().all(|(key, record)| now.get(key) == Some(record)), "no finished record is lost");
+        assert!(now.len() < all.len(), "every kill is one while records are missing");
         kept = now;
+        progress.insert(kept.len());
     }
-    assert!(kills >= 3 && kept.len() < 48, "{kills} kills, {} records", kept.len());
+    assert!(progress.len() > KILLS / 3, "they are spread over the run: {progress:?}");
 
     // A kill in the middle of a write leaves part of a line, here one of a record that is still missing.
     let whole = fs::read_to_string(m.out("whole").join("samples.jsonl")).unwrap();
-    let missing = whole.lines().find(|line| kept.iter().all(|key| !line.contains(key))).unwrap();
+    let missing = whole.lines().find(|line| kept.keys().all(|key| !line.contains(key))).unwrap();
     let samples = dir.join("samples.jsonl");
     fs::write(&samples, fs::read_to_string(&samples).unwrap() + &missing[..missing.len() / 2]).unwrap();
-    let ended = m.run("killed", &["--resume", "--json"], 0);
+    let ended = m.run("killed", KILLED, 0);
     assert!(stderr(&ended).contains("note: ") && stderr(&ended).contains("torn last line"), "{}", stderr(&ended));
     assert_eq!(rows(&ended), rows(&expected));
     assert_eq!(records(&dir), all);
     // Nothing is left to do.
     let before = fs::read(&samples).unwrap();
-    assert_eq!(rows(&m.run("killed", &["--resume", "--json"], 0)), rows(&expected));
+    assert_eq!(rows(&m.run("killed", KILLED, 0)), rows(&expected));
     assert_eq!(fs::read(&samples).unwrap(), before);
 }
 

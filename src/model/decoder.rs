@@ -372,10 +372,8 @@ impl Decoder {
                 fork.step(index, query, key, value, out);
             }
         };
-        match self.is_small() {
-            true => work.into_iter().for_each(attend),
-            false => work.into_par_iter().for_each(attend),
-        }
+        // Where threads have streams of their own this is one thread's share, of which others take when theirs is done.
+        work.into_par_iter().for_each(attend);
         attended
     }
 
