@@ -5,22 +5,23 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::config::{RunConfig, Variant};
+use super::config::Variant;
 use super::cut::{Fitted, fit};
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::identity;
-use super::plan::{Cell, Place, Plan, Shard};
+use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::{Choice, Likelihood, Record};
 use super::store::Store;
-use crate::attention::{Configured, Positions};
+use crate::attention::Configured;
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
@@ -80,21 +81,22 @@ pub enum End {
     Interrupted,
 }
 
-/// A run's fixed parts.
+/// A matrix to be run, with the model's weights in memory.
 pub struct Runner<'a> {
+    /// What is planned, of the same model.
+    pub planner: Planner<'a>,
     /// The model.
     pub model: &'a Model,
-    /// What to run.
-    pub config: &'a RunConfig,
-    /// The tasks, resolved.
-    pub tasks: &'a [Box<dyn Task>],
-    /// The data set that the tasks were made from, as records are identified by it.
-    pub data: Option<&'a str>,
-    /// Which share of the examples.
-    pub shard: Shard,
 }
 
-pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+impl<'a> Deref for Runner<'a> {
+    type Target = Planner<'a>;
+
+    fn deref(&self) -> &Planner<'a> {
+        &self.planner
+    }
+}
+
 const FILE_HINT: &str = "leave the file out, or see what happens with --allow-extrapolation";
 
 /// What of a plan is not done yet.
@@ -356,29 +358,6 @@ impl Runner<'_> {
         match task.is_sized() {
             true => format!("{} at {}, example {index}", task.name(), place.length),
             false => format!("{}, example {index}", task.name()),
-        }
-    }
-
-    pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
-        let limit = self.model.decoder.config().context_limit();
-        if length <= limit || self.config.allow_extrapolation {
-            return Ok(());
-        }
-        Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
-            .hint(hint))
-    }
-
-    /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
-    pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
-        let moves = |m: &&Configured| m.method.positions() != Positions::Original;
-        match methods.iter().find(moves) {
-            Some(method) if self.model.decoder.rotation(tokens).is_none() => Err(UsageError::new(format!(
-                "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
-                method.label(),
-                self.model.id
-            ))
-            .hint("choose a shorter --length, or leave the positions as they are")),
-            _ => Ok(()),
         }
     }
 
@@ -687,7 +666,8 @@ mod tests {
     use super::*;
     use crate::attention::{HeadPrefix, Method, Selection, Step};
     use crate::cost::Cost;
-    use crate::eval::config::Settings;
+    use crate::eval::config::{RunConfig, Settings};
+    use crate::eval::plan::Shard;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
@@ -740,7 +720,8 @@ mod tests {
         config.methods[1] = Configured { name: "faulty", method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let runner = Runner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
         let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest).unwrap();
