@@ -47,7 +47,7 @@ fn request<'a>(
     continuations: &'a [Text<'a>],
     methods: &'a [Configured],
 ) -> Request<'a> {
-    Request { prompt, prefix_tokens, continuations, methods, seed: 7, fidelity: false, compare: true }
+    Request { prompt, prefix_tokens, longer: &[], continuations, methods, seed: 7, fidelity: false, compare: true }
 }
 
 fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {

@@ -122,7 +122,9 @@ pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
     let longest = config.lengths.iter().copied().max().unwrap_or(0);
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let shape = model.dimensions.prompt_shape(longest);
-    model.dimensions.prefill_bytes(longest) + needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+    // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
+    let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
+    model.dimensions.prefill_bytes(longest) + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.

@@ -143,11 +143,25 @@ struct Item {
     wanted: Wanted,
     material: Rc<Material>,
     prefix_tokens: usize,
+    /// Tokens of the longer prefixes that the next items have, each going on from the one before.
+    longer: Vec<usize>,
 }
 
 impl Item {
     fn prefix(&self) -> &[u32] {
         &self.material.prompt()[..self.prefix_tokens]
+    }
+}
+
+/// Tells items, in the order in which they are run, of the prefixes that go on from their own.
+fn foresee(items: &mut [Item]) {
+    for at in (1..items.len()).rev() {
+        let (before, next) = (&items[at - 1], &items[at]);
+        if next.prefix().starts_with(before.prefix()) {
+            let own = Some(next.prefix_tokens).filter(|tokens| *tokens > before.prefix_tokens);
+            let longer = own.into_iter().chain(next.longer.iter().copied()).collect();
+            items[at - 1].longer = longer;
+        }
     }
 }
 
@@ -288,10 +302,11 @@ impl Runner<'_> {
             };
             if let Some(material) = material {
                 let prefix_tokens = material.prefix_tokens(wanted.variant.protocol);
-                items.push(Item { wanted, material, prefix_tokens });
+                items.push(Item { wanted, material, prefix_tokens, longer: Vec::new() });
             }
         }
         items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
+        foresee(&mut items);
         Ok(items)
     }
 
@@ -411,6 +426,7 @@ impl Runner<'_> {
         let request = Request {
             prompt: &prompt.ids,
             prefix_tokens: item.prefix_tokens,
+            longer: &item.longer,
             methods,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
@@ -481,6 +497,7 @@ impl Runner<'_> {
         let request = likelihood::Request {
             prompt: &passage.prompt,
             prefix_tokens: item.prefix_tokens,
+            longer: &item.longer,
             continuations: &continuations,
             methods,
             seed: example_seed(variant.seed, self.tasks[place.task].name(), place.length, index),
