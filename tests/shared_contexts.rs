@@ -157,15 +157,17 @@ fn what_is_gathered_of_a_prompt_is_gathered_over_all_of_it() {
 #[test]
 fn prefixes_that_are_foreseen_share_what_is_gathered() {
     let all = tokens(&MODEL, 6, 2600);
-    let specs = ["full", "snapkv:k=32", "h2o:k=32", "infllm:k=32", "retrieval_attention:k=32", "quest:ratio=0.1"];
+    let specs = ["full", "snapkv:k=32", "h2o:k=32", "infllm:k=32", "quest:ratio=0.1", "retrieval_attention:k=32"];
     let methods = methods(&specs);
     // Within and over what is summed up together; with less and with more between them than the last queries.
     for lengths in [[500, 508, 590], [1900, 2048, 2300], [2400, 2401, 2590]] {
         let mut held = None;
+        // Graphs over long prefixes would take most of the time.
+        let methods = if lengths[2] < 1000 { &methods[..] } else { &methods[..5] };
         for (at, length) in lengths.into_iter().enumerate() {
             let prompt = Prompt(all[..lengths[2] + 10].to_vec(), length, 1, 1);
-            let shared = run_before(&MODEL, &prompt, &lengths[at + 1..], &methods, &mut held);
-            assert_eq!(bits(&shared), bits(&run(&MODEL, &prompt, &methods, &mut None)), "{length} of {lengths:?}");
+            let shared = run_before(&MODEL, &prompt, &lengths[at + 1..], methods, &mut held);
+            assert_eq!(bits(&shared), bits(&run(&MODEL, &prompt, methods, &mut None)), "{length} of {lengths:?}");
             let kept = if at == 0 { 0 } else { lengths[at - 1].min(length - LAST) };
             assert_eq!(shared.reused_tokens, kept, "{length} of {lengths:?}");
         }
