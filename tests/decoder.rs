@@ -9,7 +9,7 @@ use spattn::attention::{Fork, IndexCache, Policy, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
-use spattn::model::decoder::{Decoder, Prefill, Stream};
+use spattn::model::decoder::{Decoder, Dimensions, Prefill, Stream};
 use spattn::model::weights::Weights;
 
 const MODELS: [&str; 9] = [
@@ -48,7 +48,7 @@ fn load(name: &str) -> Golden {
     let weights = Weights::open_folder(&folder).unwrap();
     let golden: Value = serde_json::from_str(&read("golden.json")).unwrap();
     Golden {
-        decoder: Decoder::load(&config, &weights, KvDtype::F32).unwrap(),
+        decoder: Decoder::load(&Dimensions::new(&config, KvDtype::F32), &weights).unwrap(),
         prompt: ids(&golden["prompt"]),
         positions: ids(&golden["positions"]).into_iter().map(|p| p as usize).collect(),
         logits: golden["logits"].as_array().unwrap().iter().map(floats).collect(),
@@ -133,7 +133,9 @@ fn sixteen_bit_storage_stays_near() {
         ModelConfig::parse(&std::fs::read_to_string(folder.join("config.json")).unwrap(), "config.json").unwrap();
     let weights = Weights::open_folder(&folder).unwrap();
     let prompt = load("qwen2").prompt;
-    let last = |dtype| Decoder::load(&config, &weights, dtype).unwrap().prefill(&prompt, prompt.len()).logits;
+    let last = |dtype| {
+        Decoder::load(&Dimensions::new(&config, dtype), &weights).unwrap().prefill(&prompt, prompt.len()).logits
+    };
     let exact = last(KvDtype::F32);
     for dtype in [KvDtype::F16, KvDtype::Bf16] {
         let near = last(dtype);

@@ -11,7 +11,7 @@ use spattn::eval::likelihood::{Outcome, Request, Text, run_in_parallel, run_pass
 use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;
-use spattn::model::decoder::Decoder;
+use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
 use spattn::model::weights::Weights;
@@ -35,7 +35,8 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/llama-bias");
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let config = ModelConfig::parse(&config, "config.json").unwrap();
-    let decoder = Decoder::load(&config, &Weights::open_folder(&folder).unwrap(), KvDtype::F32).unwrap();
+    let decoder =
+        Decoder::load(&Dimensions::new(&config, KvDtype::F32), &Weights::open_folder(&folder).unwrap()).unwrap();
     let prompt = numbers(&golden("models/llama-bias/golden.json")["prompt"]);
     (decoder, prompt.into_iter().map(|id| id as u32).collect())
 }
@@ -46,7 +47,7 @@ fn request<'a>(
     continuations: &'a [Text<'a>],
     methods: &'a [Configured],
 ) -> Request<'a> {
-    Request { prompt, prefix_tokens, continuations, methods, seed: 7, fidelity: false, compare: true }
+    Request { prompt, prefix_tokens, longer: &[], continuations, methods, seed: 7, fidelity: false, compare: true }
 }
 
 fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {

@@ -37,10 +37,22 @@ fn methods(specs: &[&str]) -> Vec<Configured> {
 struct Prompt(Vec<u32>, usize, u64, u64);
 
 fn run(model: &Model, prompt: &Prompt, methods: &[Configured], held: &mut Option<Held>) -> Outcome {
+    run_before(model, prompt, &[], methods, held)
+}
+
+/// Prefixes of the `longer` lengths come next.
+fn run_before(
+    model: &Model,
+    prompt: &Prompt,
+    longer: &[usize],
+    methods: &[Configured],
+    held: &mut Option<Held>,
+) -> Outcome {
     let Prompt(ids, prefix_tokens, seed, step_seed) = prompt;
     let request = Request {
         prompt: ids,
         prefix_tokens: *prefix_tokens,
+        longer,
         methods,
         max_new_tokens: 6,
         line_end: None,
@@ -137,9 +149,29 @@ fn what_is_gathered_of_a_prompt_is_gathered_over_all_of_it() {
         Prompt(all.clone(), 800, 2, 3),
         Prompt(all.clone(), 800, 7, 7),
     ];
-    // The beginning is read again; the whole prefix is not, unless what is drawn for it differs.
-    assert_eq!(compare(&MODEL, &prompts, &["full", "h2o:k=32"]), [0, 0, 800, 0]);
+    // The beginning of what was not foreseen is read again; the whole prefix is not, even if other things are drawn.
+    assert_eq!(compare(&MODEL, &prompts, &["full", "h2o:k=32"]), [0, 0, 800, 800 - LAST]);
     assert_eq!(compare(&MODEL, &prompts, &["full", "bigbird"]), [0, 490, 800, 800 - LAST]);
+}
+
+#[test]
+fn prefixes_that_are_foreseen_share_what_is_gathered() {
+    let all = tokens(&MODEL, 6, 2600);
+    let specs = ["full", "snapkv:k=32", "h2o:k=32", "infllm:k=32", "quest:ratio=0.1", "retrieval_attention:k=32"];
+    let methods = methods(&specs);
+    // Within and over what is summed up together; with less and with more between them than the last queries.
+    for lengths in [[500, 508, 590], [1900, 2048, 2300], [2400, 2401, 2590]] {
+        let mut held = None;
+        // Graphs over long prefixes would take most of the time.
+        let methods = if lengths[2] < 1000 { &methods[..] } else { &methods[..5] };
+        for (at, length) in lengths.into_iter().enumerate() {
+            let prompt = Prompt(all[..lengths[2] + 10].to_vec(), length, 1, 1);
+            let shared = run_before(&MODEL, &prompt, &lengths[at + 1..], methods, &mut held);
+            assert_eq!(bits(&shared), bits(&run(&MODEL, &prompt, methods, &mut None)), "{length} of {lengths:?}");
+            let kept = if at == 0 { 0 } else { lengths[at - 1].min(length - LAST) };
+            assert_eq!(shared.reused_tokens, kept, "{length} of {lengths:?}");
+        }
+    }
 }
 
 #[test]

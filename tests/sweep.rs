@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value};
+use spattn::attention::RecentQueries;
 use spattn::eval::manifest::RESULTS_VERSION;
 use spattn::eval::record::Record;
 use spattn::eval::{store, summary};
@@ -106,45 +110,77 @@ fn lines(dir: &Path) -> usize {
     fs::read(dir.join("samples.jsonl")).map_or(0, |bytes| bytes.iter().filter(|b| **b == b'\n').count())
 }
 
+/// How often the sweep is killed.
+const KILLS: usize = 20;
+
+/// Starts the sweep, waits until `records` new ones are there and `moment` longer, and kills it. It is killed earlier
+/// where `most` new ones are there, so that records are still missing after all kills.
+fn start_and_kill(m: &Matrix, records: usize, moment: Duration, most: usize) {
+    let dir = m.out("killed");
+    let before = lines(&dir);
+    let mut child = m.command("killed", KILLED).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut mark = Instant::now();
+    while mark.elapsed() < moment && lines(&dir) < before + most {
+        assert!(child.try_wait().unwrap().is_none(), "it ends before it is killed");
+        if lines(&dir) < before + records {
+            assert!(mark.elapsed() < Duration::from_secs(120), "no records");
+            mark = Instant::now();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+}
+
+const KILLED: &[&str] = &["--resume", "-n", "6", "--json"];
+
 #[test]
-fn a_sweep_killed_again_and_again_ends_as_if_it_had_not_been() {
+fn a_sweep_killed_twenty_times_ends_as_if_it_had_not_been() {
     let m = matrix(MATRIX);
-    let expected = m.run("whole", &["--json"], 0);
+    // How long it takes to the first record, and to the end.
+    let started = Instant::now();
+    let mut whole = m.command("whole", KILLED).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    while lines(&m.out("whole")) == 0 && whole.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let to_first = started.elapsed();
+    let expected = whole.wait_with_output().unwrap();
+    let of_records = started.elapsed().saturating_sub(to_first);
     let all = records(&m.out("whole"));
-    assert_eq!((all.len(), rows(&expected).len()), (48, 12));
+    assert_eq!((all.len(), rows(&expected).len()), (144, 12));
 
     let dir = m.out("killed");
-    let (mut kills, mut kept) = (0, BTreeSet::new());
-    // Each at another moment after another record, within writing or computing.
-    for (more_records, then) in [(1, 0), (2, 7), (5, 3), (7, 23), (3, 0), (1, 55)] {
-        let before = lines(&dir);
-        let mut child = m.command("killed", &["--resume"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let started = Instant::now();
-        while lines(&dir) < before + more_records && child.try_wait().unwrap().is_none() {
-            assert!(started.elapsed() < Duration::from_secs(120), "no records");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(then));
-        child.kill().unwrap();
-        kills += usize::from(child.wait().unwrap().code().is_none());
-        let now: BTreeSet<String> = records(&dir).into_keys().collect();
-        assert!(now.is_superset(&kept), "no finished record is lost");
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    // The three records of an example come together.
+    let most = all.len() / KILLS - 3;
+    let (mut kept, mut progress) = (BTreeMap::new(), BTreeSet::new());
+    for _ in 0..KILLS {
+        // Within what comes before the first record, or within making and writing one of the next.
+        let (records_before, span) = match rng.random_range(0..3) {
+            0 => (0, to_first),
+            _ => (rng.random_range(1..=3), of_records / KILLS as u32),
+        };
+        start_and_kill(&m, records_before, span.mul_f64(rng.random_range(0.01..1.0)), most);
+        let now = if dir.join("samples.jsonl").exists() { records(&dir) } else { BTreeMap::new() };
+        assert!(kept.iter().all(|(key, record)| now.get(key) == Some(record)), "no finished record is lost");
+        assert!(now.len() < all.len(), "every kill is one while records are missing");
         kept = now;
+        progress.insert(kept.len());
     }
-    assert!(kills >= 3 && kept.len() < 48, "{kills} kills, {} records", kept.len());
+    assert!(progress.len() > KILLS / 3, "they are spread over the run: {progress:?}");
 
     // A kill in the middle of a write leaves part of a line, here one of a record that is still missing.
     let whole = fs::read_to_string(m.out("whole").join("samples.jsonl")).unwrap();
-    let missing = whole.lines().find(|line| kept.iter().all(|key| !line.contains(key))).unwrap();
+    let missing = whole.lines().find(|line| kept.keys().all(|key| !line.contains(key))).unwrap();
     let samples = dir.join("samples.jsonl");
     fs::write(&samples, fs::read_to_string(&samples).unwrap() + &missing[..missing.len() / 2]).unwrap();
-    let ended = m.run("killed", &["--resume", "--json"], 0);
+    let ended = m.run("killed", KILLED, 0);
     assert!(stderr(&ended).contains("note: ") && stderr(&ended).contains("torn last line"), "{}", stderr(&ended));
     assert_eq!(rows(&ended), rows(&expected));
     assert_eq!(records(&dir), all);
     // Nothing is left to do.
     let before = fs::read(&samples).unwrap();
-    assert_eq!(rows(&m.run("killed", &["--resume", "--json"], 0)), rows(&expected));
+    assert_eq!(rows(&m.run("killed", KILLED, 0)), rows(&expected));
     assert_eq!(fs::read(&samples).unwrap(), before);
 }
 
@@ -174,31 +210,37 @@ fn two_shards_merged_are_one_run() {
 
 #[test]
 fn protocols_share_a_prefill_and_change_no_record() {
-    let m = matrix(MATRIX);
-    m.run("matrix", &["--seed", "1"], 0);
-    m.run("reversed", &["--seed", "1", "--sparse-from", "question", "--sparse-from", "decode"], 0);
+    // Methods that need nothing of the prompt, and one for each thing that can be gathered of it.
+    let m = matrix(
+        "tasks = ['ruler/niah_single_1', 'ruler/niah_multiquery']\nlengths = [600]\nsamples = 2\nseed = 1
+         sparse_from = ['decode', 'question', 'last:40']
+         methods = ['topk:k=16', 'random:ratio=0.125', 'snapkv:k=16', 'h2o:k=16', 'infllm:k=16',
+                    'retrieval_attention:k=16']",
+    );
+    m.run("matrix", &[], 0);
     let all = records(&m.out("matrix"));
-    assert_eq!(all, records(&m.out("reversed")));
+    assert_eq!(all.len(), 84);
+    let other_order = ["question", "last:40", "decode"].map(|protocol| ["--sparse-from", protocol]).concat();
+    m.run("other order", &other_order, 0);
+    assert_eq!(all, records(&m.out("other order")));
     // Records of single evaluations, keys included.
     let mut single = BTreeMap::new();
-    for protocol in ["question", "decode"] {
-        let out = m.out(protocol);
-        let mut command = spattn(&["eval", "--seed", "1", "--sparse-from", protocol]);
-        command.args(["-t", "ruler/niah_single_1", "-t", "ruler/niah_multiquery", "-l", "600", "-n", "2"]);
-        command.args(["-m", "topk:k=16", "-m", "random:ratio=0.125", "--out"]).arg(&out);
-        finished(command, 0);
-        single.extend(records(&out));
+    for protocol in ["question", "decode", "last:40"] {
+        m.run(protocol, &["--sparse-from", protocol], 0);
+        single.extend(records(&m.out(protocol)));
     }
     assert_eq!(all, single);
-    for dir in ["matrix", "reversed"] {
-        let loaded = store::load_records(&m.out(dir)).unwrap().records;
-        let decode: Vec<&Record> = loaded.iter().filter(|r| r.protocol == "decode").collect();
-        assert_eq!(decode.len(), 12);
-        for r in decode {
-            let question =
-                loaded.iter().find(|o| (&o.task, o.sample) == (&r.task, r.sample) && o.protocol == "question");
-            let read = r.prefix_tokens - r.reused_tokens;
-            assert!(read <= r.prefix_tokens - question.unwrap().prefix_tokens + 16, "{read} tokens read in {dir}");
+    for dir in ["matrix", "other order"] {
+        let mut read: BTreeMap<_, BTreeMap<usize, usize>> = BTreeMap::new();
+        for r in store::load_records(&m.out(dir)).unwrap().records {
+            read.entry((r.task, r.sample)).or_default().insert(r.prefix_tokens, r.prefix_tokens - r.reused_tokens);
+        }
+        assert_eq!(read.len(), 4);
+        for (place, read) in read {
+            let longest = *read.keys().last().unwrap();
+            let again = (read.len() - 1) * RecentQueries::COUNT;
+            let all: usize = read.values().sum();
+            assert!(all <= longest + again, "{place:?} in {dir}: {read:?}");
         }
     }
 }

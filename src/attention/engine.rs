@@ -87,9 +87,9 @@ impl IndexCache {
         self.seed
     }
 
-    /// Gives the prefix back, once no run is left on it.
-    pub fn into_prefix(self) -> Option<Prefix> {
-        Arc::into_inner(self.prefix)
+    /// Gives the prefix back with what was gathered about it, once no run is left on it.
+    pub fn into_prefix(self) -> Option<(Prefix, Option<PromptStats>)> {
+        Some((Arc::into_inner(self.prefix)?, self.stats))
     }
 
     /// What was gathered while the prefix was read, for the methods that ask for it.

@@ -6,14 +6,15 @@
 //! does not depend on which others run beside it.
 //!
 //! Everything is gathered chunk by chunk: memory is what is kept ([`PromptNeed::bytes`]) and a few rows of
-//! logits, never all queries and never an `n × n` matrix.
+//! logits, never all queries and never an `n × n` matrix. What is known beforehand of longer prefixes that begin with
+//! this one (the same prompt, sparse from a later token) is gathered for them too, so that they can be gone on to.
 //!
 //! A method sees the prefix and nothing more. If sparse attention starts at the question
 //! (`--sparse-from question` or `last:N`), the prefix ends before it, and a method that decides by the last
 //! queries of the prompt decides by those of the context. That is what such a method can know when the
 //! context is read before the question is asked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ pub enum PromptNeed {
 }
 
 impl PromptNeed {
-    /// Bytes kept for a prefix of this shape.
+    /// Bytes kept for a prefix of this shape that nothing goes on from.
     pub fn bytes(self, shape: &PromptShape) -> usize {
         let numbers = match self {
             Self::LastQueries(n) | Self::SampledQueries(n) => n.min(shape.tokens) * shape.heads * shape.d,
@@ -78,18 +79,27 @@ pub struct PromptShape {
     pub tokens: usize,
 }
 
-/// What was gathered about a prefix while it was read.
+/// Tokens whose queries are summed up together, before they are added to the rest: part of the order of summation, so
+/// that sums are the same bits in whatever pieces a prefix is read.
+const BLOCK: usize = 2048;
+
+/// What was gathered about a prefix while it was read, and about longer ones that begin with it.
 #[derive(Debug)]
 pub struct PromptStats {
     shape: PromptShape,
+    /// Tokens of the prefix, and of those that may be gone on to, ascending.
+    lengths: Vec<usize>,
+    block: usize,
+    /// Tokens seen at each layer.
+    seen: Vec<usize>,
     gathered: BTreeMap<PromptNeed, Gathered>,
 }
 
 /// What was gathered for one need.
 #[derive(Debug)]
 struct Gathered {
-    /// Of the queries kept, ascending.
-    positions: Vec<u32>,
+    /// Of the queries kept, ascending; for each length.
+    positions: VecDeque<Vec<u32>>,
     layers: Vec<LayerStats>,
     time: Duration,
 }
@@ -97,44 +107,115 @@ struct Gathered {
 /// What was gathered for one need at one layer.
 #[derive(Debug)]
 enum LayerStats {
-    /// Queries `[head][position][d]`.
-    Queries(KvStore),
-    /// A number for each token, `[head][token]` (query heads or KV heads).
-    Tokens(Vec<Vec<f32>>),
+    /// Queries `[head][position][d]` for each length.
+    Queries(VecDeque<KvStore>),
+    /// Of each query head.
+    Mass(Vec<HeadMass>),
+    /// Of each KV head.
+    Following(Vec<HeadFollowing>),
+}
+
+/// Attention that each token received from the queries of one head.
+#[derive(Debug)]
+struct HeadMass {
+    /// From queries of whole blocks, and of what is left at the end of the last prefix.
+    closed: Vec<f32>,
+    /// From those of a block of which more may come; empty if there are none.
+    open: Vec<f32>,
+    /// Both together, at the end of a prefix that may be gone on from.
+    both: Option<Vec<f32>>,
+}
+
+/// Scores of each token of one KV head with the queries after it.
+#[derive(Debug)]
+struct HeadFollowing {
+    /// For each length.
+    scores: VecDeque<Vec<f32>>,
+    /// Position of the first of `sums`.
+    first: usize,
+    /// Sums `[position][d]` of the queries of a block that come before each position, as far back as they matter.
+    sums: Vec<f64>,
 }
 
 impl PromptStats {
     /// Nothing gathered yet.
     pub fn new(needs: &BTreeSet<PromptNeed>, shape: PromptShape) -> Self {
+        Self::of_nested(needs, shape, &[])
+    }
+
+    /// Nothing gathered yet, of a prefix that longer ones (ascending) begin with; [`continued`](Self::continued) goes on
+    /// to them.
+    pub fn of_nested(needs: &BTreeSet<PromptNeed>, shape: PromptShape, longer: &[usize]) -> Self {
+        let lengths: Vec<usize> = std::iter::once(shape.tokens).chain(longer.iter().copied()).collect();
+        debug_assert!(lengths.is_sorted_by(|a, b| a < b), "each longer than the one before");
         let gathered = |need: &PromptNeed| {
-            let positions = need.query_positions(shape.tokens);
-            let numbers = |heads: usize| LayerStats::Tokens(vec![vec![0.0; shape.tokens]; heads]);
+            let positions: VecDeque<Vec<u32>> = lengths.iter().map(|tokens| need.query_positions(*tokens)).collect();
+            let queries = |p: &Vec<u32>| KvStore::new(KvDtype::F32, shape.heads, shape.d, p.len());
+            let zeros = |tokens: usize| vec![0.0; tokens];
             let layer = |_| match need {
                 PromptNeed::LastQueries(_) | PromptNeed::SampledQueries(_) => {
-                    LayerStats::Queries(KvStore::new(KvDtype::F32, shape.heads, shape.d, positions.len()))
+                    LayerStats::Queries(positions.iter().map(queries).collect())
                 }
-                PromptNeed::AttentionMass => numbers(shape.heads),
-                PromptNeed::FollowingScores(_) => numbers(shape.kv_heads),
+                PromptNeed::AttentionMass => {
+                    let head = |_| HeadMass { closed: zeros(shape.tokens), open: Vec::new(), both: None };
+                    LayerStats::Mass((0..shape.heads).map(head).collect())
+                }
+                PromptNeed::FollowingScores(_) => {
+                    let scores = || lengths.iter().map(|tokens| zeros(*tokens)).collect();
+                    let head = |_| HeadFollowing { scores: scores(), first: 0, sums: Vec::new() };
+                    LayerStats::Following((0..shape.kv_heads).map(head).collect())
+                }
             };
             let layers = (0..shape.layers).map(layer).collect();
             (*need, Gathered { positions, layers, time: Duration::ZERO })
         };
-        Self { shape, gathered: needs.iter().map(gathered).collect() }
+        let gathered = needs.iter().map(gathered).collect();
+        Self { shape, lengths, block: BLOCK, seen: vec![0; shape.layers], gathered }
     }
 
-    /// Takes a chunk of the prefix in. Chunks come in order, each at every layer.
-    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
-        for (need, gathered) in &mut self.gathered {
-            let start = Instant::now();
-            match (&mut gathered.layers[chunk.layer], need) {
-                (LayerStats::Queries(kept), _) => keep_queries(chunk, &gathered.positions, kept),
-                (LayerStats::Tokens(scores), PromptNeed::FollowingScores(n)) => {
-                    add_following_scores(chunk, *n, self.shape.tokens, scores);
-                }
-                (LayerStats::Tokens(mass), _) => add_attention_mass(chunk, mass),
-            }
-            gathered.time += start.elapsed();
+    /// As gathered so far, for some of the needs, about a longer prefix that begins with this one: if that was foreseen,
+    /// and this one was read to its end. It may also be the same prefix.
+    pub fn continued(mut self, needs: &BTreeSet<PromptNeed>, tokens: usize) -> Option<Self> {
+        let at = self.lengths.iter().position(|length| *length == tokens)?;
+        if self.seen.iter().any(|seen| *seen != self.shape.tokens)
+            || !needs.iter().all(|n| self.gathered.contains_key(n))
+        {
+            return None;
         }
+        self.lengths.drain(..at);
+        self.shape.tokens = tokens;
+        self.gathered.retain(|need, _| needs.contains(need));
+        for gathered in self.gathered.values_mut() {
+            gathered.positions.drain(..at);
+            gathered.layers.iter_mut().for_each(|layer| layer.go_on(at, tokens));
+        }
+        Some(self)
+    }
+
+    /// Takes a chunk of the prefix in. Chunks come in order, each at every layer; what was seen before is skipped.
+    pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        let end = chunk.kv.tokens();
+        let mut first = self.seen[chunk.layer];
+        debug_assert!(chunk.first <= first, "no token is left out");
+        while first < end {
+            let block = first / self.block * self.block;
+            let piece =
+                Piece { chunk, tokens: first..end.min(block + self.block), block, blocks_end: block + self.block };
+            for (need, gathered) in &mut self.gathered {
+                let start = Instant::now();
+                match (&mut gathered.layers[chunk.layer], need) {
+                    (LayerStats::Queries(kept), _) => keep_queries(&piece, &gathered.positions, kept),
+                    (LayerStats::Following(heads), PromptNeed::FollowingScores(n)) => {
+                        add_following_scores(&piece, *n, &self.lengths, heads);
+                    }
+                    (LayerStats::Mass(heads), _) => add_attention_mass(&piece, &self.lengths, heads),
+                    (LayerStats::Following(_), _) => unreachable!("scores are gathered for one kind of need"),
+                }
+                gathered.time += start.elapsed();
+            }
+            first = piece.tokens.end;
+        }
+        self.seen[chunk.layer] = end.max(self.seen[chunk.layer]);
     }
 
     /// What is gathered.
@@ -158,78 +239,170 @@ impl PromptStats {
     }
 }
 
-fn keep_queries(chunk: &PrefillChunk<'_>, positions: &[u32], kept: &mut KvStore) {
-    let width = chunk.heads * chunk.d();
-    let wanted = positions.iter().map(|p| *p as usize).filter(|p| (chunk.first..chunk.kv.tokens()).contains(p));
-    for position in wanted {
-        kept.append(&chunk.queries[(position - chunk.first) * width..][..width]);
+impl LayerStats {
+    /// Leaves the first `shorter` lengths behind, for a prefix of `tokens`.
+    fn go_on(&mut self, shorter: usize, tokens: usize) {
+        if shorter == 0 {
+            return;
+        }
+        match self {
+            Self::Queries(kept) => drop(kept.drain(..shorter)),
+            Self::Following(heads) => heads.iter_mut().for_each(|head| drop(head.scores.drain(..shorter))),
+            Self::Mass(heads) => heads.iter_mut().for_each(|head| {
+                head.both = None;
+                head.closed.resize(tokens, 0.0);
+            }),
+        }
+    }
+}
+
+/// Tokens of a chunk within one block.
+struct Piece<'a> {
+    chunk: &'a PrefillChunk<'a>,
+    tokens: Range<usize>,
+    /// Where the block begins.
+    block: usize,
+    /// Where it would end.
+    blocks_end: usize,
+}
+
+impl Piece<'_> {
+    /// Whether no more of the block comes, in a prefix of so many tokens.
+    fn ends_block(&self, tokens: usize) -> bool {
+        self.tokens.end == self.blocks_end.min(tokens)
+    }
+
+    /// Query `[d]` of a token for one head.
+    fn query(&self, token: usize, head: usize) -> &[f32] {
+        self.chunk.query(token - self.chunk.first, head)
+    }
+
+    /// Query heads that share a KV head.
+    fn group(&self) -> usize {
+        self.chunk.heads / self.chunk.kv.keys.kv_heads()
+    }
+}
+
+fn keep_queries(piece: &Piece<'_>, positions: &VecDeque<Vec<u32>>, kept: &mut VecDeque<KvStore>) {
+    let (chunk, width) = (piece.chunk, piece.chunk.heads * piece.chunk.d());
+    for (positions, kept) in positions.iter().zip(kept) {
+        for position in positions.iter().map(|p| *p as usize).filter(|p| piece.tokens.contains(p)) {
+            kept.append(&chunk.queries[(position - chunk.first) * width..][..width]);
+        }
     }
 }
 
 /// Query rows whose logits are held at a time.
 const MASS_ROWS: usize = 16;
 
-/// Adds to `mass: [head][token]` the softmax weights of the chunk's queries over the tokens each one sees.
-fn add_attention_mass(chunk: &PrefillChunk<'_>, mass: &mut [Vec<f32>]) {
-    let (d, tokens) = (chunk.d(), chunk.kv.tokens());
-    let group = chunk.heads / chunk.kv.keys.kv_heads();
+/// Adds the softmax weights of the piece's queries over the tokens each one sees to the mass of each query head.
+fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMass]) {
+    let (d, end, group) = (piece.chunk.d(), piece.tokens.end, piece.group());
     let scale = 1.0 / (d as f32).sqrt();
-    mass.par_iter_mut().enumerate().for_each(|(head, mass)| {
-        let keys = chunk.kv.keys.head(head / group);
-        // A chunk's own sum first: small weights are not lost beside the mass of a long prefix.
-        let mut of_chunk = vec![0.0; tokens];
-        let mut logits = vec![0.0; MASS_ROWS * tokens];
-        for begin in (0..chunk.tokens()).step_by(MASS_ROWS) {
-            let rows = begin..(begin + MASS_ROWS).min(chunk.tokens());
-            let visible = chunk.first + rows.end;
-            let scaled: Vec<f32> = rows.clone().flat_map(|row| chunk.query(row, head)).map(|q| q * scale).collect();
-            let logits = &mut logits[..rows.len() * visible];
+    heads.par_iter_mut().enumerate().for_each(|(head, mass)| {
+        let keys = piece.chunk.kv.keys.head(head / group);
+        // A block's own sum first: small weights are not lost beside the mass of a long prefix.
+        let mut of_block = std::mem::take(&mut mass.open);
+        of_block.resize(end, 0.0);
+        let mut logits = vec![0.0; MASS_ROWS * end];
+        for begin in piece.tokens.clone().step_by(MASS_ROWS) {
+            let tokens = begin..(begin + MASS_ROWS).min(end);
+            let visible = tokens.end;
+            let scaled: Vec<f32> = tokens.clone().flat_map(|t| piece.query(t, head)).map(|q| q * scale).collect();
+            let logits = &mut logits[..tokens.len() * visible];
             score_into(&scaled, keys.slice(0..visible, d), d, logits);
-            for (row, logits) in rows.zip(logits.chunks_exact_mut(visible)) {
-                let seen = &mut logits[..chunk.first + row + 1];
+            for (token, logits) in tokens.zip(logits.chunks_exact_mut(visible)) {
+                let seen = &mut logits[..token + 1];
                 softmax(seen);
-                of_chunk.iter_mut().zip(&*seen).for_each(|(m, w)| *m += w);
+                of_block.iter_mut().zip(&*seen).for_each(|(m, w)| *m += w);
             }
         }
-        mass.iter_mut().zip(of_chunk).for_each(|(m, w)| *m += w);
+        mass.take(of_block, piece, lengths);
     });
 }
 
-/// Adds to `scores: [kv_head][token]` what the chunk's queries have to do with the tokens they follow by at
-/// most `n`; in a prefix of `tokens`, so that the sums over all chunks are means.
-fn add_following_scores(chunk: &PrefillChunk<'_>, n: usize, tokens: usize, scores: &mut [Vec<f32>]) {
-    let (d, first, end) = (chunk.d(), chunk.first, chunk.kv.tokens());
-    let group = chunk.heads / chunk.kv.keys.kv_heads();
-    scores.par_iter_mut().enumerate().for_each(|(kv_head, scores)| {
-        let sums = running_sums(chunk, kv_head * group..(kv_head + 1) * group);
-        let keys = chunk.kv.keys.head(kv_head);
+impl HeadMass {
+    /// Adds the sum of a block, unless more may come to it.
+    fn take(&mut self, of_block: Vec<f32>, piece: &Piece<'_>, lengths: &[usize]) {
+        let add = |to: &mut Vec<f32>| to.iter_mut().zip(&of_block).for_each(|(m, w)| *m += w);
+        let last = *lengths.last().expect("the prefix has a length");
+        if piece.ends_block(last) {
+            add(&mut self.closed);
+            return;
+        }
+        if piece.ends_block(lengths[0]) {
+            let mut both = self.closed.clone();
+            add(&mut both);
+            self.both = Some(both);
+        }
+        self.open = of_block;
+    }
+
+    /// Of the prefix that was read.
+    fn of_prefix(&self) -> &[f32] {
+        self.both.as_ref().unwrap_or(&self.closed)
+    }
+}
+
+/// Adds what the piece's queries have to do with the tokens they follow by at most `n` to the scores of each KV head,
+/// so that the sums over all pieces are means.
+///
+/// What the queries of one block add to a token is summed up before it is added: as soon as all are there.
+fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize], heads: &mut [HeadFollowing]) {
+    let (d, block, Range { start, end }) = (piece.chunk.d(), piece.block, piece.tokens.clone());
+    let group = piece.group();
+    heads.par_iter_mut().enumerate().for_each(|(kv_head, head)| {
+        if start == block {
+            (head.first, head.sums) = (block, vec![0.0; d]);
+        }
+        head.extend_sums(piece, kv_head * group..(kv_head + 1) * group);
+        let HeadFollowing { scores, first, sums } = head;
+        let before = |position: usize| &sums[(position - *first) * d..][..d];
+        let keys = piece.chunk.kv.keys.head(kv_head);
         let mut key = vec![0.0; d];
-        for (token, score) in scores.iter_mut().enumerate().take(end).skip(first.saturating_sub(n)) {
-            let followers = (token + 1).max(first)..(token + n + 1).min(end);
-            if followers.is_empty() {
-                continue;
+        for (scores, &length) in scores.iter_mut().zip(lengths) {
+            let complete = if piece.ends_block(length) { end } else { end.saturating_sub(n) };
+            for (token, score) in scores.iter_mut().enumerate().take(complete).skip(start.saturating_sub(n)) {
+                let followers = (token + 1).max(block)..(token + n + 1).min(end);
+                if followers.is_empty() {
+                    continue;
+                }
+                keys.read(token, &mut key);
+                let (from, to) = (before(followers.start), before(followers.end));
+                let dot: f64 = key.iter().zip(from).zip(to).map(|((k, from), to)| f64::from(*k) * (to - from)).sum();
+                let all = n.min(length - 1 - token);
+                *score += (dot / (all * group) as f64) as f32;
             }
-            keys.read(token, &mut key);
-            let (from, to) = (&sums[(followers.start - first) * d..], &sums[(followers.end - first) * d..]);
-            let dot: f64 = key.iter().zip(from).zip(to).map(|((k, from), to)| f64::from(*k) * (to - from)).sum();
-            let all = n.min(tokens - 1 - token);
-            *score += (dot / (all * group) as f64) as f32;
         }
+        head.forget(piece, n, lengths);
     });
 }
 
-/// Sums of the queries of some heads, `[tokens + 1][d]`: those before each token of the chunk, and of all.
-fn running_sums(chunk: &PrefillChunk<'_>, heads: Range<usize>) -> Vec<f64> {
-    let d = chunk.d();
-    let mut sums = vec![0.0; (chunk.tokens() + 1) * d];
-    for token in 0..chunk.tokens() {
-        let (before, after) = sums.split_at_mut((token + 1) * d);
-        after[..d].copy_from_slice(&before[token * d..]);
-        for head in heads.clone() {
-            after.iter_mut().zip(chunk.query(token, head)).for_each(|(sum, q)| *sum += f64::from(*q));
+impl HeadFollowing {
+    /// Goes on with the sums over the piece's queries of some heads.
+    fn extend_sums(&mut self, piece: &Piece<'_>, heads: Range<usize>) {
+        let d = piece.chunk.d();
+        self.sums.reserve(piece.tokens.len() * d);
+        for token in piece.tokens.clone() {
+            self.sums.extend_from_within(self.sums.len() - d..);
+            let at = self.sums.len() - d;
+            for head in heads.clone() {
+                self.sums[at..].iter_mut().zip(piece.query(token, head)).for_each(|(sum, q)| *sum += f64::from(*q));
+            }
         }
     }
-    sums
+
+    /// Keeps the sums that the rest of the block will need.
+    fn forget(&mut self, piece: &Piece<'_>, n: usize, lengths: &[usize]) {
+        if piece.ends_block(*lengths.last().expect("the prefix has a length")) {
+            self.sums = Vec::new();
+            return;
+        }
+        let first = self.first.max(piece.tokens.end.saturating_sub(n));
+        self.sums.drain(..(first - self.first) * piece.chunk.d());
+        self.sums.shrink_to_fit();
+        self.first = first;
+    }
 }
 
 /// What was gathered about one KV head of one layer, for the methods that asked for it.
@@ -269,13 +442,19 @@ impl<'a> PromptHead<'a> {
     /// Attention that each token of the prefix received from one head of the group; sums to the number of
     /// tokens.
     pub fn attention_mass(&self, head: usize) -> &'a [f32] {
-        self.numbers(PromptNeed::AttentionMass, self.head(head))
+        match self.layer(PromptNeed::AttentionMass) {
+            (_, LayerStats::Mass(heads)) => heads[self.head(head)].of_prefix(),
+            _ => unreachable!("{ASKED}"),
+        }
     }
 
     /// Mean `q·k` of each token's key with the queries of the `n` tokens after it (those there are), over
     /// all heads of the group; 0 for the last token.
     pub fn following_scores(&self, n: usize) -> &'a [f32] {
-        self.numbers(PromptNeed::FollowingScores(n), self.place().kv_head)
+        match self.layer(PromptNeed::FollowingScores(n)) {
+            (_, LayerStats::Following(heads)) => &heads[self.place().kv_head].scores[0],
+            _ => unreachable!("{ASKED}"),
+        }
     }
 
     fn place(&self) -> Place<'a> {
@@ -290,17 +469,12 @@ impl<'a> PromptHead<'a> {
     fn layer(&self, need: PromptNeed) -> (&'a [u32], &'a LayerStats) {
         let Place { stats, layer, .. } = self.place();
         let gathered = stats.gathered.get(&need).expect(ASKED);
-        (&gathered.positions, &gathered.layers[layer])
+        (&gathered.positions[0], &gathered.layers[layer])
     }
 
     fn queries(&self, need: PromptNeed, head: usize) -> (&'a [u32], Rows<'a>) {
         let (positions, LayerStats::Queries(kept)) = self.layer(need) else { unreachable!("{ASKED}") };
-        (positions, kept.head(self.head(head)))
-    }
-
-    fn numbers(&self, need: PromptNeed, head: usize) -> &'a [f32] {
-        let (_, LayerStats::Tokens(numbers)) = self.layer(need) else { unreachable!("{ASKED}") };
-        &numbers[head]
+        (positions, kept[0].head(self.head(head)))
     }
 }
 
@@ -337,12 +511,20 @@ mod tests {
         query(layer, query_token, head).iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()
     }
 
-    /// Read in chunks of `chunk` tokens.
+    /// Read in chunks of `chunk` tokens, summed up in blocks of 20.
     fn gathered(needs: &[PromptNeed], chunk: usize) -> PromptStats {
-        let PromptShape { layers, heads, kv_heads, d, tokens } = SHAPE;
-        let mut stats = PromptStats::new(&needs.iter().copied().collect(), SHAPE);
+        let stats = PromptStats::new(&needs.iter().copied().collect(), SHAPE);
+        read(PromptStats { block: 20, ..stats }, 0, chunk)
+    }
+
+    /// Reads from token `from` to the end of the prefix.
+    fn read(mut stats: PromptStats, from: usize, chunk: usize) -> PromptStats {
+        let PromptShape { layers, heads, kv_heads, d, tokens } = stats.shape;
         let mut caches: Vec<_> = (0..layers).map(|_| LayerKv::new(KvDtype::F32, kv_heads, d, tokens)).collect();
-        for first in (0..tokens).step_by(chunk) {
+        for (layer, kv) in caches.iter_mut().enumerate() {
+            keys(layer)[..from * kv_heads * d].chunks(kv_heads * d).for_each(|key| kv.append(key, key));
+        }
+        for first in (from..tokens).step_by(chunk) {
             let rows = first..(first + chunk).min(tokens);
             for (layer, kv) in caches.iter_mut().enumerate() {
                 for key in keys(layer)[rows.start * kv_heads * d..rows.end * kv_heads * d].chunks(kv_heads * d) {
@@ -433,8 +615,11 @@ mod tests {
         let stats = gathered(&needs, 11);
         for need in needs {
             let kept = stats.gathered[&need].layers.iter().map(|layer| match layer {
-                LayerStats::Queries(store) => store.bytes(),
-                LayerStats::Tokens(heads) => heads.iter().map(|h| size_of_val(h.as_slice())).sum(),
+                LayerStats::Queries(stores) => stores.iter().map(KvStore::bytes).sum::<usize>(),
+                LayerStats::Mass(heads) => heads.iter().map(|h| size_of_val(h.of_prefix()) + h.open.len()).sum(),
+                LayerStats::Following(heads) => {
+                    heads.iter().map(|h| size_of_val(h.scores[0].as_slice()) + h.sums.len()).sum()
+                }
             });
             assert_eq!(kept.sum::<usize>(), need.bytes(&SHAPE), "{need:?}");
         }
@@ -442,6 +627,82 @@ mod tests {
         let stats = PromptStats::new(&needs.into_iter().collect(), empty);
         assert_eq!(stats.head(1, 1).attention_mass(0).len(), 0);
         assert_eq!(stats.head(0, 0).last_queries(5, 1).elements(), 0);
+    }
+
+    const NEEDS: [PromptNeed; 8] = [
+        PromptNeed::LastQueries(5),
+        PromptNeed::LastQueries(40),
+        PromptNeed::SampledQueries(9),
+        PromptNeed::SampledQueries(50),
+        PromptNeed::AttentionMass,
+        PromptNeed::FollowingScores(1),
+        PromptNeed::FollowingScores(7),
+        PromptNeed::FollowingScores(33),
+    ];
+
+    /// All that methods may see of [`NEEDS`], to the bit.
+    fn bits(stats: &PromptStats) -> Vec<Vec<u32>> {
+        let mut all = Vec::new();
+        let mut add = |numbers: &[f32]| all.push(numbers.iter().map(|x| x.to_bits()).collect());
+        for (layer, kv_head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let place = stats.head(layer, kv_head);
+            for head in 0..2 {
+                [5, 40].iter().for_each(|n| add(&place.last_queries(*n, head).to_f32()));
+                for n in [9, 50] {
+                    let (positions, rows) = place.sampled_queries(n, head);
+                    add(&positions.iter().map(|p| *p as f32).collect::<Vec<_>>());
+                    add(&rows.to_f32());
+                }
+                add(place.attention_mass(head));
+            }
+            [1, 7, 33].iter().for_each(|n| add(place.following_scores(*n)));
+        }
+        all
+    }
+
+    #[test]
+    fn pieces_do_not_change_a_bit() {
+        let whole = bits(&gathered(&NEEDS, 100));
+        for chunk in CHUNKS {
+            assert!(bits(&gathered(&NEEDS, chunk)) == whole, "chunks of {chunk}");
+        }
+    }
+
+    #[test]
+    fn a_longer_prefix_that_is_gone_on_to_is_as_if_read_alone() {
+        let needs: BTreeSet<PromptNeed> = NEEDS.into();
+        let shape = |tokens| PromptShape { tokens, ..SHAPE };
+        let alone = |tokens| bits(&read(PromptStats { block: 20, ..PromptStats::new(&needs, shape(tokens)) }, 0, 100));
+        // Within a block, at its end, a token further; all within one; with less than the last queries between them.
+        for lengths in [[17, 33, 53], [20, 40, 53], [19, 20, 21], [1, 2, 3], [39, 41, 44]] {
+            for (chunk, back) in [(100, 0), (7, 0), (6, 4)] {
+                let stats = PromptStats::of_nested(&needs, shape(lengths[0]), &lengths[1..]);
+                let mut stats = read(PromptStats { block: 20, ..stats }, 0, chunk);
+                assert!(bits(&stats) == alone(lengths[0]), "{lengths:?}");
+                for pair in lengths.windows(2) {
+                    stats = stats.continued(&needs, pair[1]).unwrap();
+                    // Some tokens may be read anew.
+                    stats = read(stats, pair[0] - back.min(pair[0]), chunk);
+                    assert!(bits(&stats) == alone(pair[1]), "{lengths:?}, chunks of {chunk}, {back} read again");
+                }
+            }
+            // One may be left out.
+            let stats = PromptStats::of_nested(&needs, shape(lengths[0]), &lengths[1..]);
+            let stats = read(PromptStats { block: 20, ..stats }, 0, 100).continued(&needs, lengths[2]).unwrap();
+            assert!(bits(&read(stats, lengths[0], 100)) == alone(lengths[2]), "{lengths:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_foreseen_is_not_gone_on_to() {
+        let few = BTreeSet::from([PromptNeed::AttentionMass]);
+        let stats = || PromptStats::of_nested(&few, PromptShape { tokens: 20, ..SHAPE }, &[30]);
+        assert!(stats().continued(&few, 30).is_none(), "it was not read to its end");
+        let read = || read(stats(), 0, 7);
+        assert!(read().continued(&few, 30).is_some() && read().continued(&few, 31).is_none());
+        let same = read().continued(&few, 20).unwrap();
+        assert_eq!(same.head(1, 0).attention_mass(1), read().head(1, 0).attention_mass(1));
+        assert!(read().continued(&BTreeSet::from(NEEDS), 30).is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What `eval` and `sweep` do: models and tasks are made ready and checked, the matrix is run or described, and what
 //! was recorded is drawn.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use crate::eval::config::RunConfig;
 use crate::eval::estimate::Estimate;
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
-use crate::eval::plan::{Cell, Plan, Shard};
+use crate::eval::plan::{Cell, Plan, Planner, Shard};
 use crate::eval::record::Record;
 use crate::eval::run::{End, Failure, Left, Progress, Runner, Watch};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::summary::REFERENCE;
-use crate::model::Model;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
+use crate::model::{Model, OpenModel};
 use crate::report::{Report, json, merge, table};
 use crate::tasks::likelihood::Measure;
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
@@ -59,8 +59,8 @@ struct Ready {
     tasks: Vec<Box<dyn Task>>,
     /// Where the data are, as records are identified by it.
     data: Option<String>,
-    /// Models that can be run.
-    slots: Vec<Slot>,
+    /// Models that can be run, those whose turn is over taken out.
+    slots: VecDeque<Slot>,
     /// Models that cannot, as they were named.
     missing_models: Vec<String>,
 }
@@ -70,13 +70,29 @@ struct Slot {
     config: RunConfig,
     plan: Plan,
     part: ModelPart,
-    /// Kept loaded if it is the only one.
-    model: Option<Model>,
+    model: Slotted,
+}
+
+/// A model before its turn.
+enum Slotted {
+    /// The only one: its weights are read before any work.
+    Loaded(Box<Model>),
+    /// One of several: never are the weights of two in memory.
+    Open(Box<OpenModel>),
+}
+
+impl Slotted {
+    fn load(self) -> Result<Model> {
+        match self {
+            Self::Loaded(model) => Ok(*model),
+            Self::Open(model) => model.load(),
+        }
+    }
 }
 
 impl Ready {
-    fn runner<'a>(&'a self, slot: &'a Slot, model: &'a Model, shard: Shard) -> Runner<'a> {
-        Runner { model, config: &slot.config, tasks: &self.tasks, data: self.data.as_deref(), shard }
+    fn planner<'a>(&'a self, config: &'a RunConfig, model: &'a OpenModel, shard: Shard) -> Planner<'a> {
+        Planner { model, config, tasks: &self.tasks, data: self.data.as_deref(), shard }
     }
 }
 
@@ -91,16 +107,19 @@ impl Run {
         let stop = stop_on_interrupt()?;
         watcher.begin(self.quiet, store.records());
         let (start, mut spent, mut end) = (Instant::now(), Spent::default(), Ok(End::Complete));
-        for at in 0..ready.slots.len() {
-            let model = ready.slots[at].model.take().map_or_else(|| load_model(&ready.slots[at].config), Ok);
-            let plan = std::mem::take(&mut ready.slots[at].plan);
-            watcher.begin_model(&ready.slots[at].part.id, at + 1, ready.slots.len());
-            end = model.and_then(|model| {
-                let runner = ready.runner(&ready.slots[at], &model, self.shard);
-                let (end, of_model) = runner.run(plan, &mut store, &stop, &mut watcher)?;
-                spent += of_model;
-                Ok(end)
-            });
+        let models = ready.slots.len();
+        while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
+            watcher.begin_model(&part.id, models - ready.slots.len(), models);
+            end = match model.load() {
+                Ok(model) => {
+                    let runner = Runner { planner: ready.planner(&config, &model, self.shard), model: &model };
+                    runner.run(plan, &mut store, &stop, &mut watcher).map(|(end, of_model)| {
+                        spent += of_model;
+                        end
+                    })
+                }
+                Err(error) => watcher.failed(Failure { what: part.id, error }).map(|()| End::Complete),
+            };
             if !matches!(end, Ok(End::Complete)) {
                 break;
             }
@@ -122,18 +141,17 @@ impl Run {
     /// Prints what would be run, and what it would take.
     pub fn describe(self) -> Result<Done> {
         let mut watcher = Watcher::new(self.on_failure);
-        let ready = self.ready(&mut watcher)?;
+        let mut ready = self.ready(&mut watcher)?;
         let known = match self.mode {
             OpenMode::Resume if self.out.exists() => load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records),
             _ => Vec::new(),
         };
         let known: HashSet<String> = known.into_iter().map(|r| r.key).collect();
         let mut models = Vec::new();
-        for slot in &ready.slots {
-            let loaded = if slot.model.is_none() { Some(load_model(&slot.config)?) } else { None };
-            let Some(model) = slot.model.as_ref().or(loaded.as_ref()) else { continue };
-            let runner = ready.runner(slot, model, self.shard);
-            let left = runner.remaining(&slot.plan, |key| known.contains(key));
+        while let Some(Slot { config, plan, model, .. }) = ready.slots.pop_front() {
+            let model = &model.load()?;
+            let runner = Runner { planner: ready.planner(&config, model, self.shard), model };
+            let left = runner.remaining(&plan, |key| known.contains(key));
             models.push(Description::new(&runner, &left)?);
         }
         let mut stdout = std::io::stdout().lock();
@@ -163,10 +181,10 @@ impl Run {
         }
         check_names(&tasks)?;
         tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
-        let mut ready = Ready { tasks, data: data.map(|d| d.id), slots: Vec::new(), missing_models: Vec::new() };
+        let mut ready = Ready { tasks, data: data.map(|d| d.id), slots: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
             match self.slot(config.clone(), &ready, watcher)? {
-                Some(slot) => ready.slots.push(slot),
+                Some(slot) => ready.slots.push_back(slot),
                 None => ready.missing_models.push(config.model.clone()),
             }
         }
@@ -184,20 +202,28 @@ impl Run {
 
     /// A model with what is run on it; `None` if it cannot be loaded.
     fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
-        let model = match load_model(&config) {
+        let opened = open_model(&config).and_then(|model| match self.configs.len() {
+            1 => Ok(Slotted::Loaded(Box::new(model.load()?))),
+            _ => Ok(Slotted::Open(Box::new(model))),
+        });
+        let slotted = match opened {
             Ok(model) => model,
             Err(error) => {
                 watcher.failed(Failure { what: config.model, error })?;
                 return Ok(None);
             }
         };
+        let model: &OpenModel = match &slotted {
+            Slotted::Loaded(model) => model,
+            Slotted::Open(model) => model,
+        };
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
         if !self.quiet && std::io::stderr().is_terminal() {
-            eprintln!("{}", size(&model, &config));
+            eprintln!("{}", size(model, &config));
         }
         let mut methods = Vec::new();
         for mut method in std::mem::take(&mut config.methods) {
-            match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
+            match supply(std::slice::from_mut(&mut method), model, config.calibration.as_deref()) {
                 Ok(()) => methods.push(method),
                 Err(error) => {
                     watcher.failed(Failure { what: format!("{}, {}", model.id, method.label()), error })?;
@@ -205,12 +231,9 @@ impl Run {
             }
         }
         config.methods = methods;
-        let data = ready.data.as_deref();
-        let runner = Runner { model: &model, config: &config, tasks: &ready.tasks, data, shard: self.shard };
-        let plan = runner.plan(watcher)?;
-        let part = ModelPart::new(&config, &model, data);
-        let model = (self.configs.len() == 1).then_some(model);
-        Ok(Some(Slot { config, plan, part, model }))
+        let plan = ready.planner(&config, model, self.shard).plan(watcher)?;
+        let part = ModelPart::new(&config, model, ready.data.as_deref());
+        Ok(Some(Slot { config, plan, part, model: slotted }))
     }
 
     fn open_store(&self, ready: &Ready) -> Result<Store> {
@@ -279,17 +302,17 @@ fn kept(out: &Path) -> Option<String> {
     (count > 0).then(|| format!("{records} kept; go on with the same command and --out {} --resume", out.display()))
 }
 
-fn load_model(config: &RunConfig) -> Result<Model> {
+fn open_model(config: &RunConfig) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
-    Model::load(&source, config.dtype, TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() })
+    OpenModel::open(&source, config.dtype, TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() })
 }
 
-fn size(model: &Model, config: &RunConfig) -> String {
+fn size(model: &OpenModel, config: &RunConfig) -> String {
     let longest = config.lengths.iter().copied().max().unwrap_or(0);
     format!(
         "{}: {} of weights, up to {} more for an example of {longest} tokens",
         model.id,
-        megabytes(model.decoder.weight_bytes()),
+        megabytes(model.dimensions.weight_bytes()),
         megabytes(example_bytes(config, model)),
     )
 }

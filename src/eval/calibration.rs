@@ -17,10 +17,10 @@ use crate::attention::calibration::{
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, expand_grid};
 use crate::error::UsageError;
-use crate::model::Model;
 use crate::model::calibration::CalibrationPlace;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
+use crate::model::{Model, OpenModel};
 use crate::tasks::Task;
 use crate::tasks::seed::{Draw, example_seed};
 use crate::tasks::text::essays::Essays;
@@ -32,7 +32,7 @@ use crate::tasks::train::{Books, Encoder, Trainer};
 ///
 /// # Errors
 /// A [`UsageError`] that says how to make it if one is missing or not made for this model.
-pub fn supply(methods: &mut [Configured], model: &Model, folder: Option<&Path>) -> Result<()> {
+pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Path>) -> Result<()> {
     let mut artefacts = BTreeMap::new();
     for method in methods {
         let Some(kind) = method.method.calibration() else { continue };
@@ -46,7 +46,7 @@ pub fn supply(methods: &mut [Configured], model: &Model, folder: Option<&Path>) 
 }
 
 /// The artefact of `kind` for `model`, which the method called `method` needs.
-fn find(kind: &str, method: &str, model: &Model, folder: Option<&Path>) -> Result<Artefact> {
+fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Artefact> {
     let place = folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()));
     let file = place.label(kind);
     let bytes = place.read(kind).with_context(|| format!("cannot read {file}"))?.ok_or_else(|| {
@@ -59,7 +59,7 @@ fn find(kind: &str, method: &str, model: &Model, folder: Option<&Path>) -> Resul
     Ok(artefact)
 }
 
-fn refused(error: ArtefactError, kind: &str, model: &Model, folder: Option<&Path>) -> UsageError {
+fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&Path>) -> UsageError {
     let what = match &error {
         // Settings by which methods choose are written as the method's own parameters.
         ArtefactError::OtherSetting { expected, .. } => format!("{kind}:{expected}"),
@@ -69,7 +69,7 @@ fn refused(error: ArtefactError, kind: &str, model: &Model, folder: Option<&Path
 }
 
 /// The command that makes an artefact where it was looked for, or where it can be kept.
-fn how_to_make(kind: &str, model: &Model, folder: Option<&Path>) -> String {
+fn how_to_make(kind: &str, model: &OpenModel, folder: Option<&Path>) -> String {
     let command = format!("spattn calibrate --method {kind} --model {}", model.id);
     match (folder, &model.writable_calibration) {
         (Some(folder), _) => format!("make it with `{command} --out {}`", folder.display()),

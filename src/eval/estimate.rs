@@ -113,6 +113,7 @@ impl Runner<'_> {
         let request = Request {
             prompt: &text,
             prefix_tokens: tokens - PROBE_QUESTION,
+            longer: &[],
             methods: &self.config.methods,
             max_new_tokens: PROBE_ANSWER,
             line_end: None,

@@ -14,6 +14,7 @@ use super::record::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits}
 use super::stats;
 use crate::attention::{Configured, Fork, IndexCache, PromptNeed, PromptStats, RecentQueries};
 use crate::kernels::cpu::topk::argmax;
+use crate::kv::Prefix;
 use crate::model::Model;
 use crate::model::decoder::{Decoder, Stream};
 use crate::model::tokenizer::Tokenizer;
@@ -29,6 +30,8 @@ pub struct Request<'a> {
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
     pub prefix_tokens: usize,
+    /// Tokens of the prefixes that begin with this one and are run next, one going on from the other; ascending.
+    pub longer: &'a [usize],
     /// Methods to run, all from the same prefix.
     pub methods: &'a [Configured],
     /// Tokens to generate at most.
@@ -186,6 +189,8 @@ pub(super) struct SharedPrefix<'a> {
     pub prompt: &'a [u32],
     /// How many of its tokens are the prefix.
     pub tokens: usize,
+    /// Tokens of the prefixes that begin with this one and are wanted next, ascending.
+    pub longer: &'a [usize],
     /// Tokens that will be in context at most.
     pub longest: usize,
     /// Methods that will be forked from it.
@@ -244,32 +249,57 @@ fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Pre
     let held = held.filter(|held| decoder.same_angles(held.prompt_tokens, shared.prompt.len()));
     let common = held.as_ref().map_or(0, |held| held.prefix.iter().zip(prefix).take_while(|(a, b)| a == b).count());
     let Some(held) = held.filter(|_| common >= LEAST_SHARED) else { return read_from(decoder, shared, &needs, None) };
-    let is_whole = common == prefix.len() && common == held.prefix.len();
+    let held_tokens = held.prefix.len();
+    let is_whole = common == prefix.len() && common == held_tokens;
     if is_whole && held.cache.seed() == shared.seed && held.cache.has_gathered(&needs) {
         let reused = held.times.total();
         return Prepared { held, reused_tokens: common, reused };
     }
-    // The last queries are always seen; all else that is gathered about a prefix is gathered over all of it.
+    // The last queries are always seen.
     let kept = common.min(prefix.len() - RecentQueries::COUNT);
-    read_from(decoder, shared, &needs, needs.is_empty().then_some((held, kept)))
+    let times = held.times.up_to(kept);
+    let Some((read, stats)) = held.cache.into_prefix() else { return read_from(decoder, shared, &needs, None) };
+    let stats = match needs.is_empty() {
+        true => Some(PromptStats::new(&needs, decoder.prompt_shape(prefix.len()))),
+        // What is gathered about a prefix is gathered over all of it, and known where that begins this one.
+        false => stats.filter(|_| common == held_tokens).and_then(|stats| stats.continued(&needs, prefix.len())),
+    };
+    read_from(decoder, shared, &needs, stats.map(|stats| Known { prefix: read, tokens: kept, times, stats }))
 }
 
-/// Reads the prefix after the first so many tokens of another.
+/// What is known of the beginning of a prefix.
+struct Known {
+    /// Keys and values, of more tokens perhaps.
+    prefix: Prefix,
+    tokens: usize,
+    times: Times,
+    stats: PromptStats,
+}
+
+/// Reads a prefix, or what is not known of it.
 fn read_from(
     decoder: &Decoder,
     shared: &SharedPrefix<'_>,
     needs: &BTreeSet<PromptNeed>,
-    before: Option<(Held, usize)>,
+    known: Option<Known>,
 ) -> Prepared {
     let tokens = &shared.prompt[..shared.tokens];
-    let known = before.and_then(|(held, kept)| Some((held.times.up_to(kept), held.cache.into_prefix()?, kept)));
-    let mut stats = PromptStats::new(needs, decoder.prompt_shape(tokens.len()));
-    let (mut times, kept) = known.as_ref().map_or((Times::default(), 0), |(times, _, kept)| (times.clone(), *kept));
+    let (read, mut times, mut stats) = match known {
+        Some(Known { prefix, tokens, times, stats }) => (Some((prefix, tokens)), times, stats),
+        None => {
+            let shape = decoder.prompt_shape(tokens.len());
+            (None, Times::default(), PromptStats::of_nested(needs, shape, shared.longer))
+        }
+    };
+    let kept = read.as_ref().map_or(0, |(_, kept)| *kept);
     let mut queries = RecentQueries::default();
-    let reused = times.total();
+    let (reused, gathered_before) = (times.total(), stats.total_time());
     let start = Instant::now();
     // What is gathered is part of the indexes that are built on it, not of reading.
-    let spent = |stats: &PromptStats| reused + start.elapsed().saturating_sub(stats.total_time());
+    let spent = |stats: &PromptStats| {
+        let gathering = stats.total_time() - gathered_before;
+        reused + start.elapsed().saturating_sub(gathering)
+    };
     let mut observe = |chunk: &crate::attention::calibration::PrefillChunk<'_>| {
         if chunk.layer == 0 && chunk.first > kept {
             times.0.push((chunk.first, spent(&stats)));
@@ -278,8 +308,8 @@ fn read_from(
         queries.observe(chunk);
     };
     let prompt_tokens = shared.prompt.len();
-    let prefill = match known {
-        Some((_, prefix, kept)) => decoder.prefill_after(prefix, kept, tokens, prompt_tokens, &mut observe),
+    let prefill = match read {
+        Some((prefix, kept)) => decoder.prefill_after(prefix, kept, tokens, prompt_tokens, &mut observe),
         None => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
     };
     times.0.push((tokens.len(), spent(&stats)));
@@ -297,10 +327,10 @@ pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
 /// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
 /// this one leaves.
 pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>, stop: &AtomicBool) -> Option<Outcome> {
-    let Request { prompt, prefix_tokens, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
+    let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
-    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed };
+    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take());
     spent.prefill = laps.lap();

@@ -32,6 +32,8 @@ pub struct Request<'a> {
     pub prompt: &'a [u32],
     /// How many of its tokens are the dense prefix.
     pub prefix_tokens: usize,
+    /// Tokens of the prefixes that begin with this one and are run next, one going on from the other; ascending.
+    pub longer: &'a [usize],
     /// What is scored, each after the prompt.
     pub continuations: &'a [Text<'a>],
     /// Methods to run, all from the same prefix.
@@ -154,9 +156,9 @@ pub fn run_passage(
     held: &mut Option<Held>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>, UsageError> {
-    let Request { prompt, prefix_tokens, continuations, methods, seed, .. } = request;
+    let Request { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
-    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longest, methods, seed, step_seed: seed };
+    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, seed, step_seed: seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take());
     spent.prefill = laps.lap();

@@ -9,7 +9,7 @@ use super::config::{RunConfig, Settings, Variant};
 use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::isa_name;
-use crate::model::Model;
+use crate::model::OpenModel;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
@@ -22,14 +22,14 @@ pub const RESULTS_VERSION: u32 = 2;
 /// Instruction set and thread count are not in it: they are recorded, and change no more than rounding
 /// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
 /// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
-pub fn identity(config: &RunConfig, variant: Variant, model: &Model, data: Option<&str>) -> Value {
+pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: Option<&str>) -> Value {
     json!({
         "results_version": RESULTS_VERSION,
         "model": model.id,
         "weights_sha256": model.weights_sha256,
         "tokenizer_sha256": model.tokenizer.sha256(),
         "chat_template": model.tokenizer.has_chat(),
-        "dtype": model.decoder.dtype().name(),
+        "dtype": model.dimensions.dtype().name(),
         "protocol": variant.protocol.to_string(),
         "seed": variant.seed,
         "positions": match config.positions { Positions::Varied => "varied", Positions::Published => "published" },
@@ -51,9 +51,9 @@ pub struct ModelPart {
 }
 
 impl ModelPart {
-    /// Of a model that is loaded; `data` as for [`identity`].
-    pub fn new(config: &RunConfig, model: &Model, data: Option<&str>) -> Self {
-        let c = model.decoder.config();
+    /// Of a model that was found; `data` as for [`identity`].
+    pub fn new(config: &RunConfig, model: &OpenModel, data: Option<&str>) -> Self {
+        let c = model.dimensions.config();
         Self {
             id: model.id.clone(),
             identities: config.variants().into_iter().map(|v| identity(config, v, model, data)).collect(),
@@ -80,8 +80,8 @@ impl ModelPart {
                 "kv_heads": c.kv_heads,
                 "head_dim": c.head_dim,
                 "context_limit": c.context_limit(),
-                "weight_bytes": model.decoder.weight_bytes(),
-                "kv_bytes_per_token": model.decoder.kv_bytes_per_token(),
+                "weight_bytes": model.dimensions.weight_bytes(),
+                "kv_bytes_per_token": model.dimensions.kv_bytes_per_token(),
             }),
             example_bytes: example_bytes(config, model),
         }
@@ -118,11 +118,13 @@ fn one_or_several(mut values: Vec<Value>) -> Value {
 }
 
 /// Bytes that the largest example takes at most, beyond the weights, before any index is built.
-pub fn example_bytes(config: &RunConfig, model: &Model) -> usize {
+pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
     let longest = config.lengths.iter().copied().max().unwrap_or(0);
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let shape = model.decoder.prompt_shape(longest);
-    model.decoder.prefill_bytes(longest) + needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+    let shape = model.dimensions.prompt_shape(longest);
+    // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
+    let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
+    model.dimensions.prefill_bytes(longest) + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.

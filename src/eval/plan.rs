@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use super::config::Variant;
-use super::run::{Counter, Failure, LENGTH_HINT, Runner, Watch};
-use crate::attention::Configured;
+use super::config::{RunConfig, Variant};
+use super::run::{Counter, Failure, Watch};
+use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
+use crate::model::OpenModel;
 use crate::tasks::Task;
 
 /// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
@@ -80,7 +81,24 @@ impl Plan {
     }
 }
 
-impl Runner<'_> {
+pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+
+/// A matrix on one model, to be planned; its weights are not needed for that.
+#[derive(Clone, Copy)]
+pub struct Planner<'a> {
+    /// The model.
+    pub model: &'a OpenModel,
+    /// What to run.
+    pub config: &'a RunConfig,
+    /// The tasks, resolved.
+    pub tasks: &'a [Box<dyn Task>],
+    /// The data set that the tasks were made from, as records are identified by it.
+    pub data: Option<&'a str>,
+    /// Which share of the examples.
+    pub shard: Shard,
+}
+
+impl Planner<'_> {
     /// What there is to run, checked as far as that needs no work: lengths against the model's context and against
     /// what tasks need, dense layers against the model's depth. What fails is told to `watch`, and left out.
     ///
@@ -164,7 +182,7 @@ impl Runner<'_> {
     }
 
     fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {
-        let layers = self.model.decoder.config().layers;
+        let layers = self.model.dimensions.config().layers;
         match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
             None => Ok(()),
             Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
@@ -201,6 +219,29 @@ impl Runner<'_> {
         match place.length {
             0 => format!("{model}, {task}"),
             length => format!("{model}, {task} at {length}"),
+        }
+    }
+
+    pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
+        let limit = self.model.dimensions.config().context_limit();
+        if length <= limit || self.config.allow_extrapolation {
+            return Ok(());
+        }
+        Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
+            .hint(hint))
+    }
+
+    /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
+    pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
+        let moves = |m: &&Configured| m.method.positions() != Positions::Original;
+        match methods.iter().find(moves) {
+            Some(method) if self.model.dimensions.rotation(tokens).is_none() => Err(UsageError::new(format!(
+                "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
+                method.label(),
+                self.model.id
+            ))
+            .hint("choose a shorter --length, or leave the positions as they are")),
+            _ => Ok(()),
         }
     }
 }

@@ -5,22 +5,23 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::config::{RunConfig, Variant};
+use super::config::Variant;
 use super::cut::{Fitted, fit};
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::identity;
-use super::plan::{Cell, Place, Plan, Shard};
+use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::{Choice, Likelihood, Record};
 use super::store::Store;
-use crate::attention::{Configured, Positions};
+use crate::attention::Configured;
 use crate::error::UsageError;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
@@ -80,21 +81,22 @@ pub enum End {
     Interrupted,
 }
 
-/// A run's fixed parts.
+/// A matrix to be run, with the model's weights in memory.
 pub struct Runner<'a> {
+    /// What is planned, of the same model.
+    pub planner: Planner<'a>,
     /// The model.
     pub model: &'a Model,
-    /// What to run.
-    pub config: &'a RunConfig,
-    /// The tasks, resolved.
-    pub tasks: &'a [Box<dyn Task>],
-    /// The data set that the tasks were made from, as records are identified by it.
-    pub data: Option<&'a str>,
-    /// Which share of the examples.
-    pub shard: Shard,
 }
 
-pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+impl<'a> Deref for Runner<'a> {
+    type Target = Planner<'a>;
+
+    fn deref(&self) -> &Planner<'a> {
+        &self.planner
+    }
+}
+
 const FILE_HINT: &str = "leave the file out, or see what happens with --allow-extrapolation";
 
 /// What of a plan is not done yet.
@@ -141,11 +143,25 @@ struct Item {
     wanted: Wanted,
     material: Rc<Material>,
     prefix_tokens: usize,
+    /// Tokens of the longer prefixes that the next items have, each going on from the one before.
+    longer: Vec<usize>,
 }
 
 impl Item {
     fn prefix(&self) -> &[u32] {
         &self.material.prompt()[..self.prefix_tokens]
+    }
+}
+
+/// Tells items, in the order in which they are run, of the prefixes that go on from their own.
+fn foresee(items: &mut [Item]) {
+    for at in (1..items.len()).rev() {
+        let (before, next) = (&items[at - 1], &items[at]);
+        if next.prefix().starts_with(before.prefix()) {
+            let own = Some(next.prefix_tokens).filter(|tokens| *tokens > before.prefix_tokens);
+            let longer = own.into_iter().chain(next.longer.iter().copied()).collect();
+            items[at - 1].longer = longer;
+        }
     }
 }
 
@@ -286,10 +302,11 @@ impl Runner<'_> {
             };
             if let Some(material) = material {
                 let prefix_tokens = material.prefix_tokens(wanted.variant.protocol);
-                items.push(Item { wanted, material, prefix_tokens });
+                items.push(Item { wanted, material, prefix_tokens, longer: Vec::new() });
             }
         }
         items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
+        foresee(&mut items);
         Ok(items)
     }
 
@@ -359,29 +376,6 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
-        let limit = self.model.decoder.config().context_limit();
-        if length <= limit || self.config.allow_extrapolation {
-            return Ok(());
-        }
-        Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
-            .hint(hint))
-    }
-
-    /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
-    pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
-        let moves = |m: &&Configured| m.method.positions() != Positions::Original;
-        match methods.iter().find(moves) {
-            Some(method) if self.model.decoder.rotation(tokens).is_none() => Err(UsageError::new(format!(
-                "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
-                method.label(),
-                self.model.id
-            ))
-            .hint("choose a shorter --length, or leave the positions as they are")),
-            _ => Ok(()),
-        }
-    }
-
     /// What an example is made of.
     pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
         let task = &self.tasks[place.task];
@@ -432,6 +426,7 @@ impl Runner<'_> {
         let request = Request {
             prompt: &prompt.ids,
             prefix_tokens: item.prefix_tokens,
+            longer: &item.longer,
             methods,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
@@ -502,6 +497,7 @@ impl Runner<'_> {
         let request = likelihood::Request {
             prompt: &passage.prompt,
             prefix_tokens: item.prefix_tokens,
+            longer: &item.longer,
             continuations: &continuations,
             methods,
             seed: example_seed(variant.seed, self.tasks[place.task].name(), place.length, index),
@@ -687,7 +683,8 @@ mod tests {
     use super::*;
     use crate::attention::{HeadPrefix, Method, Selection, Step};
     use crate::cost::Cost;
-    use crate::eval::config::Settings;
+    use crate::eval::config::{RunConfig, Settings};
+    use crate::eval::plan::Shard;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
@@ -740,7 +737,8 @@ mod tests {
         config.methods[1] = Configured { name: "faulty", method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let runner = Runner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
         let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest).unwrap();

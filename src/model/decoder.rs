@@ -5,6 +5,7 @@
 //! weights are read once for all methods and budgets. A row's arithmetic does not depend on the rows
 //! it shares a step with.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -26,15 +27,29 @@ const PREFILL_CHUNK: usize = 2048;
 /// weights that stay in the caches cost nothing to read twice.
 const SMALL_MODEL_BYTES: usize = 64 << 20;
 
-/// A Llama-family decoder with its weights in memory.
-pub struct Decoder {
+/// What a decoder is like, without its weights.
+#[derive(Debug, Clone)]
+pub struct Dimensions {
     config: ModelConfig,
     rope: Rope,
+    dtype: KvDtype,
+}
+
+/// A Llama-family decoder with its weights in memory.
+pub struct Decoder {
+    dimensions: Dimensions,
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: Matrix,
-    dtype: KvDtype,
+}
+
+impl Deref for Decoder {
+    type Target = Dimensions;
+
+    fn deref(&self) -> &Dimensions {
+        &self.dimensions
+    }
 }
 
 struct Layer {
@@ -66,28 +81,11 @@ pub struct Stream<'a> {
     pub tokens: &'a [u32],
 }
 
-impl Decoder {
-    /// Reads the weights, converted to `dtype`, which keys and values are stored in as well.
-    ///
-    /// # Errors
-    /// A tensor that is missing, misshapen or cannot be read.
-    pub fn load(config: &ModelConfig, weights: &Weights, dtype: KvDtype) -> Result<Self, WeightsError> {
-        let loader = Loader { config, weights, dtype };
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = loader.matrix(&["model.embed_tokens"], &[vocab], hidden)?;
-        let head = match config.tie_word_embeddings {
-            true => embedding.clone(),
-            false => loader.matrix(&["lm_head"], &[vocab], hidden)?,
-        };
-        Ok(Self {
-            rope: Rope::new(&config.rope, config.head_dim, config.max_position_embeddings),
-            embedding,
-            layers: (0..config.layers).into_par_iter().map(|l| loader.layer(l)).collect::<Result<_, _>>()?,
-            norm: loader.vector("model.norm.weight", hidden)?,
-            head,
-            dtype,
-            config: config.clone(),
-        })
+impl Dimensions {
+    /// Of a decoder whose weights, keys and values are stored as `dtype`.
+    pub fn new(config: &ModelConfig, dtype: KvDtype) -> Self {
+        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
+        Self { config: config.clone(), rope, dtype }
     }
 
     /// The model's configuration.
@@ -100,12 +98,13 @@ impl Decoder {
         self.dtype
     }
 
-    /// Bytes of all weights in memory.
+    /// Bytes of all weight matrices in memory.
     pub fn weight_bytes(&self) -> usize {
-        let layer =
-            |l: &Layer| [&l.qkv, &l.output, &l.gate_up, &l.down].iter().map(|m| m.weight.bytes()).sum::<usize>();
-        let head = if self.config.tie_word_embeddings { 0 } else { self.head.bytes() };
-        self.embedding.bytes() + head + self.layers.iter().map(layer).sum::<usize>()
+        let c = &self.config;
+        let (attention, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let layer = 2 * (attention + kv) * c.hidden_size + 3 * c.intermediate_size * c.hidden_size;
+        let ends = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size * c.hidden_size;
+        (ends + c.layers * layer) * self.dtype.bytes()
     }
 
     /// Whether streams should be dealt out to threads instead of sharing each product.
@@ -137,6 +136,30 @@ impl Decoder {
     /// frequencies change within it (`dynamic` scaling, beyond the trained length).
     pub fn rotation(&self, tokens: usize) -> Option<Arc<dyn Rotation>> {
         Turn::new(&self.rope, tokens).map(|turn| Arc::new(turn) as _)
+    }
+}
+
+impl Decoder {
+    /// Reads the weights, converted to the storage type.
+    ///
+    /// # Errors
+    /// A tensor that is missing, misshapen or cannot be read.
+    pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
+        let Dimensions { config, dtype, .. } = dimensions;
+        let loader = Loader { config, weights, dtype: *dtype };
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = loader.matrix(&["model.embed_tokens"], &[vocab], hidden)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding.clone(),
+            false => loader.matrix(&["lm_head"], &[vocab], hidden)?,
+        };
+        Ok(Self {
+            embedding,
+            layers: (0..config.layers).into_par_iter().map(|l| loader.layer(l)).collect::<Result<_, _>>()?,
+            norm: loader.vector("model.norm.weight", hidden)?,
+            head,
+            dimensions: dimensions.clone(),
+        })
     }
 
     /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
@@ -372,10 +395,8 @@ impl Decoder {
                 fork.step(index, query, key, value, out);
             }
         };
-        match self.is_small() {
-            true => work.into_iter().for_each(attend),
-            false => work.into_par_iter().for_each(attend),
-        }
+        // Where threads have streams of their own this is one thread's share, of which others take when theirs is done.
+        work.into_par_iter().for_each(attend);
         attended
     }
 

@@ -17,6 +17,7 @@ pub mod source;
 pub mod tokenizer;
 pub mod weights;
 
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -25,20 +26,21 @@ use crate::attention::artefact::ModelShape;
 use crate::kv::KvDtype;
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
-use decoder::Decoder;
+use decoder::{Decoder, Dimensions};
 use source::ModelSource;
 use tokenizer::{Tokenizer, TokenizerOptions};
+use weights::Weights;
 
-/// A model ready to run.
-pub struct Model {
+/// A model that was found and checked, all but its weights in memory: enough to plan and to size a run.
+pub struct OpenModel {
     /// As the user named it.
     pub id: String,
     /// Commit of the hub's repository, if it came from there.
     pub revision: Option<String>,
     /// Identity of the weights.
     pub weights_sha256: String,
-    /// The forward pass.
-    pub decoder: Decoder,
+    /// What the decoder is like.
+    pub dimensions: Dimensions,
     /// Text to tokens and back, chat template included.
     pub tokenizer: Tokenizer,
     /// What the user should know about the files, one line each.
@@ -47,15 +49,41 @@ pub struct Model {
     pub calibration: CalibrationPlace,
     /// Where they are written unless the user says otherwise: only a model's own folder will do.
     pub writable_calibration: Option<PathBuf>,
+    weights: Weights,
+}
+
+/// A model ready to run.
+pub struct Model {
+    opened: OpenModel,
+    /// The forward pass.
+    pub decoder: Decoder,
+}
+
+impl Deref for Model {
+    type Target = OpenModel;
+
+    fn deref(&self) -> &OpenModel {
+        &self.opened
+    }
 }
 
 impl Model {
-    /// Finds, checks and loads a model. `dtype` is what weights, keys and values are stored in; the
-    /// checkpoint's own type if `None`.
+    /// Finds, checks and loads a model, as [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
-    /// As [`ModelSource::resolve`], [`Tokenizer::load`] and [`Decoder::load`].
+    /// As these two.
     pub fn load(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
+        OpenModel::open(source, dtype, options)?.load()
+    }
+}
+
+impl OpenModel {
+    /// Finds and checks a model. `dtype` is what weights, keys and values are stored in; the checkpoint's own type if
+    /// `None`.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
+    pub fn open(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
         let files = source.resolve()?;
         let config = files.config()?;
         let tokenizer = Tokenizer::load(&files, &config, options)?;
@@ -71,18 +99,27 @@ impl Model {
         Ok(Self {
             calibration: files.calibration,
             writable_calibration,
-            decoder: Decoder::load(&config, &files.weights, dtype.unwrap_or(stored))?,
+            dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
             weights_sha256: files.weights.sha256()?,
             id: files.id,
             revision: files.revision,
             tokenizer,
             notes: files.notes,
+            weights: files.weights,
         })
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`].
+    pub fn load(self) -> Result<Model> {
+        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights)?, opened: self })
     }
 
     /// What an artefact has to be made for to fit this model.
     pub fn shape(&self) -> ModelShape {
-        let c = self.decoder.config();
+        let c = self.dimensions.config();
         ModelShape {
             weights_sha256: self.weights_sha256.clone(),
             layers: c.layers,

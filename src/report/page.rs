@@ -33,7 +33,7 @@ pub fn render(report: &Report, figures: &[Figure]) -> Result<String> {
     let parts = [
         ("title", escaped(&title)),
         ("style", CSS.to_owned()),
-        ("figures", figures.iter().map(figure).collect()),
+        ("figures", drawings(figures)),
         ("report", in_script(&facts(report)?)),
         ("samples", packed(&serde_json::to_vec(&Samples::new(report))?)?),
         ("script", SCRIPT.to_owned()),
@@ -79,6 +79,35 @@ fn in_script(value: &Value) -> String {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Bytes of a figure, and of all, that are put into the page; what is larger stays a file beside it. Heat maps by layer
+/// and head grow with the model and the number of methods.
+const FIGURE_BYTES: usize = 400_000;
+const ALL_FIGURES_BYTES: usize = 4_000_000;
+
+fn drawings(figures: &[Figure]) -> String {
+    let mut left = ALL_FIGURES_BYTES;
+    let drawn = |f: &Figure| {
+        let size = f.svg.len();
+        if size > FIGURE_BYTES.min(left) {
+            return beside(f);
+        }
+        left -= size;
+        figure(f)
+    };
+    figures.iter().map(drawn).collect()
+}
+
+/// A figure that is not in the page.
+fn beside(figure: &Figure) -> String {
+    let Figure { file, title, svg } = figure;
+    let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
+    let kilobytes = svg.len().div_ceil(1000);
+    format!(
+        "<figure id=\"plot-{id}\" data-title=\"{title}\"><p><a href=\"plots/{id}.svg\">{title}</a>: {kilobytes} kB, \
+         too large for this page</p><figcaption>plots/{id}.svg, <a href=\"plots/{id}.png\">.png</a></figcaption></figure>\n"
+    )
 }
 
 fn figure(figure: &Figure) -> String {
@@ -243,6 +272,22 @@ mod tests {
         assert_eq!(samples.examples.sample, [0, 1]);
         assert_eq!(samples.records.example, [0, 0, 1]);
         assert_eq!(samples.texts.iter().filter(|t| *t == "answer").count(), 1);
+    }
+
+    #[test]
+    fn figures_that_are_too_large_stay_files() {
+        let figure = |file: &str, bytes: usize| Figure {
+            file: format!("{file}.svg"),
+            title: format!("Title of {file}"),
+            svg: format!("<svg width=\"1\">{}</svg>", " ".repeat(bytes)),
+        };
+        let page = drawings(&[figure("small", 10), figure("huge", FIGURE_BYTES)]);
+        assert!(page.contains("<svg role=\"img\" aria-label=\"Title of small\""));
+        assert!(page.contains("<a href=\"plots/huge.svg\">Title of huge</a>: 401 kB, too large"));
+        assert_eq!(page.matches("<figure id=").count(), 2, "both are found by their titles");
+        let many: Vec<Figure> = (0..30).map(|i| figure(&i.to_string(), FIGURE_BYTES - 100)).collect();
+        let page = drawings(&many);
+        assert!(page.len() < ALL_FIGURES_BYTES + 20_000 && page.matches("<svg ").count() == 10);
     }
 
     #[test]
