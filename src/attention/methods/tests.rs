@@ -1037,7 +1037,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
     assert_eq!(label("knn"), "knn:index=hnsw,k=64");
-    assert_eq!(label("knn:M=16,ef=4k,ef_construction=8"), "knn:index=hnsw,ef_construction=8,k=64");
+    assert_eq!(label("knn:M=16,ef=4k,ef_construction=8"), "knn:index=hnsw,ef=4k,ef_construction=8,k=64");
     assert_eq!(label("knn:index=flat,schedule=linear,ratio=0.1"), "knn:index=flat,ratio=0.1,schedule=linear");
     assert_eq!(label("pqcache:iterations=10"), "pqcache:subspaces=2,bits=6,ratio=0.05");
     assert_eq!(label("retrieval_attention:ef=300"), "retrieval_attention:ef=300,k=100");
