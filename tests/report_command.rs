@@ -258,6 +258,7 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!(found["pick"], json!(["ruler/cwe"]));
     assert_eq!((&found["nothing"], &found["hide"]), (&json!("0 of 16 rows"), &json!(false)));
     assert_eq!(found["warned"], json!(["⚠ truncated", "⚠ truncated", "⚠ truncated", "⚠ truncated"]));
+    assert_eq!(found["folded"], json!(["truncated: 4 results", true, true]));
     assert_eq!(found["matrix"][0], json!(["method", "1K", "4K"]));
     assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks");
     assert_eq!(found["matrix"][1], json!(["quest page=16", "-50.0", "-50.0"]));

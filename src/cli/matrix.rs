@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::eval::{find_data, set_threads, stop_on_interrupt};
 use super::{Advised, Done};
 use crate::eval::calibration::supply;
+use crate::eval::checks::in_short;
 use crate::eval::config::RunConfig;
 use crate::eval::estimate::Estimate;
 use crate::eval::generate::Spent;
@@ -258,12 +259,12 @@ impl Run {
         let mut stdout = std::io::stdout().lock();
         if self.json {
             writeln!(stdout, "{}", json::render(&report.rows)?)?;
-            report.warnings.iter().for_each(|w| eprintln!("warning: {w}"));
+            in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             return Ok(());
         }
         writeln!(stdout, "{}", table::render(&report.rows))?;
-        for warning in &report.warnings {
-            writeln!(stdout, "warning: {warning}")?;
+        for (_, line) in in_short(&report.warnings) {
+            writeln!(stdout, "warning: {line}")?;
         }
         let sharing = Sharing::of(&merged.records);
         if sharing.is_worth_saying() {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
+use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::{Report, csv, json, latex, markdown, merge, table};
 
@@ -124,11 +125,11 @@ pub fn run(args: ReportArgs) -> Result<()> {
     write!(stdout, "{text}")?;
     match format {
         Format::Table if layout.is_none() => {
-            report.warnings.iter().try_for_each(|w| writeln!(stdout, "warning: {w}"))?;
+            in_short(&report.warnings).iter().try_for_each(|(_, line)| writeln!(stdout, "warning: {line}"))?;
         }
         // Pivots have the warnings that concern them in their notes.
         Format::Json | Format::Csv if layout.is_none() => {
-            report.warnings.iter().for_each(|w| eprintln!("warning: {w}"))
+            in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"))
         }
         _ => {}
     }

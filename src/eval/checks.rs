@@ -91,6 +91,24 @@ impl fmt::Display for Warning {
     }
 }
 
+/// From so many on, warnings of one kind are told of together.
+const MANY: usize = 4;
+
+/// The warnings for someone who reads on: each by itself, but the first alone of many of a kind, with their number.
+pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {
+    let mut told = Vec::new();
+    for (at, warning) in warnings.iter().enumerate() {
+        let of_kind = |w: &&Warning| w.code == warning.code;
+        let (before, all) = (warnings[..at].iter().filter(of_kind).count(), warnings.iter().filter(of_kind).count());
+        if all < MANY {
+            told.push((warning.code, warning.to_string()));
+        } else if before == 0 {
+            told.push((warning.code, format!("{warning}; and {} more that are `{}`", all - 1, warning.code)));
+        }
+    }
+    told
+}
+
 /// Examples of a sized task should fill this share of the length.
 const LEAST_FILL: f64 = 0.95;
 /// From this share of empty predictions on they are worth a word.
@@ -381,6 +399,21 @@ mod tests {
         records.extend(samples("topk", "k=8", |i| f64::from(u8::from(i % 3 > 0))));
         assert_eq!(codes(&records), []);
         assert_eq!(codes(&[]), []);
+    }
+
+    #[test]
+    fn many_warnings_of_a_kind_are_one_line() {
+        let of = |code, task: &str| Warning {
+            task: task.into(),
+            ..at_place(code, &record(TASK, "full", 0, 1.0), "a number".into())
+        };
+        let few = [of(Check::Cut, "a"), of(Check::Bos, "b"), of(Check::Cut, "c"), of(Check::Cut, "d")];
+        let lines: Vec<String> = in_short(&few).into_iter().map(|(_, line)| line).collect();
+        assert_eq!(lines, few.clone().map(|w| w.to_string()));
+        let many = [&few[..], &[of(Check::Cut, "e")]].concat();
+        let first = format!("{}; and 3 more that are `cut`", few[0]);
+        assert_eq!(in_short(&many), [(Check::Cut, first), (Check::Bos, few[1].to_string())]);
+        assert_eq!(in_short(&[]), []);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::others::other_scores;
 use super::overall::{Overall, overall};
 use super::pivot::{Entry, Table, is_about};
 use super::plots::Figure;
+use crate::eval::checks::in_short;
 use crate::eval::record::SummaryRow;
 use crate::eval::sharing::Sharing;
 use std::fmt::Write as _;
@@ -26,6 +27,7 @@ pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     }
     let _ = write!(page, "\n{LEGEND}{}\n", extra_legend(&report.rows));
     page.push_str(&file_list(files, figures));
+    page.push_str(&all_warnings(report));
     page
 }
 
@@ -59,6 +61,18 @@ fn warnings(report: &Report) -> String {
         return "\nThe self-checks found nothing to warn about.\n".to_owned();
     }
     let mut text = format!("\n## Look at these first: {} warnings\n\n", report.warnings.len());
+    for (code, line) in in_short(&report.warnings) {
+        let _ = writeln!(text, "- `{code}` {line}");
+    }
+    text
+}
+
+/// All of the warnings, if [`warnings`] tells of some together.
+fn all_warnings(report: &Report) -> String {
+    if in_short(&report.warnings).len() == report.warnings.len() {
+        return String::new();
+    }
+    let mut text = "\n## All warnings\n\n".to_owned();
     for warning in &report.warnings {
         let _ = writeln!(text, "- `{}` {warning}", warning.code);
     }

@@ -26,6 +26,12 @@ addEventListener("load", async () => {
     nothing: () => { enter("table-find", "no such method"); const all = at("table-count").textContent; enter("table-find", ""); return all; },
     hide: () => { const box = document.querySelector('#table-columns input[value="density"]'); box.click(); return texts("#rows thead button").includes("density"); },
     warned: () => texts("#rows .warned"),
+    folded: () => {
+      const details = document.querySelector("#warning-list details");
+      const closed = !details.open;
+      document.querySelector("#rows .warned").click();
+      return [details.querySelector("summary").textContent, closed, details.open];
+    },
     matrix: () => { enter("matrix-columns", "length"); enter("matrix-value", "delta_full"); return [texts("#matrix-table thead button"), texts("#matrix-table tbody tr:nth-child(2) > *"), at("matrix-caption").textContent]; },
     plots: () => { enter("plots-find", "latency"); const n = [...document.querySelectorAll("#figures figure")].filter((f) => f.checkVisibility()).length; enter("plots-find", ""); return [n, document.querySelectorAll("#figures svg[role=img][aria-label]").length]; },
     samples: () => [at("samples-count").textContent, texts("#samples-table tbody tr").length],

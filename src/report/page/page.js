@@ -64,12 +64,26 @@
   const marks = (warnings) =>
     warnings.map((w) => make("a", "⚠ " + w.code, { href: "#" + w.id, class: "warned", title: w.text, "aria-label": "warning: " + w.text }));
 
+  // Warnings of one kind in larger numbers are folded, so that the results are not far below them.
+  const MOST_UNFOLDED = 3;
+
   function showWarnings() {
     const item = (w) => make("li", [make("code", w.code), " " + w.text], { id: w.id });
-    const list = data.warnings.length
-      ? make("ul", data.warnings.map(item), { class: "warnings" })
-      : make("p", "The self-checks found nothing to warn about.");
-    at("warning-list").replaceChildren(...data.notes.map((n) => make("p", n, { class: "note" })), list);
+    const list = (warnings) => make("ul", warnings.map(item), { class: "warnings" });
+    const kinds = distinct(data.warnings.map((w) => w.code)).map((code) => data.warnings.filter((w) => w.code === code));
+    const folded = kinds.filter((kind) => kind.length > MOST_UNFOLDED);
+    const unfolded = kinds.filter((kind) => kind.length <= MOST_UNFOLDED).flat();
+    const parts = folded.map((kind) =>
+      make("details", [make("summary", [make("code", kind[0].code), ": " + count(kind.length, "result")]), list(kind)]));
+    if (unfolded.length) parts.unshift(list(unfolded));
+    if (!data.warnings.length) parts.push(make("p", "The self-checks found nothing to warn about."));
+    at("warning-list").replaceChildren(...data.notes.map((n) => make("p", n, { class: "note" })), ...parts);
+    const unfold = (hash) => { at(hash.slice(1))?.closest("details")?.setAttribute("open", ""); };
+    document.addEventListener("click", (event) => {
+      const link = event.target.closest('a[href^="#warning-"]');
+      if (link) unfold(link.hash);
+    });
+    unfold(location.hash);
   }
 
   function showFacts() {
