@@ -440,6 +440,23 @@ fn twenty_examples_of_tasks_made_to_a_length() {
     MADE.iter().for_each(run_twenty);
 }
 
+/// Answers and options of tables are those of the lines that they were made from.
+#[test]
+fn tables_of_the_hub_are_run_as_they_are() {
+    let dir = TempDir::new().unwrap();
+    let tables = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tables");
+    let tasks = ["--task", "gen/gsm8k_cot", "--task", "gen/coqa", "--task", "mcq/arc_easy"];
+    ok(dir.path(), &[&tasks[..], &["--data", tables, "--samples", "2"]].concat());
+    let records = records(dir.path());
+    let references = |task: &str| {
+        let own = records.iter().filter(|r| r["task"] == task && r["method"] == "full");
+        own.map(|r| r["references"][0].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(references("gen/gsm8k_cot"), ["8", "14"]);
+    assert_eq!(references("gen/coqa"), ["Ann", "in the wood"]);
+    assert_eq!(references("mcq/arc_easy"), ["thing 0.0", "thing 1.1"]);
+}
+
 #[test]
 fn twenty_rows_that_are_answered() {
     ANSWERED.iter().for_each(run_twenty);

@@ -6,6 +6,7 @@
 //! log-likelihood, `acc_norm` the greatest over characters of the option. Examples before the question (`shots`) are
 //! the first of their file. Of several files, each gives its first row, then each its second, and so on.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -181,7 +182,8 @@ impl Questions {
             let make = |row, path: &Path| definition.question(row, path);
             Ok::<_, anyhow::Error>((templates::make_all(&files, options.skip_bad, published, make)?, files))
         };
-        let (Made { items: questions, mut notes }, files) = read(&definition.files)?;
+        let (Made { items, mut notes }, files) = read(&definition.files)?;
+        let questions = alternating_subjects(items);
         let mut examples = Vec::new();
         if shots > 0 {
             let (made, _) = read(&definition.shots)?;
@@ -205,6 +207,19 @@ impl Questions {
         }
         Ok(format!("{}{}{}", question.description, shots.concat(), question.prompt))
     }
+}
+
+/// The first question of every subject, then their second, and so on, whether subjects have files of their own or not.
+fn alternating_subjects(questions: Vec<Question>) -> Vec<Question> {
+    let mut seen = HashMap::<String, usize>::new();
+    let mut rank = |question: &Question| {
+        let rank = seen.entry(question.subject.clone()).or_default();
+        *rank += 1;
+        *rank
+    };
+    let mut ranked: Vec<(usize, Question)> = questions.into_iter().map(|q| (rank(&q), q)).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, question)| question).collect()
 }
 
 impl Definition {
@@ -389,6 +404,22 @@ mod tests {
         assert_eq!((options, right), ([" A", " B", " C", " D"].map(str::to_owned).to_vec(), 1));
         let error = first("mcq/mmlu:shots=2", &files).unwrap_err();
         assert_eq!(error.to_string(), "`mcq/mmlu:shots=2`: there are 1 examples for world_history");
+    }
+
+    #[test]
+    fn tables_of_the_hub_are_read_and_subjects_alternate() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables");
+        let options = TaskOptions { data: Some(data), ..TaskOptions::default() };
+        let definition = |name: &str| DEFINITIONS.iter().find(|d| d.name == name).unwrap();
+        let mmlu = Questions::open(definition("mmlu"), 1, &options).unwrap();
+        let subjects: Vec<&str> = mmlu.questions.iter().map(|q| q.subject.as_str()).collect();
+        assert_eq!(subjects, ["astronomy", "virology"].repeat(4));
+        let put = mmlu.context(&mmlu.questions[3]).unwrap();
+        assert!(put.contains("about virology.\n\nWhich of these numbers of virology is 3?\nA. 4\nB. 3\nC. “5”"), "{put}");
+        assert!(put.ends_with("Which of these numbers of virology is 4?\nA. 5\nB. 4\nC. “6”\nD. none\nAnswer:"), "{put}");
+        let arc = Questions::open(definition("arc_easy"), 0, &options).unwrap();
+        let answers: Vec<&str> = arc.questions.iter().map(|q| q.options[q.right].as_str()).collect();
+        assert_eq!(answers, ["thing 0.0", "thing 1.1"]);
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Prepared {
         std::fs::File::open(&spec.path).map_err(unreadable)?;
         let (mut is_cut, mut usable) = (false, 0);
         let (mut places, mut contexts, mut seen) = (Vec::new(), Vec::new(), HashMap::new());
-        let rows = Rows::open(RowSource::File(spec.path.clone()), skip_bad, |row| {
+        let rows = Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {
             let count = turns::count(&row.fields).unwrap_or(1);
             // All questions before any is taken: a row is left out as a whole.
             let prompts: Vec<Prompt> =

@@ -2,13 +2,16 @@
 //!
 //! A row that cannot be used is never left out silently: opening fails with the line of the first and the number of
 //! all, or, where the user asked to go on without them (`--skip-bad`), [`Rows::note`] tells how many and where.
-//! The file may lie in a zip archive, as LongBench's are published.
+//! The file may lie in a zip archive, as LongBench's are published, or be a table in Parquet, as most data sets on the
+//! Hugging Face hub are: its rows are then taken for lines.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::{Map, Value};
 
 use crate::error::UsageError;
@@ -30,9 +33,31 @@ pub enum RowSource {
         /// The member's name in it.
         member: String,
     },
+    /// A table in Parquet.
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// Its rows as JSON, one a line.
+        lines: Arc<Vec<u8>>,
+    },
 }
 
 impl RowSource {
+    /// A file of lines, or of a table by its ending, `.parquet`.
+    ///
+    /// # Errors
+    /// [`UsageError`] if a table cannot be read.
+    pub fn open(path: &Path) -> Result<Self, UsageError> {
+        if path.extension().is_none_or(|ending| ending != "parquet") {
+            return Ok(Self::File(path.to_owned()));
+        }
+        let lines = table_lines(path).map_err(|e| {
+            UsageError::new(format!("cannot read {}: {e:#}", path.display()))
+                .hint("a table in Parquet is expected, uncompressed or compressed by Snappy")
+        })?;
+        Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
+    }
+
     /// `member` of `archive`, if it has it.
     pub fn zipped(archive: &Path, member: &str) -> Option<Self> {
         let mut zip = zip::ZipArchive::new(BufReader::new(File::open(archive).ok()?)).ok()?;
@@ -43,7 +68,7 @@ impl RowSource {
     /// How messages name it.
     pub fn label(&self) -> String {
         match self {
-            Self::File(path) => path.display().to_string(),
+            Self::File(path) | Self::Table { path, .. } => path.display().to_string(),
             Self::Zipped { archive, member } => format!("{}/{member}", archive.display()),
         }
     }
@@ -51,7 +76,7 @@ impl RowSource {
     /// The name of the file alone, without folders.
     pub fn file_name(&self) -> String {
         let path = match self {
-            Self::File(path) => path.as_path(),
+            Self::File(path) | Self::Table { path, .. } => path.as_path(),
             Self::Zipped { member, .. } => Path::new(member),
         };
         path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
@@ -74,8 +99,20 @@ impl RowSource {
                 io::copy(&mut reader.by_ref().take(offset), &mut io::sink()).with_context(context)?;
                 with(&mut reader)
             }
+            Self::Table { lines, .. } => with(&mut lines.get(offset as usize..).unwrap_or_default()),
         }
     }
+}
+
+/// The rows of a table in Parquet as JSON, one a line.
+fn table_lines(path: &Path) -> Result<Vec<u8>> {
+    let table = SerializedFileReader::new(File::open(path)?)?;
+    let mut lines = Vec::new();
+    for row in table.get_row_iter(None)? {
+        serde_json::to_writer(&mut lines, &row?.to_json_value())?;
+        lines.write_all(b"\n")?;
+    }
+    Ok(lines)
 }
 
 /// A row and its place for messages, `FILE:LINE`.
@@ -329,6 +366,29 @@ mod tests {
 
     const MIXED: &[u8] =
         b"\xef\xbb\xbf{\"x\": \"1\"}\n\n{\"x\": 2}\n{\"x\": \"unwanted\"}\r\nnonsense\n\xff\xfe\n{\"x\": \"3\"}";
+
+    #[test]
+    fn tables_have_the_rows_that_their_writer_gave_them() {
+        let tables = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables");
+        let all = |path: &Path| {
+            let rows = Rows::open(RowSource::open(path).unwrap(), false, |_| Ok(true)).unwrap();
+            (0..rows.len()).map(|i| rows.read(i).unwrap().fields).collect::<Vec<_>>()
+        };
+        for name in ["ARC-Easy/test", "all/test", "data/validation", "main/test"] {
+            let table = tables.join(format!("{name}-00000-of-00001.parquet"));
+            let rows = all(&table);
+            assert!(!rows.is_empty() && rows == all(&table.with_extension("jsonl")), "{name}: {rows:?}");
+        }
+        let error = RowSource::open(&tables.join("zstd.parquet")).unwrap_err();
+        assert!(error.what.contains("zstd.parquet: ") && error.hint.unwrap().contains("Snappy"), "{}", error.what);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        for bytes in [&b""[..], b"PAR1", b"{\"x\": 1}\n"] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(RowSource::open(&path).unwrap_err().what.contains("x.parquet: "));
+        }
+        assert!(RowSource::open(&dir.path().join("none.parquet")).is_err());
+    }
 
     #[test]
     fn malformed_rows_are_counted_and_named_before_anything_runs() {

@@ -112,7 +112,8 @@ impl Hub {
         let (file, split) = written(patterns);
         let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
         format!(
-            "rows have the fields of {name} on the Hugging Face hub; in the data folder, this writes {file}: \
+            "rows have the fields of {name} on the Hugging Face hub, which --data hub:{name} downloads; in a data folder, \
+             this writes {file}: \
              python -c \"from datasets import load_dataset as d; \
              d('{name}'{config}, split='{split}').to_json('{file}')\"",
             name = self.name
@@ -158,7 +159,7 @@ pub(super) struct Made<T> {
     pub notes: Vec<String>,
 }
 
-/// Makes something of every row of JSON lines or of MMLU's tables. Labels in a file beside one
+/// Makes something of every row of JSON lines, of tables in Parquet or of MMLU's own. Labels in a file beside one
 /// (`valid-labels.lst` for `valid.jsonl`) are its rows' `label`. `patterns` and `hub` say which rows are meant.
 ///
 /// # Errors
@@ -198,7 +199,7 @@ fn of_lines<T>(
 ) -> Result<OfFile<T>> {
     let labels = labels(path)?;
     let mut items = Vec::new();
-    let rows = Rows::open(RowSource::File(path.to_owned()), skip_bad, |row| {
+    let rows = Rows::open(RowSource::open(path)?, skip_bad, |row| {
         let mut fields = row.fields.clone();
         if let Some(labels) = &labels {
             let label = labels.get(row.number - 1).ok_or_else(|| row.wrong("it has no label in the file beside"))?;
