@@ -52,7 +52,8 @@ mod tests {
 
     #[test]
     fn a_star_stays_within_its_folder() {
-        let patterns = ["a.json", "essays/*.txt"];
+        let patterns = ["a.json", "essays/*.txt", "all/test-*.parquet"];
+        assert!(is_match("all/test-00000-of-00001.parquet", &patterns) && !is_match("all/train-0.parquet", &patterns));
         assert!(is_match("a.json", &patterns) && is_match("essays/x.y.txt", &patterns));
         for other in ["b/a.json", "essays/x/y.txt", "essays/x.json", "x.txt", "essays/.tx"] {
             assert!(!is_match(other, &patterns), "{other}");

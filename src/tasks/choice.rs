@@ -415,8 +415,14 @@ mod tests {
         let subjects: Vec<&str> = mmlu.questions.iter().map(|q| q.subject.as_str()).collect();
         assert_eq!(subjects, ["astronomy", "virology"].repeat(4));
         let put = mmlu.context(&mmlu.questions[3]).unwrap();
-        assert!(put.contains("about virology.\n\nWhich of these numbers of virology is 3?\nA. 4\nB. 3\nC. “5”"), "{put}");
-        assert!(put.ends_with("Which of these numbers of virology is 4?\nA. 5\nB. 4\nC. “6”\nD. none\nAnswer:"), "{put}");
+        assert!(
+            put.contains("about virology.\n\nWhich of these numbers of virology is 3?\nA. 4\nB. 3\nC. “5”"),
+            "{put}"
+        );
+        assert!(
+            put.ends_with("Which of these numbers of virology is 4?\nA. 5\nB. 4\nC. “6”\nD. none\nAnswer:"),
+            "{put}"
+        );
         let arc = Questions::open(definition("arc_easy"), 0, &options).unwrap();
         let answers: Vec<&str> = arc.questions.iter().map(|q| q.options[q.right].as_str()).collect();
         assert_eq!(answers, ["thing 0.0", "thing 1.1"]);
