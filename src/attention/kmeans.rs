@@ -5,7 +5,8 @@
 use rand::{Rng, RngExt};
 
 use crate::kernels::cpu::linear;
-use crate::kernels::cpu::topk::argmax;
+use crate::kernels::cpu::matmul::{matmul, transposed};
+use crate::kernels::cpu::topk::argmax_rows;
 
 /// Centroids, and the nearest one of each point.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,26 +75,22 @@ fn square(row: &[f32]) -> f32 {
     row.iter().map(|x| x * x).sum()
 }
 
+/// Points that are compared with all centroids at a time.
+const POINTS: usize = 256;
+
 /// The nearest centroid of each point: the largest `x·c − ½‖c‖²`.
-///
-/// Sub-spaces are narrow and centroids many, so products are summed channel by channel for all centroids at
-/// once rather than centroid by centroid.
 fn assign(points: &[f32], centroids: &[f32], d: usize) -> Vec<u32> {
     let count = centroids.len() / d;
     let offsets: Vec<f32> = centroids.chunks_exact(d).map(|c| -0.5 * square(c)).collect();
-    let mut by_channel = vec![0.0; centroids.len()];
-    for (i, centroid) in centroids.chunks_exact(d).enumerate() {
-        centroid.iter().enumerate().for_each(|(channel, x)| by_channel[channel * count + i] = *x);
+    let by_channel = transposed(centroids, d);
+    let mut products = vec![0.0; POINTS * count];
+    let mut nearest = Vec::with_capacity(points.len() / d);
+    for points in points.chunks(POINTS * d) {
+        let products = &mut products[..points.len() / d * count];
+        matmul(points, d, &by_channel, count, products);
+        argmax_rows(products, &offsets, &mut nearest);
     }
-    let mut scores = vec![0.0; count];
-    let nearest = |point: &[f32]| {
-        scores.copy_from_slice(&offsets);
-        for (x, channel) in point.iter().zip(by_channel.chunks_exact(count)) {
-            scores.iter_mut().zip(channel).for_each(|(s, c)| *s += x * c);
-        }
-        argmax(&scores) as u32
-    };
-    points.chunks_exact(d).map(nearest).collect()
+    nearest
 }
 
 /// The mean of each centroid's points; one without points stays where it is.

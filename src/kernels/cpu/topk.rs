@@ -93,6 +93,28 @@ unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32, found: &mut Vec<u32>
     found.extend((whole..scores.len()).filter(|i| scores[*i] > bound).map(|i| i as u32));
 }
 
+dispatch! {
+    /// Adds `offsets` to every row of `rows: [n][offsets]`, and puts out the position of each row's largest sum, the
+    /// first among equals.
+    pub fn argmax_rows[](rows: &mut [f32], offsets: &[f32], found: &mut Vec<u32>) = argmax_rows_kernel
+}
+
+#[inline(always)]
+unsafe fn argmax_rows_kernel<S: Simd>(rows: &mut [f32], offsets: &[f32], found: &mut Vec<u32>) {
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    for row in rows.chunks_exact_mut(offsets.len()) {
+        row.iter_mut().zip(offsets).for_each(|(x, offset)| *x += offset);
+        let (whole, rest) = row.as_chunks::<LANES>();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for chunk in whole {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = larger(*lane, *x));
+        }
+        let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| larger(a, *b));
+        found.push(row.iter().position(|x| *x == largest).unwrap_or(0) as u32);
+    }
+}
+
 /// Position of the largest value, the first among equals; 0 for an empty slice.
 pub fn argmax(values: &[f32]) -> usize {
     let mut best = 0;
@@ -166,5 +188,22 @@ mod tests {
     fn argmax_takes_the_first_of_equals_and_skips_nan() {
         assert_eq!(argmax(&[0.0, 2.0, 2.0]), 1);
         assert_eq!(argmax(&[f32::NAN, -1.0]), 1);
+    }
+
+    #[test]
+    fn the_largest_of_every_row_is_found() {
+        for width in [1, 3, 16, 37, 64] {
+            let value = |i: usize| ((i * 7919) % 23) as f32 - 11.0;
+            let mut rows: Vec<f32> = (0..20 * width).map(value).collect();
+            let offsets: Vec<f32> = (0..width).map(|i| value(i + 5) / 4.0).collect();
+            let sum = |row: &[f32]| row.iter().zip(&offsets).map(|(x, o)| x + o).collect::<Vec<f32>>();
+            let expected: Vec<u32> = rows.chunks(width).map(|row| argmax(&sum(row)) as u32).collect();
+            let mut found = Vec::new();
+            argmax_rows(&mut rows, &offsets, &mut found);
+            assert_eq!(found, expected, "{width}");
+        }
+        let mut found = Vec::new();
+        argmax_rows(&mut [f32::NAN, f32::NAN], &[0.0, 0.0], &mut found);
+        assert_eq!(found, [0]);
     }
 }
