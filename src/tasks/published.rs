@@ -41,6 +41,8 @@ pub struct DataSet {
     /// How to get it by hand.
     pub how: String,
     content: Content,
+    /// Questions that are published.
+    questions: Option<usize>,
     /// Its files.
     pub files: Vec<DataFile>,
 }
@@ -65,14 +67,25 @@ impl DataFile {
 }
 
 /// How a set's content is checked.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(from = "String")]
 enum Content {
     LongBench,
-    Squad,
-    HotpotQa,
     WordLists,
     Essays,
+    /// By reading the questions of a task.
+    Task(String),
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "longbench" => Self::LongBench,
+            "wordlists" => Self::WordLists,
+            "essays" => Self::Essays,
+            _ => Self::Task(text),
+        }
+    }
 }
 
 /// Whether something is as published.
@@ -115,7 +128,7 @@ impl DataSet {
         let options = TaskOptions { data: Some(folder.to_owned()), ..TaskOptions::default() };
         let files = self.files.iter().map(|file| Finding { what: file.path.clone(), state: bytes_of(file, folder) });
         let mut findings: Vec<Finding> = files.collect();
-        let content = match self.content {
+        let content = match &self.content {
             Content::LongBench => {
                 // The archive and single files serve alike.
                 let parts = check_longbench(&options);
@@ -125,13 +138,33 @@ impl DataSet {
                 parts
             }
             _ if findings.iter().any(|f| f.state == State::Missing) => Vec::new(),
-            other => {
-                vec![Finding { what: format!("content of {}", self.name), state: check_readable(other, &options) }]
-            }
+            _ => vec![Finding { what: format!("content of {}", self.name), state: self.check_readable(&options) }],
         };
         findings.extend(content);
         findings
     }
+
+    /// Whether the readers that need the data can read them, and find as many questions as are published.
+    fn check_readable(&self, options: &TaskOptions) -> State {
+        let readable = || "readable".to_owned();
+        let read = match &self.content {
+            Content::LongBench => Ok(String::new()),
+            Content::WordLists => assets::words(options).map(|_| readable()),
+            Content::Essays => assets::essays(options).map(|_| readable()),
+            Content::Task(name) => questions_of(name, options).and_then(|found| match (found, self.questions) {
+                (Some(found), Some(published)) if found != published => {
+                    anyhow::bail!("{found} questions, {published} are published")
+                }
+                (Some(found), _) => Ok(format!("{found} questions")),
+                (None, _) => Ok(readable()),
+            }),
+        };
+        read.map_or_else(|error| State::Wrong(format!("{error:#}")), State::Right)
+    }
+}
+
+fn questions_of(task: &str, options: &TaskOptions) -> Result<Option<usize>> {
+    Ok(resolve(&[task.to_owned()], options)?.remove(0).available())
 }
 
 fn bytes_of(file: &DataFile, folder: &Path) -> State {
@@ -145,22 +178,6 @@ fn bytes_of(file: &DataFile, folder: &Path) -> State {
         Ok(Some(difference)) => State::Wrong(difference),
         Err(error) => State::Wrong(error.to_string()),
     }
-}
-
-/// Whether the tasks that need the data can be made, and an example of them be read.
-fn check_readable(content: Content, options: &TaskOptions) -> State {
-    let of_task = |name: &str| -> Result<String> {
-        let task = resolve(&[name.to_owned()], options)?.remove(0);
-        Ok(task.available().map_or_else(|| "readable".to_owned(), |n| format!("{n} questions")))
-    };
-    let read = match content {
-        Content::Squad => of_task("ruler/qa_1"),
-        Content::HotpotQa => of_task("ruler/qa_2"),
-        Content::WordLists => assets::words(options).map(|_| "readable".to_owned()),
-        Content::Essays => assets::essays(options).map(|_| "readable".to_owned()),
-        Content::LongBench => Ok(String::new()),
-    };
-    read.map_or_else(|error| State::Wrong(format!("{error:#}")), State::Right)
 }
 
 /// Fields and numbers of rows of each published file.
@@ -204,16 +221,19 @@ mod tests {
     #[test]
     fn every_set_can_be_had_or_says_how() {
         let names: Vec<&str> = SETS.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["longbench", "squad", "hotpotqa", "wordlists", "essays"]);
+        let chosen = ["mmlu", "arc_easy", "arc_challenge", "hellaswag", "piqa", "openbookqa", "gsm8k"];
+        assert_eq!(names, [&["longbench", "squad", "hotpotqa", "wordlists", "essays"][..], &chosen].concat());
         for file in SETS.iter().flat_map(|s| &s.files) {
             assert!(
                 file.url.as_ref().is_none_or(|url| url.starts_with("https://") && file.sha256.is_some()),
                 "{file:?}"
             );
             assert!(file.sha256.as_ref().is_none_or(|sha| sha.len() == 64), "{file:?}");
-            assert!(
-                assets::patterns().iter().any(|p| *p == file.path || p.ends_with("/*.txt") || p.ends_with("/*.json"))
-            );
+            let fits = |pattern: &&str| match pattern.split_once('*') {
+                None => *pattern == file.path,
+                Some((start, end)) => file.path.starts_with(start) && file.path.ends_with(end),
+            };
+            assert!(assets::patterns().iter().any(fits), "no task looks for {}", file.path);
         }
         assert!(SETS.iter().all(|s| !s.how.is_empty() && !s.licence.is_empty()));
         assert_eq!(DataSet::find("longbnch").unwrap_err().hint.as_deref(), Some("did you mean `longbench`?"));
@@ -225,6 +245,19 @@ mod tests {
         for set in SETS.iter() {
             assert!(set.check(dir.path()).iter().all(|f| f.state == State::Missing), "{}", set.name);
         }
+    }
+
+    #[test]
+    fn questions_are_counted_and_bytes_compared() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = DataSet::find("gsm8k").unwrap();
+        let path = dir.path().join(&set.files[0].path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables/main/test-00000-of-00001.parquet");
+        std::fs::copy(table, path).unwrap();
+        let [bytes, content] = &set.check(dir.path())[..] else { panic!("a file and its content") };
+        assert!(matches!(&bytes.state, State::Wrong(what) if what.contains("SHA-256")), "{bytes:?}");
+        assert_eq!(content.state, State::Wrong("2 questions, 1319 are published".to_owned()));
     }
 
     #[test]
