@@ -179,7 +179,7 @@ pub fn list(args: &ListArgs) -> Result<()> {
             (_, 0) => format!("{right} of {} files", findings.len()),
             _ => format!("{wrong} not as published"),
         };
-        writeln!(out, "{:<10} {state:<24} {} [{}]", set.name, set.about, set.licence)?;
+        writeln!(out, "{:<13} {state:<24} {} [{}]", set.name, set.about, set.licence)?;
     }
     writeln!(out, "\nGet one with: spattn data fetch NAME. See what is wrong with: spattn data check NAME")?;
     Ok(())
@@ -207,7 +207,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
             };
             wrong += usize::from(word == "WRONG");
             missing += usize::from(word == "missing");
-            writeln!(out, "{}", format!("{:<10} {word:<8} {what:<34} {detail}", set.name).trim_end())?;
+            writeln!(out, "{}", format!("{:<13} {word:<8} {what:<46} {detail}", set.name).trim_end())?;
         }
     }
     match (wrong, missing) {
