@@ -283,11 +283,8 @@ fn data_sets_are_fetched_from_a_mirror_listed_and_checked() {
     write(&data.join("longbench/qasper.jsonl"), &lines(&rows("qasper", 2, 10)));
     let ran = run(&["data", "check", "--data", data_arg]);
     assert_eq!(ran.status, Some(1));
-    assert!(
-        ran.stdout.contains("WRONG    qasper.jsonl                       2 rows, 200 are published"),
-        "{}",
-        ran.stdout
-    );
+    let wrong = ["WRONG", "qasper.jsonl", "2 rows, 200 are published"];
+    assert!(ran.stdout.lines().any(|line| wrong.iter().all(|word| line.contains(word))), "{}", ran.stdout);
 }
 
 #[test]
