@@ -119,6 +119,8 @@ const LEAST_REFERENCE: f64 = 0.5;
 const TRUNCATED_SHARE: f64 = 0.5;
 /// By this share of it a density asked for may be missed.
 const DENSITY_TOLERANCE: f64 = 0.25;
+/// Layers that one warning names.
+const MOST_LAYERS: usize = 4;
 /// Pairs needed before a difference counts as beyond noise: with fewer, a bootstrap interval excludes 0 by chance.
 const LEAST_PAIRS: usize = 5;
 
@@ -365,18 +367,51 @@ fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {
         ),
     };
     let message = format!(
-        "{of_low} at density {:.4} ({}), {of_high} at {:.4}, a loss of {loss}",
+        "{of_low} at density {:.4} ({}), {of_high} at {:.4}, a loss of {loss}{}",
         density(low),
         low.head().params,
         density(high),
+        where_errors_rise(low, high).unwrap_or_default(),
     );
     Some(of_cell(Check::NotMonotone, high, message))
+}
+
+/// Layers whose outputs are further from exact attention's at the larger budget; `None` if not all records of both
+/// settings have errors of the same layers (`--fidelity`).
+///
+/// This parts two causes of a fall: the attention itself got worse (the largest logits of a head that attends widely
+/// are a biased sample of its tokens, MagicPIG section 3), or it got better and the model answers worse all the same.
+fn where_errors_rise(low: &Cell, high: &Cell) -> Option<String> {
+    let (low, high) = (errors_by_layer(low)?, errors_by_layer(high)?);
+    if low.len() != high.len() {
+        return None;
+    }
+    let risen: Vec<String> = (low.iter().zip(&high).enumerate())
+        .filter(|(_, (low, high))| **high > 1.02 * **low)
+        .map(|(layer, (low, high))| format!("layer {layer} ({low:.2} to {high:.2})"))
+        .collect();
+    let more = match risen.len().saturating_sub(MOST_LAYERS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(match risen.is_empty() {
+        true => "; output error falls in every layer".into(),
+        false => format!("; output error rises in {}{more}", risen[..risen.len().min(MOST_LAYERS)].join(", ")),
+    })
+}
+
+/// Mean output error of every layer over the records; `None` if any has none, or of another depth.
+fn errors_by_layer(cell: &Cell) -> Option<Vec<f64>> {
+    let depth = cell.head().fidelity.as_ref()?.output_error.len();
+    let known = |r: &Record| r.fidelity.as_ref().is_some_and(|f| f.output_error.len() == depth);
+    let of_layer = |layer: usize| cell.mean(|r| r.fidelity.as_ref().map_or(0.0, |f| f.output_error[layer]));
+    cell.records.iter().all(|r| known(r)).then(|| (0..depth).map(of_layer).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
+    use crate::eval::record::{Fidelity, tests::record};
 
     const TASK: &str = "ruler/vt";
 
@@ -523,6 +558,35 @@ mod tests {
         let rising = check(&[full, of("topk", 0.1, 5.2), of("topk", 0.2, 5.5)].concat(), &[]);
         assert_eq!(rising.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::NotMonotone]);
         assert!(rising[0].message.starts_with("perplexity rises as the density grows with k"), "{}", rising[0]);
+    }
+
+    #[test]
+    fn a_fall_names_the_layers_whose_attention_got_worse() {
+        let with_errors = |k: usize, score: f64, errors: &[f64]| {
+            let mut records = samples("topk", &format!("k={k}"), |_| score);
+            for r in &mut records {
+                r.density = k as f64 / 100.0;
+                r.fidelity = Some(Fidelity {
+                    output_error: errors.to_vec(),
+                    recall: vec![1.0; errors.len()],
+                    dropped_mass: Vec::new(),
+                    spread: None,
+                    heads: None,
+                });
+            }
+            records
+        };
+        let message = |low: &[f64], high: &[f64]| {
+            let records = [samples("full", "", |_| 1.0), with_errors(8, 1.0, low), with_errors(16, 0.5, high)].concat();
+            let warnings = check(&records, &[]);
+            assert_eq!(warnings.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::NotMonotone]);
+            let (_, after) = warnings[0].message.split_once("50.0)").expect("an interval");
+            after.to_owned()
+        };
+        assert_eq!(message(&[0.65, 0.2], &[0.74, 0.1]), "; output error rises in layer 0 (0.65 to 0.74)");
+        assert_eq!(message(&[0.65, 0.2], &[0.6, 0.1]), "; output error falls in every layer");
+        assert_eq!(message(&[0.65], &[0.6, 0.1]), "", "of another depth");
+        assert!(message(&[0.1; 6], &[0.2; 6]).ends_with("layer 3 (0.10 to 0.20) and 2 more"));
     }
 
     #[test]
