@@ -119,6 +119,8 @@ const LEAST_REFERENCE: f64 = 0.5;
 const TRUNCATED_SHARE: f64 = 0.5;
 /// By this share of it a density asked for may be missed.
 const DENSITY_TOLERANCE: f64 = 0.25;
+/// From this factor on, a density or an output error counts as larger than another.
+const LARGER: f64 = 1.02;
 /// Layers that one warning names.
 const MOST_LAYERS: usize = 4;
 /// Pairs needed before a difference counts as beyond noise: with fewer, a bootstrap interval excludes 0 by chance.
@@ -341,7 +343,7 @@ fn ladders_of(r: &Record) -> Vec<Ladder> {
 fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {
     let density = |cell: &Cell| cell.mean(|r| r.density);
     // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
-    let is_step = |low: &Cell, high: &Cell| density(high) > 1.02 * density(low);
+    let is_step = |low: &Cell, high: &Cell| density(high) > LARGER * density(low);
     cells.sort_by(|a, b| density(a).total_cmp(&density(b)));
     let mut worst: Option<(Interval, &Cell, &Cell)> = None;
     for (at, low) in cells.iter().enumerate() {
@@ -387,7 +389,7 @@ fn where_errors_rise(low: &Cell, high: &Cell) -> Option<String> {
         return None;
     }
     let risen: Vec<String> = (low.iter().zip(&high).enumerate())
-        .filter(|(_, (low, high))| **high > 1.02 * **low)
+        .filter(|(_, (low, high))| **high > LARGER * **low)
         .map(|(layer, (low, high))| format!("layer {layer} ({low:.2} to {high:.2})"))
         .collect();
     let more = match risen.len().saturating_sub(MOST_LAYERS) {
@@ -395,7 +397,7 @@ fn where_errors_rise(low: &Cell, high: &Cell) -> Option<String> {
         more => format!(" and {more} more"),
     };
     Some(match risen.is_empty() {
-        true => "; output error falls in every layer".into(),
+        true => "; output error rises in no layer".into(),
         false => format!("; output error rises in {}{more}", risen[..risen.len().min(MOST_LAYERS)].join(", ")),
     })
 }
@@ -584,7 +586,7 @@ mod tests {
             after.to_owned()
         };
         assert_eq!(message(&[0.65, 0.2], &[0.74, 0.1]), "; output error rises in layer 0 (0.65 to 0.74)");
-        assert_eq!(message(&[0.65, 0.2], &[0.6, 0.1]), "; output error falls in every layer");
+        assert_eq!(message(&[0.65, 0.2], &[0.6, 0.1]), "; output error rises in no layer");
         assert_eq!(message(&[0.65], &[0.6, 0.1]), "", "of another depth");
         assert!(message(&[0.1; 6], &[0.2; 6]).ends_with("layer 3 (0.10 to 0.20) and 2 more"));
     }
