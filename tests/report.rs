@@ -122,6 +122,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         seed: 7,
         method: method.into(),
         params: params.into(),
+        settings: Default::default(),
         protocol: "question".into(),
         source: "grammar".into(),
         question: "Which?".into(),

@@ -32,7 +32,7 @@ pub use policy::{DenseLayers, Policy};
 pub use prefill::{BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SparsePrefill, attend_densely};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
-pub use spec::{MethodSpec, Params, expand_grid};
+pub use spec::{MethodSpec, Params, Setting, expand_grid};
 
 use std::sync::Arc;
 
@@ -46,6 +46,8 @@ pub struct Configured {
     /// Canonical `key=value,...`: what sets the budget always, other parameters and the policy only where
     /// they differ from the default.
     pub params: String,
+    /// All parameters, those at their default too.
+    pub settings: Vec<Setting>,
     /// Sink, window and dense layers.
     pub policy: Policy,
     /// The method itself.

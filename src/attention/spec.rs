@@ -98,6 +98,17 @@ fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, Stri
     Ok((0..count).map(|i| format!("{:.*}", decimals, a + i as f64 * by)).collect())
 }
 
+/// A parameter as a method reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Its key in a spec.
+    pub key: &'static str,
+    /// Its value, given or not.
+    pub value: String,
+    /// Whether it is part of the canonical form: what sets the budget always is, the rest if it is not at its default.
+    pub is_named: bool,
+}
+
 /// Raw parameters being read by a method; knows which keys were asked for, to refuse the others.
 #[derive(Debug)]
 pub struct Params {
@@ -105,7 +116,7 @@ pub struct Params {
     given: Vec<(String, String)>,
     preset: Vec<(String, String)>,
     known: Vec<&'static str>,
-    canonical: Vec<(&'static str, String)>,
+    settings: Vec<Setting>,
 }
 
 impl Params {
@@ -116,7 +127,7 @@ impl Params {
             given: spec.params.clone(),
             preset: Vec::new(),
             known: Vec::new(),
-            canonical: Vec::new(),
+            settings: Vec::new(),
         }
     }
 
@@ -175,14 +186,14 @@ impl Params {
             Some(text) => self.parse(key, &text, std::any::type_name::<T>())?,
             None => default,
         };
-        self.canonical.push((key, value.to_string()));
+        self.note(key, &value);
         Ok(value)
     }
 
     /// Like [`Self::get`] for whole numbers from 1.
     pub fn get_positive(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
         let value = self.take(key).map_or(Ok(default), |text| self.parse_positive(key, &text))?;
-        self.canonical.push((key, value.to_string()));
+        self.note(key, &value);
         Ok(value)
     }
 
@@ -201,9 +212,10 @@ impl Params {
         default: T,
         expected: &str,
     ) -> Result<T, UsageError> {
-        let Some(text) = self.take(key) else { return Ok(default) };
-        let value: T = self.parse(key, &text, expected)?;
-        self.note_unless_default(key, &value, &default);
+        let given = self.take(key).map(|text| self.parse(key, &text, expected)).transpose()?;
+        let is_named = given.as_ref().is_some_and(|value| *value != default);
+        let value = given.unwrap_or(default);
+        self.settings.push(Setting { key, value: value.to_string(), is_named });
         Ok(value)
     }
 
@@ -217,17 +229,20 @@ impl Params {
 
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
     pub fn choice(&mut self, key: &'static str, choices: &[&'static str]) -> Result<&'static str, UsageError> {
-        let Some(text) = self.take(key) else { return Ok(choices[0]) };
+        let text = self.take(key).unwrap_or_else(|| choices[0].to_owned());
         let chosen = choices.iter().copied().find(|choice| *choice == text);
         let chosen = chosen.ok_or_else(|| self.bad_value(key, &text, &format!("one of {}", choices.join(", "))))?;
         self.note_unless_default(key, &chosen, &choices[0]);
         Ok(chosen)
     }
 
-    fn note_unless_default<T: Display + PartialEq>(&mut self, key: &'static str, value: &T, default: &T) {
-        if value != default {
-            self.canonical.push((key, value.to_string()));
-        }
+    fn note(&mut self, key: &'static str, value: &impl Display) {
+        self.settings.push(Setting { key, value: value.to_string(), is_named: true });
+    }
+
+    /// Notes a value that is part of the canonical form only if it differs from `default`.
+    pub(super) fn note_unless_default<T: Display + PartialEq>(&mut self, key: &'static str, value: &T, default: &T) {
+        self.settings.push(Setting { key, value: value.to_string(), is_named: value != default });
     }
 
     /// A budget of tokens: `k` tokens, `ratio` of the context, or a `density`; `default` if none is given.
@@ -238,11 +253,11 @@ impl Params {
             Some((key @ "ratio", text)) => Budget::Ratio(self.parse_share(key, &text)?),
             Some((key, text)) => Budget::Density(self.parse_share(key, &text)?),
         };
-        self.canonical.push(match budget {
-            Budget::Tokens(k) => ("k", k.to_string()),
-            Budget::Ratio(r) => ("ratio", r.to_string()),
-            Budget::Density(density) => (DENSITY, density.to_string()),
-        });
+        match budget {
+            Budget::Tokens(k) => self.note("k", &k),
+            Budget::Ratio(ratio) => self.note("ratio", &ratio),
+            Budget::Density(density) => self.note(DENSITY, &density),
+        }
         Ok(budget)
     }
 
@@ -259,10 +274,10 @@ impl Params {
             Some((DENSITY, text)) => Tuned::Density(self.parse_share(DENSITY, &text)?),
             Some((key, text)) => Tuned::Value(self.parse(key, &text, expected)?),
         };
-        self.canonical.push(match &tuned {
-            Tuned::Value(value) => (key, value.to_string()),
-            Tuned::Density(density) => (DENSITY, density.to_string()),
-        });
+        match &tuned {
+            Tuned::Value(value) => self.note(key, value),
+            Tuned::Density(density) => self.note(DENSITY, density),
+        }
         Ok(tuned)
     }
 
@@ -283,9 +298,9 @@ impl Params {
         &self.known
     }
 
-    /// Ends reading: an error if a key was given that nobody asked for, else the canonical pairs.
-    pub fn finish(self) -> Result<Vec<(&'static str, String)>, UsageError> {
-        let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.canonical) };
+    /// Ends reading: an error if a key was given that nobody asked for, else all that was read, in the order of reading.
+    pub fn finish(self) -> Result<Vec<Setting>, UsageError> {
+        let Some((key, _)) = self.given.first().or(self.preset.first()) else { return Ok(self.settings) };
         let hint = match nearest(key, &self.known) {
             Some(near) => format!("did you mean `{near}`? `spattn list methods` shows all parameters"),
             None if self.known.is_empty() => "it takes none here".to_owned(),
@@ -338,7 +353,7 @@ mod tests {
             let mut params = Params::new(&expand_grid(text).unwrap()[0]);
             params.fill(&[("k", "9")]);
             let budget = params.budget(Budget::Tokens(1))?;
-            params.finish().map(|canonical| (budget, canonical[0].0))
+            params.finish().map(|settings| (budget, settings[0].key))
         };
         assert_eq!(read("m").unwrap(), (Budget::Tokens(9), "k"));
         assert_eq!(read("m:ratio=0.5").unwrap(), (Budget::Ratio(0.5), "ratio"));

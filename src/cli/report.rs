@@ -161,7 +161,7 @@ fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
 
 fn printed(report: &Report, format: Format) -> Result<String> {
     Ok(match format {
-        Format::Table => table::render(&report.rows) + "\n",
+        Format::Table => table::render(report) + "\n",
         Format::Markdown => markdown::render(report, &[], &[]),
         Format::Csv => csv::render(&report.rows)?,
         Format::Latex => latex::summary(report),

@@ -325,19 +325,19 @@ fn not_monotone(cells: &[Cell]) -> Vec<Warning> {
 struct Ladder {
     method: String,
     varied: String,
-    /// The other parameters, in their order.
-    fixed: Vec<String>,
+    /// The other parameters.
+    fixed: BTreeMap<String, String>,
 }
 
 fn ladders_of(r: &Record) -> Vec<Ladder> {
-    let params: Vec<&str> = r.params.split(',').collect();
-    let without = |at: usize| params.iter().enumerate().filter(move |(i, _)| *i != at).map(|(_, p)| (*p).to_owned());
-    let numeric = |param: &str| {
-        let (key, value) = param.split_once('=')?;
-        value.trim_end_matches('%').parse::<f64>().is_ok().then(|| key.to_owned())
+    let settings = r.settings();
+    let is_numeric = |value: &String| value.trim_end_matches('%').parse::<f64>().is_ok();
+    let ladder = |varied: &String| {
+        let mut fixed = settings.clone();
+        fixed.remove(varied);
+        Ladder { method: r.method.clone(), varied: varied.clone(), fixed }
     };
-    let ladder = |at: usize, varied: String| Ladder { method: r.method.clone(), varied, fixed: without(at).collect() };
-    params.iter().enumerate().filter_map(|(at, param)| Some(ladder(at, numeric(param)?))).collect()
+    settings.iter().filter(|(_, value)| is_numeric(value)).map(|(key, _)| ladder(key)).collect()
 }
 
 fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {

@@ -7,7 +7,7 @@ use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, Record, Spread
 use super::stats::{self, Interval};
 use crate::tasks::likelihood::Measure;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The method that all others are compared with.
 pub const REFERENCE: &str = "full";
@@ -39,8 +39,12 @@ const TASK_ORDER: [&str; 13] = [
 /// there twice, the record with the lesser key counts. Differences are to `full` of the same model,
 /// protocol, task and length, on the samples that both have; for `full` itself they are 0.
 pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryRow> {
-    let groups = group(records, order);
-    groups.iter().map(|cell| row(cell, cell.reference(&groups))).collect()
+    rows(&group(records, order))
+}
+
+/// The rows of cells, in their order; `full` is looked for among them.
+pub fn rows(cells: &[Cell]) -> Vec<SummaryRow> {
+    cells.iter().map(|cell| row(cell, cell.reference(cells))).collect()
 }
 
 /// The records of one row, one a sample, in the order of the samples.
@@ -56,6 +60,17 @@ impl<'a> Cell<'a> {
     /// Any record of the cell, for the fields that all share.
     pub fn head(&self) -> &'a Record {
         self.records[0]
+    }
+
+    /// The seeds of the records.
+    pub fn seeds(&self) -> BTreeSet<u64> {
+        self.records.iter().map(|r| r.seed).collect()
+    }
+
+    /// The part of the cell that is of one seed; `None` if there is none.
+    pub fn of_seed(&self, seed: u64) -> Option<Self> {
+        let records: Vec<&Record> = self.records.iter().copied().filter(|r| r.seed == seed).collect();
+        (!records.is_empty()).then_some(Self { records, repeated: 0 })
     }
 
     /// The scores by example.
@@ -153,6 +168,7 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         length: *length,
         method: method.clone(),
         params: params.clone(),
+        settings: cell.head().settings(),
         protocol: protocol.clone(),
         n: cell.records.len(),
         score: score.mean,
@@ -188,7 +204,8 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         dropped_mass_median: dropped.median,
         dropped_mass_max: dropped.max,
         measure: cell.measure(),
-        word_perplexity: over_text(|l| perplexity(l, |l| l.words)),
+        // A text of few words has more of it than can be written.
+        word_perplexity: over_text(|l| perplexity(l, |l| l.words)).filter(|x| x.is_finite()),
         bits_per_byte: over_text(|l| nll(l) / std::f64::consts::LN_2 / total(l, |l| l.bytes)),
         kl_mean: over_text(|l| l.iter().map(|l| l.kl_sum).sum::<f64>() / total(l, |l| l.tokens)),
         kl_p99: over_text(kl_p99),

@@ -43,6 +43,9 @@ pub const MEASURED: [Column; 7] = [
     column("ms/token", |r| number(r.decode_ms_per_token)),
 ];
 
+/// So many of [`MEASURED`] can be averaged over tasks.
+const MEASURED_OF_MEANS: usize = 5;
+
 const EXAMPLES: Column = column("n", |r| r.n.to_string());
 
 /// Columns of perplexity, shown where it was measured.
@@ -83,6 +86,12 @@ pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
         shown(&FIDELITY, |r| r.output_error.is_some()),
     ];
     [&EXAMPLES, score_column(rows)].into_iter().chain(&MEASURED).chain(extra.into_iter().flatten()).collect()
+}
+
+/// The columns for means over tasks, which are of scores: what was achieved and what it cost, without bytes and times,
+/// which depend on how long answers are.
+pub fn mean_columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
+    std::iter::once(score_column(rows)).chain(&MEASURED[..MEASURED_OF_MEANS]).collect()
 }
 
 /// What is to be known about a task's score beside its name.
@@ -219,6 +228,12 @@ pub fn tokens(length: usize) -> String {
 /// A method with its parameters.
 pub fn setting_name(method: &str, params: &str) -> String {
     if params.is_empty() { method.to_owned() } else { format!("{method} {params}") }
+}
+
+/// The named parameters of a row, without some by key.
+pub fn params_without(row: &SummaryRow, leave_out: impl Fn(&str) -> bool) -> String {
+    let is_kept = |param: &&str| param.split_once('=').is_none_or(|(key, _)| !leave_out(key));
+    row.params.split(',').filter(is_kept).collect::<Vec<_>>().join(",")
 }
 
 /// The distinct values in order of first appearance.

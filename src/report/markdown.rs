@@ -1,11 +1,10 @@
 //! `summary.md`: the page for people.
 
-use super::Report;
-use super::format::{LEGEND, columns, direction, distinct, extra_legend, number, setting, signed, tokens};
+use super::format::{LEGEND, columns, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::other_scores;
-use super::overall::{Overall, overall};
 use super::pivot::{Entry, Table, is_about};
 use super::plots::Figure;
+use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
 use crate::eval::record::SummaryRow;
 use crate::eval::sharing::Sharing;
@@ -19,7 +18,7 @@ pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     page.push_str(&warnings(report));
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
-        page.push_str(&means(rows));
+        page.extend(report.means_of(&rows[0]).map(means));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report));
             page.push_str(&others(rows, report));
@@ -79,28 +78,17 @@ fn all_warnings(report: &Report) -> String {
     text
 }
 
-/// The mean over tasks, one table a length; nothing where there is one task only.
-fn means(rows: &[SummaryRow]) -> String {
-    overall(rows).iter().map(means_at).collect()
-}
-
-fn means_at(overall: &Overall) -> String {
-    let mut text = format!("\n### Mean over {} tasks{}\n\n", overall.tasks, at(overall.length));
-    text.push_str(&line(["method", "params", "tasks", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"]));
-    text.push_str(&rule(2, 7));
-    for m in &overall.means {
-        text.push_str(&line([
-            m.method.clone(),
-            m.params.clone(),
-            m.tasks.to_string(),
-            format!("{:.1}", m.score),
-            m.delta.map_or(String::new(), |d| signed(d, 1)),
-            number(m.density),
-            number(m.cost1),
-            number(m.cost2),
-            number(m.aux_bits),
-        ]));
+fn means(table: &MeanTable) -> String {
+    let title = table.title();
+    let mut text = format!("\n### {}{}{}\n\n", title[..1].to_uppercase(), &title[1..], at(table.rows[0].length));
+    let columns = mean_columns(&table.rows);
+    text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
+    text.push_str(&rule(2, columns.len()));
+    for row in &table.rows {
+        let name = [row.method.clone(), row.params.clone()];
+        text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
     }
+    table.notes.iter().for_each(|note| text.push_str(&format!("\n{note}\n")));
     text
 }
 
@@ -211,7 +199,7 @@ mod tests {
             "- seed: 1\n",
             "## builtin, sparse from question",
             "### Mean over 2 tasks, 4K tokens",
-            "| topk |  | 2 | 0.0 | -25.0 |",
+            "| topk |  | 0.0 [0.0 0.0] | -25.0 [-25.0 -25.0] |",
             "### ruler/vt, 4K tokens",
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
             "aux bits | KB/token | ms/token | look at |\n|---|---|---:",

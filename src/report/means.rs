@@ -1,8 +1,10 @@
 //! Means over several rows of the summary, with intervals from the examples of all of them.
 
+use std::collections::BTreeSet;
+
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::{self, Interval};
-use crate::eval::summary::{Cell, SEED};
+use crate::eval::summary::{Cell, REFERENCE, SEED};
 
 use super::format::distinct;
 
@@ -26,27 +28,119 @@ pub fn delta(rows: &[&SummaryRow], cells: &[&Cell], all: &[Cell]) -> Option<Inte
     stats::bootstrap_groups(&groups, SEED).map(|interval| interval.scaled(100.0))
 }
 
-/// A row of means over all tasks for each setting that has all of them: one for each (model, protocol, length, setting)
-/// where there are several tasks with scores. `rows` and `cells` belong together.
-pub fn over_tasks(rows: &[SummaryRow], cells: &[Cell]) -> Vec<SummaryRow> {
+/// Settings of a model under a protocol at a length, averaged over tasks that every one of them has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MeanTable {
+    /// The tasks, in the order of the summary.
+    pub tasks: Vec<String>,
+    /// Tasks that any setting has there.
+    pub of: usize,
+    /// A row for each setting, under the name of the mean in place of a task's.
+    pub rows: Vec<SummaryRow>,
+    /// What a reader has to know of these means, a line each.
+    pub notes: Vec<String>,
+}
+
+impl MeanTable {
+    /// What is averaged, as a heading has it.
+    pub fn title(&self) -> String {
+        let title = title(&self.tasks, self.of);
+        if self.is_partial() { format!("{title}: {}", self.tasks.join(", ")) } else { title }
+    }
+
+    /// Whether there are tasks that some of its settings lack, and which are therefore left out.
+    pub fn is_partial(&self) -> bool {
+        self.tasks.len() < self.of
+    }
+}
+
+fn title(tasks: &[String], of: usize) -> String {
+    match tasks.len() {
+        n if n < of => format!("mean over {n} of {of} tasks"),
+        n => format!("mean over {n} tasks"),
+    }
+}
+
+/// The means over tasks with scores, for each model, protocol and length with several. Means over different tasks are
+/// never in one table: there is one for each set of tasks that a setting has (of settings that have at least these),
+/// and one for the tasks that all have. `rows` and `cells` belong together.
+pub fn over_tasks(rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
     let scored: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].measure.is_score()).collect();
     let place = |i: &usize| (rows[*i].model.as_str(), rows[*i].protocol.as_str(), rows[*i].length);
-    let mut means = Vec::new();
-    for at in distinct(scored.iter().map(place)) {
+    let scenes = distinct(rows.iter().map(|r| (r.model.as_str(), r.protocol.as_str())));
+    let mut places = distinct(scored.iter().map(place));
+    places.sort_by_key(|(model, protocol, length)| (scenes.iter().position(|s| *s == (*model, *protocol)), *length));
+    let mut tables = Vec::new();
+    for at in places {
         let here: Vec<usize> = scored.iter().copied().filter(|i| place(i) == at).collect();
-        let tasks = distinct(here.iter().map(|i| rows[*i].task.as_str())).len();
-        for setting in distinct(here.iter().map(|i| (rows[*i].method.as_str(), rows[*i].params.as_str()))) {
-            let of: Vec<usize> = here
-                .iter()
-                .copied()
-                .filter(|i| (rows[*i].method.as_str(), rows[*i].params.as_str()) == setting)
-                .collect();
-            if tasks > 1 && of.len() == tasks {
-                means.extend(mean_row(&of, rows, cells));
-            }
-        }
+        tables.extend(tables_of(&here, rows, cells));
     }
-    means
+    name(&mut tables);
+    tables
+}
+
+/// The tables of one model, protocol and length.
+fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTable> {
+    let setting = |i: &usize| (rows[*i].method.as_str(), rows[*i].params.as_str());
+    let all = distinct(here.iter().map(|i| rows[*i].task.as_str()));
+    let settings: Vec<Vec<usize>> = distinct(here.iter().map(setting))
+        .into_iter()
+        .map(|one| here.iter().copied().filter(|i| setting(i) == one).collect())
+        .collect();
+    let tasks_of = |of: &[usize]| of.iter().map(|i| rows[*i].task.as_str()).collect::<BTreeSet<_>>();
+    let sets: Vec<BTreeSet<&str>> = settings.iter().map(|of| tasks_of(of)).collect();
+    let table = |tasks: BTreeSet<&str>| {
+        let having = settings.iter().zip(&sets).filter(|(_, set)| set.is_superset(&tasks));
+        let of_tasks = |of: &[usize]| of.iter().copied().filter(|i| tasks.contains(rows[*i].task.as_str())).collect();
+        let averaged: Vec<Vec<usize>> = having.map(|(of, _)| of_tasks(of)).collect();
+        MeanTable {
+            tasks: all.iter().filter(|task| tasks.contains(*task)).map(|task| (*task).to_owned()).collect(),
+            of: all.len(),
+            rows: averaged.iter().filter_map(|of| mean_row(of, rows, cells)).collect(),
+            notes: other_examples(&averaged, cells).into_iter().collect(),
+        }
+    };
+    let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();
+    // Dense attention alone is compared with nothing.
+    if tables.len() > 1 {
+        tables.retain(|table| table.rows.iter().any(|row| row.method != REFERENCE));
+    }
+    tables
+}
+
+/// Each of the sets, and what all have in common; the largest first.
+pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
+    let common = sets.iter().cloned().reduce(|a, b| &a & &b);
+    let mut shared = distinct(sets.iter().cloned().chain(common));
+    shared.sort_by_key(|set| std::cmp::Reverse(set.len()));
+    shared
+}
+
+/// A warning if the settings did not see the same examples: their scores are then not to be compared, but their
+/// differences to dense attention are.
+fn other_examples(settings: &[Vec<usize>], cells: &[Cell]) -> Option<String> {
+    let examples = |of: &Vec<usize>| -> BTreeSet<(&str, u64, usize)> {
+        let records = of.iter().flat_map(|i| &cells[*i].records);
+        records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect()
+    };
+    let seen: Vec<_> = settings.iter().map(examples).collect();
+    let counts: Vec<usize> = seen.iter().map(BTreeSet::len).collect();
+    let (least, most) = (counts.iter().min()?, counts.iter().max()?);
+    seen.iter().any(|other| *other != seen[0]).then(|| {
+        let counts = if least == most { format!("{least} each") } else { format!("{least} to {most}") };
+        format!("these means are over different examples ({counts}): compare by Δ full, which is over common ones")
+    })
+}
+
+/// Names each mean in its rows so that equal names are means over the same tasks.
+fn name(tables: &mut [MeanTable]) {
+    let names: Vec<(String, Vec<String>)> = tables.iter().map(|t| (title(&t.tasks, t.of), t.tasks.clone())).collect();
+    for (table, (title, tasks)) in tables.iter_mut().zip(&names) {
+        let is_shared = names.iter().any(|(other, of)| other == title && of != tasks);
+        let task =
+            if is_shared || table.is_partial() { format!("{title}: {}", tasks.join(", ")) } else { title.clone() };
+        table.rows.iter_mut().for_each(|row| row.task.clone_from(&task));
+    }
 }
 
 fn mean_row(of: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Option<SummaryRow> {
@@ -56,7 +150,6 @@ fn mean_row(of: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Option<Summary
     let delta = delta(&of_rows, &of_cells, cells);
     let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
     Some(SummaryRow {
-        task: format!("mean of {} tasks", of.len()),
         n: of_rows.iter().map(|r| r.n).sum(),
         score: score.mean,
         ci_low: score.low,
@@ -80,22 +173,67 @@ fn mean_row(of: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Option<Summary
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::record::Record;
     use crate::eval::record::tests::record;
     use crate::eval::summary::{group, summarize};
 
+    /// (task, method, scores).
+    fn tables(given: &[(&str, &str, &[f64])]) -> Vec<MeanTable> {
+        let of = |(task, method, scores): &(&str, &str, &[f64])| -> Vec<Record> {
+            scores.iter().enumerate().map(|(i, score)| record(task, method, i, *score)).collect()
+        };
+        let records: Vec<Record> = given.iter().flat_map(of).collect();
+        over_tasks(&summarize(&records, &[]), &group(&records, &[]))
+    }
+
+    fn seen(table: &MeanTable) -> (Vec<&str>, Vec<(&str, usize, f64)>) {
+        let rows = table.rows.iter().map(|r| (r.method.as_str(), r.n, r.score)).collect();
+        (table.tasks.iter().map(String::as_str).collect(), rows)
+    }
+
     #[test]
-    fn means_over_tasks_are_of_settings_that_have_all_of_them() {
-        let mut records = Vec::new();
-        for (task, scores) in [("ruler/vt", [1.0, 0.5]), ("ruler/cwe", [0.0, 0.5])] {
-            for (i, score) in scores.into_iter().enumerate() {
-                records.extend([record(task, "full", i, 1.0), record(task, "quest", i, score)]);
-            }
-        }
-        records.push(record("ruler/vt", "random", 0, 0.0));
-        let means = over_tasks(&summarize(&records, &[]), &group(&records, &[]));
-        let seen: Vec<_> = means.iter().map(|r| (r.method.as_str(), r.n, r.score, r.delta_full)).collect();
-        assert_eq!(seen, [("full", 4, 100.0, Some(0.0)), ("quest", 4, 50.0, Some(-50.0))]);
-        assert_eq!(means[0].task, "mean of 2 tasks");
-        assert!(means[1].ci_low < 50.0 && means[1].delta_high > Some(-50.0), "{means:?}");
+    fn means_are_over_tasks_of_equal_weight_with_intervals_over_all_examples() {
+        let tables = tables(&[
+            ("ruler/vt", "full", &[1.0, 1.0]),
+            ("ruler/vt", "quest", &[1.0, 0.5]),
+            ("ruler/cwe", "full", &[1.0, 1.0]),
+            ("ruler/cwe", "quest", &[0.0, 0.5]),
+        ]);
+        let [table] = tables.as_slice() else { panic!("{tables:?}") };
+        assert_eq!(seen(table), (vec!["ruler/vt", "ruler/cwe"], vec![("full", 4, 100.0), ("quest", 4, 50.0)]));
+        assert_eq!((table.title(), table.rows[0].task.as_str()), ("mean over 2 tasks".into(), "mean over 2 tasks"));
+        assert_eq!((table.rows[1].delta_full, table.notes.len()), (Some(-50.0), 0));
+        assert!(table.rows[1].ci_low < 50.0 && table.rows[1].delta_high > Some(-50.0), "{table:?}");
+    }
+
+    #[test]
+    fn a_mean_over_two_easy_tasks_does_not_stand_beside_one_over_four() {
+        let (hard, easy): (&[f64], &[f64]) = (&[0.5, 0.5], &[1.0, 1.0]);
+        let all = [("a", hard), ("b", hard), ("c", easy), ("d", easy)];
+        let of = |method: &'static str, tasks: &[(&'static str, &'static [f64])]| {
+            tasks.iter().map(|(task, scores)| (*task, method, *scores)).collect::<Vec<_>>()
+        };
+        let made = tables(&[of("full", &all), of("quest", &all), of("topk", &all[2..])].concat());
+        assert_eq!(
+            made.iter().map(seen).collect::<Vec<_>>(),
+            [
+                (vec!["a", "b", "c", "d"], vec![("full", 8, 75.0), ("quest", 8, 75.0)]),
+                (vec!["c", "d"], vec![("full", 4, 100.0), ("quest", 4, 100.0), ("topk", 4, 100.0)]),
+            ]
+        );
+        assert_eq!(made[1].title(), "mean over 2 of 4 tasks: c, d");
+        // Neither has the other's tasks: each is compared with dense attention only, and that with nothing alone.
+        let made = tables(&[of("full", &all), of("quest", &all[..2]), of("topk", &all[2..])].concat());
+        let methods = |t: &MeanTable| t.rows.iter().map(|r| r.method.clone()).collect::<Vec<_>>();
+        assert_eq!(made.iter().map(methods).collect::<Vec<_>>(), [["full", "quest"], ["full", "topk"]]);
+        assert!(made[0].rows[0].task != made[1].rows[0].task, "what is drawn by name is not mixed");
+    }
+
+    #[test]
+    fn other_examples_are_told_of() {
+        let one: &[f64] = &[1.0];
+        let two: &[f64] = &[1.0, 0.0];
+        let made = tables(&[("a", "full", two), ("b", "full", two), ("a", "topk", one), ("b", "topk", two)]);
+        assert!(made[0].notes[0].contains("different examples (3 to 4)"), "{:?}", made[0].notes);
     }
 }

@@ -16,7 +16,6 @@ pub mod table;
 
 mod format;
 mod means;
-mod overall;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,6 +23,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 
+pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, depths, png};
 use crate::eval::checks::{self, Warning};
@@ -39,8 +39,8 @@ pub struct Report<'a> {
     pub rows: Vec<SummaryRow>,
     /// The records of each row of the summary.
     pub cells: Vec<Cell<'a>>,
-    /// Means over tasks, as further rows.
-    pub means: Vec<SummaryRow>,
+    /// Means over tasks.
+    pub means: Vec<MeanTable>,
     /// The scores by length and depth, for tasks that decide on the depth.
     pub depths: Vec<depths::Cell>,
     /// What the self-checks found in the records.
@@ -71,6 +71,12 @@ impl<'a> Report<'a> {
     /// Of runs that were read.
     pub fn of(merged: &'a Merged) -> Self {
         Self { sources: &merged.sources, notes: &merged.notes, ..Self::new(&merged.records, &merged.order) }
+    }
+
+    /// The means over tasks for the model and protocol of a row, in the order of lengths.
+    pub fn means_of(&self, row: &SummaryRow) -> impl Iterator<Item = &MeanTable> {
+        let place = (row.model.clone(), row.protocol.clone());
+        self.means.iter().filter(move |t| t.rows.iter().any(|r| (&r.model, &r.protocol) == (&place.0, &place.1)))
     }
 
     /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,

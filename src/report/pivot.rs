@@ -1,21 +1,24 @@
 //! Any value of the summary in a table of any rows and columns.
 //!
 //! What is neither row nor column is averaged over if it is task or length (each of the same weight, perplexities never),
-//! and has a table of its own otherwise: models, protocols and settings are never mixed.
+//! and has a table of its own otherwise: models, protocols and settings are never mixed. All means of a table are over the
+//! same tasks and lengths: where cells have different ones, there is a table for each set of them.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value as Json, json};
 
 use super::Report;
 use super::csv::COLUMNS;
-use super::format::{direction, distinct, number, setting_name, signed, tokens};
+use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::means;
 use crate::error::UsageError;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::{Interval, mean};
-use crate::eval::summary::{Cell, REFERENCE, natural};
+use crate::eval::summary::{self, Cell, REFERENCE, natural};
+use crate::tasks::likelihood::Measure;
 
 /// Something that rows of the summary differ in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +33,15 @@ pub enum Dimension {
     Length,
     /// Method with those of its parameters that are no dimension themselves.
     Method,
-    /// One parameter of methods; rows of methods without it are left out.
+    /// Seed of the run; examples of all seeds are pooled where it is no dimension.
+    RunSeed,
+    /// One parameter of methods, given or not; rows of methods without it are left out.
     Param(String),
 }
+
+/// Names of what is no parameter.
+const NAMES: [&str; 6] = ["model", "protocol", "task", "length", "method", RUN_SEED];
+const RUN_SEED: &str = "run_seed";
 
 impl Dimension {
     /// Reads a name; what is no field of the summary is a parameter of a method.
@@ -43,6 +52,7 @@ impl Dimension {
             "task" => Self::Task,
             "length" => Self::Length,
             "method" => Self::Method,
+            RUN_SEED => Self::RunSeed,
             param => Self::Param(param.to_owned()),
         }
     }
@@ -55,6 +65,7 @@ impl Dimension {
             Self::Task => "task",
             Self::Length => "length",
             Self::Method => "method",
+            Self::RunSeed => RUN_SEED,
             Self::Param(name) => name,
         }
     }
@@ -90,15 +101,20 @@ impl Layout {
         let layout =
             Self { rows: parse(rows), columns: parse(columns), values: values.iter().map(|v| value_name(v)).collect() };
         let all: Vec<&Dimension> = layout.dimensions().collect();
-        let params = distinct(known.iter().flat_map(|r| params(r).into_iter().map(|(key, _)| key)));
+        let params: BTreeSet<&str> = known.iter().flat_map(|r| r.settings.keys().map(String::as_str)).collect();
         for (i, dimension) in all.iter().enumerate() {
             if all[..i].contains(dimension) {
                 return Err(UsageError::new(format!("`{}` is given twice among rows and columns", dimension.name()))
-                    .hint("each of model, protocol, task, length, method or a parameter can be used once"));
+                    .hint(format!("each of {} or a parameter can be used once", NAMES.join(", "))));
             }
-            if dimension.is_param() && !params.contains(&dimension.name()) {
-                let names = ["model", "protocol", "task", "length", "method"].into_iter().chain(params.iter().copied());
-                return Err(UsageError::unknown("dimension", dimension.name(), names));
+            if dimension.is_param() && !params.contains(dimension.name()) {
+                let unknown = UsageError::unknown("dimension", dimension.name(), NAMES.into_iter().chain(params));
+                return Err(match dimension.name() {
+                    "seed" => {
+                        unknown.hint(format!("no method here has a parameter `seed`; a run's own is `{RUN_SEED}`"))
+                    }
+                    _ => unknown,
+                });
             }
         }
         for value in &layout.values {
@@ -171,32 +187,97 @@ pub struct Entry {
     pub notes: Vec<usize>,
     /// For text: whether the value is a perplexity.
     is_perplexity: bool,
+    /// Whether it is of dense attention.
+    is_dense: bool,
 }
+
+/// Rows of the summary with their records: all of them, or those of one seed.
+struct View<'a> {
+    seed: Option<u64>,
+    rows: Vec<SummaryRow>,
+    cells: Vec<Cell<'a>>,
+}
+
+impl<'a> View<'a> {
+    fn of_seed(seed: u64, report: &Report<'a>) -> Self {
+        let cells: Vec<Cell> = report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect();
+        Self { seed: Some(seed), rows: summary::rows(&cells), cells }
+    }
+
+    fn of_all(report: &Report<'a>) -> Self {
+        Self { seed: None, rows: report.rows.clone(), cells: report.cells.clone() }
+    }
+
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        (0..self.rows.len()).map(|at| Line {
+            seed: self.seed,
+            row: &self.rows[at],
+            cell: &self.cells[at],
+            all: &self.cells,
+        })
+    }
+}
+
+/// A row of the summary, its records, and the cells in which its dense attention is.
+#[derive(Clone, Copy)]
+struct Line<'v> {
+    seed: Option<u64>,
+    row: &'v SummaryRow,
+    cell: &'v Cell<'v>,
+    all: &'v [Cell<'v>],
+}
+
+/// What a value is averaged over: tasks and lengths, unless they are dimensions of the table.
+type Averaged<'a> = (Option<&'a str>, Option<usize>);
 
 /// The tables of a layout, by what is not averaged, and in it by value. Tables without a value are left out.
 pub fn tables(report: &Report, layout: &Layout) -> Vec<Table> {
-    let shown: Vec<usize> = (0..report.rows.len()).filter(|i| has_params(&report.rows[*i], layout)).collect();
-    let apart = |i: &usize| table_of(&report.rows[*i], layout);
+    let views = match layout.has(&Dimension::RunSeed) {
+        true => {
+            let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
+            seeds.into_iter().map(|seed| View::of_seed(seed, report)).collect()
+        }
+        false => vec![View::of_all(report)],
+    };
+    let (shown, left_out): (Vec<Line>, Vec<Line>) =
+        views.iter().flat_map(View::lines).partition(|line| has_params(line.row, layout));
+    let apart = |line: &Line| table_of(line, layout);
     let mut tables = Vec::new();
     for group in distinct(shown.iter().map(apart)) {
-        let of: Vec<usize> = shown.iter().copied().filter(|i| apart(i) == group).collect();
-        tables.extend(layout.values.iter().map(|value| table(report, layout, &group, &of, value)));
+        let of: Vec<Line> = shown.iter().copied().filter(|line| apart(line) == group).collect();
+        let notes = unknown_params(&of, &left_out, layout);
+        for value in &layout.values {
+            tables.extend(tables_of(report, layout, &group, &of, value).into_iter().map(|mut table| {
+                table.notes.extend(notes.clone());
+                table
+            }));
+        }
     }
     tables.retain(|t| t.cells.iter().flatten().any(Option::is_some));
     tables
 }
 
-fn params(row: &SummaryRow) -> Vec<(&str, &str)> {
-    row.params.split(',').filter_map(|p| p.split_once('=')).collect()
+fn has_params(row: &SummaryRow, layout: &Layout) -> bool {
+    layout.dimensions().filter(|d| d.is_param()).all(|d| row.settings.contains_key(d.name()))
 }
 
-fn has_params(row: &SummaryRow, layout: &Layout) -> bool {
-    let params = params(row);
-    layout.dimensions().filter(|d| d.is_param()).all(|d| params.iter().any(|(key, _)| *key == d.name()))
+/// What is to be known of rows that do not say a parameter that other rows of their method do.
+fn unknown_params(shown: &[Line], left_out: &[Line], layout: &Layout) -> Option<String> {
+    let has_kin = |line: &&Line| shown.iter().any(|other| other.row.method == line.row.method);
+    let without = left_out.iter().filter(has_kin).count();
+    let names: Vec<&str> = layout.dimensions().filter(|d| d.is_param()).map(Dimension::name).collect();
+    (without > 0).then(|| {
+        format!(
+            "{without} rows are left out: they do not say {}; either they have it not, or they are from before parameters \
+             at their default were recorded",
+            names.join(" or ")
+        )
+    })
 }
 
 /// The value of a dimension as it is shown.
-fn shown(row: &SummaryRow, dimension: &Dimension, layout: &Layout) -> String {
+fn shown(line: &Line, dimension: &Dimension, layout: &Layout) -> String {
+    let row = line.row;
     match dimension {
         Dimension::Model => row.model.clone(),
         Dimension::Protocol => row.protocol.clone(),
@@ -205,39 +286,37 @@ fn shown(row: &SummaryRow, dimension: &Dimension, layout: &Layout) -> String {
         Dimension::Length => tokens(row.length),
         Dimension::Method => {
             let used = |key: &str| layout.dimensions().any(|d| d.is_param() && d.name() == key);
-            let rest = row.params.split(',').filter(|p| p.split_once('=').is_none_or(|(key, _)| !used(key)));
-            setting_name(&row.method, &rest.collect::<Vec<_>>().join(","))
+            setting_name(&row.method, &params_without(row, used))
         }
-        Dimension::Param(name) => {
-            params(row).iter().find(|(key, _)| key == name).map(|(_, value)| (*value).to_owned()).unwrap_or_default()
-        }
+        Dimension::RunSeed => line.seed.map_or_else(String::new, |seed| seed.to_string()),
+        Dimension::Param(name) => row.settings.get(name).cloned().unwrap_or_default(),
     }
 }
 
 /// What a table is about: the dimensions that are neither shown nor averaged.
-fn table_of(row: &SummaryRow, layout: &Layout) -> Vec<(String, String)> {
+fn table_of(line: &Line, layout: &Layout) -> Vec<(String, String)> {
     let mut all = vec![Dimension::Model, Dimension::Protocol, Dimension::Method];
-    if !row.measure.is_score() {
+    if !line.row.measure.is_score() {
         all.extend([Dimension::Task, Dimension::Length]);
     }
     let apart = all.into_iter().filter(|d| !layout.has(d));
-    let mut fixed: Vec<(String, String)> = apart.map(|d| (d.name().to_owned(), shown(row, &d, layout))).collect();
-    fixed.push(("measure".to_owned(), row.measure.name().to_owned()));
+    let mut fixed: Vec<(String, String)> = apart.map(|d| (d.name().to_owned(), shown(line, &d, layout))).collect();
+    fixed.push(("measure".to_owned(), line.row.measure.name().to_owned()));
     fixed
 }
 
 /// The values of some dimensions in all rows, in the order of the summary; lengths and parameters by their size.
-fn headings(rows: &[&SummaryRow], dimensions: &[Dimension], layout: &Layout) -> Vec<Vec<String>> {
-    let of = |row: &&SummaryRow| dimensions.iter().map(|d| shown(row, d, layout)).collect::<Vec<_>>();
-    let sizes = |row: &&SummaryRow| (of(row), row.length);
-    let with_length = distinct(rows.iter().map(sizes));
+fn headings(lines: &[Line], dimensions: &[Dimension], layout: &Layout) -> Vec<Vec<String>> {
+    let of = |line: &Line| dimensions.iter().map(|d| shown(line, d, layout)).collect::<Vec<_>>();
+    let sizes = |line: &Line| (of(line), line.row.length);
+    let with_length = distinct(lines.iter().map(sizes));
     let first = |i: usize, value: &String| with_length.iter().position(|(h, _)| h[i] == *value).unwrap_or(usize::MAX);
     let length_of = |i: usize, value: &String| with_length.iter().find(|(h, _)| h[i] == *value).map_or(0, |(_, l)| *l);
-    let mut headings = distinct(rows.iter().map(of));
+    let mut headings = distinct(lines.iter().map(of));
     headings.sort_by(|a, b| {
         let compare = |i: usize| match dimensions[i] {
             Dimension::Length => length_of(i, &a[i]).cmp(&length_of(i, &b[i])),
-            Dimension::Param(_) => natural(&a[i], &b[i]),
+            Dimension::Param(_) | Dimension::RunSeed => natural(&a[i], &b[i]),
             _ => first(i, &a[i]).cmp(&first(i, &b[i])),
         };
         (0..dimensions.len()).map(compare).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
@@ -245,98 +324,141 @@ fn headings(rows: &[&SummaryRow], dimensions: &[Dimension], layout: &Layout) -> 
     headings
 }
 
-fn table(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &[usize], value: &str) -> Table {
-    let all: Vec<&SummaryRow> = of.iter().map(|i| &report.rows[*i]).collect();
-    let (rows, columns) = (headings(&all, &layout.rows, layout), headings(&all, &layout.columns, layout));
-    let names = |dimensions: &[Dimension]| dimensions.iter().map(|d| d.name().to_owned()).collect();
-    let mut notes = Vec::new();
-    let cells = rows
-        .iter()
-        .map(|row| {
-            columns
-                .iter()
-                .map(|column| {
-                    let is_here = |i: &&usize| {
-                        let at = |dimensions: &[Dimension], heading: &[String]| {
-                            dimensions
-                                .iter()
-                                .zip(heading)
-                                .all(|(d, value)| shown(&report.rows[**i], d, layout) == *value)
-                        };
-                        at(&layout.rows, row) && at(&layout.columns, column)
-                    };
-                    let here: Vec<usize> = of.iter().filter(is_here).copied().collect();
-                    entry(report, &here, value, &mut notes)
-                })
-                .collect()
-        })
-        .collect();
-    let mut table = Table {
-        caption: String::new(),
-        value: value.to_owned(),
-        row_names: names(&layout.rows),
-        column_names: names(&layout.columns),
-        rows,
-        columns,
-        fixed: fixed.to_vec(),
-        cells,
-        notes,
+/// The tables of one value: one for each set of tasks and lengths that a cell has, with the cells that have at least
+/// these, and one for what all cells have. Dense attention has no table to itself if there are others.
+fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &[Line], value: &str) -> Vec<Table> {
+    let (rows, columns) = (headings(of, &layout.rows, layout), headings(of, &layout.columns, layout));
+    let at = |line: &Line, dimensions: &[Dimension], headings: &[Vec<String>]| {
+        headings.iter().position(|h| dimensions.iter().zip(h).all(|(d, value)| shown(line, d, layout) == *value))
     };
-    table.mark_incomplete();
-    table.caption = caption(&table, &all, layout);
-    table
+    let mut cells: Vec<Vec<Vec<Line>>> = vec![vec![Vec::new(); columns.len()]; rows.len()];
+    for line in of.iter().filter(|line| has_value(line, value)) {
+        if let (Some(row), Some(column)) = (at(line, &layout.rows, &rows), at(line, &layout.columns, &columns)) {
+            cells[row][column].push(*line);
+        }
+    }
+    let sets: Vec<BTreeSet<Averaged>> = (cells.iter().flatten())
+        .filter(|lines| !lines.is_empty())
+        .map(|lines| lines.iter().map(|line| averaged(line, layout)).collect())
+        .collect();
+    let all: BTreeSet<Averaged> = sets.iter().flatten().copied().collect();
+    let names = |dimensions: &[Dimension]| dimensions.iter().map(|d| d.name().to_owned()).collect();
+    let table = |scope: &BTreeSet<Averaged>| {
+        let mut notes = Vec::new();
+        let mut cell = |lines: &Vec<Line>| {
+            let here: Vec<Line> =
+                lines.iter().copied().filter(|line| scope.contains(&averaged(line, layout))).collect();
+            (here.len() == scope.len()).then(|| entry(report, &here, value, &mut notes)).flatten()
+        };
+        let cells: Vec<Vec<Option<Entry>>> = cells.iter().map(|row| row.iter().map(&mut cell).collect()).collect();
+        let mut table = Table {
+            caption: caption(value, fixed, scope, &all),
+            value: value.to_owned(),
+            row_names: names(&layout.rows),
+            column_names: names(&layout.columns),
+            rows: rows.clone(),
+            columns: columns.clone(),
+            fixed: fixed.to_vec(),
+            cells,
+            notes,
+        };
+        if scope.len() < all.len() {
+            table.fixed.push(("over".to_owned(), over(scope).join(", ")));
+        }
+        table.without_empty()
+    };
+    let shared = means::shared_sets(&sets);
+    let mut tables: Vec<Table> = shared.iter().filter(|scope| !scope.is_empty()).map(table).collect();
+    if tables.len() > 1 {
+        tables.retain(|table| table.cells.iter().flatten().flatten().any(|entry| !entry.is_dense));
+    }
+    tables
 }
 
-fn caption(table: &Table, rows: &[&SummaryRow], layout: &Layout) -> String {
-    let what = match table.value.as_str() {
-        "score" => {
-            if rows.iter().all(|r| r.measure.is_score()) {
-                "score in %"
-            } else {
-                "perplexity (less is better)"
-            }
+fn averaged<'v>(line: &Line<'v>, layout: &Layout) -> Averaged<'v> {
+    let task = (!layout.has(&Dimension::Task)).then_some(line.row.task.as_str());
+    (task, (!layout.has(&Dimension::Length)).then_some(line.row.length))
+}
+
+fn has_value(line: &Line, value: &str) -> bool {
+    match value {
+        "score" => true,
+        "delta_full" => line.row.method != REFERENCE && line.row.delta_full.is_some(),
+        _ => field(line.row, value).is_some(),
+    }
+}
+
+/// Tasks and lengths as a reader says them.
+fn over(scope: &BTreeSet<Averaged>) -> Vec<String> {
+    let tasks = distinct(scope.iter().filter_map(|(task, _)| *task));
+    let lengths = distinct(scope.iter().filter_map(|(_, length)| *length).filter(|length| *length > 0));
+    let whole =
+        scope.len() == tasks.len().max(1) * scope.iter().map(|(_, length)| length).collect::<BTreeSet<_>>().len();
+    match whole {
+        true => tasks.into_iter().map(str::to_owned).chain(lengths.into_iter().map(tokens)).collect(),
+        false => {
+            let pair = |(task, length): &Averaged| {
+                let length = length.filter(|length| *length > 0).map(|length| format!(" at {}", tokens(length)));
+                format!("{}{}", task.unwrap_or_default(), length.unwrap_or_default()).trim().to_owned()
+            };
+            scope.iter().map(pair).collect()
         }
+    }
+}
+
+fn caption(value: &str, fixed: &[(String, String)], scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String {
+    let is_score = fixed.iter().any(|(name, value)| name == "measure" && *value == Measure::Score.name());
+    let what = match value {
+        "score" if is_score => "score in %",
+        "score" => "perplexity (less is better)",
         "delta_full" => "difference to full",
         other => other,
     };
-    let shared: Vec<String> = table
-        .fixed
-        .iter()
+    let shared: Vec<String> = (fixed.iter())
         .filter(|(name, _)| name != "measure")
         .map(|(name, value)| if name == "protocol" { format!("sparse from {value}") } else { value.clone() })
         .collect();
-    let mut averaged = Vec::new();
-    let tasks = distinct(rows.iter().map(|r| r.task.as_str())).len();
-    let lengths = distinct(rows.iter().map(|r| r.length));
-    if !layout.has(&Dimension::Task) && tasks > 1 {
-        averaged.push(format!("{tasks} tasks"));
-    }
-    if !layout.has(&Dimension::Length) {
-        match lengths.as_slice() {
-            [length] if *length > 0 => averaged.push(format!("{} tokens", tokens(*length))),
-            [_] => {}
-            several => averaged.push(format!("{} lengths", several.len())),
-        }
-    }
-    let over = if tasks > 1 && !layout.has(&Dimension::Task) || lengths.len() > 1 && !layout.has(&Dimension::Length) {
-        format!(", mean over {}", averaged.join(" and "))
-    } else if averaged.is_empty() {
-        String::new()
-    } else {
-        format!(", {}", averaged.join(", "))
-    };
     let shared = if shared.is_empty() { String::new() } else { format!(": {}", shared.join(", ")) };
-    format!("{what}{shared}{over}")
+    format!("{what}{shared}{}", averaged_text(scope, all))
 }
 
-fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) -> Option<Entry> {
-    let rows: Vec<&SummaryRow> = here.iter().map(|i| &report.rows[*i]).collect();
-    let cells: Vec<&Cell> = here.iter().map(|i| &report.cells[*i]).collect();
-    let first = rows.first()?;
+/// What values are means over, or what they are of, if that is one task or length.
+fn averaged_text(scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String {
+    let count = |of: &BTreeSet<Averaged>| {
+        let tasks = of.iter().filter_map(|(task, _)| *task).collect::<BTreeSet<_>>().len();
+        (tasks, of.iter().filter_map(|(_, length)| *length).collect::<BTreeSet<_>>())
+    };
+    let (tasks, lengths) = count(scope);
+    if scope.len() < all.len() {
+        let named = over(scope).join(", ");
+        return match scope.len() {
+            1 => format!(", {named} only"),
+            n => format!(", mean over {n} of {} that differ in task and length: {named}", all.len()),
+        };
+    }
+    let mut averaged = Vec::new();
+    if tasks > 1 {
+        averaged.push(format!("{tasks} tasks"));
+    }
+    match lengths.iter().copied().collect::<Vec<_>>().as_slice() {
+        [] | [0] => {}
+        [length] => averaged.push(format!("{} tokens", tokens(*length))),
+        several => averaged.push(format!("{} lengths", several.len())),
+    }
+    match averaged.is_empty() {
+        true => String::new(),
+        false if scope.len() > 1 => format!(", mean over {}", averaged.join(" and ")),
+        false => format!(", {}", averaged.join(", ")),
+    }
+}
+
+fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -> Option<Entry> {
+    let rows: Vec<&SummaryRow> = here.iter().map(|line| line.row).collect();
+    let cells: Vec<&Cell> = here.iter().map(|line| line.cell).collect();
+    let first = here.first()?;
     let interval = match value {
         "score" => means::score(&rows, &cells),
-        "delta_full" if first.method == REFERENCE => None,
-        "delta_full" => means::delta(&rows, &cells, &report.cells),
+        "delta_full" => means::delta(&rows, &cells, first.all),
         _ => {
             let values: Vec<f64> = rows.iter().map(|r| field(r, value)).collect::<Option<_>>()?;
             let mean = mean(&values);
@@ -358,8 +480,15 @@ fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) 
         n: rows.iter().map(|r| r.n).sum(),
         averaged: rows.len(),
         notes: distinct(about.map(&mut number)),
-        is_perplexity: !first.measure.is_score(),
+        is_perplexity: !first.row.measure.is_score(),
+        is_dense: first.row.method == REFERENCE,
     })
+}
+
+/// Keeps the values whose place is to be kept.
+fn retain<T>(values: &mut Vec<T>, kept: &[bool]) {
+    let mut kept = kept.iter();
+    values.retain(|_| kept.next().copied().unwrap_or(false));
 }
 
 /// Whether a warning concerns a row.
@@ -375,18 +504,17 @@ fn field(row: &SummaryRow, name: &str) -> Option<f64> {
 }
 
 impl Table {
-    /// Marks cells that are means of fewer rows than the others of their table.
-    fn mark_incomplete(&mut self) {
-        let most = self.cells.iter().flatten().flatten().map(|e| e.averaged).max().unwrap_or(0);
-        for entry in self.cells.iter_mut().flatten().flatten().filter(|e| e.averaged < most) {
-            let text =
-                format!("mean over {} of {most} tasks and lengths: not to be compared with the others", entry.averaged);
-            let known = self.notes.iter().position(|n| *n == text).unwrap_or_else(|| {
-                self.notes.push(text);
-                self.notes.len() - 1
-            });
-            entry.notes.push(known + 1);
-        }
+    /// The table without lines and columns that have no value.
+    fn without_empty(mut self) -> Self {
+        let has_value = |cells: &[Option<Entry>]| cells.iter().any(Option::is_some);
+        let kept: Vec<bool> = self.cells.iter().map(|line| has_value(line)).collect();
+        retain(&mut self.rows, &kept);
+        retain(&mut self.cells, &kept);
+        let kept: Vec<bool> =
+            (0..self.columns.len()).map(|i| self.cells.iter().any(|line| line[i].is_some())).collect();
+        retain(&mut self.columns, &kept);
+        self.cells.iter_mut().for_each(|line| retain(line, &kept));
+        self
     }
 
     /// The value of a cell as text, with its interval, without its notes.
@@ -521,9 +649,9 @@ mod tests {
         let tables = made(&records(), &["method"], &["length"], "delta");
         assert_eq!(tables.len(), 1);
         assert_eq!(tables[0].headings(), ["method", "1K", "4K", "16K"]);
-        assert_eq!(tables[0].rows, [["full"], ["magicpig K=8,L=75,sink=4"], ["magicpig K=10,L=75,sink=4"]]);
+        assert_eq!(tables[0].rows, [["magicpig K=8,L=75,sink=4"], ["magicpig K=10,L=75,sink=4"]]);
         let cell = "-25.0 [-25.0 -25.0]";
-        assert_eq!(texts(&tables[0])[..2], [vec![String::new(); 3], vec![cell.to_owned(); 3]]);
+        assert_eq!(texts(&tables[0])[0], vec![cell.to_owned(); 3]);
         assert!(
             tables[0].caption.contains("builtin, sparse from question, mean over 2 tasks"),
             "{}",
@@ -557,22 +685,97 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suspect_or_incomplete_is_marked() {
+    fn what_is_suspect_is_marked() {
         let mut records = records();
         records[1].prediction = String::new();
-        records.push(at("ruler/vt", 1024, "quest", "", 0, 1.0));
         let table = made(&records, &["method"], &["length"], "score").remove(0);
         let noted: Vec<&str> = table.notes.iter().map(String::as_str).collect();
         assert!(noted[0].contains("`empty_predictions` ruler/vt at 1024, magicpig:K=10,L=75,sink=4"), "{noted:?}");
-        assert!(noted[1].contains("mean over 1 of 2 tasks"), "{noted:?}");
-        let marked = |line: usize| table.cells[line][0].as_ref().unwrap().notes.clone();
-        let line = |name: &str| table.rows.iter().position(|r| r[0].starts_with(name)).unwrap();
-        assert_eq!((marked(line("magicpig K=10")), marked(line("quest"))), (vec![1], vec![2]));
+        let line = table.rows.iter().position(|r| r[0].starts_with("magicpig K=10")).unwrap();
+        assert_eq!(table.cells[line][0].as_ref().unwrap().notes, [1]);
         let text = csv(&[table]).unwrap();
         assert!(
             text.starts_with("model,protocol,measure,method,length,name,value,low,high,n,averaged,notes\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn means_over_other_tasks_have_tables_of_their_own() {
+        let mut records = records();
+        records.push(at("ruler/vt", 1024, "quest", "", 0, 1.0));
+        let tables = made(&records, &["method"], &["length"], "score");
+        let seen: Vec<_> = tables.iter().map(|t| (t.rows.len(), t.columns.len(), t.caption.as_str())).collect();
+        assert_eq!(
+            seen,
+            [
+                (3, 3, "score in %: builtin, sparse from question, mean over 2 tasks"),
+                (4, 3, "score in %: builtin, sparse from question, ruler/vt only"),
+            ]
+        );
+        // Two lengths of one task are no more to be compared with two others than two tasks are.
+        let of = |method: &str, lengths: [usize; 2], score| {
+            lengths.map(|length| at("ruler/vt", length, method, "", 0, score)).to_vec()
+        };
+        let records = [of("full", [1024, 2048], 1.0), of("full", [4096, 8192], 1.0), of("topk", [1024, 2048], 1.0)];
+        let mut records = records.concat();
+        records.extend(of("quest", [4096, 8192], 0.5));
+        let tables = made(&records, &["method"], &[], "score");
+        let seen: Vec<_> = tables.iter().map(|t| (t.caption.clone(), t.rows.concat().join(" "))).collect();
+        let caption = |lengths| {
+            format!(
+                "score in %: builtin, sparse from question, mean over 2 of 4 that differ in task and length: {lengths}"
+            )
+        };
+        assert_eq!(
+            seen,
+            [
+                (caption("ruler/vt, 1K, 2K"), "full topk".to_owned()),
+                (caption("ruler/vt, 4K, 8K"), "full quest".to_owned())
+            ]
+        );
+    }
+
+    #[test]
+    fn parameters_at_their_default_are_dimensions_too() {
+        let hip = |b_k: &str, b_q: &str| {
+            let params = [("b_k", b_k, "2"), ("b_q", b_q, "32")];
+            let named: Vec<String> = params
+                .iter()
+                .filter(|(_, value, default)| value != default)
+                .map(|(k, v, _)| format!("{k}={v}"))
+                .collect();
+            let settings = params.iter().map(|(k, v, _)| ((*k).to_owned(), (*v).to_owned())).collect();
+            Record { settings, ..at("ruler/vt", 1024, "hip", &named.join(","), 0, 1.0) }
+        };
+        let mut records: Vec<Record> =
+            ["2", "4", "8"].iter().flat_map(|b_k| ["16", "32"].map(|b_q| hip(b_k, b_q))).collect();
+        let tables = made(&records, &["b_k"], &["b_q"], "score");
+        assert_eq!(tables.len(), 1);
+        let cells = tables[0].cells.iter().flatten().flatten().count();
+        assert_eq!((cells, &tables[0].rows.concat().join(" ")), (6, &"2 4 8".to_owned()));
+        assert!(tables[0].notes.is_empty());
+        // A record from before they were kept cannot say: it is left out, and that is said.
+        records.push(at("ruler/vt", 1024, "hip", "k=64", 0, 0.0));
+        let notes = made(&records, &["b_k"], &["b_q"], "score").remove(0).notes;
+        assert!(notes[0].starts_with("1 rows are left out: they do not say b_k or b_q"), "{notes:?}");
+    }
+
+    #[test]
+    fn seeds_of_a_run_are_a_dimension() {
+        let mut records = Vec::new();
+        for (seed, score) in [(1, 1.0), (2, 0.5), (10, 0.0)] {
+            for (method, score) in [("full", 1.0), ("quest", score)] {
+                let key = format!("{method}{seed}");
+                records.push(Record { seed, key, ..at("ruler/vt", 1024, method, "", 0, score) });
+            }
+        }
+        let table = made(&records, &["method"], &["run_seed"], "delta").remove(0);
+        assert_eq!(table.columns.concat(), ["1", "2", "10"]);
+        let values: Vec<f64> = table.cells[0].iter().flatten().map(|e| e.value).collect();
+        assert_eq!((table.rows.concat(), values), (vec!["quest".to_owned()], vec![0.0, -50.0, -100.0]));
+        let report = Report::new(&records, &[]);
+        assert!(layout(&["seed"], &[], "score", &report).unwrap_err().hint.unwrap().contains("`run_seed`"));
     }
 
     #[test]

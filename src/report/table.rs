@@ -1,8 +1,7 @@
 //! The table on the terminal.
 
-use super::format::{Column, columns, direction, number, setting, signed, tokens};
-use super::overall::{Overall, overall};
-use super::pivot;
+use super::format::{Column, columns, direction, mean_columns, setting, tokens};
+use super::{MeanTable, Report, pivot};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 
@@ -20,14 +19,14 @@ const TEXT_COLUMNS: usize = 2;
 ///
 /// Rows are shown in the order given, which is that of the summary. Intervals are rounded to whole points; the
 /// files have them in full. Without rows it says so.
-pub fn render(rows: &[SummaryRow]) -> String {
-    if rows.is_empty() {
+pub fn render(report: &Report) -> String {
+    if report.rows.is_empty() {
         return "no results\n".to_owned();
     }
     let mut text = String::new();
-    for rows in rows.chunk_by(|a, b| setting(a) == setting(b)) {
+    for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         text.push_str(&format!("{}\n\n{}", setting(&rows[0]), one_table(rows)));
-        text.extend(overall(rows).iter().map(means));
+        text.extend(report.means_of(&rows[0]).map(means));
     }
     text
 }
@@ -68,26 +67,26 @@ fn one_table(rows: &[SummaryRow]) -> String {
 
 /// The task and length of the rows below.
 fn place(row: &SummaryRow) -> String {
-    match row.length {
-        0 => format!("{}{}\n", row.task, direction(row)),
-        length => format!("{}, {} tokens{}\n", row.task, tokens(length), direction(row)),
-    }
+    format!("{}{}{}\n", row.task, at(row), direction(row))
 }
 
-/// The means over tasks, below the tasks.
-fn means(overall: &Overall) -> String {
-    let headings = ["method", "params", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"];
-    let rows = overall.means.iter().map(|m| {
-        let measured = [m.density, m.cost1, m.cost2, m.aux_bits].map(number);
-        let delta = m.delta.map_or(String::new(), |d| signed(d, 1));
-        [m.method.clone(), m.params.clone(), format!("{:.1}", m.score), delta].into_iter().chain(measured).collect()
-    });
-    let place = if overall.length > 0 { format!(", {} tokens", tokens(overall.length)) } else { String::new() };
+/// Means over tasks, below the tasks.
+fn means(table: &MeanTable) -> String {
+    let columns = mean_columns(&table.rows);
+    let headings = ["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading)).map(str::to_owned);
+    let rows = table.rows.iter().map(|row| cells(row, &columns)).collect();
+    let notes: String = table.notes.iter().map(|note| format!("{note}\n")).collect();
     format!(
-        "\nmean over {} tasks{place}\n{}",
-        overall.tasks,
-        lines(headings.map(str::to_owned).into(), rows.collect(), TEXT_COLUMNS).concat()
+        "\n{}{}\n{}{notes}",
+        table.title(),
+        at(&table.rows[0]),
+        lines(headings.collect(), rows, TEXT_COLUMNS).concat()
     )
+}
+
+/// The length of rows, after what they are of.
+fn at(row: &SummaryRow) -> String {
+    if row.length > 0 { format!(", {} tokens", tokens(row.length)) } else { String::new() }
 }
 
 /// The lines of the heading and of all rows.
@@ -125,13 +124,12 @@ fn cells(row: &SummaryRow, columns: &[&Column]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
-    use crate::eval::summary::summarize;
 
     #[test]
     fn tasks_are_named_once_and_kept_apart() {
         let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "full"), ("ruler/cwe", "topk")]
             .map(|(task, method)| record(task, method, 0, 1.0));
-        let text = render(&summarize(&records, &[]));
+        let text = render(&Report::new(&records, &[]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "builtin, sparse from question");
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
@@ -141,6 +139,6 @@ mod tests {
 
     #[test]
     fn nothing_is_said_to_be_nothing() {
-        assert_eq!(render(&[]), "no results\n");
+        assert_eq!(render(&Report::new(&[], &[])), "no results\n");
     }
 }

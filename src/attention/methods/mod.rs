@@ -174,13 +174,14 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     }
     let method = (entry.build)(&mut params)?;
     let policy = read_policy(&mut params, policy)?;
-    let mut canonical = params.finish()?;
     // A method without parameters (the dense reference) has nothing that sink or window could change.
     if !entry.params.is_empty() {
-        canonical.extend(policy_differences(&policy));
+        note_policy(&mut params, &policy);
     }
-    let params = canonical.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",");
-    Ok(Configured { name: entry.name, params, policy, method, artefact: None })
+    let settings = params.finish()?;
+    let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
+    let params = named.collect::<Vec<_>>().join(",");
+    Ok(Configured { name: entry.name, params, settings, policy, method, artefact: None })
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {
@@ -204,15 +205,12 @@ fn read_policy(params: &mut Params, default: &Policy) -> Result<Policy, UsageErr
     Ok(Policy { sink, local, dense_layers })
 }
 
-/// Policy keys that differ from the program's default, so that equal cells have equal names.
-fn policy_differences(policy: &Policy) -> Vec<(&'static str, String)> {
+/// Policy keys are named where they differ from the program's default, so that equal cells have equal names.
+fn note_policy(params: &mut Params, policy: &Policy) {
     let default = Policy::default();
-    let pairs = [
-        ("sink", policy.sink.to_string(), policy.sink != default.sink),
-        ("local", policy.local.to_string(), policy.local != default.local),
-        ("dense_layers", policy.dense_layers.to_string(), policy.dense_layers != default.dense_layers),
-    ];
-    pairs.into_iter().filter(|(_, _, differs)| *differs).map(|(key, value, _)| (key, value)).collect()
+    params.note_unless_default("sink", &policy.sink, &default.sink);
+    params.note_unless_default("local", &policy.local, &default.local);
+    params.note_unless_default("dense_layers", &policy.dense_layers, &default.dense_layers);
 }
 
 /// How many of a head's `d` channels: a number or a share such as `d/8`.

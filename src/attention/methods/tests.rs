@@ -1132,6 +1132,27 @@ fn canonical_specs_stay_as_they_were_recorded() {
     }
 }
 
+/// What is tabulated by parameters needs those at their default too.
+#[test]
+fn settings_have_every_parameter_with_its_default() {
+    for entry in METHODS.iter().filter(|entry| !entry.params.is_empty()) {
+        let settings = configured(entry.name, &Policy::default()).settings;
+        let policy = POLICY_PARAMS.iter().filter(|p| ["sink", "local", "dense_layers"].contains(&p.key));
+        for param in entry.params.iter().chain(policy).filter(|param| param.default != "-") {
+            let of: Vec<&str> = settings.iter().filter(|s| s.key == param.key).map(|s| s.value.as_str()).collect();
+            assert_eq!(of, [param.default], "{}: {}", entry.name, param.key);
+        }
+    }
+    let value = |spec: &str, key: &str| {
+        let settings = configured(spec, &Policy::default()).settings;
+        settings.into_iter().find(|s| s.key == key).map(|s| (s.value, s.is_named))
+    };
+    assert_eq!(value("hip:b_k=2", "b_k"), Some(("2".to_owned(), false)));
+    assert_eq!(value("hip:b_k=4", "b_k"), Some(("4".to_owned(), true)));
+    assert_eq!(value("topk:sink=8", "sink"), Some(("8".to_owned(), true)));
+    assert_eq!((value("topk:ratio=0.1", "k"), value("full", "sink")), (None, None));
+}
+
 #[test]
 fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];

@@ -36,11 +36,12 @@ pub struct Figure {
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.
 pub fn figures(report: &Report) -> Result<Vec<Figure>> {
-    let (rows, means) = (&report.rows, &report.means);
+    let means: Vec<SummaryRow> = report.means.iter().flat_map(|table| table.rows.iter().cloned()).collect();
+    let rows = &report.rows;
     Ok([
-        trade::figures(rows, means)?,
-        lengths::figures(rows, means)?,
-        params::figures(rows, means)?,
+        trade::figures(rows, &means)?,
+        lengths::figures(rows, &means)?,
+        params::figures(rows, &means)?,
         depths::figures(&report.depths)?,
         bars::figures(&report.cells)?,
         heads::figures(&report.cells)?,

@@ -8,7 +8,7 @@ use super::grid::{Grid, Panel, Scale};
 use super::{Figure, as_file_name, end_of};
 use crate::eval::record::SummaryRow;
 use crate::eval::summary::natural;
-use crate::report::format::{distinct, tokens};
+use crate::report::format::{distinct, params_without, tokens};
 
 /// The rows in which two numeric parameters vary and all else is one setting.
 struct Plane<'a> {
@@ -49,24 +49,21 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
     Ok(figures)
 }
 
-/// Numeric parameters of a row, and all of them in their order.
-fn parameters(row: &SummaryRow) -> Vec<(&str, &str)> {
-    row.params.split(',').filter_map(|p| p.split_once('=')).collect()
+fn is_number(value: &str) -> bool {
+    value.parse::<f64>().is_ok()
 }
 
-/// The values of two parameters, and what is left of the parameters.
+/// The values of two parameters, and what is left of those that are named.
 fn split<'a>(row: &'a SummaryRow, y: &str, x: &str) -> Option<(&'a str, &'a str, String)> {
-    let all = parameters(row);
-    let of = |key: &str| all.iter().find(|(k, v)| *k == key && v.parse::<f64>().is_ok()).map(|(_, v)| *v);
-    let rest: Vec<String> = all.iter().filter(|(k, _)| *k != x && *k != y).map(|(k, v)| format!("{k}={v}")).collect();
-    Some((of(y)?, of(x)?, rest.join(",")))
+    let of = |key: &str| row.settings.get(key).map(String::as_str).filter(|value| is_number(value));
+    Some((of(y)?, of(x)?, params_without(row, |key| key == x || key == y)))
 }
 
 fn planes<'a>(rows: &[&'a SummaryRow]) -> Vec<Plane<'a>> {
     let mut planes: Vec<Plane> = Vec::new();
     for row in rows {
         let numeric: Vec<&str> =
-            parameters(row).into_iter().filter(|(_, v)| v.parse::<f64>().is_ok()).map(|(k, _)| k).collect();
+            row.settings.iter().filter(|(_, value)| is_number(value)).map(|(key, _)| key.as_str()).collect();
         for (i, y) in numeric.iter().enumerate() {
             for x in &numeric[i + 1..] {
                 let Some((_, _, rest)) = split(row, y, x) else { continue };
