@@ -62,7 +62,7 @@ fn every_kind_is_shipped_for_the_shipped_model_and_small() {
 fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str) -> f64 {
     let mut fork: Fork = cache.fork(&configured(spec), true);
     let prompt = prefill.prefix.tokens() + unread.len();
-    MODEL.decoder.step(&mut [Stream { fork: &mut fork, tokens: unread }], prompt);
+    MODEL.decoder.step(&mut [Stream { fork: &mut fork, tokens: unread }], prompt).unwrap();
     let heads = fork.fidelity().unwrap().recall().concat();
     heads.iter().sum::<f64>() / heads.len() as f64
 }
@@ -71,7 +71,7 @@ fn recall(cache: &mut IndexCache, prefill: &Prefill, unread: &[u32], spec: &str)
 fn calibrated_channels_and_components_find_more_than_random_channels() {
     let all = tokens(2000);
     let (read, unread) = all.split_at(1960);
-    let prefill = MODEL.decoder.prefill(read, all.len());
+    let prefill = MODEL.decoder.prefill(read, all.len()).unwrap();
     let mut cache = IndexCache::new(prefill.prefix.clone(), MODEL.decoder.dtype(), 1);
     let mut recall = |spec: &str| recall(&mut cache, &prefill, unread, spec);
     for channels in ["d/16", "d/8", "d/4"] {
@@ -104,20 +104,23 @@ fn labels_in_four_bits_score_as_labels_in_sixteen_on_the_models_keys() {
     let artefact = Artefact::parse("shipped", bytes).unwrap();
     let mut correlations = Vec::new();
     let ids = tokens(1500);
-    MODEL.decoder.prefill_observed(&ids, ids.len(), &mut |chunk| {
-        let means = artefact.read(&format!("layers.{}.qk", chunk.layer), &[model.heads, d]).unwrap();
-        let last = chunk.tokens() - 1;
-        for head in 0..model.heads {
-            let channels = top_k(&means[head * d..][..d], d / 8);
-            let label = |row: &[f32]| -> Vec<f32> { channels.iter().map(|c| row[*c as usize]).collect() };
-            let labels: Vec<f32> = chunk.keys(head / group).chunks(d).flat_map(label).collect();
-            let query = label(chunk.query(last, head));
-            let exact: Vec<f32> = labels.chunks(channels.len()).map(|row| dot(&query, row)).collect();
-            let mut few_bits = vec![0.0; exact.len()];
-            QuantisedRows::new(&labels, channels.len(), 4).scores(&query, &mut few_bits);
-            correlations.push(correlation(&exact, &few_bits));
-        }
-    });
+    MODEL
+        .decoder
+        .prefill_observed(&ids, ids.len(), &mut |chunk| {
+            let means = artefact.read(&format!("layers.{}.qk", chunk.layer), &[model.heads, d]).unwrap();
+            let last = chunk.tokens() - 1;
+            for head in 0..model.heads {
+                let channels = top_k(&means[head * d..][..d], d / 8);
+                let label = |row: &[f32]| -> Vec<f32> { channels.iter().map(|c| row[*c as usize]).collect() };
+                let labels: Vec<f32> = chunk.keys(head / group).chunks(d).flat_map(label).collect();
+                let query = label(chunk.query(last, head));
+                let exact: Vec<f32> = labels.chunks(channels.len()).map(|row| dot(&query, row)).collect();
+                let mut few_bits = vec![0.0; exact.len()];
+                QuantisedRows::new(&labels, channels.len(), 4).scores(&query, &mut few_bits);
+                correlations.push(correlation(&exact, &few_bits));
+            }
+        })
+        .unwrap();
     let mean = correlations.iter().sum::<f64>() / correlations.len() as f64;
     let least = correlations.iter().copied().fold(1.0, f64::min);
     assert_eq!(correlations.len(), model.layers * model.heads);
@@ -129,18 +132,21 @@ fn what_is_observed_is_what_is_cached() {
     // Longer than a chunk, so that positions have to go on.
     let ids = tokens(2500);
     let (mut seen, mut order) = (Vec::new(), Vec::new());
-    let prefill = MODEL.decoder.prefill_observed(&ids, ids.len(), &mut |chunk| {
-        order.push((chunk.first, chunk.layer));
-        assert_eq!(chunk.queries.len(), chunk.tokens() * chunk.heads * chunk.d());
-        if chunk.layer == 3 {
-            seen.extend(chunk.keys(1));
-        }
-    });
+    let prefill = MODEL
+        .decoder
+        .prefill_observed(&ids, ids.len(), &mut |chunk| {
+            order.push((chunk.first, chunk.layer));
+            assert_eq!(chunk.queries.len(), chunk.tokens() * chunk.heads * chunk.d());
+            if chunk.layer == 3 {
+                seen.extend(chunk.keys(1));
+            }
+        })
+        .unwrap();
     assert_eq!(seen, prefill.prefix.layer(3).keys.head(1).to_f32());
     let layers = MODEL.shape().layers;
     assert_eq!(order.len(), 2 * layers);
     assert!(order.is_sorted() && order[layers].0 > 0);
-    assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).logits);
+    assert_eq!(prefill.logits, MODEL.decoder.prefill(&ids, ids.len()).unwrap().logits);
 }
 
 /// Prompts as they are evaluated, which no calibration reads.
@@ -165,71 +171,74 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
     let (layers, d) = (MODEL.shape().layers, MODEL.shape().head_dim);
     let mut sums = vec![vec![([0.0; 2], 0); layers]; specs.len()];
     for ids in prompts {
-        MODEL.decoder.prefill_observed(ids, ids.len(), &mut |chunk| {
-            if chunk.kv.tokens() < ids.len() {
-                return;
-            }
-            let candidates = 4..ids.len() - ASKED - 64;
-            for kv_head in 0..MODEL.shape().kv_heads {
-                let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
-                let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
-                let (span, prompt) = (candidates.clone(), PromptHead::default());
-                let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: span, prompt, seed };
-                let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
-                for token in chunk.tokens() - ASKED..chunk.tokens() {
-                    let group = MODEL.shape().group();
-                    let queries: Vec<f32> =
-                        (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
-                    let step = Step {
-                        layer,
-                        depth: Depth::default(),
-                        kv_head,
-                        queries: &queries,
-                        d,
-                        scale: 1.0 / (d as f32).sqrt(),
-                        keys,
-                        values,
-                        tail_keys: Rows::F32(&[]),
-                        candidates: candidates.clone(),
-                        context: Context::new(chunk.first + token + 1, &candidates),
-                        generated: 0,
-                        seed,
-                    };
-                    let picks = |method: &Configured, index: &dyn Any| {
-                        let mut state = method.method.start(index);
-                        match method.method.select(&step, index, state.as_mut(), &mut Cost::default()) {
-                            Selection::PerHead(heads) => heads,
-                            Selection::Shared(_) => panic!("a selection for each query head"),
-                        }
-                    };
-                    let wanted = picks(&exact, exact.method.build(&prefix).as_ref());
-                    let attention: Vec<Vec<f64>> = wanted
-                        .iter()
-                        .enumerate()
-                        .map(|(head, wanted)| {
-                            let key = |t: &u32| keys.slice(*t as usize..*t as usize + 1, d).to_f32();
-                            let logits: Vec<f32> =
-                                wanted.tokens.iter().map(|t| step.scale * dot(step.query(head), &key(t))).collect();
-                            let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                            let weights: Vec<f64> = logits.iter().map(|l| f64::from(l - most).exp()).collect();
-                            weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect()
-                        })
-                        .collect();
-                    for (i, (method, index)) in methods.iter().zip(&indexes).enumerate() {
-                        for ((picked, wanted), shares) in
-                            picks(method, index.as_ref()).iter().zip(&wanted).zip(&attention)
-                        {
-                            for (token, share) in wanted.tokens.iter().zip(shares) {
-                                let found = f64::from(u8::from(picked.tokens.contains(token)));
-                                sums[i][layer].0[0] += found / wanted.tokens.len() as f64;
-                                sums[i][layer].0[1] += found * share;
+        MODEL
+            .decoder
+            .prefill_observed(ids, ids.len(), &mut |chunk| {
+                if chunk.kv.tokens() < ids.len() {
+                    return;
+                }
+                let candidates = 4..ids.len() - ASKED - 64;
+                for kv_head in 0..MODEL.shape().kv_heads {
+                    let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
+                    let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
+                    let (span, prompt) = (candidates.clone(), PromptHead::default());
+                    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: span, prompt, seed };
+                    let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
+                    for token in chunk.tokens() - ASKED..chunk.tokens() {
+                        let group = MODEL.shape().group();
+                        let queries: Vec<f32> =
+                            (0..group).flat_map(|h| chunk.query(token, kv_head * group + h)).copied().collect();
+                        let step = Step {
+                            layer,
+                            depth: Depth::default(),
+                            kv_head,
+                            queries: &queries,
+                            d,
+                            scale: 1.0 / (d as f32).sqrt(),
+                            keys,
+                            values,
+                            tail_keys: Rows::F32(&[]),
+                            candidates: candidates.clone(),
+                            context: Context::new(chunk.first + token + 1, &candidates),
+                            generated: 0,
+                            seed,
+                        };
+                        let picks = |method: &Configured, index: &dyn Any| {
+                            let mut state = method.method.start(index);
+                            match method.method.select(&step, index, state.as_mut(), &mut Cost::default()) {
+                                Selection::PerHead(heads) => heads,
+                                Selection::Shared(_) => panic!("a selection for each query head"),
                             }
-                            sums[i][layer].1 += 1;
+                        };
+                        let wanted = picks(&exact, exact.method.build(&prefix).as_ref());
+                        let attention: Vec<Vec<f64>> = wanted
+                            .iter()
+                            .enumerate()
+                            .map(|(head, wanted)| {
+                                let key = |t: &u32| keys.slice(*t as usize..*t as usize + 1, d).to_f32();
+                                let logits: Vec<f32> =
+                                    wanted.tokens.iter().map(|t| step.scale * dot(step.query(head), &key(t))).collect();
+                                let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                                let weights: Vec<f64> = logits.iter().map(|l| f64::from(l - most).exp()).collect();
+                                weights.iter().map(|w| w / weights.iter().sum::<f64>()).collect()
+                            })
+                            .collect();
+                        for (i, (method, index)) in methods.iter().zip(&indexes).enumerate() {
+                            for ((picked, wanted), shares) in
+                                picks(method, index.as_ref()).iter().zip(&wanted).zip(&attention)
+                            {
+                                for (token, share) in wanted.tokens.iter().zip(shares) {
+                                    let found = f64::from(u8::from(picked.tokens.contains(token)));
+                                    sums[i][layer].0[0] += found / wanted.tokens.len() as f64;
+                                    sums[i][layer].0[1] += found * share;
+                                }
+                                sums[i][layer].1 += 1;
+                            }
                         }
                     }
                 }
-            }
-        });
+            })
+            .unwrap();
     }
     let mean = |layers: Vec<([f64; 2], usize)>| layers.into_iter().map(|(s, n)| s.map(|s| s / n as f64)).collect();
     sums.into_iter().map(mean).collect()

@@ -376,6 +376,46 @@ fn a_damaged_model_folder_is_one_line() {
     assert_eq!(out.records().len(), 2);
 }
 
+/// Overwrites numbers of a tensor of a 16-bit checkpoint, from its beginning on.
+fn overwrite(model: &Path, tensor: &str, bits: &[u16]) {
+    let file = model.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let entries: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let start = header + entries[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    for (at, bits) in bits.iter().enumerate() {
+        bytes[start + 2 * at..][..2].copy_from_slice(&bits.to_le_bytes());
+    }
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
+    // In bf16.
+    const NAN: u16 = 0x7fc0;
+    const LARGEST: u16 = 0x7f7f;
+    const HUNDRED_THOUSAND: u16 = 0x47c3;
+    let broken = |tensor: &str, bits: &[u16], more: &[&str], what: &str| {
+        let (model, out) = (model_copy(), out());
+        overwrite(model.path(), tensor, bits);
+        let folder = model.path().to_str().unwrap();
+        tiny(&out).args(&["--model", folder]).args(more).fails(1, what, "");
+        assert!(lines(&out.dir.join("samples.jsonl")) == 0, "nothing is recorded");
+    };
+    let weight = "model.layers.1.mlp.down_proj.weight";
+    broken(weight, &[0, 0, NAN], &[], "tensor `model.layers.1.mlp.down_proj.weight` holds NaN at [0, 2]");
+    // Finite weights that make infinite activations: nothing is wrong before the third layer.
+    let norm = "model.layers.2.input_layernorm.weight";
+    broken(weight, &[HUNDRED_THOUSAND], &["--dtype", "f16"], "holds 99840, beyond what f16 can hold");
+    let large = vec![LARGEST; 256];
+    broken(
+        norm,
+        &large,
+        &[],
+        "full: ruler/niah_single_1 at 512, example 0: the activations behind layer 2 are NaN or infinite at position 0",
+    );
+}
+
 // ---- calibration ----
 
 /// Calibrates on few tokens.

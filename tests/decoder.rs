@@ -72,7 +72,7 @@ fn assert_close(a: &[f32], b: &[f32], what: &str) {
 fn logits_equal_the_reference_at_positions_beyond_1000() {
     for name in MODELS {
         let g = load(name);
-        let all = g.decoder.all_logits(&g.prompt);
+        let all = g.decoder.all_logits(&g.prompt).unwrap();
         let vocab = g.decoder.config().vocab_size;
         for (position, expected) in g.positions.iter().zip(&g.logits) {
             assert_close(&all[position * vocab..][..vocab], expected, &format!("{name} at {position}"));
@@ -86,17 +86,17 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
         let g = load(name);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {
-            let prefill = g.decoder.prefill(&g.prompt[..prefix], n);
+            let prefill = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
             let mut fork = full_fork(&prefill);
             let mut logits = prefill.logits;
             if prefix < n {
                 let mut streams = [Stream { fork: &mut fork, tokens: &g.prompt[prefix..] }];
-                logits = g.decoder.step(&mut streams, n).remove(0);
+                logits = g.decoder.step(&mut streams, n).unwrap().remove(0);
             }
             let mut continuation = vec![argmax(&logits) as u32];
             while continuation.len() < g.continuation.len() {
                 let last = [*continuation.last().unwrap()];
-                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).remove(0);
+                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).unwrap().remove(0);
                 continuation.push(argmax(&logits) as u32);
             }
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
@@ -109,10 +109,10 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
 fn a_stream_gets_the_same_bits_alone_and_beside_others() {
     let g = load("qwen3");
     let n = g.prompt.len();
-    let prefill = g.decoder.prefill(&g.prompt[..n - 9], n);
+    let prefill = g.decoder.prefill(&g.prompt[..n - 9], n).unwrap();
     let alone = {
         let mut fork = full_fork(&prefill);
-        g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &g.prompt[n - 9..] }], n).remove(0)
+        g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &g.prompt[n - 9..] }], n).unwrap().remove(0)
     };
     let mut forks: Vec<Fork> = (0..5).map(|_| full_fork(&prefill)).collect();
     let mut streams: Vec<Stream> = forks
@@ -120,7 +120,7 @@ fn a_stream_gets_the_same_bits_alone_and_beside_others() {
         .enumerate()
         .map(|(i, fork)| Stream { fork, tokens: if i % 2 == 0 { &g.prompt[n - 9..] } else { &g.prompt[..4] } })
         .collect();
-    let together = g.decoder.step(&mut streams, n);
+    let together = g.decoder.step(&mut streams, n).unwrap();
     for i in [0, 2, 4] {
         assert_eq!(together[i], alone);
     }
@@ -134,7 +134,11 @@ fn sixteen_bit_storage_stays_near() {
     let weights = Weights::open_folder(&folder).unwrap();
     let prompt = load("qwen2").prompt;
     let last = |dtype| {
-        Decoder::load(&Dimensions::new(&config, dtype), &weights).unwrap().prefill(&prompt, prompt.len()).logits
+        Decoder::load(&Dimensions::new(&config, dtype), &weights)
+            .unwrap()
+            .prefill(&prompt, prompt.len())
+            .unwrap()
+            .logits
     };
     let exact = last(KvDtype::F32);
     for dtype in [KvDtype::F16, KvDtype::Bf16] {

@@ -42,13 +42,16 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
             .into_iter()
             .collect();
     let mut stats = PromptStats::new(&prompt_needs, model.decoder.prompt_shape(read));
-    model.decoder.prefill_observed(&ids[..read], ids.len(), &mut |chunk| stats.observe(chunk));
+    model.decoder.prefill_observed(&ids[..read], ids.len(), &mut |chunk| stats.observe(chunk)).unwrap();
     let mut queries = vec![Vec::new(); model.shape().layers];
-    let prefill = model.decoder.prefill_observed(&ids, ids.len(), &mut |chunk| {
-        let width = chunk.heads * chunk.d();
-        let asking = read.saturating_sub(chunk.first).min(chunk.tokens());
-        queries[chunk.layer].extend_from_slice(&chunk.queries[asking * width..]);
-    });
+    let prefill = model
+        .decoder
+        .prefill_observed(&ids, ids.len(), &mut |chunk| {
+            let width = chunk.heads * chunk.d();
+            let asking = read.saturating_sub(chunk.first).min(chunk.tokens());
+            queries[chunk.layer].extend_from_slice(&chunk.queries[asking * width..]);
+        })
+        .unwrap();
     Scene { model, prefill, stats, queries }
 });
 

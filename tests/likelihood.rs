@@ -55,7 +55,7 @@ fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {
 }
 
 fn parallel(decoder: &Decoder, request: Request<'_>) -> Outcome {
-    run_in_parallel(decoder, request, &AtomicBool::new(false)).unwrap()
+    run_in_parallel(decoder, request, &AtomicBool::new(false)).unwrap().unwrap()
 }
 
 #[test]

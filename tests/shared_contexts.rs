@@ -61,7 +61,7 @@ fn run_before(
         step_seed: *step_seed,
         fidelity: true,
     };
-    run_example(model, request, held, &AtomicBool::new(false)).unwrap()
+    run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
 }
 
 /// All of an outcome that is not a time.

@@ -263,7 +263,7 @@ impl Run {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             return Ok(());
         }
-        write!(stdout, "{}", table::render(&report.rows))?;
+        write!(stdout, "{}", table::render(&report))?;
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
             writeln!(stdout, "{}warning: {line}", if i == 0 { "\n" } else { "" })?;
         }
@@ -390,7 +390,7 @@ impl Watch for Watcher {
 
     fn failed(&mut self, failure: Failure) -> Result<()> {
         if self.on_failure == OnFailure::Stop {
-            return Err(failure.error);
+            return Err(failure.error.context(failure.what));
         }
         self.bar.println(format!("failed: {}: {:#}", failure.what, failure.error));
         self.failures.push(failure);

@@ -419,7 +419,7 @@ impl Plan<'_> {
             let what = format!("a prompt of {label} has {tokens} tokens, beyond the context of {id} ({limit})");
             return Err(UsageError::new(what).hint("leave that text out").into());
         }
-        model.decoder.prefill_observed(&ids, ids.len(), observe);
+        model.decoder.prefill_observed(&ids, ids.len(), observe)?;
         Ok(ids.len())
     }
 

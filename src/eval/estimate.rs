@@ -62,13 +62,13 @@ impl Runner<'_> {
     /// Estimates what is to be run, by running all methods on a short piece of the first example.
     ///
     /// # Errors
-    /// If an example cannot be made.
+    /// If an example cannot be made or run.
     pub fn estimate(&self, plan: &Plan) -> Result<Estimate> {
         let weights = self.model.decoder.weight_bytes();
         let sized = |cell: &Cell| Some(Sized { examples: cell.examples(), ..self.size(cell)? });
         let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
         let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
-        let samples = self.probe(&first.prompt);
+        let samples = self.probe(&first.prompt)?;
         let mut sum = Estimate::default();
         let mut longest = 0.0f64;
         for size in &sizes {
@@ -108,14 +108,14 @@ impl Runner<'_> {
         Some(Sized { examples: 0, prompt: material.prompt().to_vec(), prefixes, answer_tokens })
     }
 
-    fn probe(&self, prompt: &[u32]) -> [Sample; 2] {
+    fn probe(&self, prompt: &[u32]) -> Result<[Sample; 2]> {
         let long = prompt.len().clamp(4 * PROBE_QUESTION, PROBE_TOKENS);
         // What is done for the first time takes longer.
-        self.sample(prompt, long / 4);
-        [self.sample(prompt, long / 4), self.sample(prompt, long)]
+        self.sample(prompt, long / 4)?;
+        Ok([self.sample(prompt, long / 4)?, self.sample(prompt, long)?])
     }
 
-    fn sample(&self, prompt: &[u32], tokens: usize) -> Sample {
+    fn sample(&self, prompt: &[u32], tokens: usize) -> Result<Sample> {
         let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
         let request = Request {
             prompt: &text,
@@ -129,17 +129,17 @@ impl Runner<'_> {
             step_seed: 0,
             fidelity: self.config.fidelity,
         };
-        let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false));
+        let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false))?;
         let (spent, runs) = outcome.map_or((Spent::default(), Vec::new()), |o| (o.spent, o.runs));
         let c = self.model.decoder.config();
         let steps = runs.iter().map(|r| r.steps).max().unwrap_or(0).max(1);
-        Sample {
+        Ok(Sample {
             tokens: tokens as f64,
             prefill: spent.prefill.as_secs_f64(),
             index: spent.index.as_secs_f64(),
             step: spent.steps.as_secs_f64() / steps as f64,
             index_bytes: runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0 * (tokens * c.kv_heads * c.layers) as f64,
-        }
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::attention::{Configured, Fork, IndexCache, PromptNeed, PromptStats, Re
 use crate::kernels::cpu::topk::argmax;
 use crate::kv::Prefix;
 use crate::model::Model;
-use crate::model::decoder::{Decoder, Stream};
+use crate::model::decoder::{Decoder, NotFinite, Stream};
 use crate::model::tokenizer::Tokenizer;
 use crate::tasks::Handling;
 
@@ -226,15 +226,18 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Reads a prefix, as far as `held` does not have it already.
-    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Self {
-        let mut read = read(decoder, shared, held);
+    ///
+    /// # Errors
+    /// [`NotFinite`].
+    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Self, NotFinite> {
+        let mut read = read(decoder, shared, held)?;
         let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_step_seed(shared.step_seed);
         if let Some(rotation) = decoder.rotation(shared.longest) {
             cache = cache.with_rotation(rotation);
         }
         read.held.cache = cache;
         read.held.prompt_tokens = shared.prompt.len();
-        read
+        Ok(read)
     }
 
     /// Time of reading the prefix, whenever that was.
@@ -256,7 +259,7 @@ impl Held {
 }
 
 /// Reads a prefix, as far as `held` does not have it already.
-fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Prepared {
+fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Prepared, NotFinite> {
     let needs: BTreeSet<PromptNeed> = shared.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let prefix = &shared.prompt[..shared.tokens];
     let held =
@@ -267,7 +270,7 @@ fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Pre
     let is_whole = common == prefix.len() && common == held_tokens;
     if is_whole && held.cache.seed() == shared.seed && held.cache.has_gathered(&needs) {
         let reused = held.times.total();
-        return Prepared { held, reused_tokens: common, reused };
+        return Ok(Prepared { held, reused_tokens: common, reused });
     }
     // The last queries are always seen.
     let kept = common.min(prefix.len() - RecentQueries::COUNT);
@@ -296,7 +299,7 @@ fn read_from(
     shared: &SharedPrefix<'_>,
     needs: &BTreeSet<PromptNeed>,
     known: Option<Known>,
-) -> Prepared {
+) -> Result<Prepared, NotFinite> {
     let tokens = &shared.prompt[..shared.tokens];
     let (read, mut times, mut stats) = match known {
         Some(Known { prefix, tokens, times, stats }) => (Some((prefix, tokens)), times, stats),
@@ -327,7 +330,7 @@ fn read_from(
         (Some((prefix, kept)), _) => decoder.prefill_after(prefix, kept, tokens, prompt_tokens, &mut observe),
         (None, Some(sparse)) => decoder.prefill_sparse(tokens, prompt_tokens, sparse, &mut observe),
         (None, None) => decoder.prefill_observed(tokens, prompt_tokens, &mut observe),
-    };
+    }?;
     times.0.push((tokens.len(), spent(&stats)));
     let cache = IndexCache::new(prefill.prefix, decoder.dtype(), shared.seed).with_stats(stats).with_queries(queries);
     let cache = match sparse {
@@ -335,7 +338,7 @@ fn read_from(
         None => cache,
     };
     let held = Held { prefix: tokens.to_vec(), prompt_tokens, logits: prefill.logits, cache, times };
-    Prepared { held, reused_tokens: kept, reused }
+    Ok(Prepared { held, reused_tokens: kept, reused })
 }
 
 /// How many lanes share each step: all of them, unless threads work on lanes of their own.
@@ -346,23 +349,35 @@ pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
 
 /// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
 /// this one leaves.
-pub fn run_example(model: &Model, request: Request<'_>, held: &mut Option<Held>, stop: &AtomicBool) -> Option<Outcome> {
+///
+/// # Errors
+/// [`NotFinite`].
+pub fn run_example(
+    model: &Model,
+    request: Request<'_>,
+    held: &mut Option<Held>,
+    stop: &AtomicBool,
+) -> Result<Option<Outcome>, NotFinite> {
     run_from(model, request, false, held, stop)
 }
 
 /// As [`run_example`], where every method reads the prefix by itself, from the first token on; those that do so densely
 /// share that.
+///
+/// # Errors
+/// [`NotFinite`].
 pub fn run_from_first_token(
     model: &Model,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Option<Outcome> {
+) -> Result<Option<Outcome>, NotFinite> {
     let dense: Vec<Configured> = request.methods.iter().filter(|m| !m.masks_prefill()).cloned().collect();
-    let mut outcome = match dense.is_empty() {
+    let outcome = match dense.is_empty() {
         false => run_example(model, Request { methods: &dense, ..request }, held, stop)?,
-        true => Outcome::default(),
+        true => Some(Outcome::default()),
     };
+    let Some(mut outcome) = outcome else { return Ok(None) };
     let mut of_dense = std::mem::take(&mut outcome.runs).into_iter();
     for method in request.methods {
         if !method.masks_prefill() {
@@ -370,11 +385,13 @@ pub fn run_from_first_token(
             continue;
         }
         let methods = std::slice::from_ref(method);
-        let alone = run_from(model, Request { methods, ..request }, true, &mut None, stop)?;
+        let Some(alone) = run_from(model, Request { methods, ..request }, true, &mut None, stop)? else {
+            return Ok(None);
+        };
         outcome.spent += alone.spent;
         outcome.runs.extend(alone.runs.into_iter().map(|run| Run { prefill: Some(alone.prefill), ..run }));
     }
-    Some(outcome)
+    Ok(Some(outcome))
 }
 
 /// Runs methods from a dense prefix that they share, or the only one from a prefix that is its own.
@@ -384,16 +401,16 @@ fn run_from(
     is_own: bool,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Option<Outcome> {
+) -> Result<Option<Outcome>, NotFinite> {
     let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
     let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, is_own, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
-    let mut prepared = Prepared::new(decoder, &shared, held.take());
+    let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
-        return None;
+        return Ok(None);
     }
     let unread = &prompt[prefix_tokens..];
     let Held { cache, logits, .. } = &mut prepared.held;
@@ -404,12 +421,12 @@ fn run_from(
     let Prepared { held: read, reused, reused_tokens } = prepared;
     *held = Some(read);
     let together = lanes_together(decoder, lanes.len());
-    lanes.par_chunks_mut(together).for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop));
+    lanes.par_chunks_mut(together).try_for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop))?;
     spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
-        return None;
+        return Ok(None);
     }
-    Some(Outcome { prefill, reused, reused_tokens, spent, runs: lanes.into_iter().map(Lane::finish).collect() })
+    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs: lanes.into_iter().map(Lane::finish).collect() }))
 }
 
 /// One method on its way through an example.
@@ -577,18 +594,23 @@ fn fidelity(fork: &Fork) -> Option<Fidelity> {
 }
 
 /// Steps a group of lanes together until all are done.
-fn run_lanes(decoder: &Decoder, lanes: &mut [Lane<'_>], prompt_tokens: usize, stop: &AtomicBool) {
+fn run_lanes(
+    decoder: &Decoder,
+    lanes: &mut [Lane<'_>],
+    prompt_tokens: usize,
+    stop: &AtomicBool,
+) -> Result<(), NotFinite> {
     while !stop.load(Ordering::Relaxed) {
         let mut active: Vec<&mut Lane> = lanes.iter_mut().filter(|l| !l.done).collect();
         if active.is_empty() {
-            return;
+            return Ok(());
         }
         let start = Instant::now();
         let tokens: Vec<Vec<u32>> = active.iter().map(|l| l.next()).collect();
         let before: Vec<Duration> = active.iter().map(|l| l.fork.attend_time()).collect();
         let mut streams: Vec<Stream> =
             active.iter_mut().zip(&tokens).map(|(l, tokens)| Stream { fork: &mut l.fork, tokens }).collect();
-        let logits = decoder.step(&mut streams, prompt_tokens);
+        let logits = decoder.step(&mut streams, prompt_tokens)?;
         let attended: Vec<Duration> = active.iter().zip(before).map(|(l, b)| l.fork.attend_time() - b).collect();
         let rows: usize = tokens.iter().map(Vec::len).sum();
         let rest = start.elapsed().saturating_sub(attended.iter().sum());
@@ -597,6 +619,7 @@ fn run_lanes(decoder: &Decoder, lanes: &mut [Lane<'_>], prompt_tokens: usize, st
             lane.advance(tokens.len(), logits);
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
@@ -17,7 +18,7 @@ use crate::attention::methods::configure;
 use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::argmax;
-use crate::model::decoder::{Decoder, Stream};
+use crate::model::decoder::{Decoder, NotFinite, Stream};
 use crate::tasks::likelihood::Continuation;
 
 /// Tokens that a stream reads in one step at most.
@@ -149,19 +150,19 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 /// and then what this one leaves.
 ///
 /// # Errors
-/// None in practice: `full` is always known.
+/// [`NotFinite`].
 pub fn run_passage(
     decoder: &Decoder,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, UsageError> {
+) -> Result<Option<Outcome>> {
     let Request { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, is_own: false, seed, step_seed: seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
-    let mut prepared = Prepared::new(decoder, &shared, held.take());
+    let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
@@ -177,7 +178,7 @@ pub fn run_passage(
         };
     }
     spent.index = laps.lap();
-    read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop);
+    read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop)?;
     spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
@@ -197,29 +198,36 @@ pub fn run_passage(
 /// Runs a passage in one pass over all tokens for each method, by its prefill pattern, as the papers measure
 /// perplexity: what a run is that is sparse from the first token, and for `full` the check on [`run_passage`]. `None` if
 /// `stop` was raised meanwhile.
-pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Option<Outcome> {
+///
+/// # Errors
+/// [`NotFinite`].
+pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let Request { methods, compare, .. } = request;
-    let mut dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
+    let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
         true => Pass::read_all(decoder, request, None, stop)?,
-        false => Vec::new(),
+        false => Some(Vec::new()),
     };
+    let Some(mut dense) = dense else { return Ok(None) };
     let time = |passes: &[Pass]| passes.iter().map(|pass| pass.time).sum::<Duration>();
     let (prefill, mut spent, mut runs) = (time(&dense), Spent::default(), Vec::new());
     for method in methods {
         let mut own = match method.masks_prefill() {
-            true => Some(Pass::read_all(decoder, request, Some(method), stop)?),
+            true => match Pass::read_all(decoder, request, Some(method), stop)? {
+                None => return Ok(None),
+                read => read,
+            },
             false => None,
         };
         let forks = own.as_mut().unwrap_or(&mut dense).iter_mut().map(|pass| pass.cache.fork(method, false)).collect();
         let passes = own.as_ref().unwrap_or(&dense);
-        let sums =
-            passes.iter().enumerate().map(|(i, pass)| pass.sums(decoder, dense.get(i).filter(|_| compare))).collect();
+        let sums = passes.iter().enumerate().map(|(i, pass)| pass.sums(decoder, dense.get(i).filter(|_| compare)));
+        let sums = sums.collect::<Result<_, _>>()?;
         let own_time = own.as_deref().map(time);
         spent.prefill += own_time.unwrap_or_default();
         runs.push(Scored { run: Run { prefill: own_time, ..together(forks, 0, Duration::ZERO) }, sums });
     }
     spent.prefill += prefill;
-    Some(Outcome { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs })
+    Ok(Some(Outcome { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs }))
 }
 
 /// A prompt with one continuation, read in one pass.
@@ -227,6 +235,8 @@ struct Pass<'a> {
     cache: IndexCache,
     /// `[token][hidden]` behind the last layer, of the tokens that predict what is scored.
     rows: Vec<f32>,
+    /// Position of the first of these.
+    from: usize,
     scored: &'a [u32],
     time: Duration,
 }
@@ -238,46 +248,54 @@ impl<'a> Pass<'a> {
         request: Request<'a>,
         method: Option<&Configured>,
         stop: &AtomicBool,
-    ) -> Option<Vec<Self>> {
+    ) -> Result<Option<Vec<Self>>, NotFinite> {
         let read = |continuation: &Text<'a>| {
-            (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, request, *continuation, method))
+            (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, request, *continuation, method)).transpose()
         };
-        request.continuations.iter().map(read).collect()
+        let passes: Vec<Option<Self>> = request.continuations.iter().map(read).collect::<Result<_, _>>()?;
+        Ok(passes.into_iter().collect())
     }
 
-    fn read(decoder: &Decoder, request: Request<'_>, continuation: Text<'a>, method: Option<&Configured>) -> Self {
+    fn read(
+        decoder: &Decoder,
+        request: Request<'_>,
+        continuation: Text<'a>,
+        method: Option<&Configured>,
+    ) -> Result<Self, NotFinite> {
         let start = Instant::now();
         // The last token predicts nothing that is scored.
         let read = [request.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
         let from = request.prompt.len() + continuation.given - 1;
         let mut sparse = method.and_then(|m| SparsePrefill::new(m, decoder.config().layers, request.seed));
-        let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut());
+        let (prefill, rows) = decoder.prefill_rows(&read, from, sparse.as_mut())?;
         let cache = IndexCache::new(prefill.prefix, decoder.dtype(), request.seed);
         let cache = match sparse {
             Some(sparse) => cache.with_reading(sparse.into_costs()),
             None => cache,
         };
-        Self { cache, rows, scored: &continuation.tokens[continuation.given..], time: start.elapsed() }
+        Ok(Self { cache, rows, from, scored: &continuation.tokens[continuation.given..], time: start.elapsed() })
     }
 
     /// What its distributions make of the scored tokens, compared with those of a pass of `full` if there is one.
-    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Sums {
+    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, NotFinite> {
         /// Tokens whose logits are there at a time.
         const AT_ONCE: usize = 64;
         let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
-        let distributions = |rows: &[f32]| -> Vec<Distribution> {
-            decoder.logits(rows).par_chunks_exact(vocab).map(Distribution::new).collect()
+        let logits_of = |pass: &Pass<'_>, block: usize, tokens: usize| {
+            let first = block * AT_ONCE;
+            decoder.logits(&pass.rows[first * hidden..(first + tokens) * hidden], |row| pass.from + first + row)
         };
         let mut sums = Sums::default();
         for (block, scored) in self.scored.chunks(AT_ONCE).enumerate() {
-            let of_block = block * AT_ONCE * hidden..(block * AT_ONCE + scored.len()) * hidden;
-            let full = full.map(|full| distributions(&full.rows[of_block.clone()]));
-            let logits = decoder.logits(&self.rows[of_block]);
+            let full = full.map(|full| logits_of(full, block, scored.len())).transpose()?;
+            let full: Option<Vec<Distribution>> =
+                full.map(|logits| logits.par_chunks_exact(vocab).map(Distribution::new).collect());
+            let logits = logits_of(self, block, scored.len())?;
             for (i, (logits, token)) in logits.chunks_exact(vocab).zip(scored).enumerate() {
                 sums.take(logits, *token, full.as_ref().map(|full| &full[i]));
             }
         }
-        sums
+        Ok(sums)
     }
 }
 
@@ -384,7 +402,7 @@ fn read_all<'a>(
     prefix_logits: &[f32],
     prompt_tokens: usize,
     stop: &AtomicBool,
-) {
+) -> Result<(), NotFinite> {
     let vocab = decoder.config().vocab_size;
     let count = lanes.len() + reference.len();
     let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
@@ -400,24 +418,31 @@ fn read_all<'a>(
         let full: Vec<Vec<Option<Distribution>>> = reference
             .iter_mut()
             .map(|lane| {
-                let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens).concat();
+                let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens)?.concat();
                 let full = lane.distributions(&logits, vocab);
                 lane.take(&logits, vocab, &full);
-                full
+                Ok(full)
             })
-            .collect();
-        lanes.par_chunks_mut(together).for_each(|lanes| {
-            let logits = step(decoder, lanes, most, prompt_tokens);
+            .collect::<Result<_, NotFinite>>()?;
+        lanes.par_chunks_mut(together).try_for_each(|lanes| {
+            let logits = step(decoder, lanes, most, prompt_tokens)?;
             for (lane, logits) in lanes.iter_mut().zip(&logits) {
                 lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
             }
-        });
+            Ok(())
+        })?;
     }
+    Ok(())
 }
 
 /// Feeds each lane its next tokens, `most` at most; the logits `[token][vocab_size]` after each, none for a lane that is
 /// through.
-fn step(decoder: &Decoder, lanes: &mut [Lane<'_>], most: usize, prompt_tokens: usize) -> Vec<Vec<f32>> {
+fn step(
+    decoder: &Decoder,
+    lanes: &mut [Lane<'_>],
+    most: usize,
+    prompt_tokens: usize,
+) -> Result<Vec<Vec<f32>>, NotFinite> {
     let start = Instant::now();
     let tokens: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.next(most)).collect();
     let before: Vec<Duration> = lanes.iter().map(|lane| lane.fork.attend_time()).collect();
@@ -425,7 +450,7 @@ fn step(decoder: &Decoder, lanes: &mut [Lane<'_>], most: usize, prompt_tokens: u
     let mut streams: Vec<Stream> = busy.map(|(lane, tokens)| Stream { fork: &mut lane.fork, tokens }).collect();
     let mut logits = match streams.is_empty() {
         true => Vec::new(),
-        false => decoder.step_all(&mut streams, prompt_tokens),
+        false => decoder.step_all(&mut streams, prompt_tokens)?,
     }
     .into_iter();
     let attended: Vec<Duration> = lanes.iter().zip(before).map(|(lane, b)| lane.fork.attend_time() - b).collect();
@@ -434,5 +459,5 @@ fn step(decoder: &Decoder, lanes: &mut [Lane<'_>], most: usize, prompt_tokens: u
     for ((lane, tokens), attended) in lanes.iter_mut().zip(&tokens).zip(attended) {
         lane.decode += attended + rest.mul_f64(tokens.len() as f64 / rows.max(1) as f64);
     }
-    tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect()
+    Ok(tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect())
 }

@@ -376,6 +376,11 @@ impl Runner<'_> {
         });
         let records =
             catch_unwind(run).unwrap_or_else(|panic| Err(anyhow!("a fault of the program: {}", said(&*panic))));
+        let records = records.and_then(|records| {
+            let broken = records.iter().flatten().find_map(Record::not_finite);
+            broken
+                .map_or(Ok(records), |(name, value)| Err(anyhow!("its `{name}` is {value}: nothing can be said of it")))
+        });
         records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
     }
 
@@ -451,7 +456,7 @@ impl Runner<'_> {
             Protocol::Prefill => run_from_first_token,
             _ => run_example,
         };
-        let Some(outcome) = run(self.model, request, &mut carried.held, stop) else { return Ok(None) };
+        let Some(outcome) = run(self.model, request, &mut carried.held, stop)? else { return Ok(None) };
         carried.spent += outcome.spent;
         self.score(item, fitted, methods, outcome).map(Some)
     }
@@ -519,8 +524,8 @@ impl Runner<'_> {
         };
         let outcome = match variant.protocol {
             Protocol::Prefill => run_in_parallel(&self.model.decoder, request, stop),
-            _ => run_passage(&self.model.decoder, request, &mut carried.held, stop)?,
-        };
+            _ => run_passage(&self.model.decoder, request, &mut carried.held, stop),
+        }?;
         let Some(outcome) = outcome else { return Ok(None) };
         carried.spent += outcome.spent;
         let bos = self.model.tokenizer.bos_id();
@@ -571,6 +576,7 @@ impl Runner<'_> {
             seed: variant.seed,
             method: method.name.to_owned(),
             params: method.params.clone(),
+            settings: method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone())).collect(),
             protocol: variant.protocol.to_string(),
             source: String::new(),
             question: String::new(),

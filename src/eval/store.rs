@@ -201,7 +201,8 @@ fn line(record: &Record) -> Result<String> {
     let mut line = serde_json::to_string(record)?;
     serde_json::from_str::<Record>(&line).with_context(|| {
         let Record { task, sample, method, .. } = record;
-        format!("the record of {task}, sample {sample}, method {method} cannot be stored")
+        let why = record.not_finite().map_or(String::new(), |(name, value)| format!(": its `{name}` is {value}"));
+        format!("the record of {task}, sample {sample}, method {method} cannot be stored{why}")
     })?;
     line.push('\n');
     Ok(line)

@@ -64,6 +64,33 @@ struct Layer {
     down: Linear,
 }
 
+/// A NaN or an infinite number came up while tokens were read: nothing that follows from it means anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotFinite {
+    /// In what a layer passes on.
+    #[error(
+        "the activations behind layer {layer} are NaN or infinite at position {position}: a calibration, or numbers \
+         beyond what --dtype holds (bf16 and f32 hold more than f16)"
+    )]
+    Activations {
+        /// The layer, from 0.
+        layer: usize,
+        /// The token's position, from 0.
+        position: usize,
+    },
+    /// Behind the last layer.
+    #[error("the logits are NaN or infinite at position {position}: numbers beyond what --dtype holds, or odd weights")]
+    Logits {
+        /// The token's position, from 0.
+        position: usize,
+    },
+}
+
+/// The first row `[width]` of `x` with a number that is not finite.
+fn first_not_finite(x: &[f32], width: usize) -> Option<usize> {
+    x.iter().position(|x| !x.is_finite()).map(|at| at / width)
+}
+
 /// What prefill leaves: the shared prefix and the logits of its last token.
 pub struct Prefill {
     /// Keys and values of all layers.
@@ -177,42 +204,54 @@ impl Decoder {
 
     /// Reads `tokens` densely into a prefix. `prompt_tokens` is the length of the whole prompt, of which
     /// these are the beginning; only `dynamic` RoPE depends on it.
-    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Prefill {
+    ///
+    /// # Errors
+    /// As for all that reads tokens: [`NotFinite`], with the layer and position where it came up.
+    pub fn prefill(&self, tokens: &[u32], prompt_tokens: usize) -> Result<Prefill, NotFinite> {
         self.prefill_observed(tokens, prompt_tokens, &mut |_| {})
     }
 
     /// As [`prefill`](Self::prefill), showing `observe` the queries, keys and values of every chunk at every
     /// layer, in the order in which they are computed.
+    ///
+    /// # Errors
+    /// [`NotFinite`].
     pub fn prefill_observed(
         &self,
         tokens: &[u32],
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
-    ) -> Prefill {
+    ) -> Result<Prefill, NotFinite> {
         let reading = Reading { observe: Some(observe), ..Reading::default() };
         self.read_on(self.nothing_read(tokens.len()), tokens, prompt_tokens, reading)
     }
 
     /// As [`prefill_observed`](Self::prefill_observed), where rows attend what `sparse` leaves them.
+    ///
+    /// # Errors
+    /// [`NotFinite`].
     pub fn prefill_sparse(
         &self,
         tokens: &[u32],
         prompt_tokens: usize,
         sparse: &mut SparsePrefill<'_>,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
-    ) -> Prefill {
+    ) -> Result<Prefill, NotFinite> {
         let reading = Reading { observe: Some(observe), sparse: Some(sparse), finished: None };
         self.read_on(self.nothing_read(tokens.len()), tokens, prompt_tokens, reading)
     }
 
     /// As [`prefill`](Self::prefill) of a whole text, or by `sparse`, with the rows `[token][hidden]` behind the last
     /// layer from token `from` on, which [`logits`](Self::logits) takes.
+    ///
+    /// # Errors
+    /// [`NotFinite`].
     pub fn prefill_rows(
         &self,
         tokens: &[u32],
         from: usize,
         sparse: Option<&mut SparsePrefill<'_>>,
-    ) -> (Prefill, Vec<f32>) {
+    ) -> Result<(Prefill, Vec<f32>), NotFinite> {
         let hidden = self.config.hidden_size;
         let mut rows = Vec::with_capacity(tokens.len().saturating_sub(from) * hidden);
         let mut keep = |first: usize, x: &[f32]| {
@@ -220,8 +259,8 @@ impl Decoder {
             rows.extend_from_slice(&x[skipped * hidden..]);
         };
         let reading = Reading { sparse, finished: Some(&mut keep), observe: None };
-        let prefill = self.read_on(self.nothing_read(tokens.len()), tokens, tokens.len(), reading);
-        (prefill, rows)
+        let prefill = self.read_on(self.nothing_read(tokens.len()), tokens, tokens.len(), reading)?;
+        Ok((prefill, rows))
     }
 
     /// Caches of all layers without a token, with room for so many.
@@ -234,6 +273,9 @@ impl Decoder {
     /// with the [same angles](Self::same_angles), and are still the first of `prefix`. The prefix is the one that
     /// reading all of `tokens` would give, to the bit. `observe` sees what is read now.
     ///
+    /// # Errors
+    /// [`NotFinite`].
+    ///
     /// # Panics
     /// If `kept` is not less than the number of tokens, or more than the prefix has.
     pub fn prefill_after(
@@ -243,7 +285,7 @@ impl Decoder {
         tokens: &[u32],
         prompt_tokens: usize,
         observe: &mut dyn FnMut(&PrefillChunk<'_>),
-    ) -> Prefill {
+    ) -> Result<Prefill, NotFinite> {
         assert!(kept < tokens.len(), "the last token is read for its logits");
         let mut kv = prefix.into_layers();
         kv.iter_mut().for_each(|layer| layer.truncate(kept, tokens.len()));
@@ -263,7 +305,7 @@ impl Decoder {
         tokens: &[u32],
         prompt_tokens: usize,
         mut reading: Reading<'_, '_>,
-    ) -> Prefill {
+    ) -> Result<Prefill, NotFinite> {
         let c = &self.config;
         let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
         let kept = kv.first().map_or(0, LayerKv::tokens);
@@ -274,28 +316,31 @@ impl Decoder {
             let mut x = self.embed(chunk);
             let first = kept + i * rows;
             for (index, kv) in kv.iter_mut().enumerate() {
-                self.prefill_layer(index, kv, &table, first, &mut x, &mut reading);
+                self.prefill_layer(index, kv, &table, first, &mut x, &mut reading)?;
             }
             if let Some(finished) = &mut reading.finished {
                 finished(first, &x);
             }
             last = x.split_off(x.len() - c.hidden_size);
         }
-        let logits = if last.is_empty() { Vec::new() } else { self.logits(&last) };
-        Prefill { prefix: Prefix::new(kv), logits }
+        let logits = if last.is_empty() { Vec::new() } else { self.logits(&last, |_| tokens.len() - 1)? };
+        Ok(Prefill { prefix: Prefix::new(kv), logits })
     }
 
     /// Logits `[tokens][vocab_size]` at every position of a prompt read densely in one piece.
-    pub fn all_logits(&self, tokens: &[u32]) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// [`NotFinite`].
+    pub fn all_logits(&self, tokens: &[u32]) -> Result<Vec<f32>, NotFinite> {
         let c = &self.config;
         let mut table = RopeTable::new(&self.rope, tokens.len());
         table.grow(tokens.len());
         let mut x = self.embed(tokens);
         for layer in 0..c.layers {
             let mut kv = LayerKv::new(self.dtype, c.kv_heads, c.head_dim, tokens.len());
-            self.prefill_layer(layer, &mut kv, &table, 0, &mut x, &mut Reading::default());
+            self.prefill_layer(layer, &mut kv, &table, 0, &mut x, &mut Reading::default())?;
         }
-        self.head.times(&self.normed(&x, &self.norm))
+        self.logits(&x, |row| row)
     }
 
     fn prefill_layer(
@@ -306,7 +351,7 @@ impl Decoder {
         first: usize,
         x: &mut [f32],
         reading: &mut Reading<'_, '_>,
-    ) {
+    ) -> Result<(), NotFinite> {
         let (c, layer) = (&self.config, &self.layers[index]);
         let (d, q_width, width) = (c.head_dim, c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim);
         let mut qkv = layer.qkv.apply(&self.normed(x, &layer.attention_norm));
@@ -335,37 +380,48 @@ impl Decoder {
         silu_gate(&gate_up, c.intermediate_size, &mut gated);
         drop(gate_up);
         add(x, &layer.down.apply(&gated));
+        let broken = first_not_finite(x, c.hidden_size);
+        broken.map_or(Ok(()), |row| Err(NotFinite::Activations { layer: index, position: first + row }))
     }
 
     /// Feeds each stream its tokens, in lock-step through the layers; returns the logits after the last
     /// token of each. `prompt_tokens` is the length of the example's prompt.
-    pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+    ///
+    /// # Errors
+    /// [`NotFinite`], if it came up in any of the streams.
+    pub fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, NotFinite> {
         let c = &self.config;
-        let x = self.step_rows(streams, prompt_tokens);
+        let x = self.step_rows(streams, prompt_tokens)?;
         let mut end = 0;
         let mut last = Vec::with_capacity(streams.len() * c.hidden_size);
-        for stream in streams {
+        for stream in streams.iter() {
             end += stream.tokens.len();
             last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
         }
-        self.logits(&last).chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect()
+        let logits = self.logits(&last, |stream| streams[stream].fork.tokens() - 1)?;
+        Ok(logits.chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect())
     }
 
     /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.
-    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
-        let x = self.step_rows(streams, prompt_tokens);
-        let mut logits = self.logits(&x);
+    ///
+    /// # Errors
+    /// [`NotFinite`].
+    pub fn step_all(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<Vec<f32>>, NotFinite> {
+        let positions = positions(streams);
+        let x = self.step_rows(streams, prompt_tokens)?;
+        let mut logits = self.logits(&x, |row| positions[row])?;
         let mut of_stream = |stream: &Stream<'_>| {
             let rest = logits.split_off(stream.tokens.len() * self.config.vocab_size);
             std::mem::replace(&mut logits, rest)
         };
-        streams.iter().map(&mut of_stream).collect()
+        Ok(streams.iter().map(&mut of_stream).collect())
     }
 
     /// The rows `[token][hidden]` of all streams behind the last layer.
-    fn step_rows(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Vec<f32> {
+    fn step_rows(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, NotFinite> {
         let c = &self.config;
-        let angles = self.angles(streams, prompt_tokens);
+        let positions = positions(streams);
+        let angles = self.angles(&positions, prompt_tokens);
         let tokens: Vec<u32> = streams.iter().flat_map(|s| s.tokens).copied().collect();
         let mut x = self.embed(&tokens);
         for (l, layer) in self.layers.iter().enumerate() {
@@ -376,20 +432,24 @@ impl Decoder {
             let mut gated = vec![0.0; gate_up.len() / 2];
             silu_gate(&gate_up, c.intermediate_size, &mut gated);
             add(&mut x, &layer.down.apply(&gated));
+            if let Some(row) = first_not_finite(&x, c.hidden_size) {
+                return Err(NotFinite::Activations { layer: l, position: positions[row] });
+            }
         }
-        x
+        Ok(x)
     }
 
     /// Cos and sin, one after the other, for each row of a step.
-    fn angles(&self, streams: &[Stream<'_>], prompt_tokens: usize) -> Vec<Vec<f32>> {
+    fn angles(&self, positions: &[usize], prompt_tokens: usize) -> Vec<Vec<f32>> {
         let half = self.config.head_dim / 2;
-        let row = |position: usize| {
+        let row = |position: &usize| {
+            let position = *position;
             let mut both = vec![0.0; 2 * half];
             let (cos, sin) = both.split_at_mut(half);
             self.rope.row(position, prompt_tokens.max(position + 1), cos, sin);
             both
         };
-        streams.iter().flat_map(|s| (0..s.tokens.len()).map(|i| s.fork.tokens() + i)).map(row).collect()
+        positions.iter().map(row).collect()
     }
 
     fn attend_streams(
@@ -459,10 +519,22 @@ impl Decoder {
         out
     }
 
-    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
-    pub fn logits(&self, x: &[f32]) -> Vec<f32> {
-        self.head.times(&self.normed(x, &self.norm))
+    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer; `position` is that of a row's token.
+    ///
+    /// # Errors
+    /// [`NotFinite::Logits`].
+    pub fn logits(&self, x: &[f32], position: impl Fn(usize) -> usize) -> Result<Vec<f32>, NotFinite> {
+        let logits = self.head.times(&self.normed(x, &self.norm));
+        match first_not_finite(&logits, self.config.vocab_size) {
+            Some(row) => Err(NotFinite::Logits { position: position(row) }),
+            None => Ok(logits),
+        }
     }
+}
+
+/// The positions of the tokens that streams are to read, stream by stream.
+fn positions(streams: &[Stream<'_>]) -> Vec<usize> {
+    streams.iter().flat_map(|s| (0..s.tokens.len()).map(|i| s.fork.tokens() + i)).collect()
 }
 
 fn add(x: &mut [f32], y: &[f32]) {
@@ -504,12 +576,13 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, names: &[&str], outputs: &[usize], inputs: usize) -> Result<Matrix, WeightsError> {
-        let read = |(name, n): (&&str, &usize)| self.weights.read(&format!("{name}.weight"), &[*n, inputs]);
+        let read =
+            |(name, n): (&&str, &usize)| self.weights.read_for(&format!("{name}.weight"), &[*n, inputs], self.dtype);
         let tensors: Vec<_> = names.iter().zip(outputs).map(read).collect::<Result<_, _>>()?;
         Ok(Matrix::stack(&tensors, inputs, self.dtype))
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
-        Ok(self.weights.read(name, &[len])?.to_f32())
+        Ok(self.weights.read_for(name, &[len], KvDtype::F32)?.to_f32())
     }
 }

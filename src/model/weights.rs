@@ -4,6 +4,7 @@
 //! the caller keeps plus one tensor. Nothing is mapped into memory: a file that shrinks meanwhile is
 //! an error, not a crash. Which tensors a model has and what they mean is the decoder's business.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -16,6 +17,8 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
+
+use crate::kv::KvDtype;
 
 /// File name of weights in one piece.
 pub const SINGLE_FILE: &str = "model.safetensors";
@@ -92,6 +95,30 @@ pub enum WeightsError {
         name: String,
         /// Its type.
         dtype: Dtype,
+    },
+    /// A tensor holds a NaN or an infinite number.
+    #[error("{file}: tensor `{name}` holds {value} at {at:?}: the checkpoint is broken")]
+    NotFinite {
+        /// The file.
+        file: String,
+        /// The tensor.
+        name: String,
+        /// The number.
+        value: f32,
+        /// Where, by axis.
+        at: Vec<usize>,
+    },
+    /// A tensor holds a number that the type it is to be kept in cannot.
+    #[error("{file}: tensor `{name}` holds {value}, beyond what {dtype} can hold; take --dtype bf16 or f32")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// The tensor.
+        name: String,
+        /// The number.
+        value: f32,
+        /// The type.
+        dtype: &'static str,
     },
 }
 
@@ -176,6 +203,20 @@ impl RawTensor {
             WeightType::Bf16 => copy(bytes, out, bf16::from_le_bytes),
             _ => out.convert_from_f32_slice(&widened(self.dtype, bytes, out.len())),
         })
+    }
+
+    /// The first number whose size is not below `limit`, NaN among them, and its place.
+    pub fn first_beyond(&self, limit: f32) -> Option<(usize, f32)> {
+        const BLOCK: usize = 1 << 14;
+        let blocks = self.bytes.par_chunks(BLOCK * self.dtype.bytes()).enumerate();
+        let found = blocks.filter_map(|(block, bytes)| {
+            let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
+            widen(self.dtype, bytes, &mut values);
+            // Not being below is what NaN has in common with what is too large.
+            let at = values.iter().position(|value| value.abs().partial_cmp(&limit) != Some(Ordering::Less))?;
+            Some((block * BLOCK + at, values[at]))
+        });
+        found.min_by_key(|(at, _)| *at)
     }
 
     /// Converts in blocks that stay in the cache, on all threads: a checkpoint is gigabytes.
@@ -327,6 +368,33 @@ impl Weights {
         let len = place.info.data_offsets.1 - place.info.data_offsets.0;
         let bytes = part.read(place.start, len).map_err(|source| WeightsError::Io { file, source })?;
         Ok(RawTensor { dtype, shape: place.info.shape.clone(), bytes })
+    }
+
+    /// As [`read`](Self::read), of numbers that are all finite and that `dtype` can hold.
+    ///
+    /// # Errors
+    /// As there; [`WeightsError::NotFinite`], [`WeightsError::TooLarge`].
+    pub fn read_for(&self, name: &str, expected: &[usize], dtype: KvDtype) -> Result<RawTensor, WeightsError> {
+        /// From here on numbers round to an infinite f16.
+        const F16_LIMIT: f32 = 65_520.0;
+        let tensor = self.read(name, expected)?;
+        let limit = if dtype == KvDtype::F16 { F16_LIMIT } else { f32::INFINITY };
+        let Some((place, value)) = tensor.first_beyond(limit) else { return Ok(tensor) };
+        let file = self.parts[self.tensors[name].part].label(&self.label);
+        let name = name.to_owned();
+        if value.is_finite() {
+            return Err(WeightsError::TooLarge { file, name, value, dtype: dtype.name() });
+        }
+        let mut rest = place;
+        let mut at: Vec<usize> = (tensor.shape.iter().rev())
+            .map(|extent| {
+                let index = rest % extent;
+                rest /= extent;
+                index
+            })
+            .collect();
+        at.reverse();
+        Err(WeightsError::NotFinite { file, name, value, at })
     }
 
     /// Identity of the weights in hexadecimal: the SHA-256 of the file, or for shards that of their
