@@ -123,6 +123,8 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         method: method.into(),
         params: params.into(),
         settings: Default::default(),
+        conditions: None,
+        index_reused_s: 0.0,
         protocol: "question".into(),
         source: "grammar".into(),
         question: "Which?".into(),

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
 use spattn::attention::methods::configure;
-use spattn::attention::{Configured, Policy, RecentQueries, expand_grid};
+use spattn::attention::{Configured, IndexTime, Policy, RecentQueries, expand_grid};
 use spattn::eval::generate::{Held, Outcome, Request, run_example};
 use spattn::kv::KvDtype;
 use spattn::model::Model;
@@ -134,10 +134,14 @@ fn the_same_prefix_keeps_its_indexes() {
     assert_eq!(compare(&MODEL, &[ask(10), ask(11), ask(12)], &specs), [0, 600, 600]);
     let methods = methods(&specs);
     let mut held = None;
-    let index_time = |prompt: &Prompt, held: &mut Option<Held>| -> bool {
-        run(&MODEL, prompt, &methods, held).runs.iter().any(|r| !r.index.is_zero())
+    let mut index_times = |prompt: &Prompt| -> Vec<IndexTime> {
+        run(&MODEL, prompt, &methods, &mut held).runs.iter().map(|r| r.index).collect()
     };
-    assert!(index_time(&ask(10), &mut held) && !index_time(&ask(11), &mut held));
+    let (first, second) = (index_times(&ask(10)), index_times(&ask(11)));
+    assert!(first.iter().any(|time| !time.whole.is_zero()) && first.iter().all(|time| time.reused.is_zero()));
+    for (first, second) in first.iter().zip(&second) {
+        assert_eq!((second.whole, second.reused), (first.whole, first.whole));
+    }
 }
 
 #[test]

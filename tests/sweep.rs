@@ -78,8 +78,19 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-const TIMES: [&str; 6] =
-    ["prefill_s", "prefill_reused_s", "reused_tokens", "index_s", "decode_s", "decode_ms_per_token"];
+const TIMES: [&str; 11] = [
+    "prefill_s",
+    "prefill_reused_s",
+    "reused_tokens",
+    "index_s",
+    "index_reused_s",
+    "decode_s",
+    "conditions",
+    "decode_ms_per_token",
+    "decode_ms_low",
+    "decode_ms_high",
+    "timed",
+];
 
 fn without_times(value: &Value) -> Map<String, Value> {
     let mut fields = value.as_object().unwrap().clone();

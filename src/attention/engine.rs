@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,22 @@ struct IndexSet {
     build_time: Duration,
 }
 
+/// How long a run's index took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexTime {
+    /// What the run would have taken for it alone.
+    pub whole: Duration,
+    /// How much of that was spent for an earlier run on the same prefix, and not again.
+    pub reused: Duration,
+}
+
+impl AddAssign for IndexTime {
+    fn add_assign(&mut self, other: Self) {
+        self.whole += other.whole;
+        self.reused += other.reused;
+    }
+}
+
 /// Indexes over one prefix, built once for all runs that can share them.
 pub struct IndexCache {
     prefix: Arc<Prefix>,
@@ -41,8 +57,8 @@ pub struct IndexCache {
     prompt_tokens: usize,
     stats: Option<PromptStats>,
     rotation: Option<Arc<dyn Rotation>>,
-    /// Needs whose gathering was not yet counted as part of building an index.
-    unpaid: BTreeSet<PromptNeed>,
+    /// Needs whose gathering no index was charged with yet.
+    uncharged: BTreeSet<PromptNeed>,
     queries: RecentQueries,
     read: Option<LayerCosts>,
     sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
@@ -61,7 +77,7 @@ impl IndexCache {
             prompt_tokens,
             stats: None,
             rotation: None,
-            unpaid: BTreeSet::new(),
+            uncharged: BTreeSet::new(),
             queries: RecentQueries::default(),
             read: None,
             sets: HashMap::new(),
@@ -96,7 +112,7 @@ impl IndexCache {
 
     /// What was gathered while the prefix was read, for the methods that ask for it.
     pub fn with_stats(self, stats: PromptStats) -> Self {
-        Self { unpaid: stats.needs().collect(), stats: Some(stats), ..self }
+        Self { uncharged: stats.needs().collect(), stats: Some(stats), ..self }
     }
 
     /// How the model's positions are moved, for methods that attend at others than the original ones
@@ -125,7 +141,7 @@ impl IndexCache {
         });
         let solve_time = if solved.is_some() { start.elapsed() } else { Duration::ZERO };
         let mut fork = self.fork_as_is(&method, fidelity);
-        fork.index_time += solve_time;
+        fork.index_time.whole += solve_time;
         Fork { solved, ..fork }
     }
 
@@ -150,22 +166,32 @@ impl IndexCache {
         let candidates = exact.candidates(tokens);
         let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
         let key = (format!("{}:{}", method.name, method.method.index_key()), exact, dense.clone());
-        let (indexes, index_time) = match self.sets.get(&key) {
-            Some(set) => (set.clone(), Duration::ZERO),
-            None => {
-                let set = Arc::new(self.build(method, candidates.clone(), &dense));
-                self.sets.insert(key, set.clone());
-                let time = set.build_time + self.gathering_time(&method.method.prompt_needs());
-                (set, time)
-            }
+        let known = self.sets.get(&key).cloned();
+        let is_known = known.is_some();
+        let indexes = known.unwrap_or_else(|| {
+            let set = Arc::new(self.build(method, candidates.clone(), &dense));
+            self.sets.insert(key, set.clone());
+            set
+        });
+        let gathering = self.gathering_time(&method.method.prompt_needs());
+        let index_time = IndexTime {
+            whole: indexes.build_time + gathering.whole,
+            reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
         Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity)
     }
 
-    /// Time spent on gathering `needs`, unless an earlier index was charged with it.
-    fn gathering_time(&mut self, needs: &[PromptNeed]) -> Duration {
-        let Some(stats) = &self.stats else { return Duration::ZERO };
-        needs.iter().filter(|need| self.unpaid.remove(need)).map(|need| stats.time(*need)).sum()
+    /// Time of gathering `needs`; reused is what an earlier index was charged with.
+    fn gathering_time(&mut self, needs: &[PromptNeed]) -> IndexTime {
+        let mut time = IndexTime::default();
+        let Some(stats) = &self.stats else { return time };
+        for need in needs {
+            time.whole += stats.time(*need);
+            if !self.uncharged.remove(need) {
+                time.reused += stats.time(*need);
+            }
+        }
+        time
     }
 
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
@@ -218,7 +244,7 @@ pub struct Fork {
     seed: u64,
     costs: LayerCosts,
     fidelity: Option<FidelityMeter>,
-    index_time: Duration,
+    index_time: IndexTime,
     attend_time: Duration,
 }
 
@@ -230,7 +256,7 @@ impl Fork {
         cache: &IndexCache,
         method: Configured,
         indexes: Arc<IndexSet>,
-        index_time: Duration,
+        index_time: IndexTime,
         prefix_candidates: Range<usize>,
         dense: Vec<bool>,
         fidelity: bool,
@@ -300,8 +326,8 @@ impl Fork {
         self.fidelity.as_ref()
     }
 
-    /// Time this run spent on its index; zero if it shared one.
-    pub fn index_time(&self) -> Duration {
+    /// Time of this run's index, built for it or for an earlier one.
+    pub fn index_time(&self) -> IndexTime {
         self.index_time
     }
 
@@ -432,7 +458,7 @@ mod tests {
     use crate::attention::calibration::PrefillChunk;
 
     #[test]
-    fn what_was_gathered_is_charged_to_the_first_index_that_needs_it() {
+    fn what_was_gathered_is_part_of_every_index_and_spent_once() {
         let (d, tokens) = (4, 30);
         let mut kv = LayerKv::new(KvDtype::F32, 1, d, tokens);
         (0..tokens).for_each(|t| kv.append(&[t as f32; 4], &[1.0; 4]));
@@ -444,8 +470,10 @@ mod tests {
         let times = needs.map(|need| stats.time(need));
         assert!(times.iter().all(|time| !time.is_zero()));
         let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats);
-        assert_eq!(cache.gathering_time(&needs[..1]), times[0]);
-        assert_eq!(cache.gathering_time(&needs), times[1]);
-        assert_eq!(cache.gathering_time(&needs), Duration::ZERO);
+        let [mass, last] = times;
+        let both = mass + last;
+        assert_eq!(cache.gathering_time(&needs[..1]), IndexTime { whole: mass, reused: Duration::ZERO });
+        assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: mass });
+        assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: both });
     }
 }

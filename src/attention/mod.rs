@@ -23,7 +23,7 @@ mod prompt;
 mod spec;
 
 pub use budget::{Budget, Context, Tuned};
-pub use engine::{Fork, IndexCache};
+pub use engine::{Fork, IndexCache, IndexTime};
 pub use method::{
     AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, Rotation, Selection, Solved, Step,
     Weighting, mix_seed,

@@ -12,7 +12,9 @@ use rayon::prelude::*;
 
 use super::record::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
 use super::stats;
-use crate::attention::{Configured, Fork, IndexCache, PromptNeed, PromptStats, RecentQueries, SparsePrefill};
+use crate::attention::{
+    Configured, Fork, IndexCache, IndexTime, PromptNeed, PromptStats, RecentQueries, SparsePrefill,
+};
 use crate::kernels::cpu::topk::argmax;
 use crate::kv::Prefix;
 use crate::model::Model;
@@ -112,10 +114,12 @@ pub struct Run {
     pub stopped: bool,
     /// Tokens read or generated after the prefix and fed through the model.
     pub steps: usize,
+    /// Streams that took each step together.
+    pub together: usize,
     /// Time of those steps: own attention, and a share of the rest by rows.
     pub decode: Duration,
-    /// Time of building the method's index; zero where it was shared.
-    pub index: Duration,
+    /// Time of building the method's index, for it or for an earlier run.
+    pub index: IndexTime,
     /// Time of reading the prompt, where the method did that by itself.
     pub prefill: Option<Duration>,
     /// Density over all layers.
@@ -426,7 +430,8 @@ fn run_from(
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
-    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs: lanes.into_iter().map(Lane::finish).collect() }))
+    let runs = lanes.into_iter().map(|lane| Run { together: methods.len(), ..lane.finish() }).collect();
+    Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
 }
 
 /// One method on its way through an example.
@@ -533,6 +538,7 @@ impl Run {
             tokens: Vec::new(),
             stopped: false,
             steps,
+            together: 1,
             decode,
             index: fork.index_time(),
             prefill: None,

@@ -178,6 +178,7 @@ pub fn run_passage(
         };
     }
     spent.index = laps.lap();
+    let streams = lanes.len() + reference.len();
     read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop)?;
     spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
@@ -188,7 +189,11 @@ pub fn run_passage(
         lanes.splice(place..place, reference);
     }
     let mut lanes = lanes.into_iter();
-    let runs = methods.iter().map(|_| finish(lanes.by_ref().take(continuations.len()).collect())).collect();
+    let of_method = |lanes: Vec<Lane<'_>>| {
+        let scored = finish(lanes);
+        Scored { run: Run { together: streams, ..scored.run }, ..scored }
+    };
+    let runs = methods.iter().map(|_| of_method(lanes.by_ref().take(continuations.len()).collect())).collect();
     let prefill = prepared.prefill();
     let Prepared { held: read, reused, reused_tokens } = prepared;
     *held = Some(read);

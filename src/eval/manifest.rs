@@ -1,6 +1,7 @@
 //! The manifest of a run: what determines its results, and where it was made.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
@@ -135,7 +136,10 @@ fn calibration(config: &RunConfig) -> Map<String, Value> {
 
 /// Name of the processor, where the system says it.
 pub fn cpu_name() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|l| l.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+    static NAME: LazyLock<Option<String>> = LazyLock::new(|| {
+        let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+        let line = info.lines().find(|l| l.starts_with("model name"))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    });
+    NAME.clone()
 }

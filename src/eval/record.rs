@@ -3,6 +3,7 @@
 //! Everything that is drawn or tabulated later comes from these; nothing else is kept.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -107,10 +108,17 @@ pub struct Record {
     /// Tokens of the prefix that were read for an example before, and not again.
     #[serde(default)]
     pub reused_tokens: usize,
-    /// Seconds spent building this method's index (0 where it was shared with an earlier method or example).
+    /// Seconds of building this method's index, what it would take alone, wherever it was built. In records without
+    /// `conditions`: 0 where it was shared with an earlier method or example.
     pub index_s: f64,
+    /// How many of these seconds were spent for an earlier method or example, and not again.
+    #[serde(default)]
+    pub index_reused_s: f64,
     /// Seconds of the steps after the prefix, as this method's share of a batched step.
     pub decode_s: f64,
+    /// Under what the times were taken; `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Conditions>,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
     /// What was solved for the density asked for, as `key=value,...`, where the method's budget is not in tokens.
@@ -131,6 +139,31 @@ pub struct Record {
     /// The options' likelihoods; only where options are scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<Choice>,
+}
+
+/// What a time depends on besides the method and the example: only times under the same conditions can be compared.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Whether every step was compared with exact attention as well, within its time.
+    pub fidelity: bool,
+    /// Streams that took each step together.
+    pub together: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub simd: String,
+    /// Name of the processor, where the system says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+}
+
+impl fmt::Display for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { fidelity, together, threads, simd, cpu } = self;
+        let fidelity = if *fidelity { ", with --fidelity" } else { "" };
+        let cpu = cpu.as_deref().unwrap_or("a processor without a name");
+        write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}")
+    }
 }
 
 /// What a method made of a scored text: sums, from which any mean over examples is exact.
@@ -463,6 +496,8 @@ pub(crate) mod tests {
             prefill_reused_s: 0.0,
             reused_tokens: 0,
             index_s: 0.0,
+            index_reused_s: 0.0,
+            conditions: None,
             decode_s: 0.5,
             steps: 60,
             solved: None,

@@ -17,13 +17,14 @@ use super::config::Variant;
 use super::cut::{Fitted, fit};
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
-use super::manifest::identity;
+use super::manifest::{cpu_name, identity};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
-use super::record::{Choice, Likelihood, Record};
+use super::record::{Choice, Conditions, Likelihood, Record};
 use super::store::Store;
 use crate::attention::Configured;
 use crate::error::UsageError;
+use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::sha256_hex;
@@ -606,7 +607,15 @@ impl Runner<'_> {
             prefill_s: reading.time.as_secs_f64(),
             prefill_reused_s: reading.reused.as_secs_f64(),
             reused_tokens: reading.reused_tokens,
-            index_s: run.index.as_secs_f64(),
+            index_s: run.index.whole.as_secs_f64(),
+            index_reused_s: run.index.reused.as_secs_f64(),
+            conditions: Some(Conditions {
+                fidelity: self.config.fidelity,
+                together: run.together,
+                threads: rayon::current_num_threads(),
+                simd: isa_name().to_owned(),
+                cpu: cpu_name(),
+            }),
             decode_s: run.decode.as_secs_f64(),
             steps: run.steps,
             solved: run.solved,

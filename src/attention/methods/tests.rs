@@ -843,9 +843,11 @@ fn indexes_are_shared_between_budgets() {
     let prefix = prefix(1, 1, 3000, D);
     let mut cache = IndexCache::new(prefix, KvDtype::F32, 1);
     let fork = |cache: &mut IndexCache, spec| cache.fork(&configured(spec, &none()), false).index_time();
-    assert!(!fork(&mut cache, "quest:ratio=0.1").is_zero());
-    assert!(fork(&mut cache, "quest:ratio=0.2").is_zero());
-    assert!(!fork(&mut cache, "quest:ratio=0.2,page=32").is_zero());
+    let first = fork(&mut cache, "quest:ratio=0.1");
+    assert!(!first.whole.is_zero() && first.reused.is_zero());
+    let second = fork(&mut cache, "quest:ratio=0.2");
+    assert_eq!((second.whole, second.reused), (first.whole, first.whole), "its own share, and nothing spent again");
+    assert!(fork(&mut cache, "quest:ratio=0.2,page=32").reused.is_zero());
 }
 
 proptest! {
