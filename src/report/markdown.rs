@@ -86,6 +86,9 @@ fn means(rows: &[SummaryRow]) -> String {
 
 fn means_at(overall: &Overall) -> String {
     let mut text = format!("\n### Mean over {} tasks{}\n\n", overall.tasks, at(overall.length));
+    if let Some(note) = &overall.stand_ins {
+        let _ = write!(text, "{note}.\n\n");
+    }
     text.push_str(&line(["method", "params", "tasks", "score %", "Δ full", "density", "cost1", "cost2", "aux bits"]));
     text.push_str(&rule(2, 7));
     for m in &overall.means {
@@ -198,6 +201,7 @@ fn rule(text: usize, numbers: usize) -> String {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{KvTokens, Record};
 
     #[test]
     fn the_page_has_every_part() {
@@ -219,6 +223,27 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let records = ["ruler/vt", "ruler/qa_synth"].map(|task| record(task, "full", 0, 1.0));
+        let page = render(&Report::new(&records, &[]), &[], &[]);
+        let said = "### Mean over 2 tasks, 4K tokens\n\n1 of 2 tasks is a synthetic stand-in for a published one \
+                    (ruler/qa_synth for ruler/qa_1).\n\n| method";
+        assert!(page.contains(said), "{page}");
+    }
+
+    #[test]
+    fn what_is_held_is_in_the_page_where_something_was_let_go() {
+        let held = KvTokens { held: 790.5, context: 4060 };
+        let records = [
+            record("ruler/vt", "full", 0, 1.0),
+            Record { kv_tokens: Some(held), ..record("ruler/vt", "snapkv", 0, 1.0) },
+        ];
+        let page = render(&Report::new(&records, &[]), &[], &[]);
+        assert!(page.contains("| ms/token | tokens held |"), "{page}");
+        assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head keeps what any"), "{page}");
     }
 
     #[test]

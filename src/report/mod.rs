@@ -17,6 +17,7 @@ pub mod table;
 mod format;
 mod means;
 mod overall;
+mod stand_ins;
 
 use std::fs;
 use std::path::{Path, PathBuf};

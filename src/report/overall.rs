@@ -1,6 +1,7 @@
 //! Means over tasks: one figure a method, for those who look at one.
 
 use super::format::distinct;
+use super::stand_ins;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::mean;
 use crate::eval::summary::REFERENCE;
@@ -11,6 +12,8 @@ pub struct Overall {
     pub length: usize,
     /// Number of tasks.
     pub tasks: usize,
+    /// What is to be said of tasks among them that stand in for published ones.
+    pub stand_ins: Option<String>,
     /// One for each method, in order of appearance.
     pub means: Vec<Mean>,
 }
@@ -65,5 +68,6 @@ fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
             aux_bits: over(|r| r.aux_bits),
         }
     });
-    Overall { length, tasks: distinct(rows.iter().map(|r| &r.task)).len(), means: means.collect() }
+    let tasks = distinct(rows.iter().map(|r| r.task.as_str()));
+    Overall { length, tasks: tasks.len(), stand_ins: stand_ins::note(&tasks), means: means.collect() }
 }

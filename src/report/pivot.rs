@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 use super::Report;
 use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, setting_name, signed, tokens};
-use super::means;
+use super::{means, stand_ins};
 use crate::error::UsageError;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
@@ -306,10 +306,10 @@ fn caption(table: &Table, rows: &[&SummaryRow], layout: &Layout) -> String {
         .map(|(name, value)| if name == "protocol" { format!("sparse from {value}") } else { value.clone() })
         .collect();
     let mut averaged = Vec::new();
-    let tasks = distinct(rows.iter().map(|r| r.task.as_str())).len();
+    let tasks = distinct(rows.iter().map(|r| r.task.as_str()));
     let lengths = distinct(rows.iter().map(|r| r.length));
-    if !layout.has(&Dimension::Task) && tasks > 1 {
-        averaged.push(format!("{tasks} tasks"));
+    if !layout.has(&Dimension::Task) && tasks.len() > 1 {
+        averaged.push(format!("{} tasks", tasks.len()));
     }
     if !layout.has(&Dimension::Length) {
         match lengths.as_slice() {
@@ -318,15 +318,18 @@ fn caption(table: &Table, rows: &[&SummaryRow], layout: &Layout) -> String {
             several => averaged.push(format!("{} lengths", several.len())),
         }
     }
-    let over = if tasks > 1 && !layout.has(&Dimension::Task) || lengths.len() > 1 && !layout.has(&Dimension::Length) {
-        format!(", mean over {}", averaged.join(" and "))
-    } else if averaged.is_empty() {
-        String::new()
-    } else {
-        format!(", {}", averaged.join(", "))
-    };
+    let over =
+        if tasks.len() > 1 && !layout.has(&Dimension::Task) || lengths.len() > 1 && !layout.has(&Dimension::Length) {
+            format!(", mean over {}", averaged.join(" and "))
+        } else if averaged.is_empty() {
+            String::new()
+        } else {
+            format!(", {}", averaged.join(", "))
+        };
     let shared = if shared.is_empty() { String::new() } else { format!(": {}", shared.join(", ")) };
-    format!("{what}{shared}{over}")
+    let is_mean_of_tasks = tasks.len() > 1 && !layout.has(&Dimension::Task);
+    let note = stand_ins::note(&tasks).filter(|_| is_mean_of_tasks).map_or(String::new(), |note| format!("; {note}"));
+    format!("{what}{shared}{over}{note}")
 }
 
 fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) -> Option<Entry> {
@@ -529,6 +532,15 @@ mod tests {
             "{}",
             tables[0].caption
         );
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let records = ["ruler/vt", "ruler/qa_synth_hop2"].map(|task| at(task, 1024, "full", "", 0, 1.0));
+        let mean = made(&records, &["method"], &["length"], "score").remove(0).caption;
+        assert!(mean.ends_with("for a published one (ruler/qa_synth_hop2 for ruler/qa_2)"), "{mean}");
+        let by_task = made(&records, &["method"], &["task"], "score").remove(0).caption;
+        assert!(!by_task.contains("stand-in"), "{by_task}");
     }
 
     #[test]

@@ -83,8 +83,9 @@ fn means(overall: &Overall) -> String {
         [m.method.clone(), m.params.clone(), format!("{:.1}", m.score), delta].into_iter().chain(measured).collect()
     });
     let place = if overall.length > 0 { format!(", {} tokens", tokens(overall.length)) } else { String::new() };
+    let note = overall.stand_ins.as_ref().map_or(String::new(), |note| format!("note: {note}\n"));
     format!(
-        "\nmean over {} tasks{place}\n{}",
+        "\nmean over {} tasks{place}\n{note}{}",
         overall.tasks,
         lines(headings.map(str::to_owned).into(), rows.collect(), TEXT_COLUMNS).concat()
     )
@@ -125,6 +126,7 @@ fn cells(row: &SummaryRow, columns: &[&Column]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{KvTokens, Record};
     use crate::eval::summary::summarize;
 
     #[test]
@@ -137,6 +139,31 @@ mod tests {
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
         assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
         assert!(lines[6].starts_with("full ") && lines[7].contains("100.0 [100 100]  0.0 [0 0]"), "{text}");
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let text = |second: &str| {
+            let records = ["ruler/vt", second].map(|task| record(task, "full", 0, 1.0));
+            render(&summarize(&records, &[]))
+        };
+        let said = "mean over 2 tasks, 4K tokens\nnote: 1 of 2 tasks is a synthetic stand-in for a published one \
+                    (ruler/qa_synth for ruler/qa_1)\nmethod";
+        assert!(text("ruler/qa_synth").contains(said), "{}", text("ruler/qa_synth"));
+        assert!(text("ruler/qa_1").contains("mean over 2 tasks, 4K tokens\nmethod"), "{}", text("ruler/qa_1"));
+    }
+
+    #[test]
+    fn what_is_held_has_a_column_where_something_was_let_go() {
+        let with = |method: &str, held: f64| Record {
+            kv_tokens: Some(KvTokens { held, context: 4060 }),
+            ..record("ruler/vt", method, 0, 1.0)
+        };
+        let text = render(&summarize(&[with("full", 4060.0), with("snapkv", 790.0)], &[]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[2].ends_with("tokens") && lines[3].ends_with("held"), "{text}");
+        assert!(lines[6].ends_with("8.33") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
+        assert!(!render(&summarize(&[with("full", 4060.0)], &[])).contains("held"));
     }
 
     #[test]
