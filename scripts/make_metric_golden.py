@@ -4,12 +4,13 @@
 The rules are written out independently of the Rust ones, in the language they were published in,
 on top of the packages LongBench names:
 
-    pip install rouge==1.0.1 fuzzywuzzy==0.18.0 jieba==0.42.1      (without python-Levenshtein)
+    pip install rouge==1.0.1 fuzzywuzzy==0.18.0 jieba==0.42.1 python-Levenshtein==0.27.5
     python3 scripts/make_metric_golden.py > tests/golden/metrics.json
 
 Run with CPython 3.11 and the standard recursion limit: two rules depend on it.
 """
 
+import importlib
 import json
 import logging
 import random
@@ -21,10 +22,16 @@ from collections import Counter
 
 warnings.filterwarnings("ignore")
 import jieba  # noqa: E402
-from fuzzywuzzy import fuzz  # noqa: E402
 from rouge import Rouge  # noqa: E402
 
-assert "Levenshtein" not in sys.modules, "golden values are those of difflib"
+# fuzzywuzzy takes python-Levenshtein where it is installed: once without it, and once with it.
+sys.modules["Levenshtein"] = None
+from fuzzywuzzy import fuzz  # noqa: E402
+
+assert "difflib" in fuzz.SequenceMatcher.__module__
+del sys.modules["Levenshtein"], sys.modules["fuzzywuzzy.fuzz"]
+fuzz_levenshtein = importlib.import_module("fuzzywuzzy.fuzz")
+assert fuzz_levenshtein is not fuzz and "difflib" not in fuzz_levenshtein.SequenceMatcher.__module__
 jieba.setLogLevel(logging.ERROR)
 
 
@@ -100,10 +107,13 @@ def count(prediction, answer, _classes):
     return numbers(prediction, str(answer))
 
 
-def code_sim(prediction, answer, _classes):
-    lines = prediction.lstrip("\n").split("\n")
-    kept = [line for line in lines if "`" not in line and "#" not in line and "//" not in line]
-    return fuzz.ratio(kept[0] if kept else "", answer) / 100
+def code_sim(fuzz):
+    def score(prediction, answer, _classes):
+        lines = prediction.lstrip("\n").split("\n")
+        kept = [line for line in lines if "`" not in line and "#" not in line and "//" not in line]
+        return fuzz.ratio(kept[0] if kept else "", answer) / 100
+
+    return score
 
 
 def clean(prediction):
@@ -157,6 +167,8 @@ def squad_f1(prediction, answer):
 
 def coqa(score):
     def mean(prediction, references):
+        # As in lm_eval/tasks/coqa/utils.py, doc_to_target.
+        references = [r for i, r in enumerate(references) if r.lower() not in map(str.lower, references[:i])]
         prediction = prediction.strip().split("\n")[0]
         others = [references[:i] + references[i + 1 :] for i in range(len(references))]
         if len(references) == 1:
@@ -183,7 +195,8 @@ PER_ANSWER = {
     "retrieval": retrieval("Paragraph "),
     "retrieval_zh": retrieval("段落"),
     "count": count,
-    "code_sim": code_sim,
+    "code_sim": code_sim(fuzz),
+    "code_sim_levenshtein": code_sim(fuzz_levenshtein),
 }
 OF_SEVERAL = {
     "coqa_f1": coqa(squad_f1),
@@ -335,6 +348,23 @@ CONVERSATIONS = [
     ("\n\nAnn", ["Ann"]),
     ("In 1,492", ["1492", "in 1492", "fifteenth century"]),
 ]
+# Answers that are there several times; lm-eval counts them once.
+REPEATED_ANSWERS = [
+    ("Ann", ["Ann", "ann", "she"]),
+    ("Ann", ["Ann", "ANN", "Ann"]),
+    ("Ann Lee", ["Ann", "nobody", "Nobody", "Ann", "Lee"]),
+    ("the Ann", ["Ann", "the Ann", "THE ANN"]),
+    ("ΟΔΟΣ", ["οδος", "ΟΔΟΣ", "street"]),
+]
+
+
+def code_pairs():
+    """Lines like each other; halves of a percent come up, where the order of operations decides."""
+    draw = random.Random(5)
+    for n, m in [(8, 8), (40, 40), (16, 24), (100, 100), (80, 120), (13, 27)] * 6:
+        line = "".join(draw.choice("abcdef (=.é") for _ in range(n))
+        other = [draw.choice(line) if draw.random() < 0.5 else draw.choice("xyz") for _ in range(m)]
+        yield line, ["".join(other), line[: n // 2] + "z" * (m - n // 2)]
 
 
 def mixed_chinese():
@@ -373,6 +403,11 @@ def cases():
         yield from ((metric, p, refs, []) for p, refs in SUMS)
     for metric in OF_SEVERAL:
         yield from ((metric, p, refs, []) for p, refs in CONVERSATIONS)
+    for metric in OF_SEVERAL:
+        yield from ((metric, p, refs, []) for p, refs in REPEATED_ANSWERS)
+    for metric in ("code_sim", "code_sim_levenshtein"):
+        yield from ((metric, p, refs, []) for p, refs in code_pairs())
+    yield from (("code_sim_levenshtein", p, refs, []) for p, refs in CODE)
 
 
 def score(metric, prediction, references, classes):

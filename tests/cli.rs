@@ -241,7 +241,7 @@ fn unknown_names_suggest_the_nearest() {
 
 #[test]
 fn budgets_out_of_range_and_malformed_specs() {
-    refused(&["-m", "topk:k=0"], "`k=0` is out of range", "whole number from 1");
+    refused(&["-m", "quest:k=0"], "`k=0` is out of range", "whole number from 1");
     refused(&["-m", "topk:k=-3"], "`k=-3`", "whole number from 1");
     refused(&["-m", "topk:k=x"], "`k=x`", "whole number from 1");
     refused(&["-m", "topk:ratio=1.5"], "`ratio=1.5` is out of range", "at most 1");
@@ -943,7 +943,7 @@ const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,c
                        decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
-                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm";
+                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
@@ -1158,6 +1158,53 @@ fn exported_examples_are_those_of_an_evaluation() {
     let nowhere = ["-t", "ruler/vt", "--out", "/nonexistent/folder/vt.jsonl"];
     export(&nowhere).fails(2, "cannot write /nonexistent/folder/vt.jsonl", "another --out file");
     export(&["-t", "ruler/vt", "--model", "/nowhere"]).fails(2, "does not exist", "config.json");
+}
+
+#[test]
+fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
+    let out = out();
+    let methods = ["-m", "topk:k=0", "-m", "snapkv:k=24,window=8", "-m", "streaming_llm:window=64,slide=false"];
+    let run = spattn(&["eval", "-t", "ruler/vt", "-t", "ruler/qa_synth", "-l", "512", "-n", "1", "--out", out.arg()]);
+    let ran = run.args(&methods).ok();
+    let note = "1 of 2 tasks is a synthetic stand-in for a published one (ruler/qa_synth for ruler/qa_1)";
+    ran.check(ran.stdout.contains(&format!("\nnote: {note}\nmethod")), "the mean's note");
+    ran.check(ran.stdout.contains("tokens\n") && ran.stdout.contains("held\n"), "a column of what is held");
+    let page = out.read("summary.md");
+    assert!(page.contains(&format!("{note}.")) && page.contains("| tokens held |"), "{page}");
+    let html = out.read("report.html");
+    assert!(html.contains(r#""stand_ins":{"ruler/qa_synth":"ruler/qa_1"}"#), "the page has what its note is made of");
+    for record in out.records().values() {
+        let (held, context) =
+            (record["kv_tokens"]["held"].as_f64().unwrap(), record["kv_tokens"]["context"].as_u64().unwrap());
+        let (prefix, steps) = (record["prefix_tokens"].as_u64().unwrap(), record["steps"].as_u64().unwrap());
+        assert_eq!(context, prefix + steps);
+        match record["method"].as_str().unwrap() {
+            "full" | "topk" => assert_eq!(held, context as f64),
+            "streaming_llm" => assert_eq!(held, (4 + 64 + steps) as f64),
+            // Two query heads choose for themselves; sink and window are theirs together.
+            "snapkv" => assert!(held > (4 + 64 + 24 + steps) as f64 && held <= (4 + 64 + 48 + steps) as f64, "{held}"),
+            other => panic!("{other}"),
+        }
+    }
+    spattn(&["eval", "--sparse-from", "prefill", "-m", "streaming_llm:slide=false"]).fails(2, "slide=false", "");
+}
+
+#[test]
+fn examples_are_exported_for_a_model_without_weights() {
+    let folder = TempDir::new().unwrap();
+    let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        fs::copy(builtin.join(file), folder.path().join(file)).unwrap();
+    }
+    let model = folder.path().to_str().unwrap();
+    let export =
+        |model: &str| spattn(&["data", "export-eval", "-t", "ruler/vt", "-l", "512", "-n", "2", "--model", model]);
+    let without_weights = export(model).ok().stdout;
+    assert_eq!(without_weights.lines().count(), 2);
+    assert_eq!(without_weights, export("builtin").ok().stdout);
+    spattn(&["eval", "-t", "ruler/vt", "--model", model]).fails(2, "no safetensors weights", "config.json");
+    fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+    export(model).fails(2, "no tokenizer.json", "config.json");
 }
 
 #[test]

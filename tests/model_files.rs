@@ -673,6 +673,24 @@ fn a_model_is_downloaded_once_and_then_needs_no_network() {
 }
 
 #[test]
+fn texts_are_downloaded_without_the_weights_and_the_weights_when_they_are_wanted() {
+    let (remote, cache) = (copy_of("qwen3"), TempDir::new().unwrap());
+    let hub = Hub::start(remote.path().to_owned());
+    let source = ModelSource::parse("org/model").unwrap();
+    let options = options(&cache, &hub.address);
+    let texts = source.resolve_texts_with(&options).unwrap();
+    assert_eq!((texts.id.as_str(), texts.revision.as_deref()), ("org/model", Some(COMMIT)));
+    let snapshot = cache.path().join("models--org--model/snapshots").join(COMMIT);
+    assert!(snapshot.join("tokenizer.json").is_file() && !snapshot.join("model.safetensors").exists());
+    let requests = hub.requests();
+    source.resolve_texts_with(&options).unwrap();
+    assert_eq!(hub.requests(), requests, "the cache has them all");
+    let error = hub_error("org/model", &HubOptions { offline: true, ..options.clone() });
+    assert!(error.what.contains("`model.safetensors` is not in the cache"), "{}", error.what);
+    assert!(source.resolve_with(&options).is_ok() && snapshot.join("model.safetensors").is_file());
+}
+
+#[test]
 fn a_cache_filled_by_other_tools_is_used_with_a_word_about_what_it_lacks() {
     let (remote, cache) = (copy_of("qwen3"), TempDir::new().unwrap());
     let root = cache.path().join("models--org--model");

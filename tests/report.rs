@@ -150,6 +150,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         aux_bits: 32.0,
         kv_bytes_per_token: 4096.0,
         kv_bytes_held: Some(1 << 20),
+        kv_tokens: None,
         prefill_s: 0.3,
         prefill_reused_s: 0.0,
         reused_tokens: 0,

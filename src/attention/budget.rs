@@ -30,6 +30,11 @@ impl Budget {
         }
     }
 
+    /// Whether nothing is ever to be picked.
+    pub fn is_none(self) -> bool {
+        self == Budget::Tokens(0)
+    }
+
     /// Blocks of `size` tokens to pick; tokens and ratios are rounded up to whole blocks, a density to the nearest.
     pub fn blocks(self, context: Context, size: usize) -> usize {
         let tokens = self.tokens(context);

@@ -358,6 +358,23 @@ impl Fork {
     /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
     /// context, less what its method has let go.
     pub fn kv_bytes_held(&self) -> u64 {
+        let of_layer = |(layer, tokens): (usize, usize)| {
+            let keys = &self.prefix.layer(layer).keys;
+            tokens * 2 * keys.d() * keys.dtype().bytes()
+        };
+        self.tokens_held().into_iter().enumerate().map(of_layer).sum::<usize>() as u64
+    }
+
+    /// Tokens whose keys and values this run alone has to keep at this point, mean over layers and KV heads; what any
+    /// query head of a group keeps, its KV head keeps.
+    pub fn kv_tokens_held(&self) -> f64 {
+        let held = self.tokens_held();
+        let kv_heads: usize = (0..held.len()).map(|layer| self.prefix.layer(layer).keys.kv_heads()).sum();
+        held.iter().sum::<usize>() as f64 / kv_heads.max(1) as f64
+    }
+
+    /// Tokens that each layer has to keep, summed over its KV heads.
+    fn tokens_held(&self) -> Vec<usize> {
         let total = self.tokens();
         let exact = self.method.method.exact(&self.method.policy, self.prefix.tokens(), total);
         let fixed = exact.sink + total - exact.recent;
@@ -365,16 +382,15 @@ impl Fork {
             self.method.method.held(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
         };
         let of_layer = |layer: usize| {
-            let (keys, indexes) = (&self.prefix.layer(layer).keys, &self.indexes.by_layer[layer]);
-            let tokens = match (self.dense[layer], indexes.is_empty()) {
-                (true, _) => keys.kv_heads() * total,
+            let (kv_heads, indexes) = (self.prefix.layer(layer).keys.kv_heads(), &self.indexes.by_layer[layer]);
+            match (self.dense[layer], indexes.is_empty()) {
+                (true, _) => kv_heads * total,
                 // Without an index there was nothing to pick: what is not exact now has left for good.
-                (false, true) => keys.kv_heads() * fixed,
+                (false, true) => kv_heads * fixed,
                 (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
-            };
-            tokens * 2 * keys.d() * keys.dtype().bytes()
+            }
         };
-        (0..self.prefix.layers()).map(of_layer).sum::<usize>() as u64
+        (0..self.prefix.layers()).map(of_layer).collect()
     }
 
     /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its

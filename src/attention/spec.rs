@@ -176,8 +176,12 @@ impl Params {
     }
 
     fn parse_positive(&self, key: &str, text: &str) -> Result<usize, UsageError> {
-        let number: Option<usize> = text.parse().ok().filter(|number| *number > 0);
-        number.ok_or_else(|| self.bad_value(key, text, "a whole number from 1"))
+        self.parse_from(1, key, text)
+    }
+
+    fn parse_from(&self, least: usize, key: &str, text: &str) -> Result<usize, UsageError> {
+        let number: Option<usize> = text.parse().ok().filter(|number| *number >= least);
+        number.ok_or_else(|| self.bad_value(key, text, &format!("a whole number from {least}")))
     }
 
     /// The value of `key`, or `default`; becomes part of the canonical form.
@@ -247,9 +251,19 @@ impl Params {
 
     /// A budget of tokens: `k` tokens, `ratio` of the context, or a `density`; `default` if none is given.
     pub fn budget(&mut self, default: Budget) -> Result<Budget, UsageError> {
+        self.budget_of_at_least(1, default)
+    }
+
+    /// As [`budget`](Self::budget), for methods that are still themselves with `k=0`: what they attend anyway, and
+    /// nothing else.
+    pub fn budget_from_zero(&mut self, default: Budget) -> Result<Budget, UsageError> {
+        self.budget_of_at_least(0, default)
+    }
+
+    fn budget_of_at_least(&mut self, least: usize, default: Budget) -> Result<Budget, UsageError> {
         let budget = match self.take_one_of(&["k", "ratio", DENSITY])? {
             None => default,
-            Some((key @ "k", text)) => Budget::Tokens(self.parse_positive(key, &text)?),
+            Some((key @ "k", text)) => Budget::Tokens(self.parse_from(least, key, &text)?),
             Some((key @ "ratio", text)) => Budget::Ratio(self.parse_share(key, &text)?),
             Some((key, text)) => Budget::Density(self.parse_share(key, &text)?),
         };

@@ -17,8 +17,8 @@ use crate::tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
 
 /// Write the examples that `spattn eval` would run, as rows in RULER's fields.
 ///
-/// The same task, length, seed, data and tokenizer give the same examples as in an evaluation. Only the model's
-/// tokenizer is used, to fill the lengths.
+/// The same task, length, seed, data and tokenizer give the same examples as in an evaluation. Only the model's config and
+/// tokenizer are used, to fill the lengths: weights need not be there, and are not downloaded.
 #[derive(Debug, Args)]
 #[command(after_help = "Format: one JSON object a line with index, task, input, answer_prefix, outputs, length (tokens
 of the prompt and of the longest answer) and source. The model reads input and answer_prefix joined.
@@ -120,9 +120,10 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
         let what = format!("`{}` is a prepared file: there is nothing to generate", file.name());
         return Err(UsageError::new(what).hint("give tasks that are generated, such as ruler/vt").into());
     }
-    let files = ModelSource::parse(&args.model)?.resolve()?;
+    let texts = ModelSource::parse(&args.model)?.resolve_texts()?;
+    texts.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let tokenizer_options = TokenizerOptions { chat: !args.no_chat, ..TokenizerOptions::default() };
-    let tokenizer = Tokenizer::load(&files, &files.config()?, tokenizer_options)?;
+    let tokenizer = Tokenizer::load(&texts, &texts.config()?, tokenizer_options)?;
     let counter = Counter(&tokenizer);
     let mut out: Box<dyn Write> = match &args.out {
         Some(path) => Box::new(BufWriter::new(create(path)?)),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::record::{Fidelity, FidelitySpread, HeadFidelity, Spread, four_digits};
+use super::record::{Fidelity, FidelitySpread, HeadFidelity, KvTokens, Spread, four_digits};
 use super::stats;
 use crate::attention::{
     Configured, Fork, IndexCache, IndexTime, PromptNeed, PromptStats, RecentQueries, SparsePrefill,
@@ -142,6 +142,8 @@ pub struct Run {
     pub kv_bytes_per_step: f64,
     /// Bytes of K and V that the method alone would have to keep in the end.
     pub kv_bytes_held: u64,
+    /// The same in tokens.
+    pub kv_tokens: KvTokens,
     /// Closeness to exact attention, if asked for.
     pub fidelity: Option<Fidelity>,
 }
@@ -549,6 +551,7 @@ impl Run {
             aux_bits: fork.aux_bits(),
             kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / steps.max(1) as f64,
             kv_bytes_held: fork.kv_bytes_held(),
+            kv_tokens: KvTokens { held: fork.kv_tokens_held(), context: fork.tokens() },
             density_by_layer: fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),
             density_spread: spread(fork, &densities(fork)),
             solved: fork.solved().map(str::to_owned),

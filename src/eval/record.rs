@@ -99,6 +99,9 @@ pub struct Record {
     /// context, less what it evicted; `None` in records from before it was kept.
     #[serde(default)]
     pub kv_bytes_held: Option<u64>,
+    /// The same in tokens; `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_tokens: Option<KvTokens>,
     /// Seconds of the prefill, dense and shared by all methods of the example, or the method's own if that is sparse from
     /// the first token. Tokens that were read for an example before count with the time that took.
     pub prefill_s: f64,
@@ -163,6 +166,23 @@ impl fmt::Display for Conditions {
         let fidelity = if *fidelity { ", with --fidelity" } else { "" };
         let cpu = cpu.as_deref().unwrap_or("a processor without a name");
         write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}")
+    }
+}
+
+/// Tokens whose keys and values a method keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct KvTokens {
+    /// Those it would have to keep in the end, mean over layers and KV heads: what any query head of a group keeps, its KV
+    /// head keeps.
+    pub held: f64,
+    /// All in context.
+    pub context: usize,
+}
+
+impl KvTokens {
+    /// Whether any were let go.
+    pub fn is_evicting(&self) -> bool {
+        self.held < self.context as f64
     }
 }
 
@@ -448,6 +468,9 @@ pub struct SummaryRow {
     pub acc: Option<f64>,
     /// The same by log-likelihood over characters.
     pub acc_norm: Option<f64>,
+    /// Mean tokens of which K and V have to be kept in the end, over layers and KV heads; empty where nothing was let go.
+    #[serde(default)]
+    pub kv_tokens_held: Option<f64>,
 }
 
 #[cfg(test)]
@@ -492,6 +515,7 @@ pub(crate) mod tests {
             aux_bits: 32.0,
             kv_bytes_per_token: 4096.0,
             kv_bytes_held: Some(1 << 20),
+            kv_tokens: None,
             prefill_s: 1.0,
             prefill_reused_s: 0.0,
             reused_tokens: 0,

@@ -604,6 +604,7 @@ impl Runner<'_> {
             aux_bits: run.aux_bits,
             kv_bytes_per_token: run.kv_bytes_per_step,
             kv_bytes_held: Some(run.kv_bytes_held),
+            kv_tokens: Some(run.kv_tokens),
             prefill_s: reading.time.as_secs_f64(),
             prefill_reused_s: reading.reused.as_secs_f64(),
             reused_tokens: reading.reused_tokens,

@@ -212,6 +212,7 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         same_top: over_text(|l| 100.0 * total(l, |l| l.same_top) / total(l, |l| l.tokens)),
         acc: right(|c| c.most_likely),
         acc_norm: right(|c| c.most_likely_by_length),
+        kv_tokens_held: tokens_held(cell),
     }
 }
 
@@ -289,6 +290,12 @@ fn mean_of_known(cell: &Cell, of: impl Fn(&Record) -> Option<f64>) -> Option<f64
 /// Mean over the records that have it.
 fn bytes_held(cell: &Cell) -> Option<f64> {
     mean_of_known(cell, |r| r.kv_bytes_held.map(|bytes| bytes as f64))
+}
+
+/// Mean over the records that have it, if anything was let go in any of them.
+fn tokens_held(cell: &Cell) -> Option<f64> {
+    let evicts = cell.records.iter().filter_map(|r| r.kv_tokens).any(|kv| kv.is_evicting());
+    mean_of_known(cell, |r| r.kv_tokens.map(|kv| kv.held)).filter(|_| evicts)
 }
 
 fn fidelity(cell: &Cell, of: impl Fn(&Fidelity) -> Option<f64>) -> Option<f64> {

@@ -114,6 +114,8 @@ pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
 pub(super) enum Wanted<'a> {
     /// A model: config, tokenizer, weights, and those of the optional files that it has.
     Model,
+    /// A model's config and tokenizer, and those of the optional files that it has, without the weights.
+    Texts,
     /// The files of a data set that match one of these patterns ([`is_match`]).
     Data(&'a [&'a str]),
 }
@@ -121,14 +123,14 @@ pub(super) enum Wanted<'a> {
 impl Wanted<'_> {
     fn repo_type(self) -> RepoType {
         match self {
-            Self::Model => RepoType::Model,
+            Self::Model | Self::Texts => RepoType::Model,
             Self::Data(_) => RepoType::Dataset,
         }
     }
 
     fn noun(self) -> &'static str {
         match self {
-            Self::Model => "model",
+            Self::Model | Self::Texts => "model",
             Self::Data(_) => "data set",
         }
     }
@@ -136,7 +138,7 @@ impl Wanted<'_> {
     /// The option that tells the hub's own tool about the kind of repository.
     fn tool_option(self) -> &'static str {
         match self {
-            Self::Model => "",
+            Self::Model | Self::Texts => "",
             Self::Data(_) => " --repo-type dataset",
         }
     }
@@ -144,7 +146,7 @@ impl Wanted<'_> {
     /// What is missing if nothing is there.
     fn first(self) -> String {
         match self {
-            Self::Model => format!("`{CONFIG}`"),
+            Self::Model | Self::Texts => format!("`{CONFIG}`"),
             Self::Data(_) => "the data set".to_owned(),
         }
     }
@@ -270,6 +272,7 @@ impl Place<'_> {
         let quoted = |name: String| format!("`{name}`");
         match self.wanted {
             Wanted::Model => self.first_missing_of_model(commit).map(quoted),
+            Wanted::Texts => self.first_missing_text(commit).map(quoted),
             Wanted::Data(patterns) => match self.wanted_names(commit, patterns) {
                 Some(names) if !names.is_empty() => {
                     let folder = self.folder(commit);
@@ -280,11 +283,16 @@ impl Place<'_> {
         }
     }
 
+    fn first_missing_text(&self, commit: &str) -> Option<String> {
+        let folder = self.folder(commit);
+        [CONFIG, TOKENIZER].into_iter().find(|name| !folder.join(name).is_file()).map(str::to_owned)
+    }
+
     fn first_missing_of_model(&self, commit: &str) -> Option<String> {
         let folder = self.folder(commit);
         let missing = |name: &str| !folder.join(name).is_file();
-        if let Some(name) = [CONFIG, TOKENIZER].into_iter().find(|n| missing(n)) {
-            return Some(name.to_owned());
+        if let Some(name) = self.first_missing_text(commit) {
+            return Some(name);
         }
         if !missing(SINGLE_FILE) {
             return None;
@@ -299,7 +307,7 @@ impl Place<'_> {
     /// Whether the cache tells that there is nothing more to find for the commit.
     fn is_known(&self, commit: &str) -> bool {
         match self.wanted {
-            Wanted::Model => self.unknown(commit).is_empty(),
+            Wanted::Model | Wanted::Texts => self.unknown(commit).is_empty(),
             Wanted::Data(patterns) => self.wanted_names(commit, patterns).is_some(),
         }
     }
@@ -329,7 +337,7 @@ impl Place<'_> {
             (Some(commit), None) => {
                 let doubt = match self.wanted {
                     // Only this one changes prompts.
-                    Wanted::Model => self
+                    Wanted::Model | Wanted::Texts => self
                         .unknown(&commit)
                         .contains(&TOKENIZER_CONFIG)
                         .then(|| format!("{}: `{TOKENIZER_CONFIG}` is not in the cache ({reason})", self.repo)),
@@ -386,6 +394,7 @@ impl Place<'_> {
         }
         match self.wanted {
             Wanted::Model => self.fetch_model(api, info)?,
+            Wanted::Texts => self.fetch_texts(api, info)?,
             Wanted::Data(patterns) => self.fetch_data(api, info, patterns)?,
         }
         if self.revision != commit {
@@ -417,6 +426,12 @@ impl Place<'_> {
     }
 
     fn fetch_model(&self, api: &Api, info: &RepoInfo) -> Result<()> {
+        self.fetch_texts(api, info)?;
+        let has = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
+        self.fetch_weights(api, &info.sha, has(SINGLE_FILE), has(INDEX_FILE))
+    }
+
+    fn fetch_texts(&self, api: &Api, info: &RepoInfo) -> Result<()> {
         let commit = &info.sha;
         let has = |name: &str| info.siblings.iter().any(|s| s.rfilename == name);
         for name in OPTIONAL {
@@ -429,7 +444,7 @@ impl Place<'_> {
             }
             self.fetch(api, commit, name)?;
         }
-        self.fetch_weights(api, commit, has(SINGLE_FILE), has(INDEX_FILE))
+        Ok(())
     }
 
     fn fetch_weights(&self, api: &Api, commit: &str, single: bool, index: bool) -> Result<()> {

@@ -101,10 +101,10 @@ impl OpenModel {
             writable_calibration,
             dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
             weights_sha256: files.weights.sha256()?,
-            id: files.id,
-            revision: files.revision,
+            id: files.texts.id,
+            revision: files.texts.revision,
             tokenizer,
-            notes: files.notes,
+            notes: files.texts.notes,
             weights: files.weights,
         })
     }

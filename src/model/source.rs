@@ -1,11 +1,12 @@
 //! Where a model comes from: built into the program, a folder, or the Hugging Face hub.
 //!
 //! Whatever the source, the result is the same [`ModelFiles`]: texts read, weights opened but not
-//! loaded. What the texts mean is the business of [`config`](super::config) and
+//! loaded; or the [`ModelTexts`] alone, for those who need a tokenizer and no weights. What the texts mean is the business of [`config`](super::config) and
 //! [`tokenizer`](super::tokenizer); downloads are in [`hub`].
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -92,6 +93,28 @@ impl ModelSource {
         }
     }
 
+    /// The texts of a model alone: weights are neither looked for nor downloaded.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve), but for weights.
+    pub fn resolve_texts(&self) -> Result<ModelTexts> {
+        match self {
+            Self::Hub { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
+            Self::Builtin => Ok(builtin_texts()),
+            Self::Folder(path) => ModelTexts::from_folder(path, self.to_string()),
+        }
+    }
+
+    /// As [`resolve_texts`](Self::resolve_texts), with given options for the hub.
+    pub fn resolve_texts_with(&self, options: &HubOptions) -> Result<ModelTexts> {
+        let Self::Hub { repo, revision } = self else { return self.resolve_texts() };
+        let snapshot = hub::snapshot(repo, revision.as_deref(), Wanted::Texts, options)?;
+        let mut texts = ModelTexts::from_folder(&snapshot.folder, self.to_string())?;
+        texts.revision = Some(snapshot.commit);
+        texts.notes.extend(snapshot.notes);
+        Ok(texts)
+    }
+
     /// As [`resolve`](Self::resolve), with given options for the hub.
     pub fn resolve_with(&self, options: &HubOptions) -> Result<ModelFiles> {
         let Self::Hub { repo, revision } = self else { return self.resolve() };
@@ -132,14 +155,37 @@ pub struct TextFile {
 /// The files of a model: texts read, weights opened.
 #[derive(Debug)]
 pub struct ModelFiles {
+    /// All but the weights.
+    pub texts: ModelTexts,
+    /// The weights.
+    pub weights: Weights,
+    /// Where calibration artefacts are looked for.
+    pub calibration: CalibrationPlace,
+}
+
+impl Deref for ModelFiles {
+    type Target = ModelTexts;
+
+    fn deref(&self) -> &ModelTexts {
+        &self.texts
+    }
+}
+
+impl DerefMut for ModelFiles {
+    fn deref_mut(&mut self) -> &mut ModelTexts {
+        &mut self.texts
+    }
+}
+
+/// What the files of a model say besides its weights.
+#[derive(Debug)]
+pub struct ModelTexts {
     /// The model as records name it: `builtin`, the folder, or the hub id.
     pub id: String,
     /// Commit on the hub, where there is one.
     pub revision: Option<String>,
     /// [`CONFIG`].
     pub config: TextFile,
-    /// The weights.
-    pub weights: Weights,
     /// [`TOKENIZER`].
     pub tokenizer: TextFile,
     /// [`TOKENIZER_CONFIG`].
@@ -148,8 +194,6 @@ pub struct ModelFiles {
     pub generation_config: Option<TextFile>,
     /// [`CHAT_TEMPLATE`].
     pub chat_template: Option<TextFile>,
-    /// Where calibration artefacts are looked for.
-    pub calibration: CalibrationPlace,
     /// What the user should know about how the files were found, a line each.
     pub notes: Vec<String>,
 }
@@ -157,25 +201,30 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// The files in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve`].
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
-        let required = |name: &str| {
-            let found = optional(folder, name)?;
-            found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
-        };
-        let (config, tokenizer) = (required(CONFIG)?, required(TOKENIZER)?);
+        let texts = ModelTexts::from_folder(folder, id)?;
         let weights = Weights::open_folder(folder).map_err(|e| match e {
             WeightsError::NoWeights { .. } => UsageError::new(e.to_string()).hint(FOLDER_HINT).into(),
             other => anyhow::Error::from(other),
         })?;
+        Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)) })
+    }
+}
+
+impl ModelTexts {
+    /// The texts in `folder`; `id` is how records name the model. Errors as for [`ModelSource::resolve_texts`].
+    pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
+        let required = |name: &str| {
+            let found = optional(folder, name)?;
+            found.ok_or_else(|| anyhow::Error::from(missing_file(folder, name)))
+        };
         Ok(Self {
             id,
             revision: None,
-            config,
-            weights,
-            tokenizer,
+            config: required(CONFIG)?,
+            tokenizer: required(TOKENIZER)?,
             tokenizer_config: optional(folder, TOKENIZER_CONFIG)?,
             generation_config: optional(folder, GENERATION_CONFIG)?,
             chat_template: optional(folder, CHAT_TEMPLATE)?,
-            calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)),
             notes: Vec::new(),
         })
     }
@@ -214,20 +263,23 @@ macro_rules! builtin_file {
 }
 
 fn builtin() -> Result<ModelFiles> {
-    let file = |name: &str, text: &'static str| TextFile { name: format!("{BUILTIN}/{name}"), text: text.into() };
     let weights: &'static [u8] = builtin_file!(include_bytes, "model.safetensors");
-    Ok(ModelFiles {
+    let weights = Weights::from_bytes("builtin/model.safetensors", weights)?;
+    Ok(ModelFiles { texts: builtin_texts(), weights, calibration: CalibrationPlace::Embedded })
+}
+
+fn builtin_texts() -> ModelTexts {
+    let file = |name: &str, text: &'static str| TextFile { name: format!("{BUILTIN}/{name}"), text: text.into() };
+    ModelTexts {
         id: BUILTIN.to_owned(),
         revision: None,
         config: file(CONFIG, builtin_file!(include_str, "config.json")),
-        weights: Weights::from_bytes("builtin/model.safetensors", weights)?,
         tokenizer: file(TOKENIZER, builtin_file!(include_str, "tokenizer.json")),
         tokenizer_config: Some(file(TOKENIZER_CONFIG, builtin_file!(include_str, "tokenizer_config.json"))),
         generation_config: Some(file(GENERATION_CONFIG, builtin_file!(include_str, "generation_config.json"))),
         chat_template: None,
-        calibration: CalibrationPlace::Embedded,
         notes: Vec::new(),
-    })
+    }
 }
 
 #[cfg(test)]

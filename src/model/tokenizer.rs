@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{ChatTemplate, Message};
 use super::config::{ModelConfig, token_ids};
-use super::source::{ModelFiles, TextFile};
+use super::source::{ModelTexts, TextFile};
 use super::weights::sha256_hex;
 use crate::error::UsageError;
 
@@ -82,7 +82,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// A file that is malformed, with its name.
-    pub fn load(files: &ModelFiles, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
+    pub fn load(files: &ModelTexts, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
         let settings = object(files.tokenizer_config.as_ref())?;
         let generation = object(files.generation_config.as_ref())?;
         let mut inner = read_tokenizer(&files.tokenizer)?;
@@ -309,7 +309,7 @@ fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-fn chat_template(files: &ModelFiles, settings: &Map<String, Value>) -> Result<Option<ChatTemplate>, UsageError> {
+fn chat_template(files: &ModelTexts, settings: &Map<String, Value>) -> Result<Option<ChatTemplate>, UsageError> {
     let named = |key: &str| settings.get(key).and_then(token_text);
     let (source, file) = match (&files.chat_template, &files.tokenizer_config) {
         (Some(own), _) => (own.text.as_ref(), own.name.as_str()),

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 47] = [
+pub const COLUMNS: [&str; 48] = [
     "model",
     "task",
     "length",
@@ -52,6 +52,7 @@ pub const COLUMNS: [&str; 47] = [
     "same_top",
     "acc",
     "acc_norm",
+    "kv_tokens_held",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -70,7 +71,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 47] {
+fn fields(r: &SummaryRow) -> [String; 48] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -123,6 +124,7 @@ fn fields(r: &SummaryRow) -> [String; 47] {
         optional(r.same_top, PERCENT),
         optional(r.acc, PERCENT),
         optional(r.acc_norm, PERCENT),
+        optional(r.kv_tokens_held, SIZE),
     ]
 }
 

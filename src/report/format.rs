@@ -63,6 +63,9 @@ pub const CHOICE: [Column; 2] = [
     column("acc_norm %", |r| r.acc_norm.map_or(String::new(), |a| format!("{a:.1}"))),
 ];
 
+/// What methods that evict have to keep, shown where one did.
+pub const HELD: [Column; 1] = [column("tokens held", |r| optional(r.kv_tokens_held))];
+
 fn optional(x: Option<f64>) -> String {
     x.map_or(String::new(), number)
 }
@@ -74,13 +77,14 @@ pub const FIDELITY: [Column; 3] = [
     column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
 ];
 
-/// The columns for these rows: number, score and [`MEASURED`], and those of [`LIKELIHOOD`], [`CHOICE`] and
+/// The columns for these rows: number, score and [`MEASURED`], and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
 /// [`FIDELITY`] that any row has.
 pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     let shown = |columns: &'static [Column], has: fn(&SummaryRow) -> bool| {
         if rows.iter().any(has) { columns } else { &[] }
     };
     let extra = [
+        shown(&HELD, |r| r.kv_tokens_held.is_some()),
         shown(&LIKELIHOOD, |r| r.bits_per_byte.is_some()),
         shown(&CHOICE, |r| r.acc.is_some()),
         shown(&FIDELITY, |r| r.output_error.is_some()),
@@ -102,7 +106,7 @@ pub fn direction(row: &SummaryRow) -> &'static str {
     }
 }
 
-/// What the headings of perplexity and options mean; empty if there are none.
+/// What the headings of columns mean that only some results have; empty if there are none.
 pub fn extra_legend(rows: &[SummaryRow]) -> String {
     let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
         the bootstrap interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
@@ -111,7 +115,12 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
         same top: scored tokens at which the most probable token is that of full attention.";
     let choice = " acc, acc_norm: questions whose right option is the most likely one, by log-likelihood and by \
         log-likelihood over characters.";
+    let held = " tokens held: tokens whose K and V a method that evicts has to keep in the end, mean over layers and KV \
+        heads, where a KV head keeps what any of its query heads does; empty where nothing was let go.";
     let mut text = String::new();
+    if rows.iter().any(|r| r.kv_tokens_held.is_some()) {
+        text.push_str(held);
+    }
     if rows.iter().any(|r| r.bits_per_byte.is_some()) {
         text.push_str(perplexity);
     }

@@ -81,6 +81,7 @@ fn all_warnings(report: &Report) -> String {
 fn means(table: &MeanTable) -> String {
     let title = table.title();
     let mut text = format!("\n### {}{}{}\n\n", title[..1].to_uppercase(), &title[1..], at(table.rows[0].length));
+    table.notes.iter().for_each(|note| text.push_str(&format!("{note}.\n\n")));
     let columns = mean_columns(&table.rows);
     text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
     text.push_str(&rule(2, columns.len()));
@@ -88,7 +89,6 @@ fn means(table: &MeanTable) -> String {
         let name = [row.method.clone(), row.params.clone()];
         text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
     }
-    table.notes.iter().for_each(|note| text.push_str(&format!("\n{note}\n")));
     text
 }
 
@@ -186,6 +186,7 @@ fn rule(text: usize, numbers: usize) -> String {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{KvTokens, Record};
 
     #[test]
     fn the_page_has_every_part() {
@@ -207,6 +208,27 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let records = ["ruler/vt", "ruler/qa_synth"].map(|task| record(task, "full", 0, 1.0));
+        let page = render(&Report::new(&records, &[]), &[], &[]);
+        let said = "### Mean over 2 tasks, 4K tokens\n\n1 of 2 tasks is a synthetic stand-in for a published one \
+                    (ruler/qa_synth for ruler/qa_1).\n\n| method";
+        assert!(page.contains(said), "{page}");
+    }
+
+    #[test]
+    fn what_is_held_is_in_the_page_where_something_was_let_go() {
+        let held = KvTokens { held: 790.5, context: 4060 };
+        let records = [
+            record("ruler/vt", "full", 0, 1.0),
+            Record { kv_tokens: Some(held), ..record("ruler/vt", "snapkv", 0, 1.0) },
+        ];
+        let page = render(&Report::new(&records, &[]), &[], &[]);
+        assert!(page.contains("| ms/token | tokens held |"), "{page}");
+        assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head keeps what any"), "{page}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::eval::stats::{self, Interval};
 use crate::eval::summary::{Cell, REFERENCE, SEED};
 
 use super::format::distinct;
+use super::stand_ins;
 
 /// Mean of the scores of several rows, each of the same weight, in percent; `cells` are their records.
 pub fn score(rows: &[&SummaryRow], cells: &[&Cell]) -> Option<Interval> {
@@ -93,11 +94,12 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTab
         let having = settings.iter().zip(&sets).filter(|(_, set)| set.is_superset(&tasks));
         let of_tasks = |of: &[usize]| of.iter().copied().filter(|i| tasks.contains(rows[*i].task.as_str())).collect();
         let averaged: Vec<Vec<usize>> = having.map(|(of, _)| of_tasks(of)).collect();
+        let tasks: Vec<&str> = all.iter().copied().filter(|task| tasks.contains(task)).collect();
         MeanTable {
-            tasks: all.iter().filter(|task| tasks.contains(*task)).map(|task| (*task).to_owned()).collect(),
             of: all.len(),
             rows: averaged.iter().filter_map(|of| mean_row(of, rows, cells)).collect(),
-            notes: other_examples(&averaged, cells).into_iter().collect(),
+            notes: stand_ins::note(&tasks).into_iter().chain(other_examples(&averaged, cells)).collect(),
+            tasks: tasks.into_iter().map(str::to_owned).collect(),
         }
     };
     let mut tables: Vec<MeanTable> = shared_sets(&sets).into_iter().filter(|s| s.len() > 1).map(table).collect();

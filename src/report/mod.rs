@@ -16,6 +16,7 @@ pub mod table;
 
 mod format;
 mod means;
+mod stand_ins;
 
 use std::fs;
 use std::path::{Path, PathBuf};

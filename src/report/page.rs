@@ -4,7 +4,7 @@
 //! figures as SVG, and the samples as compressed columns, so that tens of thousands of them load at once. Text of models
 //! and data sets is never markup: it reaches the page as JSON and is shown as text.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
 
 use anyhow::Result;
@@ -18,6 +18,7 @@ use super::Report;
 use super::format::{LEGEND, distinct, extra_legend};
 use super::plots::Figure;
 use crate::eval::record::{Record, four_digits};
+use crate::tasks::stand_ins;
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
@@ -61,11 +62,13 @@ fn facts(report: &Report) -> Result<Value> {
             warning
         })
         .collect();
+    let tasks = distinct(report.rows.iter().map(|r| r.task.as_str()));
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
         "rows": report.rows,
         "warnings": warnings,
         "notes": report.notes,
+        "stand_ins": stand_ins(tasks).into_iter().collect::<BTreeMap<_, _>>(),
         "sources": sources.collect::<Vec<_>>(),
         "records": report.records.len(),
         "legend": format!("{LEGEND}{}", extra_legend(&report.rows)),

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use super::Report;
 use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
-use super::means;
+use super::{means, stand_ins};
 use crate::error::UsageError;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
@@ -419,7 +419,9 @@ fn caption(value: &str, fixed: &[(String, String)], scope: &BTreeSet<Averaged>, 
         .map(|(name, value)| if name == "protocol" { format!("sparse from {value}") } else { value.clone() })
         .collect();
     let shared = if shared.is_empty() { String::new() } else { format!(": {}", shared.join(", ")) };
-    format!("{what}{shared}{}", averaged_text(scope, all))
+    let tasks = distinct(scope.iter().filter_map(|(task, _)| *task));
+    let note = stand_ins::note(&tasks).filter(|_| tasks.len() > 1).map_or(String::new(), |note| format!("; {note}"));
+    format!("{what}{shared}{}{note}", averaged_text(scope, all))
 }
 
 /// What values are means over, or what they are of, if that is one task or length.
@@ -657,6 +659,15 @@ mod tests {
             "{}",
             tables[0].caption
         );
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let records = ["ruler/vt", "ruler/qa_synth_hop2"].map(|task| at(task, 1024, "full", "", 0, 1.0));
+        let mean = made(&records, &["method"], &["length"], "score").remove(0).caption;
+        assert!(mean.ends_with("for a published one (ruler/qa_synth_hop2 for ruler/qa_2)"), "{mean}");
+        let by_task = made(&records, &["method"], &["task"], "score").remove(0).caption;
+        assert!(!by_task.contains("stand-in"), "{by_task}");
     }
 
     #[test]

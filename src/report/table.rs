@@ -75,9 +75,9 @@ fn means(table: &MeanTable) -> String {
     let columns = mean_columns(&table.rows);
     let headings = ["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading)).map(str::to_owned);
     let rows = table.rows.iter().map(|row| cells(row, &columns)).collect();
-    let notes: String = table.notes.iter().map(|note| format!("{note}\n")).collect();
+    let notes: String = table.notes.iter().map(|note| format!("note: {note}\n")).collect();
     format!(
-        "\n{}{}\n{}{notes}",
+        "\n{}{}\n{notes}{}",
         table.title(),
         at(&table.rows[0]),
         lines(headings.collect(), rows, TEXT_COLUMNS).concat()
@@ -124,6 +124,7 @@ fn cells(row: &SummaryRow, columns: &[&Column]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{KvTokens, Record};
 
     #[test]
     fn tasks_are_named_once_and_kept_apart() {
@@ -135,6 +136,31 @@ mod tests {
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
         assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
         assert!(lines[6].starts_with("full ") && lines[7].contains("100.0 [100 100]  0.0 [0 0]"), "{text}");
+    }
+
+    #[test]
+    fn a_mean_says_which_of_its_tasks_are_stand_ins() {
+        let text = |second: &str| {
+            let records = ["ruler/vt", second].map(|task| record(task, "full", 0, 1.0));
+            render(&Report::new(&records, &[]))
+        };
+        let said = "mean over 2 tasks, 4K tokens\nnote: 1 of 2 tasks is a synthetic stand-in for a published one \
+                    (ruler/qa_synth for ruler/qa_1)\nmethod";
+        assert!(text("ruler/qa_synth").contains(said), "{}", text("ruler/qa_synth"));
+        assert!(text("ruler/qa_1").contains("mean over 2 tasks, 4K tokens\nmethod"), "{}", text("ruler/qa_1"));
+    }
+
+    #[test]
+    fn what_is_held_has_a_column_where_something_was_let_go() {
+        let with = |method: &str, held: f64| Record {
+            kv_tokens: Some(KvTokens { held, context: 4060 }),
+            ..record("ruler/vt", method, 0, 1.0)
+        };
+        let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[2].ends_with("tokens") && lines[3].ends_with("held"), "{text}");
+        assert!(lines[6].ends_with("8.33") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
+        assert!(!render(&Report::new(&[with("full", 4060.0)], &[])).contains("held"));
     }
 
     #[test]

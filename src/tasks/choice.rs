@@ -4,9 +4,11 @@
 //! folder, as JSON lines or CSV. The conventions are lm-eval's: no chat template; context and option are split into
 //! tokens together, and what goes beyond the context's own tokens is scored; `acc` takes the greatest
 //! log-likelihood, `acc_norm` the greatest over characters of the option. Examples before the question (`shots`) are
-//! the first of their file. Of several files, each gives its first row, then each its second, and so on.
+//! the first of their file, the same for all questions, or with `shots_seed` those that lm-eval draws
+//! ([`shots`](super::shots)). Of several files, each gives its first row, then each its second, and so on.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -16,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Family, Task, TaskInfo, TaskOptions};
+use super::{Family, Task, TaskInfo, TaskOptions, shots};
 use crate::error::UsageError;
 
 const PREFIX: &str = "mcq/";
@@ -52,6 +54,70 @@ struct Definition {
     /// Expression that gives the index or label of the right option.
     right: String,
     score: Accuracy,
+    /// How lm-eval comes by its examples.
+    #[serde(default)]
+    drawn: Drawn,
+}
+
+/// How lm-eval comes by the examples of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Drawn {
+    /// It draws as many as are shown.
+    #[default]
+    Exactly,
+    /// It draws one more and leaves out the question itself, as it does where there is no test split.
+    OneMore,
+    /// It takes the first ones, whatever its seed.
+    First,
+}
+
+impl Drawn {
+    fn spare(self) -> usize {
+        usize::from(self == Self::OneMore)
+    }
+}
+
+/// What follows a task's name.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shots {
+    /// Examples before a question.
+    count: usize,
+    /// What lm-eval draws them by; the first ones if `None`.
+    seed: Option<u64>,
+}
+
+impl Shots {
+    fn parse(options: Option<&str>, name: &str, definition: &Definition) -> Result<Self, UsageError> {
+        let example =
+            "for example mcq/arc_easy:shots=5, or mcq/arc_easy:shots=5,shots_seed=1234 for the rows that lm-eval draws";
+        let malformed = |option: &str| UsageError::new(format!("`{name}`: `{option}` cannot be read")).hint(example);
+        let mut shots = Self::default();
+        for option in options.into_iter().flat_map(|options| options.split(',')) {
+            match option.split_once('=') {
+                Some(("shots", count)) => shots.count = count.parse().map_err(|_| malformed(option))?,
+                Some(("shots_seed", seed)) => shots.seed = Some(seed.parse().map_err(|_| malformed(option))?),
+                _ => return Err(malformed(option)),
+            }
+        }
+        if shots.seed.is_some() && definition.drawn == Drawn::First {
+            let what = format!("`{name}`: lm-eval takes the first examples of {}, whatever its seed", definition.name);
+            return Err(UsageError::new(what).hint("leave out shots_seed: the first ones are the default here too"));
+        }
+        if shots.seed.is_some() && shots.count == 0 {
+            return Err(UsageError::new(format!("`{name}`: shots_seed draws no examples without shots")).hint(example));
+        }
+        Ok(shots)
+    }
+
+    /// The options in a recorded name.
+    fn suffix(self) -> String {
+        match self {
+            Self { count: 0, .. } => String::new(),
+            Self { count, seed: None } => format!(":shots={count}"),
+            Self { count, seed: Some(seed) } => format!(":shots={count},shots_seed={seed}"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -79,7 +145,12 @@ impl Family for MultipleChoice {
             about: d.about.clone(),
             metric: None,
             max_new_tokens: Some(0),
-            parameters: vec![("shots".to_owned(), "0".to_owned())],
+            parameters: [("shots", "0"), ("shots_seed", "the first rows")]
+                .into_iter()
+                .filter(|(option, _)| *option == "shots" || d.drawn != Drawn::First)
+                .map(|(option, value)| (option.to_owned(), value.to_owned()))
+                .collect(),
+            stands_in_for: None,
         };
         DEFINITIONS.iter().map(info).collect()
     }
@@ -95,15 +166,12 @@ impl Family for MultipleChoice {
 
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
-        let (task, shots) = rest.split_once(':').unwrap_or((rest, "shots=0"));
-        let shots = shots.strip_prefix("shots=").and_then(|n| n.parse().ok()).ok_or_else(|| {
-            UsageError::new(format!("`{name}`: `{shots}` cannot be read")).hint("for example mcq/mmlu:shots=5")
-        })?;
+        let (task, given) = rest.split_once(':').map_or((rest, None), |(task, given)| (task, Some(given)));
         let definition = DEFINITIONS
             .iter()
             .find(|d| d.name == task)
             .ok_or_else(|| UsageError::unknown("task", name, DEFINITIONS.iter().map(|d| d.name.as_str())))?;
-        Ok(Box::new(Questions::open(definition, shots, options)?))
+        Ok(Box::new(Questions::open(definition, Shots::parse(given, name, definition)?, options)?))
     }
 }
 
@@ -117,6 +185,10 @@ struct Question {
     right: usize,
     /// The file's name without its split.
     subject: String,
+    /// Tells the row apart from others.
+    row: u64,
+    /// Place among the rows in their published order.
+    place: usize,
 }
 
 impl Question {
@@ -160,46 +232,87 @@ struct Questions {
     source: String,
     normalised: bool,
     questions: Vec<Question>,
-    shots: usize,
+    shots: Shots,
     examples: Vec<Question>,
+    /// The examples of each question by its place, where they are drawn.
+    draws: Option<Vec<Vec<usize>>>,
     notes: Vec<String>,
 }
 
 impl Questions {
-    fn open(definition: &Definition, shots: usize, options: &TaskOptions) -> Result<Self> {
-        let given = if shots == 0 { String::new() } else { format!(":shots={shots}") };
-        let name = format!("{PREFIX}{}{given}", definition.name);
+    fn open(definition: &Definition, shots: Shots, options: &TaskOptions) -> Result<Self> {
+        let name = format!("{PREFIX}{}{}", definition.name, shots.suffix());
         let read = |patterns: &[String]| {
             let files = templates::found(options, patterns, &name, &definition.hub)?;
             let published = (patterns, &definition.hub);
             let make = |row, path: &Path| definition.question(row, path);
             Ok::<_, anyhow::Error>((templates::make_all(&files, options.skip_bad, published, make)?, files))
         };
-        let (Made { items, mut notes }, files) = read(&definition.files)?;
-        let questions = alternating_subjects(items);
+        let (made, files) = read(&definition.files)?;
+        let mut notes = made.notes.clone();
+        let questions = placed(made);
         let mut examples = Vec::new();
-        if shots > 0 {
+        if shots.count > 0 {
             let (made, _) = read(&definition.shots)?;
-            examples = made.items;
-            notes.extend(made.notes);
+            notes.extend(made.notes.iter().cloned());
+            examples = placed(made);
         }
+        let draws = shots.seed.map(|seed| drawn(seed, shots.count, definition, &name, &mut examples, &questions));
+        let (draws, questions) = (draws.transpose()?, alternating_subjects(questions));
         let label = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let source = if files.len() == 1 { label } else { format!("{} files", files.len()) };
         let normalised = definition.score == Accuracy::AccNorm;
-        Ok(Self { name, source, normalised, questions, shots, examples, notes })
+        Ok(Self { name, source, normalised, questions, shots, examples, draws, notes })
     }
 
     /// What comes before the options.
     fn context(&self, question: &Question) -> Result<String> {
-        let own = self.examples.iter().filter(|e| e.subject == question.subject);
-        let all = self.examples.iter().filter(|_| self.examples.iter().all(|e| e.subject != question.subject));
-        let shots: Vec<String> = own.chain(all).take(self.shots).map(Question::solved).collect();
-        if shots.len() < self.shots {
+        let shots: Vec<String> = match &self.draws {
+            Some(draws) => draws[question.place].iter().map(|row| self.examples[*row].solved()).collect(),
+            None => self.first_examples(question).map(Question::solved).collect(),
+        };
+        if shots.len() < self.shots.count {
             let what = format!("`{}`: there are {} examples for {}", self.name, shots.len(), question.subject);
             return Err(UsageError::new(what).hint("ask for fewer shots").into());
         }
         Ok(format!("{}{}{}", question.description, shots.concat(), question.prompt))
     }
+
+    /// The first examples of a question's subject, or of all if there are none of it.
+    fn first_examples<'a>(&'a self, question: &Question) -> impl Iterator<Item = &'a Question> {
+        let is_own = |example: &&Question| example.subject == question.subject;
+        let has_own = self.examples.iter().any(|example| is_own(&example));
+        let subject = has_own.then(|| question.subject.clone());
+        let fits = move |example: &&Question| subject.as_ref().is_none_or(|subject| example.subject == *subject);
+        self.examples.iter().filter(fits).take(self.shots.count)
+    }
+}
+
+/// The items, each with its place in the published order.
+fn placed(made: Made<Question>) -> Vec<Question> {
+    made.in_published_order().into_iter().map(|(place, question)| Question { place, ..question }).collect()
+}
+
+/// The examples of each question, by their places, as lm-eval draws them; `examples` are put into the order of their places.
+fn drawn(
+    seed: u64,
+    count: usize,
+    definition: &Definition,
+    name: &str,
+    examples: &mut [Question],
+    questions: &[Question],
+) -> Result<Vec<Vec<usize>>, UsageError> {
+    let wanted = count + definition.drawn.spare();
+    if examples.len() < wanted {
+        let what = format!("`{name}`: there are {} examples, and {wanted} are drawn at a time", examples.len());
+        return Err(UsageError::new(what).hint("ask for fewer shots"));
+    }
+    examples.sort_by_key(|example| example.place);
+    let mut in_order: Vec<&Question> = questions.iter().collect();
+    in_order.sort_by_key(|question| question.place);
+    let rows = |questions: &[&Question]| questions.iter().map(|question| question.row).collect::<Vec<_>>();
+    let pool = rows(&examples.iter().collect::<Vec<_>>());
+    Ok(shots::draw(seed, count, definition.drawn == Drawn::OneMore, &pool, &rows(&in_order)))
 }
 
 /// The first question of every subject, then their second, and so on, whether subjects have files of their own or not.
@@ -217,6 +330,8 @@ fn alternating_subjects(questions: Vec<Question>) -> Vec<Question> {
 
 impl Definition {
     fn question(&self, mut row: Map<String, Value>, path: &Path) -> Result<Question> {
+        let mut hasher = DefaultHasher::new();
+        serde_json::to_string(&row)?.hash(&mut hasher);
         let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
         let subject = row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned();
@@ -235,7 +350,7 @@ impl Definition {
             anyhow::bail!("an option, or what follows it, is empty");
         }
         let (description, prompt) = (fields.text(&self.description)?, fields.text(&self.prompt)?);
-        Ok(Question { description, prompt, options, rest, right, subject })
+        Ok(Question { description, prompt, options, rest, right, subject, row: hasher.finish(), place: 0 })
     }
 }
 
@@ -408,7 +523,7 @@ mod tests {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tables");
         let options = TaskOptions { data: Some(data), ..TaskOptions::default() };
         let definition = |name: &str| DEFINITIONS.iter().find(|d| d.name == name).unwrap();
-        let mmlu = Questions::open(definition("mmlu"), 1, &options).unwrap();
+        let mmlu = Questions::open(definition("mmlu"), Shots { count: 1, seed: None }, &options).unwrap();
         let subjects: Vec<&str> = mmlu.questions.iter().map(|q| q.subject.as_str()).collect();
         assert_eq!(subjects, ["astronomy", "virology"].repeat(4));
         let put = mmlu.context(&mmlu.questions[3]).unwrap();
@@ -420,7 +535,7 @@ mod tests {
             put.ends_with("Which of these numbers of virology is 4?\nA. 5\nB. 4\nC. “6”\nD. none\nAnswer:"),
             "{put}"
         );
-        let arc = Questions::open(definition("arc_easy"), 0, &options).unwrap();
+        let arc = Questions::open(definition("arc_easy"), Shots::default(), &options).unwrap();
         let answers: Vec<&str> = arc.questions.iter().map(|q| q.options[q.right].as_str()).collect();
         assert_eq!(answers, ["thing 0.0", "thing 1.1"]);
     }
@@ -446,6 +561,62 @@ mod tests {
         let pieces: Vec<(String, usize)> = passage.continuations.iter().map(|c| (text(&c.tokens), c.given)).collect();
         assert_eq!(pieces, [(" ran.".to_owned(), 0), ("ma ran.".to_owned(), 2)]);
         assert_eq!((passage.continuations[1].words, passage.continuations[1].bytes), (1, 5));
+    }
+
+    /// Rows of PIQA's fields, numbered from `first`.
+    fn numbered(first: usize, count: usize) -> String {
+        let row = |i: usize| format!("{{\"goal\": \"g{i}\", \"sol1\": \"a{i}\", \"sol2\": \"b\", \"label\": 0}}\n");
+        (first..first + count).map(row).collect()
+    }
+
+    /// `random.Random(1234)` of CPython 3.11: `sample(range(40), 3)` twice, cut to two (lm-eval draws one more where there
+    /// is no test split), and for the rows of ARC `sample(range(40), 2)` twice.
+    const DRAWN_OF_PIQA: [[usize; 2]; 2] = [[28, 7], [5, 37]];
+    const DRAWN_OF_ARC: [[usize; 2]; 2] = [[28, 7], [0, 5]];
+
+    #[test]
+    fn a_seed_draws_the_examples_that_lm_eval_draws_for_each_question() {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["piqa", "ARC-Easy"] {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        let arc = |first: usize, count: usize| -> String {
+            let row = |i: usize| {
+                format!(
+                    "{{\"question\": \"q{i}\", \"choices\": {{\"text\": [\"a{i}\"], \"label\": [\"A\"]}}, \"answerKey\": \"A\"}}\n"
+                )
+            };
+            (first..first + count).map(row).collect()
+        };
+        std::fs::write(dir.path().join("piqa/train.jsonl"), numbered(0, 40)).unwrap();
+        std::fs::write(dir.path().join("piqa/validation.jsonl"), numbered(100, 2)).unwrap();
+        std::fs::write(dir.path().join("ARC-Easy/train.jsonl"), arc(0, 40)).unwrap();
+        std::fs::write(dir.path().join("ARC-Easy/test.jsonl"), arc(100, 2)).unwrap();
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
+        let prompts = |name: &str| -> Vec<String> {
+            let task = MultipleChoice.make(name, &options).unwrap();
+            assert_eq!(task.name(), name);
+            let likelihood = task.likelihood().unwrap();
+            let prompt = |i| likelihood.passage(0, i, 0, &Characters).unwrap().prompt;
+            (0..2).map(|i| prompt(i).iter().skip(1).filter_map(|id| char::from_u32(*id)).collect()).collect()
+        };
+        let expected = |rows: [usize; 2], i: usize, mark: &str| -> String {
+            let shot = |row: usize| format!("Question: {mark}{row}\nAnswer: a{row}\n\n");
+            format!("{}Question: {mark}{}\nAnswer:", rows.map(shot).concat(), 100 + i)
+        };
+        for (task, mark, drawn) in [("piqa", "g", DRAWN_OF_PIQA), ("arc_easy", "q", DRAWN_OF_ARC)] {
+            let seeded = prompts(&format!("mcq/{task}:shots=2,shots_seed=1234"));
+            let first = prompts(&format!("mcq/{task}:shots=2"));
+            for i in 0..2 {
+                assert!(seeded[i].starts_with(&expected(drawn[i], i, mark)), "{task} {i}: {}", seeded[i]);
+                assert!(first[i].starts_with(&expected([0, 1], i, mark)), "{task} {i}: {}", first[i]);
+            }
+        }
+        let what = |name: &str| MultipleChoice.make(name, &options).err().unwrap().to_string();
+        assert!(what("mcq/piqa:shots=40,shots_seed=1").contains("there are 40 examples, and 41 are drawn"));
+        assert!(what("mcq/piqa:shots_seed=1").contains("no examples without shots"));
+        assert!(what("mcq/piqa:shots=1,shots_seed=x").contains("`shots_seed=x` cannot be read"));
+        assert!(what("mcq/mmlu:shots=1,shots_seed=1").contains("the first examples of mmlu, whatever its seed"));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! There is no chat template, as lm-eval has none by default, and the answer ends where a text of `until` comes up. The
 //! questions of one row share its context, which is read once.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -13,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::metrics::Metric;
+use super::metrics::lm_eval::distinct_answers;
 use super::templates::{self, Fields, Hub, Made};
 use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
@@ -62,6 +62,7 @@ impl Family for Generation {
             metric: Some(d.metric),
             max_new_tokens: Some(d.max_new_tokens),
             parameters: Vec::new(),
+            stands_in_for: None,
         };
         DEFINITIONS.iter().map(info).collect()
     }
@@ -109,7 +110,7 @@ impl Definition {
         Ok(Question {
             context: fields.text(&self.context)?,
             question: fields.text(&self.question)?,
-            answers: without_repetition(answers),
+            answers: distinct_answers(&answers).into_iter().cloned().collect(),
         })
     }
 
@@ -117,12 +118,6 @@ impl Definition {
     fn questions(&self, row: Map<String, Value>) -> Result<Vec<Question>> {
         self.turns(&row)?.into_iter().map(|turn| self.question(row.clone(), turn)).collect()
     }
-}
-
-/// Answers that differ by more than capitals, in their order.
-fn without_repetition(answers: Vec<String>) -> Vec<String> {
-    let mut seen = BTreeSet::new();
-    answers.into_iter().filter(|answer| seen.insert(answer.to_lowercase())).collect()
 }
 
 /// The questions of a task.
@@ -138,7 +133,7 @@ struct Questions {
 impl Questions {
     fn open(definition: &'static Definition, files: &[PathBuf], skip_bad: bool) -> Result<Self> {
         let published = (definition.files.as_slice(), &definition.hub);
-        let Made { items, notes } =
+        let Made { items, notes, .. } =
             templates::make_all(files, skip_bad, published, |row, _| definition.questions(row))?;
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {

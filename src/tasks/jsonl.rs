@@ -50,6 +50,7 @@ impl Family for Jsonl {
             metric: None,
             max_new_tokens: None,
             parameters: OPTIONS.map(|name| (name.to_owned(), "from the prompt".to_owned())).to_vec(),
+            stands_in_for: None,
         }]
     }
 

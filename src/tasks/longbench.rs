@@ -149,6 +149,7 @@ impl Set {
             metric: Some(self.scoring().metric),
             max_new_tokens: Some(self.max_new_tokens),
             parameters: Vec::new(),
+            stands_in_for: None,
         }
     }
 }
@@ -313,7 +314,7 @@ impl Task for LongBenchTask {
             references: answers,
             all_classes,
             metric: self.set.scoring().metric,
-            also: Vec::new(),
+            also: self.set.scoring().also.to_vec(),
             max_new_tokens: self.set.max_new_tokens,
             depth: None,
             source: self.rows.source().file_name(),

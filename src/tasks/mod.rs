@@ -23,6 +23,7 @@ pub mod published;
 pub mod rows;
 pub mod ruler;
 pub mod seed;
+mod shots;
 mod summary;
 mod templates;
 pub mod text;
@@ -228,6 +229,9 @@ pub struct TaskInfo {
     pub max_new_tokens: Option<usize>,
     /// Parameters and their values, in order of name.
     pub parameters: Vec<(String, String)>,
+    /// The published task that it stands in for with synthetic data, by its full name: their scores are not the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stands_in_for: Option<String>,
 }
 
 /// A family of tasks.
@@ -249,6 +253,13 @@ pub trait Family: Sync {
 /// All tasks there are, for listing.
 pub fn catalog() -> Vec<TaskInfo> {
     FAMILIES.iter().flat_map(|family| family.catalog()).collect()
+}
+
+/// Of `names`, the tasks that stand in for published ones, each with the one it stands in for; in the order given.
+pub fn stand_ins<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, String)> {
+    let all = catalog();
+    let published = |name: &str| all.iter().find(|task| task.name == name)?.stands_in_for.clone();
+    names.into_iter().filter_map(|name| Some((name, published(name)?))).collect()
 }
 
 /// Every group of tasks, with the number of its tasks.
@@ -396,6 +407,22 @@ mod tests {
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);
+    }
+
+    #[test]
+    fn a_stand_in_names_the_published_task_that_it_stands_in_for() {
+        let names = names(&["ruler", "ruler_reworded"]);
+        let found = stand_ins(names.iter().map(String::as_str));
+        let found: Vec<(&str, &str)> = found.iter().map(|(task, published)| (*task, published.as_str())).collect();
+        let expected = [
+            ("ruler/qa_synth", "ruler/qa_1"),
+            ("ruler/qa_synth_hop2", "ruler/qa_2"),
+            ("ruler_reworded/qa_synth", "ruler/qa_1"),
+        ];
+        assert_eq!(found, expected);
+        let all: Vec<String> = catalog().into_iter().map(|task| task.name).collect();
+        let published = catalog().into_iter().filter_map(|task| task.stands_in_for);
+        assert!(published.into_iter().all(|published| all.contains(&published)), "a task that there is");
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! their context. Without `stride` windows follow each other, so that no two share a token. Windows never cross
 //! the end of a text; of several texts, each gives its first window, then each its second, and so on.
 //!
-//! WikiText-2 is read as the file has it (`wiki.test.raw`), not with its lines joined anew.
+//! WikiText-2 is read as the file has it (`wiki.test.raw`), not with its lines joined anew. With `detokenize=true` it is
+//! read as lm-eval reads it, and bytes and words are those of the file ([`Detokenised`]).
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -18,13 +20,14 @@ use sha2::{Digest, Sha256};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder, TextTokens};
 use super::text::decode;
+use super::text::wikitext::Detokenised;
 use super::{Family, Task, TaskInfo, TaskOptions, assets, rows};
 use crate::error::UsageError;
 
 const PREFIX: &str = "ppl/";
 const FILE: &str = "file:";
 /// What may follow a name.
-const OPTIONS: [&str; 2] = ["scored", "stride"];
+const OPTIONS: [&str; 3] = ["scored", "stride", "detokenize"];
 /// Tokens at the end of a window that are scored, if not said otherwise.
 const SCORED: usize = 256;
 const FILE_HINT: &str = "ppl/file:PATH takes a text file (also .gz), or a folder with *.txt or *.txt.gz";
@@ -36,6 +39,8 @@ struct Known {
     find: fn(&TaskOptions) -> Option<PathBuf>,
     files: fn() -> Vec<&'static str>,
     how: &'static str,
+    /// Whether it has WikiText's marks, which `detokenize=true` takes out.
+    is_wikitext: bool,
 }
 
 static KNOWN: [Known; 2] = [
@@ -48,6 +53,7 @@ static KNOWN: [Known; 2] = [
               from Salesforce/wikitext on the Hugging Face hub, in the data folder, this writes wiki.test.raw: \
               python -c \"from datasets import load_dataset as d; open('wiki.test.raw', 'w').write(''.join(t or ' \\n' \
               for t in d('Salesforce/wikitext', 'wikitext-2-raw-v1', split='test')['text']))\"",
+        is_wikitext: true,
     },
     Known {
         name: "pg19",
@@ -55,6 +61,7 @@ static KNOWN: [Known; 2] = [
         find: assets::pg19,
         files: || assets::PG19.to_vec(),
         how: "github.com/google-deepmind/pg19 says where the test books are published",
+        is_wikitext: false,
     },
 ];
 
@@ -63,18 +70,22 @@ pub struct Perplexity;
 
 impl Family for Perplexity {
     fn catalog(&self) -> Vec<TaskInfo> {
-        let known = KNOWN.iter().map(|k| (k.name.to_owned(), k.about));
-        let file = (format!("{FILE}PATH"), "perplexity of a text file, or of a folder of *.txt and *.txt.gz");
-        let parameters =
-            [("scored".to_owned(), SCORED.to_string()), ("stride".to_owned(), "the window".to_owned())].to_vec();
+        let known = KNOWN.iter().map(|k| (k.name.to_owned(), k.about, k.is_wikitext));
+        let file = (format!("{FILE}PATH"), "perplexity of a text file, or of a folder of *.txt and *.txt.gz", true);
+        let parameters = |is_wikitext: bool| {
+            let mut all = vec![("scored", SCORED.to_string()), ("stride", "the window".to_owned())];
+            all.extend(is_wikitext.then(|| ("detokenize", "false".to_owned())));
+            all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        };
         known
             .chain([file])
-            .map(|(name, about)| TaskInfo {
+            .map(|(name, about, is_wikitext)| TaskInfo {
                 name: format!("{PREFIX}{name}"),
                 about: about.to_owned(),
                 metric: None,
                 max_new_tokens: Some(0),
-                parameters: parameters.clone(),
+                parameters: parameters(is_wikitext),
+                stands_in_for: None,
             })
             .collect()
     }
@@ -110,6 +121,8 @@ struct Spec {
     text: TextName,
     scored: usize,
     stride: Option<usize>,
+    /// Whether it is read as lm-eval reads WikiText.
+    detokenize: bool,
 }
 
 enum TextName {
@@ -132,9 +145,15 @@ impl Spec {
             (None, Some(path)) if !path.is_empty() => TextName::File(path.into()),
             _ => return Err(UsageError::new(format!("task `{name}` names no text")).hint(FILE_HINT)),
         };
-        let mut spec = Self { text, scored: SCORED, stride: None };
+        let mut spec = Self { text, scored: SCORED, stride: None, detokenize: false };
         for option in options.split(',').filter(|o| !o.is_empty()) {
             spec.set(option, name)?;
+        }
+        if let (true, TextName::Known(Known { name: text, is_wikitext: false, .. })) = (spec.detokenize, &spec.text) {
+            let what = format!("`{name}`: {text} has no marks of tokens to take out");
+            return Err(
+                UsageError::new(what).hint("detokenize=true is for WikiText: ppl/wikitext2, or ppl/file:PATH of it")
+            );
         }
         Ok(spec)
     }
@@ -150,6 +169,12 @@ impl Spec {
         match key {
             "scored" => self.scored = count()?,
             "stride" => self.stride = Some(count()?),
+            "detokenize" => {
+                self.detokenize = value.parse().map_err(|_| {
+                    UsageError::new(format!("`{name}`: detokenize takes true or false, not `{value}`"))
+                        .hint("detokenize=true reads WikiText as lm-eval does")
+                })?;
+            }
             _ => return Err(UsageError::unknown("option of ppl/", key, OPTIONS)),
         }
         Ok(())
@@ -163,7 +188,8 @@ impl Spec {
         };
         let scored = (self.scored != SCORED).then(|| format!("scored={}", self.scored));
         let stride = self.stride.map(|stride| format!("stride={stride}"));
-        let options: Vec<String> = scored.into_iter().chain(stride).collect();
+        let detokenize = self.detokenize.then(|| "detokenize=true".to_owned());
+        let options: Vec<String> = scored.into_iter().chain(stride).chain(detokenize).collect();
         let colon = if options.is_empty() { "" } else { ":" };
         format!("{PREFIX}{text}{colon}{}", options.join(","))
     }
@@ -176,11 +202,49 @@ fn stem(path: &Path) -> String {
     cut.strip_suffix(".txt").unwrap_or(cut).to_owned()
 }
 
+/// A text that is scored.
+enum Text {
+    /// As the file has it.
+    Plain(String),
+    /// As lm-eval reads WikiText.
+    Detokenised(Detokenised),
+}
+
+impl Text {
+    fn new(file: String, detokenize: bool) -> Self {
+        if detokenize { Self::Detokenised(Detokenised::new(&file)) } else { Self::Plain(file) }
+    }
+
+    /// What the model reads.
+    fn text(&self) -> &str {
+        match self {
+            Self::Plain(text) => text,
+            Self::Detokenised(made) => &made.text,
+        }
+    }
+
+    /// Words of the file that begin in some bytes of the text.
+    fn words(&self, bytes: Range<usize>) -> usize {
+        match self {
+            Self::Plain(text) => words_beginning(text, bytes.start, bytes.end),
+            Self::Detokenised(made) => made.original_words(bytes),
+        }
+    }
+
+    /// Bytes of the file that some bytes of the text stand for.
+    fn bytes(&self, bytes: Range<usize>) -> usize {
+        match self {
+            Self::Plain(_) => bytes.len(),
+            Self::Detokenised(made) => made.original_bytes(bytes),
+        }
+    }
+}
+
 /// Texts cut into windows.
 struct Windows {
     name: String,
     source: String,
-    texts: Vec<String>,
+    texts: Vec<Text>,
     scored: usize,
     stride: Option<usize>,
     /// The texts in tokens, split when first asked for; a task serves one model.
@@ -205,7 +269,7 @@ impl Windows {
         Ok(Self {
             name: spec.recorded(path),
             source: format!("{label} (texts: {}, sha256 {hash})", texts.len()),
-            texts,
+            texts: texts.into_iter().map(|text| Text::new(text, spec.detokenize)).collect(),
             scored: spec.scored,
             stride: spec.stride,
             tokens: OnceLock::new(),
@@ -216,7 +280,7 @@ impl Windows {
         if let Some(tokens) = self.tokens.get() {
             return Ok(tokens);
         }
-        let tokens = self.texts.iter().map(|text| encoder.encode(text)).collect::<Result<Vec<_>>>()?;
+        let tokens = self.texts.iter().map(|text| encoder.encode(text.text())).collect::<Result<Vec<_>>>()?;
         Ok(self.tokens.get_or_init(|| tokens))
     }
 
@@ -295,8 +359,8 @@ impl LikelihoodTask for Windows {
                 tokens: tokens.ids[scored..end].to_vec(),
                 given: 0,
                 text: String::new(),
-                words: words_beginning(text, bytes.start, bytes.end),
-                bytes: bytes.len(),
+                words: text.words(bytes.clone()),
+                bytes: text.bytes(bytes),
             }],
             scoring: Scoring::Perplexity,
         })
@@ -397,6 +461,39 @@ mod tests {
         let task = task(":scored=2,stride=2", &["abcdefgh"]);
         assert_eq!(windows(task.as_ref(), 5), pairs(&[("ab", "cd"), ("cd", "ef"), ("ef", "gh")]));
         assert!(task.name().ends_with(":scored=2,stride=2"), "{}", task.name());
+    }
+
+    #[test]
+    fn wikitext_is_read_as_lm_eval_reads_it_if_asked_and_counted_as_it_stands() {
+        let file = " = A = \n \n one , two @-@ three \n";
+        let passage = |options: &str| {
+            let task = task(options, &[file]);
+            let passage = task.likelihood().unwrap().passage(task_length(task.as_ref()), 0, 0, &Bytes).unwrap();
+            (task.name().to_owned(), passage)
+        };
+        let (name, read) = passage(":scored=15,detokenize=true");
+        assert!(name.ends_with(":scored=15,detokenize=true"), "{name}");
+        let scored = &read.continuations[0];
+        let text: String = scored.tokens.iter().map(|id| char::from(*id as u8)).collect();
+        assert_eq!(text, "one, two-three\n");
+        assert_eq!((scored.bytes, scored.words), (file.len() - file.find("one").unwrap(), 5));
+        let (name, plain) = passage(":scored=15,detokenize=false");
+        assert!(name.ends_with(":scored=15"), "{name}");
+        assert_eq!((plain.continuations[0].bytes, plain.continuations[0].words), (15, 3));
+        assert_ne!(plain.source, "", "the file is the same");
+        assert_eq!(plain.source, read.source);
+        for (name, what) in
+            [("ppl/wikitext2:detokenize=yes", "true or false"), ("ppl/pg19:detokenize=true", "no marks of tokens")]
+        {
+            let error = Perplexity.make(name, &TaskOptions::default()).err().unwrap();
+            assert!(error.to_string().contains(what), "{name}: {error}");
+        }
+    }
+
+    /// The length of a window that has all of a task's only text.
+    fn task_length(task: &dyn Task) -> usize {
+        let task = task.likelihood().unwrap();
+        (1..200).rev().find(|length| task.available(*length, &Bytes).is_ok()).unwrap()
     }
 
     #[test]

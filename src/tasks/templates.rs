@@ -172,8 +172,21 @@ pub(super) fn found(
 pub(super) struct Made<T> {
     /// Of each usable row in turn: the first of every file, then their second, and so on.
     pub items: Vec<T>,
+    /// The file of each item, by its place among the files.
+    files: Vec<usize>,
     /// What was left out, a line for each file that has malformed rows.
     pub notes: Vec<String>,
+}
+
+impl<T> Made<T> {
+    /// The items with their places in the published order: all of the first file, then all of the second.
+    pub fn in_published_order(self) -> Vec<(usize, T)> {
+        let mut by_file: Vec<usize> = (0..self.files.len()).collect();
+        by_file.sort_by_key(|item| self.files[*item]);
+        let mut places = vec![0; by_file.len()];
+        by_file.iter().enumerate().for_each(|(place, item)| places[*item] = place);
+        places.into_iter().zip(self.items).collect()
+    }
 }
 
 /// Makes something of every row of JSON lines, of JSON documents, of tables in Parquet or of MMLU's own. Labels in a file beside one
@@ -203,7 +216,8 @@ pub(super) fn make_all<T>(
         notes.extend(note);
     }
     items.sort_by_key(|(number, file, _)| (*number, *file));
-    Ok(Made { items: items.into_iter().map(|(_, _, item)| item).collect(), notes })
+    let (files, items) = items.into_iter().map(|(_, file, item)| (file, item)).unzip();
+    Ok(Made { items, files, notes })
 }
 
 /// Items by their row's number, and what was left out.

@@ -23,6 +23,6 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     }],
     build: |params| {
         let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
-        Ok(Arc::new(SinkAndWindow { window, positions: Positions::Original }))
+        Ok(Arc::new(SinkAndWindow { window, slides: true, positions: Positions::Original }))
     },
 };

@@ -10,7 +10,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::streaming_llm::{sliding_window, window_tokens};
+use super::streaming_llm::{last_tokens, window_tokens};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
 use crate::attention::{
     BlockMask, Budget, Context, Exact, HeadPrefix, Masks, Method, Picks, Policy, PrefillPattern, QueryBlock, Selection,
@@ -102,7 +102,7 @@ impl Method for BigBird {
     }
 
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        sliding_window(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
+        last_tokens(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
     }
 
     fn follows_tail(&self) -> bool {

@@ -5,6 +5,9 @@
 //! the window, adds the step's weights to their masses, and the token that leaves the window stays only if a
 //! lighter one goes: the cache never grows. Evicted tokens never return, generated ones included.
 //!
+//! With `per=query_head` each query head has a cache of its own, and a KV head has to keep what any of its query heads
+//! does: up to the group's size times `k` tokens. What is held in the end is in `kv_tokens_held`.
+//!
 //! The weights of a step are computed a second time to add them up, by this method as its scoring; a fused
 //! kernel would have them for nothing. What that takes is counted.
 
@@ -13,7 +16,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::streaming_llm::sliding_window;
+use super::streaming_llm::last_tokens;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
 use crate::cost::Cost;
@@ -26,7 +29,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "H2O (Zhang et al. 2023, arXiv:2306.14048)",
     about: "evicts at every step: heavy hitters by accumulated attention, and a sliding window",
     params: &[
-        ParamInfo { key: "k", default: "-", about: "heavy hitters kept" },
+        ParamInfo { key: "k", default: "-", about: "heavy hitters kept; 0 leaves sink and window" },
         ParamInfo { key: "ratio", default: "0.1", about: "instead of k: share of the prefix, above 0 to 1" },
         ParamInfo {
             key: "recent",
@@ -42,7 +45,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "H2O §5.1: a cache of 20 % of the prompt, one half heavy hitters and one half recent tokens",
     }],
     build: |params| {
-        let heavy = params.budget(Budget::Ratio(0.1))?;
+        let heavy = params.budget_from_zero(Budget::Ratio(0.1))?;
         let expected = "a whole number from 1, or a share above 0 and below 1";
         // One half each, as in the paper.
         let share = if let Budget::Density(density) = heavy { density / 2.0 } else { 0.1 };
@@ -143,7 +146,7 @@ impl Method for H2o {
     type State = Vec<Cache>;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
-        vec![PromptNeed::AttentionMass]
+        if self.heavy.is_none() { Vec::new() } else { vec![PromptNeed::AttentionMass] }
     }
 
     fn index_key(&self) -> String {
@@ -152,6 +155,9 @@ impl Method for H2o {
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
+        if self.heavy.is_none() {
+            return Vec::new();
+        }
         let masses = (0..prefix.prompt.group()).map(|head| prefix.prompt.attention_mass(head).to_vec()).collect();
         let budget = self.heavy.tokens(prefix.context());
         let candidates = prefix.candidates.clone();
@@ -175,6 +181,9 @@ impl Method for H2o {
     }
 
     fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, cost: &mut Cost) -> Selection {
+        if self.heavy.is_none() {
+            return self.per.nothing(step.group());
+        }
         let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
         let at_ends = step.gather_keys(at_ends, cost);
@@ -198,7 +207,7 @@ impl Method for H2o {
 
     /// The window slides over what follows the prefix too.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
-        sliding_window(policy, self.recent.tokens(prefix_tokens), total_tokens)
+        last_tokens(policy, self.recent.tokens(prefix_tokens), total_tokens)
     }
 
     fn follows_tail(&self) -> bool {

@@ -336,6 +336,11 @@ impl Granularity {
         }
     }
 
+    /// No token, for a group of so many query heads.
+    fn nothing(self, group: usize) -> Selection {
+        self.selection(vec![Vec::new(); group])
+    }
+
     /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
     /// that [`read_per`](Self::read_per).
     fn by_query(self, step: &Step<'_>, mut search: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {

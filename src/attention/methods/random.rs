@@ -14,12 +14,12 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "none: the floor of every plot",
     params: &[
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
-        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones, from 0" },
         Granularity::INFO,
     ],
     presets: &[],
     build: |params| {
-        let budget = params.budget(Budget::Ratio(0.0625))?;
+        let budget = params.budget_from_zero(Budget::Ratio(0.0625))?;
         Ok(Arc::new(Random { budget, per: Granularity::read_per(params)? }))
     },
 };

@@ -4,6 +4,10 @@
 //! pooled over `kernel` neighbours; the best `k` tokens before the window stay, the others are evicted and
 //! never come back. The window itself and all that follows the prefix are attended by every step.
 //!
+//! With `per=query_head`, as published, each query head chooses `k` tokens by itself, and a KV head has to keep what any
+//! of its query heads chose: up to the group's size times `k`, more than a method of one choice for the group keeps at the
+//! same `k`. What is held in the end is in `kv_tokens_held`; `per=kv_head` holds just `k` and the window.
+//!
 //! The window sees the question only where the question is part of the prefix (`--sparse-from decode`), as
 //! in the paper; under `question` it votes without it.
 
@@ -20,7 +24,12 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "SnapKV (Li et al. 2024, arXiv:2404.14469)",
     about: "evicts after the prefix: keeps what its last queries attended (max-pooled)",
     params: &[
-        ParamInfo { key: "k", default: "992", about: "tokens kept of those before the window" },
+        ParamInfo {
+            key: "k",
+            default: "992",
+            about: "tokens kept of those before the window by each selection (per=query_head: a KV head keeps what any \
+                    query head of its group does); 0 leaves the window",
+        },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the prefix, above 0 to 1" },
         ParamInfo {
             key: "window",
@@ -45,7 +54,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let budget = params.budget(Budget::Tokens(992))?;
+        let budget = params.budget_from_zero(Budget::Tokens(992))?;
         let window = params.get_minor("window", 32)?;
         let kernel = params.get_minor("kernel", 7)?;
         if kernel % 2 == 0 {
@@ -113,7 +122,7 @@ impl Method for SnapKv {
     type State = ();
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
-        vec![PromptNeed::LastQueries(self.window)]
+        if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::LastQueries(self.window)] }
     }
 
     fn index_key(&self) -> String {
@@ -122,6 +131,9 @@ impl Method for SnapKv {
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
+        if self.budget.is_none() {
+            return Kept(Vec::new());
+        }
         let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
         let budget = self.budget.tokens(prefix.context());
         let first = prefix.candidates.start as u32;
@@ -140,7 +152,10 @@ impl Method for SnapKv {
 
     fn start(&self, _: &Kept) {}
 
-    fn select(&self, _: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
+        if self.budget.is_none() {
+            return self.per.nothing(step.group());
+        }
         self.per.selection(kept.0.clone())
     }
 

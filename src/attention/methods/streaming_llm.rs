@@ -6,6 +6,10 @@
 //! by RoPE depends on distances alone, so the engine moves the query nearer to the sinks instead of turning
 //! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
 //! most once the context exceeds the trained length.
+//!
+//! With `slide=false` the window is the end of the prefix and stays there: what is between it and the sinks is
+//! let go once, when the prefix has been read, and all that follows is kept. This is what kvpress calls
+//! StreamingLLM.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -22,7 +26,17 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     about: "sink and sliding window only, at original positions or those within the cache",
     reference: "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
     params: &[
-        ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" },
+        ParamInfo {
+            key: "window",
+            default: "256",
+            about: "last tokens attended, the current one included; with slide=false, last tokens of the prefix kept",
+        },
+        ParamInfo {
+            key: "slide",
+            default: "true",
+            about: "true | false: the window slides over what follows the prefix, or stays at its end, and all that \
+                    follows is kept",
+        },
         ParamInfo { key: "rolling", default: "false", about: "true | false: positions within the cache" },
     ],
     presets: &[
@@ -40,8 +54,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
         let rolling = params.get_unless_default("rolling", false)?;
+        let slides = params.get_unless_default("slide", true)?;
         Ok(Arc::new(SinkAndWindow {
             window,
+            slides,
             positions: if rolling { Positions::WithinCache } else { Positions::Original },
         }))
     },
@@ -50,6 +66,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 /// Sink and window; everything between is let go.
 pub(super) struct SinkAndWindow {
     pub(super) window: Tuned<NonZero<usize>>,
+    /// Whether the window is the end of the context rather than that of the prefix.
+    pub(super) slides: bool,
     pub(super) positions: Positions,
 }
 
@@ -69,8 +87,10 @@ impl Method for SinkAndWindow {
         Selection::Shared(Picks::softmax(Vec::new()))
     }
 
-    fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
-        sliding_window(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
+    /// A window that stays is chosen as of the end of the prefix; a density is then that of the prefix.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        let end = if self.slides { total_tokens } else { prefix_tokens };
+        last_tokens(policy, window_tokens(self.window, policy, end), end)
     }
 
     fn held(&self, (): &(), (): &()) -> Option<usize> {
@@ -82,8 +102,9 @@ impl Method for SinkAndWindow {
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
-        // Keys at positions within the cache would have to be turned anew for every row.
-        (self.positions == Positions::Original).then_some(PrefillPattern::Blocks(self))
+        // Keys at positions within the cache would have to be turned anew for every row; a window that stays is
+        // chosen when the prompt has been read.
+        (self.slides && self.positions == Positions::Original).then_some(PrefillPattern::Blocks(self))
     }
 }
 
@@ -100,10 +121,10 @@ impl BlockMask for SinkAndWindow {
 /// Query rows that are read together where each has a window of its own.
 const WINDOW_ROWS: usize = 64;
 
-/// Sinks, and for each row its own last tokens: what [`sliding_window`] gives it.
+/// Sinks, and for each row its own last tokens: what [`last_tokens`] gives it.
 fn window_mask(block: &QueryBlock<'_>, window: Tuned<NonZero<usize>>) -> Mask {
     let end = block.first + block.rows;
-    let start = |total: usize| sliding_window(block.policy, window_tokens(window, block.policy, total), total).recent;
+    let start = |total: usize| last_tokens(block.policy, window_tokens(window, block.policy, total), total).recent;
     Mask {
         common: (0..block.policy.sink.min(end) as u32).collect(),
         starts: (block.first + 1..=end).map(start).collect(),
@@ -120,10 +141,10 @@ pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, tota
     }
 }
 
-/// Sink and the last `window` tokens. The window slides over the tail too, unlike the static window of the
-/// other methods.
-pub(super) fn sliding_window(policy: &Policy, window: usize, total_tokens: usize) -> Exact {
-    let recent = total_tokens.saturating_sub(window);
+/// Sink, the `window` tokens before `end`, and all that follows. With the end of the context for `end` the window slides
+/// over the tail too, unlike the static window of the other methods.
+pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> Exact {
+    let recent = end.saturating_sub(window);
     Exact { sink: policy.sink.min(recent), recent }
 }
 
@@ -179,31 +200,54 @@ mod tests {
         }
     }
 
+    /// Runs `streaming_llm:OPTIONS` over some tokens after a prefix; each step has to attend the cache that `kept` makes of
+    /// the one before, rotated anew.
+    fn check_rolling(
+        options: &str,
+        (prefix_tokens, sink): (usize, usize),
+        mut cache: Vec<usize>,
+        evict: impl Fn(&mut Vec<usize>),
+    ) {
+        let tokens = Tokens(7);
+        let mut kv = LayerKv::new(KvDtype::F32, 1, D, prefix_tokens);
+        (0..prefix_tokens).for_each(|t| kv.append(&rotated(&tokens.key(t), t), &tokens.value(t)));
+        let method = configured(&format!("streaming_llm:rolling=true,{options}"), &Policy { sink, ..none() });
+        let mut fork =
+            IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_rotation(Arc::new(Turn)).fork(&method, false);
+        for t in prefix_tokens..prefix_tokens + 25 {
+            cache.push(t);
+            evict(&mut cache);
+            let queries = tokens.queries(t);
+            let mut out = vec![f32::NAN; 2 * D];
+            let together: Vec<f32> = queries.iter().flat_map(|q| rotated(q, t)).collect();
+            fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out);
+            for (query, out) in queries.iter().zip(out.chunks(D)) {
+                assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("{options}, token {t}"));
+            }
+            assert_eq!(fork.kv_bytes_held() as usize, cache.len() * 2 * D * 4);
+        }
+    }
+
+    const SHAPES: [(usize, usize, usize); 5] = [(40, 4, 9), (40, 0, 9), (3, 4, 6), (0, 2, 3), (60, 4, 500)];
+
     #[test]
     fn rolling_equals_rotating_the_cache_anew_at_every_step() {
-        let tokens = Tokens(7);
-        for (prefix_tokens, sink, window) in [(40, 4, 9), (40, 0, 9), (3, 4, 6), (0, 2, 3), (60, 4, 500)] {
-            let mut kv = LayerKv::new(KvDtype::F32, 1, D, prefix_tokens);
-            (0..prefix_tokens).for_each(|t| kv.append(&rotated(&tokens.key(t), t), &tokens.value(t)));
-            let method = configured(&format!("streaming_llm:rolling=true,window={window}"), &Policy { sink, ..none() });
-            let mut fork = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1)
-                .with_rotation(Arc::new(Turn))
-                .fork(&method, false);
-            let mut cache: Vec<usize> = (0..prefix_tokens).collect();
-            for t in prefix_tokens..prefix_tokens + 25 {
-                cache.push(t);
+        for (prefix_tokens, sink, window) in SHAPES {
+            let slide = |cache: &mut Vec<usize>| {
                 while cache.len() > sink + window {
                     cache.remove(sink);
                 }
-                let queries = tokens.queries(t);
-                let mut out = vec![f32::NAN; 2 * D];
-                let together: Vec<f32> = queries.iter().flat_map(|q| rotated(q, t)).collect();
-                fork.step(0, &together, &rotated(&tokens.key(t), t), &tokens.value(t), &mut out);
-                for (query, out) in queries.iter().zip(out.chunks(D)) {
-                    assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("token {t}"));
-                }
-                assert_eq!(fork.kv_bytes_held() as usize, cache.len() * 2 * D * 4);
-            }
+            };
+            let cache = (0..prefix_tokens).collect();
+            check_rolling(&format!("window={window}"), (prefix_tokens, sink), cache, slide);
+        }
+    }
+
+    #[test]
+    fn a_window_that_stays_evicts_once_when_the_prefix_has_been_read() {
+        for (prefix_tokens, sink, window) in SHAPES {
+            let kept = (0..prefix_tokens).filter(|t| *t < sink || t + window >= prefix_tokens).collect();
+            check_rolling(&format!("window={window},slide=false"), (prefix_tokens, sink), kept, |_| ());
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     about: "exact top-k by q·k: the oracle of search methods",
     reference: "Gupta et al. 2021, arXiv:2106.06899; Oracle(top) of HashAttention, arXiv:2412.14468",
     params: &[
-        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
+        ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones, from 0" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         Granularity::INFO,
         Granularity::REDUCE,
@@ -32,7 +32,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let budget = params.budget(Budget::Tokens(64))?;
+        let budget = params.budget_from_zero(Budget::Tokens(64))?;
         Ok(Arc::new(TopK { budget, per: Granularity::read(params)? }))
     },
 };
@@ -56,6 +56,10 @@ impl Method for TopK {
     fn start(&self, (): &()) {}
 
     fn select(&self, step: &Step<'_>, (): &(), (): &mut (), cost: &mut Cost) -> Selection {
+        // Who picks nothing has no key to score.
+        if self.budget.is_none() {
+            return self.per.nothing(step.group());
+        }
         let scores = step.exact_scores(cost);
         let k = self.budget.tokens(step.context);
         let first = step.candidates.start as u32;

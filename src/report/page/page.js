@@ -157,6 +157,7 @@
     plain("aux_bits", "aux bits"),
     { key: "kv_bytes_per_token", label: "KB/token", value: (r) => r.kv_bytes_per_token, cell: (r) => number(r.kv_bytes_per_token / 1000) },
     { key: "kv_bytes_held", label: "KB held", value: (r) => r.kv_bytes_held, cell: (r) => (missing(r.kv_bytes_held) ? "" : number(r.kv_bytes_held / 1000)) },
+    plain("kv_tokens_held", "tokens held"),
     plain("decode_ms_per_token", "ms/token"),
     plain("prefill_s", "prefill s"),
     plain("output_error", "output error"),
@@ -172,7 +173,7 @@
     { key: "warnings", label: "look at", text: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
   ];
   const SHOWN = ["method", "params", "task", "length", "n", "score", "delta_full", "density", "cost_total",
-    "kv_bytes_per_token", "decode_ms_per_token", "output_error", "word_perplexity", "kl_mean", "acc_norm", "warnings"];
+    "kv_bytes_per_token", "kv_tokens_held", "decode_ms_per_token", "output_error", "word_perplexity", "kl_mean", "acc_norm", "warnings"];
   const differs = (key) => distinct(data.rows.map((r) => r[key])).length > 1;
   const hasValue = (c) => c.text || data.rows.some((r) => !missing(c.value(r)));
   const columns = COLUMNS.filter(hasValue).filter((c) => c.key !== "warnings" || data.warnings.length > 0);
@@ -221,6 +222,14 @@
 
   const matrixState = { key: null, sign: 1 };
 
+  // What is to be said beside a mean over these tasks.
+  function standIns(tasks) {
+    const found = tasks.filter((task) => Object.hasOwn(data.stand_ins, task));
+    const are = found.length === 1 ? "is a synthetic stand-in for a published one" : "are synthetic stand-ins for published ones";
+    const pairs = found.map((task) => `${task} for ${data.stand_ins[task]}`).join(", ");
+    return found.length && tasks.length > 1 ? `; ${found.length} of ${tasks.length} tasks ${are} (${pairs})` : "";
+  }
+
   function showMatrix() {
     const by = at("matrix-columns").value;
     const value = COLUMNS.find((c) => c.key === at("matrix-value").value);
@@ -265,7 +274,8 @@
       ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(l.cells.get(h)), cell: (l) => cell(l, h), style: (l) => shade(mean(l.cells.get(h)), l.head) })),
     ], all, "Methods by " + by, matrixState, showMatrix);
     const over = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
-    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${over}` : value.label;
+    const note = by === "task" ? "" : standIns(distinct(rows.filter((r) => !isPerplexity(r)).map((r) => r.task)));
+    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${over}${note}` : value.label;
   }
 
   function setUpMatrix() {

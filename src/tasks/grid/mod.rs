@@ -147,6 +147,7 @@ impl Base {
             metric: Some(member.metric),
             max_new_tokens: Some(member.max_new_tokens),
             parameters,
+            stands_in_for: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! lm-eval's ways of scoring generated answers: numbers picked out of GSM8K's reasoning, and CoQA's answers of several
 //! people.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use regex::Regex;
@@ -38,8 +39,15 @@ fn same_number(number: &str, answer: &str) -> f64 {
     f64::from(u8::from(bare(number) == bare(answer)))
 }
 
+/// Answers that differ by more than capitals, in their order: what lm-eval makes of CoQA's before it scores, so that an
+/// answer given twice is not its own best. (CoQA's own evaluation script keeps them, and gives more points for them.)
+pub fn distinct_answers(answers: &[String]) -> Vec<&String> {
+    let mut seen = BTreeSet::new();
+    answers.iter().filter(|answer| seen.insert(answer.to_lowercase())).collect()
+}
+
 /// CoQA's F1 of the first line: the mean over the answers left out in turn, each of the best among the others; of a
-/// single answer, that.
+/// single answer, that. Answers that are there several times count once ([`distinct_answers`]).
 pub fn coqa_f1(prediction: &str, answers: &[String]) -> f64 {
     leaving_one_out(prediction, answers, qa_f1::squad_f1)
 }
@@ -51,7 +59,7 @@ pub fn coqa_em(prediction: &str, answers: &[String]) -> f64 {
 
 fn leaving_one_out(prediction: &str, answers: &[String], score: fn(&str, &str) -> f64) -> f64 {
     let prediction = prediction.trim().split('\n').next().unwrap_or_default();
-    let scores: Vec<f64> = answers.iter().map(|answer| score(prediction, answer)).collect();
+    let scores: Vec<f64> = distinct_answers(answers).into_iter().map(|answer| score(prediction, answer)).collect();
     if let [] | [_] = scores[..] {
         return scores.first().copied().unwrap_or(0.0);
     }
@@ -93,6 +101,8 @@ mod tests {
         assert_eq!(coqa_em(" Ann\nQ: Who?", &answers(&["Ann"])), 1.0);
         assert_eq!(coqa_em("Ann", &answers(&["Ann", "she"])), 0.5);
         assert_eq!(coqa_em("Ann", &answers(&["Ann", "she", "the Ann!"])), 1.0);
+        assert_eq!(coqa_em("Ann", &answers(&["Ann", "she", "ANN", "Ann"])), 0.5, "the same answer again is none");
+        assert_eq!(coqa_em("Ann", &answers(&["Ann", "ann"])), 1.0, "a single answer");
         assert_eq!(coqa_f1("Ann Lee", &answers(&["Ann", "nobody"])), (2.0 / 3.0) / 2.0);
         assert_eq!((coqa_f1("", &answers(&["a"])), coqa_em("x", &[])), (1.0, 0.0), "no words on either side are equal");
     }

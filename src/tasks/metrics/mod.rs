@@ -10,9 +10,9 @@ pub mod datasets;
 mod chinese;
 mod classification;
 mod code_sim;
-mod lm_eval;
+pub(in crate::tasks) mod lm_eval;
 mod numbers;
-mod python;
+pub(in crate::tasks) mod python;
 mod qa_f1;
 mod rouge;
 mod string_match;
@@ -66,6 +66,8 @@ pub enum Metric {
     CoqaF1,
     /// The same of exact matches.
     CoqaEm,
+    /// LongBench `code_sim_score` where `python-Levenshtein` is installed.
+    CodeSimLevenshtein,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -84,7 +86,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 21] = [
+static RULES: [Rule; 22] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -117,6 +119,9 @@ static RULES: [Rule; 21] = [
     rule(Metric::Gsm8kFlexible, "gsm8k_flexible", |p, r, _| best(r, |r| lm_eval::gsm8k_flexible(p, r))),
     rule(Metric::CoqaF1, "coqa_f1", |p, r, _| lm_eval::coqa_f1(p, r)),
     rule(Metric::CoqaEm, "coqa_em", |p, r, _| lm_eval::coqa_em(p, r)),
+    rule(Metric::CodeSimLevenshtein, "code_sim_levenshtein", |p, r, _| {
+        best(r, |r| code_sim::code_sim_levenshtein(p, r))
+    }),
 ];
 
 impl Metric {
@@ -333,6 +338,10 @@ mod tests {
                 let score = |references: &[String]| metric.score(&prediction, references, &classes);
                 prop_assert!((score(&references) - score(&turned)).abs() < 1e-12, "{}", metric);
                 let takes_the_best = !matches!(metric, Metric::StringMatchAll | Metric::CoqaF1 | Metric::CoqaEm);
+                let twice: Vec<String> = [references.as_slice(), &references[..1]].concat();
+                if metric != Metric::StringMatchAll {
+                    prop_assert_eq!(score(&references), score(&twice), "{}: an answer given twice is one", metric);
+                }
                 if takes_the_best {
                     let fewer = score(&references[1..]);
                     prop_assert!(score(&references) >= fewer, "{}", metric);
@@ -368,7 +377,10 @@ mod tests {
             prop_assert_eq!(score(Metric::Count, &format!("{said} {number} {said}"), &number), 1.0);
             prop_assert_eq!(score(Metric::Count, &format!("{number} or {number}x7"), &number), if number == "7" { 1.0 } else { 2.0 / 3.0 });
             let lines = format!("# why\n// so\n```\n{said}\nmore of it");
-            prop_assert_eq!(score(Metric::CodeSim, &lines, &answer), score(Metric::CodeSim, &said, &answer));
+            for metric in [Metric::CodeSim, Metric::CodeSimLevenshtein] {
+                prop_assert_eq!(score(metric, &lines, &answer), score(metric, &said, &answer));
+            }
+            prop_assert!(score(Metric::CodeSimLevenshtein, &said, &answer) >= score(Metric::CodeSim, &said, &answer) - 1e-9);
         }
 
         /// Of class names in a prediction the reference is one: the share is one over their number.

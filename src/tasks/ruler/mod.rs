@@ -192,6 +192,7 @@ fn info(prefix: &str, definition: &Definition, task: &TaskDefinition) -> TaskInf
         metric: Some(definition.metric),
         max_new_tokens: Some(definition.tokens_to_generate),
         parameters: task.parameters.iter().map(|(k, v)| (k.clone(), bare(v))).collect(),
+        stands_in_for: task.stands_in_for.clone(),
     }
 }
 

@@ -47,6 +47,8 @@ pub struct TaskDefinition {
     pub name: String,
     /// What it asks, in a few words.
     pub about: String,
+    /// The published task that this one stands in for with data of its own, by its full name.
+    pub stands_in_for: Option<String>,
     /// Everything else in its table.
     #[serde(flatten)]
     pub parameters: toml::Table,

@@ -4,6 +4,7 @@
 
 pub mod essays;
 pub mod grammar;
+pub mod wikitext;
 pub mod words;
 
 use std::path::Path;

@@ -1,0 +1,35 @@
+//! What is to be said beside a mean over tasks some of which stand in for published ones.
+
+use crate::tasks;
+
+/// "2 of 13 tasks are synthetic stand-ins for published ones (...)", of the tasks that a mean is over; `None` if all are
+/// the published ones.
+pub fn note<'a>(tasks: &[&'a str]) -> Option<String> {
+    let found = tasks::stand_ins(tasks.iter().copied());
+    let are = match found.len() {
+        0 => return None,
+        1 => "is a synthetic stand-in for a published one",
+        _ => "are synthetic stand-ins for published ones",
+    };
+    let pairs: Vec<String> = found.iter().map(|(task, published)| format!("{task} for {published}")).collect();
+    Some(format!("{} of {} tasks {are} ({})", found.len(), tasks.len(), pairs.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stand_ins_are_counted_and_named_with_what_they_stand_in_for() {
+        assert_eq!(note(&["ruler/vt", "ruler/qa_1", "jsonl:qa_synth"]), None);
+        assert_eq!(
+            note(&["ruler/vt", "ruler/qa_synth"]).unwrap(),
+            "1 of 2 tasks is a synthetic stand-in for a published one (ruler/qa_synth for ruler/qa_1)"
+        );
+        assert_eq!(
+            note(&["ruler/qa_synth", "ruler/vt", "ruler/qa_synth_hop2"]).unwrap(),
+            "2 of 3 tasks are synthetic stand-ins for published ones \
+             (ruler/qa_synth for ruler/qa_1, ruler/qa_synth_hop2 for ruler/qa_2)"
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! Examples before a question, drawn as lm-eval draws them.
+//!
+//! lm-eval's default sampler is one Python `random.Random(seed)` for a whole task: it draws rows for one question after the
+//! other, in the order of their file, so that the draw of a question depends on how many came before it. Where the set
+//! that is asked has no test split, it draws a row more than it needs and leaves out the question's own. Its default seed
+//! is 1234.
+
+use rand_mt::Mt;
+
+/// Rows for every question of a set, in the questions' order.
+///
+/// `pool` and `questions` tell rows apart, by a number each: whatever has the question's number is not shown before it, if
+/// `spare` (a row more is drawn then). The pool has to have as many rows as are drawn at a time.
+pub fn draw(seed: u64, shots: usize, spare: bool, pool: &[u64], questions: &[u64]) -> Vec<Vec<usize>> {
+    let mut random = PythonRandom::new(seed);
+    let one = |question: &u64| {
+        if !spare {
+            return random.sample(pool.len(), shots);
+        }
+        let others = |rows: Vec<usize>| rows.into_iter().filter(|row| pool[*row] != *question).collect::<Vec<_>>();
+        let mut rows = others(random.sample(pool.len(), shots + 1));
+        if rows.len() < shots {
+            let left = others((0..pool.len()).collect());
+            rows = random.sample(left.len(), shots.min(left.len())).into_iter().map(|i| left[i]).collect();
+        }
+        rows.truncate(shots);
+        rows
+    };
+    questions.iter().map(one).collect()
+}
+
+/// CPython's `random.Random` of a whole number, as far as `sample` needs it.
+struct PythonRandom(Mt);
+
+impl PythonRandom {
+    /// Seeded as by `random.Random(seed)`: the key has the seed's words, the lowest first.
+    fn new(seed: u64) -> Self {
+        let (low, high) = (seed as u32, (seed >> 32) as u32);
+        let words = if high == 0 { 1 } else { 2 };
+        Self(Mt::new_with_key([low, high].into_iter().take(words)))
+    }
+
+    /// A whole number below `n`, which is not 0: so many bits as `n` has are drawn until they are less.
+    fn below(&mut self, n: usize) -> usize {
+        let bits = usize::BITS - n.leading_zeros();
+        loop {
+            let drawn = self.bits(bits);
+            if drawn < n {
+                return drawn;
+            }
+        }
+    }
+
+    /// `getrandbits`: whole words, the lowest first, of which the last one keeps its highest bits.
+    fn bits(&mut self, bits: u32) -> usize {
+        let mut drawn = 0;
+        for at in (0..bits).step_by(32) {
+            let word = self.0.next_u32() >> 32u32.saturating_sub(bits - at);
+            drawn |= (word as usize) << at;
+        }
+        drawn
+    }
+
+    /// `random.sample(range(n), k)`; `k` is `n` at most.
+    fn sample(&mut self, n: usize, k: usize) -> Vec<usize> {
+        // Python shuffles a list where a set of so many would be larger than it.
+        let mut set_size = 21;
+        if k > 5 {
+            let mut power = 1;
+            while power < 3 * k {
+                power *= 4;
+            }
+            set_size += power;
+        }
+        if n <= set_size {
+            let mut pool: Vec<usize> = (0..n).collect();
+            return (0..k)
+                .map(|i| {
+                    let at = self.below(n - i);
+                    let drawn = pool[at];
+                    pool[at] = pool[n - i - 1];
+                    drawn
+                })
+                .collect();
+        }
+        let mut drawn = Vec::with_capacity(k);
+        while drawn.len() < k {
+            let row = self.below(n);
+            if !drawn.contains(&row) {
+                drawn.push(row);
+            }
+        }
+        drawn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Golden {
+        seed: u64,
+        shots: usize,
+        spare: bool,
+        pool: Pool,
+        questions: Vec<u64>,
+        drawn: Vec<Vec<usize>>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Pool {
+        Different(u64),
+        Numbers(Vec<u64>),
+    }
+
+    #[test]
+    fn rows_are_those_that_lm_eval_draws() {
+        let cases: Vec<Golden> = serde_json::from_str(include_str!("../../tests/golden/shots.json")).unwrap();
+        assert!(cases.iter().any(|c| c.spare) && cases.iter().any(|c| c.seed > u64::from(u32::MAX)));
+        for Golden { seed, shots, spare, pool, questions, drawn } in cases {
+            let pool = match pool {
+                Pool::Different(rows) => (0..rows).collect(),
+                Pool::Numbers(numbers) => numbers,
+            };
+            let what = format!("seed {seed}, {shots} of {}, spare: {spare}", pool.len());
+            assert_eq!(draw(seed, shots, spare, &pool, &questions), drawn, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_pool_of_more_rows_than_a_word_counts_is_drawn_from_two_words() {
+        // random.Random(7).getrandbits(40), and again.
+        let mut random = PythonRandom::new(7);
+        assert_eq!([random.bits(40), random.bits(40)], GETRANDBITS_40);
+    }
+
+    const GETRANDBITS_40: [usize; 2] = [1040772936760, 434439589175];
+}
