@@ -1,117 +1,149 @@
-//! Means and differences with bootstrap intervals, on plain numbers.
+//! Means and differences with intervals that stay honest at the edge, on plain numbers.
 //!
-//! Nothing here knows records; callers pass values in the order of the examples, and the same values in the
-//! same order give the same interval on every machine.
+//! Nothing here knows records. No interval is drawn at random: the same values give the same bits, in any order of the
+//! contexts. [`score`] and [`difference`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] puts means
+//! together and corrects for many comparisons.
+//!
+//! Examples that ask about one context stand or fall together, so what counts is the number of contexts: a
+//! [`Sample`] knows which of its values share one.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+mod distributions;
+pub mod ratios;
+pub mod several;
+
+mod difference;
+mod score;
+
+#[cfg(test)]
+mod coverage;
+
 use std::collections::BTreeMap;
 
-/// Number of resamples of every bootstrap.
-pub const RESAMPLES: usize = 2_000;
+pub use difference::{difference, gain_p, least_detectable, nearest_detectable};
+pub use score::score;
 
-/// Share of the resampled means that lies within an interval.
+use distributions::{Z, t_quantile};
+
+/// Share of samples whose interval contains the true value, or more.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// A mean and its 95 % percentile bootstrap interval, in the unit of the values.
+/// A mean and its 95 % interval, in the unit of the values.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
+pub struct Estimate {
     /// Mean of the values.
     pub mean: f64,
-    /// Lower end, at most the mean.
-    pub low: f64,
-    /// Upper end, at least the mean.
-    pub high: f64,
+    /// Lower end, at most the mean, and upper end, at least the mean; `None` where values of one context are all there is.
+    pub ends: Option<(f64, f64)>,
 }
 
-impl Interval {
-    /// The interval with every number multiplied by a positive `factor`.
+impl Estimate {
+    /// With every number multiplied by a positive `factor`.
     pub fn scaled(self, factor: f64) -> Self {
-        Self { mean: self.mean * factor, low: self.low * factor, high: self.high * factor }
+        Self { mean: self.mean * factor, ends: self.ends.map(|(low, high)| (low * factor, high * factor)) }
     }
 
-    /// Whether all of it lies above 0.
-    pub fn is_positive(&self) -> bool {
-        self.low > 0.0
+    /// The lower end, if there is one.
+    pub fn low(&self) -> Option<f64> {
+        self.ends.map(|(low, _)| low)
+    }
+
+    /// The upper end, if there is one.
+    pub fn high(&self) -> Option<f64> {
+        self.ends.map(|(_, high)| high)
+    }
+
+    /// Rounding may put an end beyond the mean by an ulp.
+    fn around(mean: f64, (low, high): (f64, f64)) -> Self {
+        Self { mean, ends: Some((low.min(mean), high.max(mean))) }
+    }
+}
+
+/// Values of examples, and which of them share a context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    values: Vec<f64>,
+    /// The values' places, by context.
+    contexts: Vec<Vec<usize>>,
+}
+
+impl Sample {
+    /// Of values in the order of the examples, each with its context.
+    pub fn new<C: Ord>(observed: impl IntoIterator<Item = (C, f64)>) -> Self {
+        let mut values = Vec::new();
+        let mut contexts: BTreeMap<C, Vec<usize>> = BTreeMap::new();
+        for (context, value) in observed {
+            contexts.entry(context).or_default().push(values.len());
+            values.push(value);
+        }
+        Self { values, contexts: contexts.into_values().collect() }
+    }
+
+    /// Of values that have a context each.
+    pub fn independent(values: &[f64]) -> Self {
+        Self::new(values.iter().copied().enumerate())
+    }
+
+    /// Number of contexts: what is independent.
+    pub fn contexts(&self) -> usize {
+        self.contexts.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    fn n(&self) -> f64 {
+        self.values.len() as f64
+    }
+
+    fn mean(&self) -> f64 {
+        mean(&self.values)
+    }
+
+    /// Whether every example has a context of its own.
+    fn is_independent(&self) -> bool {
+        self.contexts.len() == self.values.len()
+    }
+
+    /// Variance of the sum of the values around `centre` times their number, estimated from the sums of contexts.
+    fn variance_of_sum(&self, centre: f64) -> f64 {
+        let sum = |context: &Vec<usize>| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
+        let groups = self.contexts.len() as f64;
+        groups / (groups - 1.0) * self.contexts.iter().map(|context| sum(context).powi(2)).sum::<f64>()
+    }
+
+    /// How many independent examples would do if those of a context were all alike.
+    fn least_effective(&self) -> f64 {
+        self.n().powi(2) / self.contexts.iter().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
+    }
+
+    /// The number of independent all-or-nothing examples, whose mean has the variance `whole` over their number, that
+    /// would tell this sample's mean as well as the sample does. `is_whole`: whether its values are all or nothing.
+    ///
+    /// That is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between
+    /// contexts, with Student's t for their number. Few contexts may be alike by chance, so one more is added to what was
+    /// measured, in which all examples are alike and all or nothing. There must be two contexts.
+    fn effective(&self, whole: f64, is_whole: bool) -> f64 {
+        const NO_VARIANCE: f64 = 1e-12;
+        let (n, least) = (self.n(), self.least_effective());
+        if is_whole && self.is_independent() {
+            return n;
+        }
+        if whole < NO_VARIANCE {
+            return least;
+        }
+        let groups = self.contexts.len() as f64;
+        // Both in units of the variance of independent all-or-nothing examples.
+        let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
+        let design = ((groups - 1.0) * measured + most) / groups;
+        n / design * (Z / t_quantile(groups - 1.0)).powi(2)
     }
 }
 
 /// Sum of the values over their number, in their order; 0 for none.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
-}
-
-/// Mean of the values with its bootstrap interval over [`RESAMPLES`] resamples; `None` without values.
-///
-/// A single value, and values that are all equal, give the point.
-pub fn bootstrap_mean(values: &[f64], seed: u64) -> Option<Interval> {
-    let first = *values.first()?;
-    if values.iter().all(|value| *value == first) {
-        return Some(Interval { mean: first, low: first, high: first });
-    }
-    bootstrap(values.len(), seed, |picked| picked.iter().map(|i| values[*i]).sum::<f64>() / values.len() as f64)
-}
-
-/// A statistic of `n` examples (`mean`: its value over all of them, in order) with its bootstrap interval over
-/// [`RESAMPLES`] resamples; `None` without examples. The statistic is given the indices of the examples picked.
-pub fn bootstrap(n: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Option<Interval> {
-    if n == 0 {
-        return None;
-    }
-    let mut picked = vec![0; n];
-    let resample = |draw: &mut dyn FnMut(usize) -> usize| {
-        picked.iter_mut().for_each(|i| *i = draw(n));
-        statistic(&picked)
-    };
-    Some(percentile_interval(statistic(&(0..n).collect::<Vec<_>>()), seed, resample))
-}
-
-/// The 95 % interval of [`RESAMPLES`] values of `resample`, around `mean`; it is given a function that draws one of so
-/// many numbers from 0 on.
-fn percentile_interval(
-    mean: f64,
-    seed: u64,
-    mut resample: impl FnMut(&mut dyn FnMut(usize) -> usize) -> f64,
-) -> Interval {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    // Multiply and shift: the bias is below n / 2^32, and no library's choice of sampler changes results.
-    let mut draw = |n: usize| ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize;
-    let mut resampled: Vec<f64> = (0..RESAMPLES).map(|_| resample(&mut draw)).collect();
-    resampled.sort_by(f64::total_cmp);
-    let tail = (1.0 - CONFIDENCE) / 2.0;
-    // Rounding in the sums may put an end beyond the mean by an ulp.
-    Interval { mean, low: quantile(&resampled, tail).min(mean), high: quantile(&resampled, 1.0 - tail).max(mean) }
-}
-
-/// Mean of the means of several groups of values, each of the same weight, with its bootstrap interval over
-/// [`RESAMPLES`] resamples within each group; `None` if there are no groups, or one of them is empty.
-pub fn bootstrap_groups(groups: &[Vec<f64>], seed: u64) -> Option<Interval> {
-    if groups.is_empty() || groups.iter().any(Vec::is_empty) {
-        return None;
-    }
-    if groups.iter().all(|group| group.iter().all(|value| *value == group[0])) {
-        let mean = mean(&groups.iter().map(|group| group[0]).collect::<Vec<_>>());
-        return Some(Interval { mean, low: mean, high: mean });
-    }
-    let mean_of =
-        |of_group: &mut dyn FnMut(&[f64]) -> f64| mean(&groups.iter().map(|group| of_group(group)).collect::<Vec<_>>());
-    let resample = |draw: &mut dyn FnMut(usize) -> usize| {
-        mean_of(&mut |group| (0..group.len()).map(|_| group[draw(group.len())]).sum::<f64>() / group.len() as f64)
-    };
-    Some(percentile_interval(mean_of(&mut |group| mean(group)), seed, resample))
-}
-
-/// Mean of the paired differences `a − b` over the examples that both have, with its bootstrap interval;
-/// `None` if they have none in common. Keys say which example a value belongs to.
-///
-/// The resampling is over examples, so what is common to both (hard and easy examples) cancels.
-pub fn paired_difference<K: Ord>(a: &BTreeMap<K, f64>, b: &BTreeMap<K, f64>, seed: u64) -> Option<Interval> {
-    bootstrap_mean(&differences(a, b), seed)
-}
-
-/// `a − b` for every key that both have, in the order of the keys.
-pub fn differences<K: Ord>(a: &BTreeMap<K, f64>, b: &BTreeMap<K, f64>) -> Vec<f64> {
-    a.iter().filter_map(|(key, a)| b.get(key).map(|b| a - b)).collect()
 }
 
 /// Quantile of sorted values, interpolated linearly between neighbours (NumPy's default).
@@ -135,50 +167,21 @@ mod tests {
     }
 
     #[test]
-    fn one_value_is_its_own_interval_and_none_has_none() {
-        assert_eq!(bootstrap_mean(&[0.7], 1), Some(Interval { mean: 0.7, low: 0.7, high: 0.7 }));
-        assert_eq!(bootstrap_mean(&[0.1; 30], 1).map(|i| (i.low, i.mean, i.high)), Some((0.1, 0.1, 0.1)));
-        assert_eq!(bootstrap_mean(&[], 1), None);
+    fn examples_that_are_alike_within_contexts_count_once() {
+        let alike = Sample::new((0..60).map(|i| (i / 3, f64::from(u8::from(i / 3 % 2 == 0)))));
+        assert_eq!((alike.contexts(), alike.least_effective()), (20, 20.0));
+        // Twenty contexts, of which one is estimated, and Student's t for them.
+        let expected = 20.0 * (20.0 / 21.0) * (Z / 2.093_024_054_408_263).powi(2);
+        assert!((alike.effective(0.25, true) - expected).abs() < 1e-6, "{}", alike.effective(0.25, true));
+        // As many right as wrong in every context: nothing varies between contexts but the one that is added.
+        let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
+        assert!(mixed.effective(0.25, true) > 40.0);
     }
 
     #[test]
-    fn the_interval_is_about_two_standard_errors_wide() {
-        let values: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
-        let interval = bootstrap_mean(&values, 7).unwrap();
-        // Standard error 0.5 / sqrt(400) = 0.025.
-        assert_eq!(interval.mean, 0.5);
-        assert!((interval.high - 0.549).abs() < 0.006 && (interval.low - 0.451).abs() < 0.006, "{interval:?}");
-        assert_eq!(bootstrap_mean(&values, 7), Some(interval));
-    }
-
-    #[test]
-    fn a_ratio_of_sums_is_not_a_mean_of_ratios() {
-        let (parts, wholes) = ([1.0, 9.0], [1.0, 3.0]);
-        let sum = |values: &[f64; 2], picked: &[usize]| picked.iter().map(|i| values[*i]).sum::<f64>();
-        let ratio = bootstrap(2, 0, |picked| sum(&parts, picked) / sum(&wholes, picked)).unwrap();
-        assert_eq!((ratio.low, ratio.mean, ratio.high), (1.0, 2.5, 3.0));
-        assert_eq!(bootstrap(0, 0, |_| 0.0), None);
-    }
-
-    #[test]
-    fn groups_weigh_the_same_and_are_resampled_within() {
-        let noisy: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
-        let both = bootstrap_groups(&[noisy.clone(), vec![1.0; 10]], 3).unwrap();
-        // Half the standard error of the first group, 0.5 / sqrt(400), as the second does not vary.
-        assert_eq!(both.mean, 0.75);
-        assert!((both.high - 0.7745).abs() < 0.004 && (both.low - 0.7255).abs() < 0.004, "{both:?}");
-        assert_eq!(bootstrap_groups(&[vec![0.0], vec![1.0, 1.0, 1.0]], 3).map(|i| (i.low, i.high)), Some((0.5, 0.5)));
-        assert_eq!(bootstrap_groups(&[noisy, vec![]], 3), None);
-        assert_eq!(bootstrap_groups(&[], 3), None);
-    }
-
-    #[test]
-    fn pairs_are_found_by_key_and_cancel_what_both_share() {
-        let easy_and_hard = |shift: f64| (0..50).map(|i| (i, f64::from(i % 5) / 8.0 + shift)).collect();
-        let (mut a, b): (BTreeMap<i32, f64>, BTreeMap<i32, f64>) = (easy_and_hard(0.25), easy_and_hard(0.0));
-        a.insert(99, 1000.0);
-        let difference = paired_difference(&a, &b, 0).unwrap();
-        assert_eq!((difference.low, difference.mean, difference.high), (0.25, 0.25, 0.25));
-        assert_eq!(paired_difference(&a, &BTreeMap::new(), 0), None);
+    fn whole_examples_with_contexts_of_their_own_count_as_they_are() {
+        let sample = Sample::independent(&[1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(sample.effective(0.1875, true), 4.0);
+        assert_eq!(Sample::independent(&[1.0; 4]).effective(0.0, false), 4.0);
     }
 }

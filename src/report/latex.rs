@@ -8,6 +8,9 @@ use crate::eval::record::SummaryRow;
 /// `summary.tex`: a table for each task and length, with the columns of `summary.md`, warnings below the rows they concern.
 pub fn summary(report: &Report) -> String {
     let mut text = String::from("% Needs \\usepackage{booktabs}.\n");
+    for warning in report.warnings.iter().filter(|w| w.is_general()) {
+        text.push_str(&format!("\\par\\footnotesize {}\n", escaped(&warning.to_string())));
+    }
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
         let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };

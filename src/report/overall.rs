@@ -1,8 +1,9 @@
 //! Means over tasks: one figure a method, for those who look at one.
 
-use super::format::distinct;
+use super::format::{detectable, distinct};
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::mean;
+use crate::eval::stats::several::detectable_of;
 use crate::eval::summary::REFERENCE;
 
 /// All methods at one length, averaged over tasks of equal weight.
@@ -13,6 +14,13 @@ pub struct Overall {
     pub tasks: usize,
     /// One for each method, in order of appearance.
     pub means: Vec<Mean>,
+}
+
+impl Overall {
+    /// Which differences of means can be told from noise, in one line.
+    pub fn detectable(&self) -> Option<String> {
+        detectable(self.means.iter().map(|m| (m.contexts, m.detectable)))
+    }
 }
 
 /// One method's means.
@@ -27,6 +35,10 @@ pub struct Mean {
     pub score: f64,
     /// Mean difference to the reference in points; none for the reference, or where it was not run.
     pub delta: Option<f64>,
+    /// The difference to the reference, in points, that can be told from noise; none where `delta` is none.
+    pub detectable: Option<f64>,
+    /// Number of contexts over all tasks.
+    pub contexts: usize,
     /// Share of tokens attended.
     pub density: f64,
     /// Scoring FLOPs over full attention's.
@@ -59,6 +71,8 @@ fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
             tasks: of_method.len(),
             score: over(|r| r.score),
             delta: deltas.filter(|_| method != REFERENCE).map(|d| mean(&d)),
+            detectable: detectable_of(&of_method.iter().map(|r| r.detectable).collect::<Vec<_>>()),
+            contexts: of_method.iter().map(|r| r.contexts).sum(),
             density: over(|r| r.density),
             cost1: over(|r| r.cost1),
             cost2: over(|r| r.cost2),
