@@ -497,7 +497,7 @@ mod tests {
         let rows = summarize(&records, &[]);
         assert!((rows[0].score - 2.5f64.exp()).abs() < 1e-9, "1,000 nats over 400 tokens: {}", rows[0].score);
         // The long window lies 0.375 nats above what all tokens have, the short one as much below; Student's t for two.
-        let half = 2.0 * 0.375 * 12.706_204_736_174_694;
+        let half: f64 = 2.0 * 0.375 * 12.706_204_736_174_694;
         assert!(close(rows[0].ci_low, (2.5 - half).exp()) && close(rows[0].ci_high, (2.5 + half).exp()), "{rows:?}");
         let delta = rows[1].delta_full.unwrap();
         assert!((delta - (2.5f64.exp() - 2.5f64.exp())).abs() < 1e-9, "common windows only: {delta}");

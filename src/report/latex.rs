@@ -121,8 +121,9 @@ mod tests {
         let records = [record("vt", "full", 0, 1.0), empty(0), empty(1)];
         let text = summary(&Report::new(&records, &[]));
         for part in [
+            "booktabs}.\n\\par\\footnotesize n = 1: on one task no difference can be told",
             "\\begin{tabular}{llrrrrrrrrr}\n\\toprule\nmethod & params & n & score \\% & $\\Delta$ full &",
-            "topk\\textsuperscript{1} & per=kv\\_head & 2 & 0.0 [0.0 0.0] & -100.0 [-100.0 -100.0] &",
+            "topk\\textsuperscript{1} & per=kv\\_head & 2 & 0.0 [0.0 84.2] & -100.0 &",
             "\\bottomrule\n\\end{tabular}\n\\par\\footnotesize \\textsuperscript{1} vt at 4096, topk:per=kv\\_head: 2 of 2",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");

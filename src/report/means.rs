@@ -17,6 +17,11 @@ pub fn delta(rows: &[&SummaryRow]) -> Option<Estimate> {
     mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
 }
 
+/// The difference to dense attention, in points, that can be told from noise in such a mean; `None` if a row has none.
+pub fn detectable(rows: &[&SummaryRow]) -> Option<f64> {
+    detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
+}
+
 /// A row of means over all tasks for each setting that has all of them: one for each (model, protocol, length, setting)
 /// where there are several tasks with scores.
 pub fn over_tasks(rows: &[SummaryRow]) -> Vec<SummaryRow> {
@@ -54,7 +59,7 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         delta_low: delta.and_then(|d| d.low()),
         delta_high: delta.and_then(|d| d.high()),
         contexts: of_rows.iter().map(|r| r.contexts).sum(),
-        detectable: detectable_of(&of_rows.iter().map(|r| r.detectable).collect::<Vec<_>>()),
+        detectable: detectable(&of_rows),
         density: over(|r| r.density),
         density_sparse_layers: over(|r| r.density_sparse_layers),
         cost1: over(|r| r.cost1),

@@ -1,9 +1,9 @@
 //! Means over tasks: one figure a method, for those who look at one.
 
 use super::format::{detectable, distinct};
+use super::means;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::mean;
-use crate::eval::stats::several::detectable_of;
 use crate::eval::summary::REFERENCE;
 
 /// All methods at one length, averaged over tasks of equal weight.
@@ -62,7 +62,8 @@ pub fn overall(rows: &[SummaryRow]) -> Vec<Overall> {
 fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
     let methods = distinct(rows.iter().map(|r| (&r.method, &r.params)));
     let means = methods.into_iter().map(|(method, params)| {
-        let of_method: Vec<_> = rows.iter().filter(|r| (&r.method, &r.params) == (method, params)).collect();
+        let of_method: Vec<&SummaryRow> =
+            rows.iter().copied().filter(|r| (&r.method, &r.params) == (method, params)).collect();
         let over = |value: fn(&SummaryRow) -> f64| mean(&of_method.iter().map(|r| value(r)).collect::<Vec<_>>());
         let deltas: Option<Vec<f64>> = of_method.iter().map(|r| r.delta_full).collect();
         Mean {
@@ -71,7 +72,7 @@ fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
             tasks: of_method.len(),
             score: over(|r| r.score),
             delta: deltas.filter(|_| method != REFERENCE).map(|d| mean(&d)),
-            detectable: detectable_of(&of_method.iter().map(|r| r.detectable).collect::<Vec<_>>()),
+            detectable: means::detectable(&of_method),
             contexts: of_method.iter().map(|r| r.contexts).sum(),
             density: over(|r| r.density),
             cost1: over(|r| r.cost1),

@@ -336,6 +336,7 @@ fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) 
         "score" => means::score(&rows),
         "delta_full" if first.method == REFERENCE => None,
         "delta_full" => means::delta(&rows),
+        "detectable" => means::detectable(&rows).map(|mean| Estimate { mean, ends: None }),
         _ => {
             let values: Vec<f64> = rows.iter().map(|r| field(r, value)).collect::<Option<_>>()?;
             Some(Estimate { mean: mean(&values), ends: None })
@@ -520,7 +521,7 @@ mod tests {
         assert_eq!(tables.len(), 1);
         assert_eq!(tables[0].headings(), ["method", "1K", "4K", "16K"]);
         assert_eq!(tables[0].rows, [["full"], ["magicpig K=8,L=75,sink=4"], ["magicpig K=10,L=75,sink=4"]]);
-        let cell = "-25.0 [-25.0 -25.0]";
+        let cell = "-25.0";
         assert_eq!(texts(&tables[0])[..2], [vec![String::new(); 3], vec![cell.to_owned(); 3]]);
         assert!(
             tables[0].caption.contains("builtin, sparse from question, mean over 2 tasks"),
@@ -537,7 +538,7 @@ mod tests {
             (&tables[0].rows, texts(&tables[0])),
             (
                 &vec![vec!["8".to_owned()], vec!["10".to_owned()]],
-                vec![vec!["75.0 [75.0 75.0]".to_owned()], vec!["50.0 [50.0 50.0]".to_owned()]],
+                vec![vec!["75.0".to_owned()], vec!["50.0".to_owned()]],
             )
         );
         assert!(tables[0].caption.contains("magicpig sink=4"), "{}", tables[0].caption);

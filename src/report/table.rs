@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(lines[0], "builtin, sparse from question");
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
         assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
-        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0     0.0   0.100"), "{text}");
+        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0     0.0    0.100"), "{text}");
     }
 
     #[test]

@@ -273,7 +273,7 @@
   function setUpMatrix() {
     options(at("matrix-columns"), [["task", "tasks"], ["length", "lengths"], ["protocol", "protocols"], ["model", "models"]]
       .filter(([key]) => key === "task" || differs(key)));
-    options(at("matrix-value"), columns.filter((c) => !c.text && c.key !== "length").map((c) => [c.key, c.label]));
+    options(at("matrix-value"), columns.filter((c) => !c.text && !["length", "detectable"].includes(c.key)).map((c) => [c.key, c.label]));
     at("matrix-value").value = "score";
     at("matrix-columns").addEventListener("change", () => { matrixState.key = null; showMatrix(); });
     at("matrix-value").addEventListener("change", showMatrix);
