@@ -27,6 +27,10 @@ pub struct Record {
     pub sample: usize,
     /// The run's seed.
     pub seed: u64,
+    /// Position of the first example that asks about the same context ([`Task::context_of`](crate::tasks::Task::context_of)):
+    /// examples of one context are not independent. `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
     /// Bare method name.
     pub method: String,
     /// Canonical `key=value,...` of the method's parameters.
@@ -388,13 +392,13 @@ pub struct SummaryRow {
     pub n: usize,
     /// Mean score, percent.
     pub score: f64,
-    /// Lower end of the 95 % bootstrap interval of the mean.
-    pub ci_low: f64,
+    /// Lower end of the 95 % interval of the mean; empty where all examples are of one context.
+    pub ci_low: Option<f64>,
     /// Upper end of it.
-    pub ci_high: f64,
+    pub ci_high: Option<f64>,
     /// Mean difference to `full` on the same examples; empty if `full` was not run.
     pub delta_full: Option<f64>,
-    /// Lower end of the paired 95 % bootstrap interval of that difference.
+    /// Lower end of the paired 95 % interval of that difference; empty for `full` itself.
     pub delta_low: Option<f64>,
     /// Upper end of it.
     pub delta_high: Option<f64>,
@@ -471,6 +475,12 @@ pub struct SummaryRow {
     /// Mean tokens of which K and V have to be kept in the end, over layers and KV heads; empty where nothing was let go.
     #[serde(default)]
     pub kv_tokens_held: Option<f64>,
+    /// Number of contexts that the examples ask about: what is independent, and intervals count.
+    #[serde(default)]
+    pub contexts: usize,
+    /// The true difference to `full`, in points, that would be found beyond noise in 80 % of such runs; only for scores.
+    #[serde(default)]
+    pub detectable: Option<f64>,
 }
 
 #[cfg(test)]
@@ -486,6 +496,7 @@ pub(crate) mod tests {
             length: 4096,
             sample,
             seed: 1,
+            context: None,
             method: method.into(),
             params: String::new(),
             settings: BTreeMap::new(),

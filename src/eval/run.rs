@@ -575,6 +575,7 @@ impl Runner<'_> {
             length: place.length,
             sample: index,
             seed: variant.seed,
+            context: Some(self.tasks[place.task].context_of(index)),
             method: method.name.to_owned(),
             params: method.params.clone(),
             settings: method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone())).collect(),

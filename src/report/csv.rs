@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 48] = [
+pub const COLUMNS: [&str; 50] = [
     "model",
     "task",
     "length",
@@ -53,6 +53,8 @@ pub const COLUMNS: [&str; 48] = [
     "acc",
     "acc_norm",
     "kv_tokens_held",
+    "contexts",
+    "detectable",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -71,7 +73,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 48] {
+fn fields(r: &SummaryRow) -> [String; 50] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -85,8 +87,8 @@ fn fields(r: &SummaryRow) -> [String; 48] {
         r.protocol.clone(),
         r.n.to_string(),
         fixed(r.score, PERCENT),
-        fixed(r.ci_low, PERCENT),
-        fixed(r.ci_high, PERCENT),
+        optional(r.ci_low, PERCENT),
+        optional(r.ci_high, PERCENT),
         optional(r.delta_full, PERCENT),
         optional(r.delta_low, PERCENT),
         optional(r.delta_high, PERCENT),
@@ -125,6 +127,8 @@ fn fields(r: &SummaryRow) -> [String; 48] {
         optional(r.acc, PERCENT),
         optional(r.acc_norm, PERCENT),
         optional(r.kv_tokens_held, SIZE),
+        r.contexts.to_string(),
+        optional(r.detectable, PERCENT),
     ]
 }
 

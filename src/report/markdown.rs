@@ -1,6 +1,6 @@
 //! `summary.md`: the page for people.
 
-use super::format::{LEGEND, columns, direction, distinct, extra_legend, mean_columns, setting, tokens};
+use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::other_scores;
 use super::pivot::{Entry, Table, is_about};
 use super::plots::Figure;
@@ -19,6 +19,7 @@ pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
         page.extend(report.means_of(&rows[0]).map(means));
+        page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report));
             page.push_str(&others(rows, report));
@@ -89,7 +90,12 @@ fn means(table: &MeanTable) -> String {
         let name = [row.method.clone(), row.params.clone()];
         text.push_str(&line(name.into_iter().chain(columns.iter().map(|c| (c.cell)(row)))));
     }
-    text
+    text + &below(table.detectable(), "Of these means")
+}
+
+/// A paragraph that says what a detectable difference is about.
+fn below(line: Option<String>, about: &str) -> String {
+    line.map_or(String::new(), |line| format!("\n{about}: {line}.\n"))
 }
 
 fn task(rows: &[SummaryRow], report: &Report) -> String {

@@ -3,30 +3,27 @@
 use std::collections::BTreeSet;
 
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::{self, Interval};
-use crate::eval::summary::{Cell, REFERENCE, SEED};
+use crate::eval::stats::several::{detectable_of, mean_of};
+use crate::eval::stats::{self, Estimate};
+use crate::eval::summary::{Cell, REFERENCE};
 
-use super::format::distinct;
+use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
 
-/// Mean of the scores of several rows, each of the same weight, in percent; `cells` are their records.
-pub fn score(rows: &[&SummaryRow], cells: &[&Cell]) -> Option<Interval> {
-    if let [row] = rows {
-        return Some(Interval { mean: row.score, low: row.ci_low, high: row.ci_high });
-    }
-    let groups: Vec<Vec<f64>> = cells.iter().map(|cell| cell.scores().into_values().collect()).collect();
-    stats::bootstrap_groups(&groups, SEED).map(|interval| interval.scaled(100.0))
+/// Mean of the scores of several rows, each of the same weight, in percent.
+pub fn score(rows: &[&SummaryRow]) -> Option<Estimate> {
+    mean_of(&rows.iter().map(|r| Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) }).collect::<Vec<_>>())
 }
 
-/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none. `all` are the
-/// cells in which dense attention is looked for.
-pub fn delta(rows: &[&SummaryRow], cells: &[&Cell], all: &[Cell]) -> Option<Interval> {
-    if let [SummaryRow { delta_full: Some(mean), delta_low: Some(low), delta_high: Some(high), .. }] = rows {
-        return Some(Interval { mean: *mean, low: *low, high: *high });
-    }
-    let differences = |cell: &&Cell| Some(stats::differences(&cell.scores(), &cell.reference(all)?.scores()));
-    let groups: Vec<Vec<f64>> = cells.iter().map(differences).collect::<Option<_>>()?;
-    stats::bootstrap_groups(&groups, SEED).map(|interval| interval.scaled(100.0))
+/// Mean of the differences to dense attention on common examples, in points; `None` if a row has none.
+pub fn delta(rows: &[&SummaryRow]) -> Option<Estimate> {
+    let of_row = |r: &&SummaryRow| Some(Estimate { mean: r.delta_full?, ends: r.delta_low.zip(r.delta_high) });
+    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
+}
+
+/// The difference to dense attention, in points, that can be told from noise in such a mean; `None` if a row has none.
+pub fn detectable(rows: &[&SummaryRow]) -> Option<f64> {
+    detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
 }
 
 /// Settings of a model under a protocol at a length, averaged over tasks that every one of them has.
@@ -47,6 +44,11 @@ impl MeanTable {
     pub fn title(&self) -> String {
         let title = title(&self.tasks, self.of);
         if self.is_partial() { format!("{title}: {}", self.tasks.join(", ")) } else { title }
+    }
+
+    /// Which differences of these means can be told from noise, in one line.
+    pub fn detectable(&self) -> Option<String> {
+        detectable_line(self.rows.iter().map(|r| (r.contexts, r.detectable)))
     }
 
     /// Whether there are tasks that some of its settings lack, and which are therefore left out.
@@ -97,7 +99,7 @@ fn tables_of(here: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Vec<MeanTab
         let tasks: Vec<&str> = all.iter().copied().filter(|task| tasks.contains(task)).collect();
         MeanTable {
             of: all.len(),
-            rows: averaged.iter().filter_map(|of| mean_row(of, rows, cells)).collect(),
+            rows: averaged.iter().filter_map(|of| mean_row(of, rows)).collect(),
             notes: stand_ins::note(&tasks).into_iter().chain(other_examples(&averaged, cells)).collect(),
             tasks: tasks.into_iter().map(str::to_owned).collect(),
         }
@@ -145,20 +147,20 @@ fn name(tables: &mut [MeanTable]) {
     }
 }
 
-fn mean_row(of: &[usize], rows: &[SummaryRow], cells: &[Cell]) -> Option<SummaryRow> {
+fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
-    let of_cells: Vec<&Cell> = of.iter().map(|i| &cells[*i]).collect();
-    let score = score(&of_rows, &of_cells)?;
-    let delta = delta(&of_rows, &of_cells, cells);
+    let (score, delta) = (score(&of_rows)?, delta(&of_rows));
     let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
     Some(SummaryRow {
         n: of_rows.iter().map(|r| r.n).sum(),
         score: score.mean,
-        ci_low: score.low,
-        ci_high: score.high,
+        ci_low: score.low(),
+        ci_high: score.high(),
         delta_full: delta.map(|d| d.mean),
-        delta_low: delta.map(|d| d.low),
-        delta_high: delta.map(|d| d.high),
+        delta_low: delta.and_then(|d| d.low()),
+        delta_high: delta.and_then(|d| d.high()),
+        contexts: of_rows.iter().map(|r| r.contexts).sum(),
+        detectable: detectable(&of_rows),
         density: over(|r| r.density),
         density_sparse_layers: over(|r| r.density_sparse_layers),
         cost1: over(|r| r.cost1),
@@ -205,7 +207,8 @@ mod tests {
         assert_eq!(seen(table), (vec!["ruler/vt", "ruler/cwe"], vec![("full", 4, 100.0), ("quest", 4, 50.0)]));
         assert_eq!((table.title(), table.rows[0].task.as_str()), ("mean over 2 tasks".into(), "mean over 2 tasks"));
         assert_eq!((table.rows[1].delta_full, table.notes.len()), (Some(-50.0), 0));
-        assert!(table.rows[1].ci_low < 50.0 && table.rows[1].delta_high > Some(-50.0), "{table:?}");
+        assert!(table.rows[0].ci_low < Some(100.0) && table.rows[0].ci_high == Some(100.0), "at the edge");
+        assert!(table.rows[1].ci_low < Some(50.0) && table.rows[1].delta_high > Some(-50.0), "{table:?}");
     }
 
     #[test]

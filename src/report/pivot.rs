@@ -16,7 +16,7 @@ use super::{means, stand_ins};
 use crate::error::UsageError;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::{Interval, mean};
+use crate::eval::stats::{Estimate, mean};
 use crate::eval::summary::{self, Cell, REFERENCE, natural};
 use crate::tasks::likelihood::Measure;
 
@@ -177,7 +177,7 @@ pub struct Table {
 pub struct Entry {
     /// The value, or its mean.
     pub value: f64,
-    /// Its 95 % interval, for scores and differences.
+    /// Its 95 % interval, for scores and differences of more than one context.
     pub ends: Option<(f64, f64)>,
     /// Examples in it.
     pub n: usize,
@@ -191,40 +191,20 @@ pub struct Entry {
     is_dense: bool,
 }
 
-/// Rows of the summary with their records: all of them, or those of one seed.
-struct View<'a> {
-    seed: Option<u64>,
-    rows: Vec<SummaryRow>,
-    cells: Vec<Cell<'a>>,
-}
-
-impl<'a> View<'a> {
-    fn of_seed(seed: u64, report: &Report<'a>) -> Self {
-        let cells: Vec<Cell> = report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect();
-        Self { seed: Some(seed), rows: summary::rows(&cells), cells }
-    }
-
-    fn of_all(report: &Report<'a>) -> Self {
-        Self { seed: None, rows: report.rows.clone(), cells: report.cells.clone() }
-    }
-
-    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
-        (0..self.rows.len()).map(|at| Line {
-            seed: self.seed,
-            row: &self.rows[at],
-            cell: &self.cells[at],
-            all: &self.cells,
-        })
-    }
-}
-
-/// A row of the summary, its records, and the cells in which its dense attention is.
+/// A row of the summary: of all seeds, or of one.
 #[derive(Clone, Copy)]
 struct Line<'v> {
     seed: Option<u64>,
     row: &'v SummaryRow,
-    cell: &'v Cell<'v>,
-    all: &'v [Cell<'v>],
+}
+
+/// The rows of each seed by itself.
+fn by_seed(report: &Report) -> Vec<(Option<u64>, Vec<SummaryRow>)> {
+    let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
+    let rows = |seed: u64| -> Vec<SummaryRow> {
+        summary::rows(&report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect::<Vec<_>>())
+    };
+    seeds.into_iter().map(|seed| (Some(seed), rows(seed))).collect()
 }
 
 /// What a value is averaged over: tasks and lengths, unless they are dimensions of the table.
@@ -232,15 +212,12 @@ type Averaged<'a> = (Option<&'a str>, Option<usize>);
 
 /// The tables of a layout, by what is not averaged, and in it by value. Tables without a value are left out.
 pub fn tables(report: &Report, layout: &Layout) -> Vec<Table> {
-    let views = match layout.has(&Dimension::RunSeed) {
-        true => {
-            let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
-            seeds.into_iter().map(|seed| View::of_seed(seed, report)).collect()
-        }
-        false => vec![View::of_all(report)],
+    let rows = match layout.has(&Dimension::RunSeed) {
+        true => by_seed(report),
+        false => vec![(None, report.rows.clone())],
     };
-    let (shown, left_out): (Vec<Line>, Vec<Line>) =
-        views.iter().flat_map(View::lines).partition(|line| has_params(line.row, layout));
+    let lines = rows.iter().flat_map(|(seed, rows)| rows.iter().map(|row| Line { seed: *seed, row }));
+    let (shown, left_out): (Vec<Line>, Vec<Line>) = lines.partition(|line| has_params(line.row, layout));
     let apart = |line: &Line| table_of(line, layout);
     let mut tables = Vec::new();
     for group in distinct(shown.iter().map(apart)) {
@@ -456,15 +433,14 @@ fn averaged_text(scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String
 
 fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -> Option<Entry> {
     let rows: Vec<&SummaryRow> = here.iter().map(|line| line.row).collect();
-    let cells: Vec<&Cell> = here.iter().map(|line| line.cell).collect();
-    let first = here.first()?;
-    let interval = match value {
-        "score" => means::score(&rows, &cells),
-        "delta_full" => means::delta(&rows, &cells, first.all),
+    let first = rows.first()?;
+    let estimate = match value {
+        "score" => means::score(&rows),
+        "delta_full" => means::delta(&rows),
+        "detectable" => means::detectable(&rows).map(|mean| Estimate { mean, ends: None }),
         _ => {
             let values: Vec<f64> = rows.iter().map(|r| field(r, value)).collect::<Option<_>>()?;
-            let mean = mean(&values);
-            Some(Interval { mean, low: mean, high: mean })
+            Some(Estimate { mean: mean(&values), ends: None })
         }
     }?;
     let about = report.warnings.iter().filter(|w| rows.iter().any(|r| is_about(w, r)));
@@ -477,13 +453,13 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
         known + 1
     };
     Some(Entry {
-        value: interval.mean,
-        ends: ["score", "delta_full"].contains(&value).then_some((interval.low, interval.high)),
+        value: estimate.mean,
+        ends: estimate.ends,
         n: rows.iter().map(|r| r.n).sum(),
         averaged: rows.len(),
         notes: distinct(about.map(&mut number)),
-        is_perplexity: !first.row.measure.is_score(),
-        is_dense: first.row.method == REFERENCE,
+        is_perplexity: !first.measure.is_score(),
+        is_dense: first.method == REFERENCE,
     })
 }
 
@@ -652,7 +628,7 @@ mod tests {
         assert_eq!(tables.len(), 1);
         assert_eq!(tables[0].headings(), ["method", "1K", "4K", "16K"]);
         assert_eq!(tables[0].rows, [["magicpig K=8,L=75,sink=4"], ["magicpig K=10,L=75,sink=4"]]);
-        let cell = "-25.0 [-25.0 -25.0]";
+        let cell = "-25.0";
         assert_eq!(texts(&tables[0])[0], vec![cell.to_owned(); 3]);
         assert!(
             tables[0].caption.contains("builtin, sparse from question, mean over 2 tasks"),
@@ -678,7 +654,7 @@ mod tests {
             (&tables[0].rows, texts(&tables[0])),
             (
                 &vec![vec!["8".to_owned()], vec!["10".to_owned()]],
-                vec![vec!["75.0 [75.0 75.0]".to_owned()], vec!["50.0 [50.0 50.0]".to_owned()]],
+                vec![vec!["75.0".to_owned()], vec!["50.0".to_owned()]],
             )
         );
         assert!(tables[0].caption.contains("magicpig sink=4"), "{}", tables[0].caption);
