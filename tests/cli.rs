@@ -943,7 +943,7 @@ const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,c
                        decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
-                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,contexts,detectable";
+                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 

@@ -3,10 +3,11 @@
 //! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from
 //! methods, and show in the records if one looks. Nothing here stops a run.
 
-use super::record::Record;
+use super::record::{Conditions, Record};
 use super::stats::several::greatest_discovery;
 use super::stats::{self, Estimate, ratios};
 use super::summary::{Cell, REFERENCE, group, merit, place};
+use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ pub enum Check {
     DensityMissed,
     /// Prompts whose middle was cut out.
     Cut,
+    /// Rows that were timed under other conditions than most around them.
+    TimedApart,
     /// Generations that ran into the token limit where dense ones stop.
     Truncated,
 }
@@ -53,6 +56,7 @@ impl fmt::Display for Check {
             Check::NotMonotone => "not_monotone",
             Check::DensityMissed => "density_missed",
             Check::Cut => "cut",
+            Check::TimedApart => "timed_apart",
             Check::Truncated => "truncated",
         })
     }
@@ -159,6 +163,7 @@ pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
                 warnings.extend([truncated(cell, full), above(cell, full, &real)].into_iter().flatten());
             }
         }
+        warnings.extend(timed_apart(cells));
         warnings.extend(not_monotone(cells, &real));
     }
     warnings
@@ -239,6 +244,21 @@ fn low_reference(full: &Cell) -> Option<Warning> {
         );
         of_cell(Check::LowReference, full, message)
     })
+}
+
+fn timed_apart(cells: &[Cell]) -> Option<Warning> {
+    let around = prevailing(cells);
+    let apart: Vec<Times> = cells.iter().map(|cell| Times::of(cell, around)).filter(|times| times.is_apart).collect();
+    let said = |conditions: Option<&Conditions>| conditions.map_or("not recorded".to_owned(), Conditions::to_string);
+    let message = format!(
+        "the times of {} of {} rows were taken under other conditions and cannot be compared with the rest ({}; the \
+         rest: {})",
+        apart.len(),
+        cells.len(),
+        said(apart.first()?.conditions.as_ref()),
+        said(around)
+    );
+    Some(at_place(Check::TimedApart, cells[0].head(), message))
 }
 
 fn repeated(cell: &Cell) -> Option<Warning> {
@@ -536,6 +556,22 @@ mod tests {
 
     fn codes(records: &[Record]) -> Vec<Check> {
         check(records, &[]).into_iter().map(|w| w.code).collect()
+    }
+
+    #[test]
+    fn times_that_cannot_be_compared_are_told_of_once() {
+        let under = |fidelity| Some(Conditions { fidelity, together: 2, threads: 2, simd: "avx2".into(), cpu: None });
+        let records = ["full", "topk", "quest"]
+            .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
+        let timed = |records: &[Record]| -> Vec<Warning> {
+            check(records, &[]).into_iter().filter(|w| w.code == Check::TimedApart).collect()
+        };
+        let warnings = timed(&records);
+        assert_eq!(warnings.len(), 1);
+        let told = "1 of 3 rows were taken under other conditions and cannot be compared with the rest (2 together on 2 \
+                    threads, with --fidelity, avx2";
+        assert!(warnings[0].message.contains(told), "{}", warnings[0].message);
+        assert!(timed(&records[..2]).is_empty());
     }
 
     #[test]

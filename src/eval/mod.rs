@@ -16,3 +16,4 @@ pub mod sharing;
 pub mod stats;
 pub mod store;
 pub mod summary;
+pub mod times;

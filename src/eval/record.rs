@@ -420,8 +420,8 @@ pub struct SummaryRow {
     pub recall: Option<f64>,
     /// Mean seconds of the shared prefill.
     pub prefill_s: f64,
-    /// Mean milliseconds per step after the prefix.
-    pub decode_ms_per_token: f64,
+    /// Mean milliseconds per step after the prefix; empty where there were none.
+    pub decode_ms_per_token: Option<f64>,
     /// Mean bytes of K and V that have to be kept in the end; of the records that say so.
     #[serde(default)]
     pub kv_bytes_held: Option<f64>,
@@ -475,6 +475,21 @@ pub struct SummaryRow {
     /// Mean tokens of which K and V have to be kept in the end, over layers and KV heads; empty where nothing was let go.
     #[serde(default)]
     pub kv_tokens_held: Option<f64>,
+    /// Mean seconds of building the index, as if for this row alone.
+    #[serde(default)]
+    pub index_s: f64,
+    /// Lower end of the 95 % interval of `decode_ms_per_token` over examples.
+    #[serde(default)]
+    pub decode_ms_low: Option<f64>,
+    /// Upper end of it.
+    #[serde(default)]
+    pub decode_ms_high: Option<f64>,
+    /// Under what the times were taken; empty where the records do not say.
+    #[serde(default)]
+    pub timed: Option<String>,
+    /// Whether most rows of its task and length were timed under other conditions; not a column.
+    #[serde(skip)]
+    pub is_timed_apart: bool,
     /// Number of contexts that the examples ask about: what is independent, and intervals count.
     #[serde(default)]
     pub contexts: usize,

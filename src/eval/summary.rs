@@ -6,6 +6,7 @@
 use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, Record, Spread, SummaryRow};
 use super::stats::ratios::{self, Window};
 use super::stats::{self, Estimate, Sample};
+use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +43,11 @@ pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryR
 
 /// The rows of cells, in their order; `full` is looked for among them.
 pub fn rows(cells: &[Cell]) -> Vec<SummaryRow> {
-    cells.iter().map(|cell| row(cell, cell.reference(cells))).collect()
+    let of_place = |cells: &[Cell]| -> Vec<SummaryRow> {
+        let around = prevailing(cells);
+        cells.iter().map(|cell| row(cell, cell.reference(cells), Times::of(cell, around))).collect()
+    };
+    cells.chunk_by(|a, b| place(a.head()) == place(b.head())).flat_map(of_place).collect()
 }
 
 /// The records of one row, one a sample, in the order of the samples.
@@ -193,7 +198,7 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
     Cell { repeated: all - records.len(), records }
 }
 
-fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
+fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
     let (score, delta) = (score(cell), reference.and_then(|full| delta(cell, full)));
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
     let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
@@ -231,8 +236,8 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         kv_bytes_per_token: cell.mean(|r| r.kv_bytes_per_token),
         output_error: fidelity(cell, |f| Some(f.mean_error())),
         recall: fidelity(cell, |f| Some(f.mean_recall())),
-        prefill_s: cell.mean(|r| r.prefill_s),
-        decode_ms_per_token: ms_per_step(cell),
+        prefill_s: times.prefill_s,
+        decode_ms_per_token: times.step_ms.map(|ms| ms.mean),
         kv_bytes_held: bytes_held(cell),
         density_target: cell.head().density_target(),
         density_sparse_layers: cell.mean(|r| r.density_sparse_layers),
@@ -259,6 +264,11 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         acc: right(|c| c.most_likely),
         acc_norm: right(|c| c.most_likely_by_length),
         kv_tokens_held: tokens_held(cell),
+        index_s: times.index_s,
+        decode_ms_low: times.step_ms.and_then(|ms| ms.low()),
+        decode_ms_high: times.step_ms.and_then(|ms| ms.high()),
+        timed: times.conditions.map(|conditions| conditions.to_string()),
+        is_timed_apart: times.is_apart,
         contexts: cell.sample(|r| r.score).contexts(),
         detectable: reference.and_then(|full| detectable(cell, full)),
     }
@@ -368,13 +378,6 @@ impl MeanSpread {
         let mean = |part: fn(Spread) -> f64| mean_of_known(cell, |r| of(r).map(part));
         Self { min: mean(|s| s.min), median: mean(|s| s.median), max: mean(|s| s.max) }
     }
-}
-
-/// Milliseconds of all steps over their number, so that long generations count for what they are.
-fn ms_per_step(cell: &Cell) -> f64 {
-    let steps: usize = cell.records.iter().map(|r| r.steps).sum();
-    let seconds: f64 = cell.records.iter().map(|r| r.decode_s).sum();
-    1000.0 * seconds / steps.max(1) as f64
 }
 
 // ---- order ----
@@ -601,13 +604,6 @@ mod tests {
         other.key = "0 comes before".into();
         let rows = summarize(&[method("full", "", 0, 1.0), other], &[]);
         assert_eq!((rows[0].n, rows[0].score), (1, 0.0));
-    }
-
-    #[test]
-    fn time_a_step_weighs_long_generations() {
-        let short = Record { decode_s: 1.0, steps: 1, ..method("full", "", 0, 1.0) };
-        let long = Record { decode_s: 1.0, steps: 9, ..method("full", "", 1, 1.0) };
-        assert_eq!(summarize(&[short, long], &[])[0].decode_ms_per_token, 200.0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 50] = [
+pub const COLUMNS: [&str; 54] = [
     "model",
     "task",
     "length",
@@ -53,6 +53,10 @@ pub const COLUMNS: [&str; 50] = [
     "acc",
     "acc_norm",
     "kv_tokens_held",
+    "index_s",
+    "decode_ms_low",
+    "decode_ms_high",
+    "timed",
     "contexts",
     "detectable",
 ];
@@ -73,7 +77,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 50] {
+fn fields(r: &SummaryRow) -> [String; 54] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -101,7 +105,7 @@ fn fields(r: &SummaryRow) -> [String; 50] {
         optional(r.output_error, SHARE),
         optional(r.recall, SHARE),
         fixed(r.prefill_s, TIME),
-        fixed(r.decode_ms_per_token, TIME),
+        optional(r.decode_ms_per_token, TIME),
         optional(r.kv_bytes_held, SIZE),
         optional(r.density_target, SHARE),
         fixed(r.density_sparse_layers, SHARE),
@@ -127,6 +131,10 @@ fn fields(r: &SummaryRow) -> [String; 50] {
         optional(r.acc, PERCENT),
         optional(r.acc_norm, PERCENT),
         optional(r.kv_tokens_held, SIZE),
+        fixed(r.index_s, TIME),
+        optional(r.decode_ms_low, TIME),
+        optional(r.decode_ms_high, TIME),
+        r.timed.clone().unwrap_or_default(),
         r.contexts.to_string(),
         optional(r.detectable, PERCENT),
     ]
@@ -168,7 +176,8 @@ mod tests {
             csv::Reader::from_reader(text.as_bytes()).deserialize().map(Result::unwrap).collect();
         assert_eq!(read.len(), 1);
         assert_eq!((read[0].delta_full, &read[0].params), (None, &rows[0].params));
-        assert!((read[0].decode_ms_per_token - rows[0].decode_ms_per_token).abs() < 1e-6);
+        let ms = |rows: &[SummaryRow]| rows[0].decode_ms_per_token.unwrap();
+        assert!((ms(&read) - ms(&rows)).abs() < 1e-6);
     }
 
     #[test]

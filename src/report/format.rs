@@ -41,7 +41,7 @@ pub const MEASURED: [Column; 7] = [
     column("cost2", |r| number(r.cost2)),
     column("aux bits", |r| number(r.aux_bits)),
     column("KB/token", |r| number(r.kv_bytes_per_token / 1000.0)),
-    column("ms/token", |r| number(r.decode_ms_per_token)),
+    Column { heading: "ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) },
 ];
 
 /// So many of [`MEASURED`] can be averaged over tasks.
@@ -138,7 +138,9 @@ pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     miss. density: share of tokens attended; in \
     brackets the density asked for, where the layers that are not dense missed it by more than a twentieth. cost1, cost2: FLOPs \
     of scoring and of attention, over those of full attention. aux bits: auxiliary memory per token and KV head. \
-    KB/token: K, V and auxiliary data read per token after the prefix, over all layers. output error: norm of the \
+    KB/token: K, V and auxiliary data read per token after the prefix, over all layers. ms/token: time of a step after the \
+    prefix, with its 95 % interval over examples; * where it was taken under other conditions (fidelity, streams together, \
+    threads, machine) than most around it, and is not to be compared with them. output error: norm of the \
     difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
     that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
 
@@ -171,6 +173,13 @@ fn density(r: &SummaryRow) -> String {
         }
         _ => number(r.density),
     }
+}
+
+/// Milliseconds a step, starred if most rows around were timed under other conditions.
+fn step_ms(r: &SummaryRow, has_ends: bool) -> String {
+    let ends = r.decode_ms_low.zip(r.decode_ms_high).filter(|_| has_ends);
+    let star = if r.is_timed_apart { "*" } else { "" };
+    r.decode_ms_per_token.map_or(String::new(), |ms| with_ends(number(ms), ends, number) + star)
 }
 
 /// Difference to `full`; nothing for `full` itself or without it.

@@ -206,7 +206,7 @@ mod tests {
             "- seed: 1\n",
             "## builtin, sparse from question",
             "### Mean over 2 tasks, 4K tokens",
-            "| topk |  | 0.0 [0.0 0.0] | -25.0 [-25.0 -25.0] |",
+            "| topk |  | 0.0 | -25.0 |",
             "### ruler/vt, 4K tokens",
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
             "aux bits | KB/token | ms/token | look at |\n|---|---|---:",

@@ -21,6 +21,13 @@ pub fn delta(rows: &[&SummaryRow]) -> Option<Estimate> {
     mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
 }
 
+/// Mean of the milliseconds a step of several rows, each of the same weight; `None` if a row has none.
+fn step_ms(rows: &[&SummaryRow]) -> Option<Estimate> {
+    let of_row =
+        |r: &&SummaryRow| Some(Estimate { mean: r.decode_ms_per_token?, ends: r.decode_ms_low.zip(r.decode_ms_high) });
+    mean_of(&rows.iter().map(of_row).collect::<Option<Vec<_>>>()?)
+}
+
 /// The difference to dense attention, in points, that can be told from noise in such a mean; `None` if a row has none.
 pub fn detectable(rows: &[&SummaryRow]) -> Option<f64> {
     detectable_of(&rows.iter().map(|r| r.detectable).collect::<Vec<_>>())
@@ -149,7 +156,7 @@ fn name(tables: &mut [MeanTable]) {
 
 fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
-    let (score, delta) = (score(&of_rows)?, delta(&of_rows));
+    let (score, delta, step) = (score(&of_rows)?, delta(&of_rows), step_ms(&of_rows));
     let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
     Some(SummaryRow {
         n: of_rows.iter().map(|r| r.n).sum(),
@@ -169,7 +176,11 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         aux_bits: over(|r| r.aux_bits),
         kv_bytes_per_token: over(|r| r.kv_bytes_per_token),
         prefill_s: over(|r| r.prefill_s),
-        decode_ms_per_token: over(|r| r.decode_ms_per_token),
+        index_s: over(|r| r.index_s),
+        decode_ms_per_token: step.map(|ms| ms.mean),
+        decode_ms_low: step.and_then(|ms| ms.low()),
+        decode_ms_high: step.and_then(|ms| ms.high()),
+        is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != of_rows[0].timed),
         ..of_rows[0].clone()
     })
 }

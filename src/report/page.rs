@@ -63,9 +63,18 @@ fn facts(report: &Report) -> Result<Value> {
         })
         .collect();
     let tasks = distinct(report.rows.iter().map(|r| r.task.as_str()));
+    let rows: Vec<Value> = report
+        .rows
+        .iter()
+        .map(|r| {
+            let mut row = json!(r);
+            row["timed_apart"] = json!(r.is_timed_apart);
+            row
+        })
+        .collect();
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
-        "rows": report.rows,
+        "rows": rows,
         "warnings": warnings,
         "notes": report.notes,
         "stand_ins": stand_ins(tasks).into_iter().collect::<BTreeMap<_, _>>(),

@@ -73,6 +73,24 @@ pub fn perplexity_difference<C: Ord + Copy>(pairs: &[(C, Window, Window)]) -> Op
     Some(Estimate { mean: a - b, ends: half.map(|half| (a - b - half, a - b + half)) })
 }
 
+/// A ratio of positive sums, such as time over steps, with its 95 % interval: (context, part, units) of each example. `None`
+/// without units, no ends for a single context or where nothing varies.
+pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estimate> {
+    let sum = |of: fn(&(C, f64, f64)) -> f64| observed.iter().map(of).sum::<f64>();
+    let (parts, units) = (sum(|o| o.1), sum(|o| o.2));
+    if units <= 0.0 {
+        return None;
+    }
+    let rate = parts / units;
+    // On the scale of logarithms, so that no time is negative.
+    let moved = observed.iter().map(|(context, part, n)| (*context, (part - rate * n) / parts));
+    let half = if parts > 0.0 { half_width(Sample::new(moved)) } else { None };
+    Some(match half {
+        Some(half) => Estimate::around(rate, (rate * (-half).exp(), rate * half.exp())),
+        None => Estimate { mean: rate, ends: None },
+    })
+}
+
 /// Mean of values that have no bounds, such as nats a token, with Student's interval; as [`perplexity_interval`].
 pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
     if sample.is_empty() {
@@ -101,6 +119,19 @@ fn around(sample: &Sample, centre: f64) -> Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rate_weighs_by_units_and_its_interval_is_that_of_the_parts() {
+        assert_eq!(rate_interval::<usize>(&[]), None);
+        assert_eq!(rate_interval(&[(0, 0.0, 0.0)]), None);
+        assert_eq!(rate_interval(&[(0, 30.0, 10.0)]), Some(Estimate { mean: 3.0, ends: None }));
+        // Equal units: Student's interval of the mean of the parts (12.706 × 0.1 / 1 over two), on the logarithm.
+        let two = rate_interval(&[(0, 0.9, 1.0), (1, 1.1, 1.0)]).unwrap();
+        let (low, high) = two.ends.unwrap();
+        assert!((two.mean - 1.0).abs() < 1e-12 && (high.ln() - 1.2706).abs() < 1e-3 && (low * high - 1.0).abs() < 1e-9);
+        // Two examples of one context are one observation.
+        assert_eq!(rate_interval(&[(0, 0.9, 1.0), (0, 1.1, 1.0)]).unwrap().ends, None);
+    }
 
     const NATS: [f64; 5] = [520.0, 480.0, 610.0, 555.0, 430.0];
 

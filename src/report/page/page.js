@@ -159,7 +159,13 @@
     { key: "kv_bytes_per_token", label: "KB/token", value: (r) => r.kv_bytes_per_token, cell: (r) => number(r.kv_bytes_per_token / 1000) },
     { key: "kv_bytes_held", label: "KB held", value: (r) => r.kv_bytes_held, cell: (r) => (missing(r.kv_bytes_held) ? "" : number(r.kv_bytes_held / 1000)) },
     plain("kv_tokens_held", "tokens held"),
-    plain("decode_ms_per_token", "ms/token"),
+    {
+      key: "decode_ms_per_token", label: "ms/token", value: (r) => r.decode_ms_per_token,
+      cell: (r) => (missing(r.decode_ms_per_token) ? "" : make("span", [
+        withInterval(number(r.decode_ms_per_token), r.decode_ms_low, r.decode_ms_high, number), r.timed_apart ? "*" : "",
+      ].flat(), { title: r.timed ?? "" })),
+    },
+    plain("index_s", "index s"),
     plain("prefill_s", "prefill s"),
     plain("output_error", "output error"),
     plain("recall", "recall"),
@@ -232,6 +238,28 @@
     return found.length && tasks.length > 1 ? `; ${found.length} of ${tasks.length} tasks ${are} (${pairs})` : "";
   }
 
+  // What a value of the overview is averaged over: its task and length, as far as they are no columns.
+  const scopeKey = (r, by) => JSON.stringify([by === "task" ? "" : r.task, by === "length" ? 0 : r.length]);
+  const scopeLabel = (key) => {
+    const [task, length] = JSON.parse(key);
+    return [task, length ? tokens(length) : ""].filter(Boolean).join(" at ");
+  };
+
+  // The tasks and lengths that all means of the overview are over. Where cells have different ones the reader chooses: one
+  // of these sets, or what all have in common; cells that lack some of them are empty.
+  function chooseScope(lines, by) {
+    const sets = lines.flatMap((l) => [...l.cells.values()].map((rs) => rs.map((r) => scopeKey(r, by)).sort()));
+    const common = sets.length ? sets.reduce((a, b) => a.filter((key) => b.includes(key))) : [];
+    const scopes = distinct([...sets, common].filter((keys) => keys.length).map((keys) => JSON.stringify(keys)))
+      .sort((a, b) => JSON.parse(b).length - JSON.parse(a).length);
+    const select = at("matrix-over");
+    const chosen = scopes.includes(select.value) ? select.value : scopes[0];
+    options(select, scopes.map((scope) => [scope, JSON.parse(scope).map(scopeLabel).join(", ")]));
+    select.value = chosen ?? "";
+    at("matrix-over-label").hidden = scopes.length < 2;
+    return chosen === undefined ? null : new Set(JSON.parse(chosen));
+  }
+
   function showMatrix() {
     const by = at("matrix-columns").value;
     const value = COLUMNS.find((c) => c.key === at("matrix-value").value);
@@ -246,9 +274,16 @@
       const cells = lines.get(key).cells;
       cells.set(r[by], [...(cells.get(r[by]) ?? []), r]);
     }
-    const mean = (rs) => (rs ? rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length : null);
     const all = [...lines.values()];
-    const most = Math.max(1, ...all.flatMap((l) => [...l.cells.values()].map((rs) => rs.length)));
+    const over = chooseScope(all.filter((l) => !isPerplexity(l.head)), by);
+    const averaged = (l, heading) => {
+      const rs = l.cells.get(heading);
+      if (!rs || isPerplexity(l.head) || !over) return rs;
+      const kept = rs.filter((r) => over.has(scopeKey(r, by)));
+      return kept.length === over.size ? kept : undefined;
+    };
+    const mean = (rs) => (rs ? rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length : null);
+    const most = Math.max(1, ...all.flatMap((l) => headings.map((h) => (averaged(l, h) ?? []).length)));
     const isDelta = value.key === "delta_full";
     const shade = (x, row) => {
       if (missing(x) || isPerplexity(row)) return null;
@@ -262,22 +297,22 @@
       isPerplexity(l.head) && by !== "task" ? l.head.task : "", isPerplexity(l.head) && by !== "length" ? tokens(l.head.length) : "",
     ].filter(Boolean).join(", ");
     const cell = (l, heading) => {
-      const rs = l.cells.get(heading);
+      const rs = averaged(l, heading);
       if (!rs) return "";
       const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
       const text = form(mean(rs), l.head);
-      const part = rs.length < most ? make("span", ` (${rs.length} of ${most})`, { class: "interval" }) : "";
       const mark = warnings.length ? make("a", " ⚠", { href: "#" + warnings[0].id, class: "warned", title: warnings.map((w) => w.text).join("\n"), "aria-label": "warning: " + warnings.map((w) => w.text).join("; ") }) : "";
-      return [text, part, mark];
+      return [text, mark];
     };
     const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
     sortable(at("matrix-table"), [
       { key: "setting", label: "method", text: true, value: name, cell: name },
-      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(l.cells.get(h)), cell: (l) => cell(l, h), style: (l) => shade(mean(l.cells.get(h)), l.head) })),
-    ], all, "Methods by " + by, matrixState, showMatrix);
-    const over = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
-    const note = by === "task" ? "" : standIns(distinct(rows.filter((r) => !isPerplexity(r)).map((r) => r.task)));
-    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${over}${note}` : value.label;
+      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, h), style: (l) => shade(mean(averaged(l, h)), l.head) })),
+    ], all.filter((l) => headings.some((h) => averaged(l, h))), "Methods by " + by, matrixState, showMatrix);
+    const what = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
+    const used = all.filter((l) => !isPerplexity(l.head)).flatMap((l) => headings.flatMap((h) => averaged(l, h) ?? []));
+    const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
+    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label;
   }
 
   function setUpMatrix() {
@@ -287,6 +322,7 @@
     at("matrix-value").value = "score";
     at("matrix-columns").addEventListener("change", () => { matrixState.key = null; showMatrix(); });
     at("matrix-value").addEventListener("change", showMatrix);
+    at("matrix-over").addEventListener("change", showMatrix);
     showMatrix();
   }
 

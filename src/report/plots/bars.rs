@@ -1,48 +1,60 @@
-//! `time.svg`: where the time of an example goes under each method, as stacked bars.
+//! `time.svg`: what a method takes once an example, and for each token after the prefix.
 
 use anyhow::Result;
 use plotters::prelude::RGBColor;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::{Axis, tick_label};
-use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Pen, SIZE, TITLE_HEIGHT, title_width};
+use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, SIZE, TITLE_HEIGHT, title_width};
 use super::{Figure, end_of, suffix};
 use crate::eval::protocol::Protocol;
-use crate::eval::record::Record;
-use crate::eval::stats::mean;
-use crate::eval::summary::Cell;
+use crate::eval::record::SummaryRow;
+use crate::report::MeanTable;
 use crate::report::format::{distinct, number, setting_name, tokens};
 
-/// A part of the time: its name, its shade, and the seconds of a record.
-type Part = (&'static str, RGBColor, fn(&Record) -> f64);
-/// What is told apart; the shades differ in grey too.
-const PARTS: [Part; 3] = [
-    ("prefill", RGBColor(0, 84, 134), |r| r.prefill_s),
-    ("building the index", RGBColor(230, 130, 0), |r| r.index_s),
-    ("steps after the prefix", RGBColor(190, 222, 240), |r| r.decode_s),
-];
+/// Shades that differ in grey too.
+const PREFILL: RGBColor = RGBColor(0, 84, 134);
+const INDEX: RGBColor = RGBColor(230, 130, 0);
+const STEP: RGBColor = RGBColor(190, 222, 240);
 
-/// The bar of a setting of a method.
-struct Bar {
-    name: String,
-    seconds: [f64; PARTS.len()],
+/// Bars over one length: the mean over its tasks, or its only task.
+struct Block {
+    title: String,
+    bars: Vec<Bar>,
 }
 
-/// One figure for each model and protocol, with a block of bars for each length: mean seconds over tasks. What differs
-/// between several figures is in their file names.
+/// What one setting of a method takes.
+#[derive(Debug, PartialEq)]
+struct Bar {
+    name: String,
+    /// Seconds an example: of the prefill, and of the index.
+    once: [f64; 2],
+    /// Milliseconds a step, with the ends of its interval.
+    step: Option<(f64, Option<(f64, f64)>)>,
+}
+
+/// One figure for each model and protocol, with a block of bars for each length. Rows that were timed under other
+/// conditions than most around them are left out, which the title says. What differs between several figures is in their
+/// file names.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
-    let scene = |c: &Cell| (c.head().model.clone(), c.head().protocol.clone());
-    let scenes = distinct(cells.iter().map(scene));
+pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Vec<Figure>> {
+    let scenes = distinct(rows.iter().map(|r| (r.model.clone(), r.protocol.clone())));
     let draw = |(model, protocol): &(String, String)| {
-        let shown: Vec<&Cell> =
-            cells.iter().filter(|c| (&c.head().model, &c.head().protocol) == (model, protocol)).collect();
-        let mut lengths = distinct(shown.iter().map(|c| c.head().length));
-        lengths.sort_unstable();
-        let blocks: Vec<(usize, Vec<Bar>)> = lengths.into_iter().map(|length| (length, bars(&shown, length))).collect();
-        let title = format!("Seconds an example: {}, sparse from {protocol}", end_of(model));
+        let is_here = |r: &SummaryRow| (&r.model, &r.protocol) == (model, protocol);
+        let shown: Vec<&SummaryRow> = rows.iter().filter(|r| is_here(r)).collect();
+        let blocks = blocks(&shown, means);
+        let left_out = shown.iter().filter(|r| r.is_timed_apart).count();
+        let title = format!(
+            "Time: {}, sparse from {protocol}{}",
+            end_of(model),
+            if left_out > 0 {
+                format!(" (without {left_out} rows timed under other conditions)")
+            } else {
+                String::new()
+            }
+        );
         let suffix = suffix(&[
             (scenes.iter().any(|s| s.0 != *model), model),
             (scenes.iter().any(|s| s.1 != *protocol), protocol),
@@ -53,7 +65,7 @@ pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
     scenes.iter().map(draw).collect()
 }
 
-/// What the first part is under a protocol.
+/// What is read once under a protocol.
 fn prefill_name(protocol: &str) -> &'static str {
     match protocol.parse() {
         Ok(Protocol::Prefill) => "prefill by the method itself",
@@ -61,96 +73,193 @@ fn prefill_name(protocol: &str) -> &'static str {
     }
 }
 
-fn bars(cells: &[&Cell], length: usize) -> Vec<Bar> {
-    let at: Vec<&&Cell> = cells.iter().filter(|c| c.head().length == length).collect();
-    let settings = distinct(at.iter().map(|c| (&c.head().method, &c.head().params)));
-    let bar = |(method, params): (&String, &String)| {
-        let of: Vec<_> = at.iter().filter(|c| (&c.head().method, &c.head().params) == (method, params)).collect();
-        let seconds = PARTS.map(|(_, _, part)| mean(&of.iter().map(|c| c.mean(part)).collect::<Vec<_>>()));
-        Bar { name: setting_name(method, params), seconds }
+/// A block for each length of the rows of a model and protocol: the means over all of its tasks that any setting has, or
+/// else, where there is one task, its rows; texts whose perplexity is measured have blocks of their own.
+fn blocks(rows: &[&SummaryRow], means: &[MeanTable]) -> Vec<Block> {
+    let mut blocks: Vec<(usize, Block)> = Vec::new();
+    let is_of = |table: &&MeanTable, row: &SummaryRow| {
+        let head = &table.rows[0];
+        (&head.model, &head.protocol, head.length) == (&row.model, &row.protocol, row.length)
     };
-    settings.into_iter().map(bar).collect()
+    for row in rows {
+        let mean = means.iter().find(|table| row.measure.is_score() && is_of(table, row));
+        let title = mean.map_or_else(|| row.task.clone(), MeanTable::title);
+        let length =
+            if row.length > 0 { format!("{} tokens", tokens(row.length)) } else { "as long as the files".into() };
+        let title = format!("{title}, {length}");
+        if blocks.iter().any(|(_, block)| block.title == title) {
+            continue;
+        }
+        let of: Vec<&SummaryRow> = match mean {
+            Some(table) => table.rows.iter().collect(),
+            None => rows.iter().copied().filter(|r| (&r.task, r.length) == (&row.task, row.length)).collect(),
+        };
+        let bars = of.into_iter().filter(|r| !r.is_timed_apart).map(bar).collect();
+        blocks.push((row.length, Block { title, bars }));
+    }
+    blocks.sort_by_key(|(length, _)| *length);
+    blocks.into_iter().map(|(_, block)| block).filter(|block| !block.bars.is_empty()).collect()
+}
+
+fn bar(row: &SummaryRow) -> Bar {
+    Bar {
+        name: setting_name(&row.method, &row.params),
+        once: [row.prefill_s, row.index_s],
+        step: row.decode_ms_per_token.map(|ms| (ms, row.decode_ms_low.zip(row.decode_ms_high))),
+    }
 }
 
 const LINE: i32 = 24;
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
-const RIGHT: i32 = 70;
+/// Width of each of the two fields of bars, and of the room behind it for a number.
+const FIELD: i32 = 300;
+const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
 
-fn svg(title: &str, prefill: &str, blocks: &[(usize, Vec<Bar>)]) -> Result<String> {
-    let bars = || blocks.iter().flat_map(|(_, bars)| bars);
-    let left = 20 + CHARACTER * bars().map(|b| b.name.chars().count() as i32).max().unwrap_or(0);
-    let width = (left + 380 + RIGHT).max(LEAST_WIDTH).max(title_width(title));
-    let inner: i32 = blocks.iter().map(|(_, bars)| HEAD + bars.len() as i32 * LINE + FOOT).sum();
-    let height = TITLE_HEIGHT + inner + PARTS.len() as i32 * LEGEND_LINE + 10;
+fn svg(title: &str, prefill: &str, blocks: &[Block]) -> Result<String> {
+    let names = blocks.iter().flat_map(|block| &block.bars).map(|bar| bar.name.chars().count() as i32);
+    let left = 20 + CHARACTER * names.max().unwrap_or(0);
+    let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
+    let inner: i32 = blocks.iter().map(|block| HEAD + block.bars.len() as i32 * LINE + FOOT).sum();
+    let legend = [
+        (prefill, PREFILL),
+        ("building the index, as if for this method alone", INDEX),
+        ("a step after the prefix", STEP),
+    ];
+    let height = TITLE_HEIGHT + inner + legend.len() as i32 * LEGEND_LINE + 10;
     pen::draw((width, height), title, |pen| {
         let mut top = TITLE_HEIGHT;
-        for (length, bars) in blocks {
-            block(pen, *length, bars, (left, top + HEAD), width - RIGHT)?;
-            top += HEAD + bars.len() as i32 * LINE + FOOT;
+        for block in blocks {
+            draw_block(pen, block, left, top + HEAD)?;
+            top += HEAD + block.bars.len() as i32 * LINE + FOOT;
         }
-        let names = [prefill, PARTS[1].0, PARTS[2].0];
-        (0..).zip(names.iter().zip(&PARTS)).try_for_each(|(i, (name, (_, colour, _)))| {
+        (0..).zip(legend).try_for_each(|(i, (name, colour))| {
             let y = top + i * LEGEND_LINE + 10;
-            pen.fill((left, y - 7), (left + 30, y + 7), *colour)?;
+            pen.fill((left, y - 7), (left + 30, y + 7), colour)?;
             pen.edge((left, y - 7), (left + 30, y + 7), INK)?;
             pen.text(name, (left + 40, y), SIZE, HPos::Left)
         })
     })
 }
 
-fn block(pen: &Pen, length: usize, bars: &[Bar], (left, top): (i32, i32), right: i32) -> Result<()> {
-    let most = bars.iter().map(|b| b.seconds.iter().sum::<f64>()).fold(0.0, f64::max);
-    let axis = Axis::from_zero(most);
-    let bottom = top + bars.len() as i32 * LINE;
-    let title = if length > 0 { format!("{} tokens", tokens(length)) } else { "as long as the files".to_owned() };
-    pen.text(&title, (left, top - 16), SIZE, HPos::Left)?;
-    for &tick in &axis.ticks {
-        let x = axis.at(tick, left, right);
-        pen.line(&[(x, top), (x, bottom)], GRID, 1)?;
-        pen.text(&tick_label(tick), (x, bottom + 14), SIZE, HPos::Center)?;
-    }
-    pen.text("seconds", ((left + right) / 2, bottom + 36), SIZE, HPos::Center)?;
-    for (i, bar) in (0..).zip(bars) {
+fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
+    pen.text(&block.title, (left, top - 16), SIZE, HPos::Left)?;
+    let bottom = top + block.bars.len() as i32 * LINE;
+    let most = |of: fn(&Bar) -> f64| block.bars.iter().map(of).fold(0.0, f64::max);
+    let once = Field { axis: Axis::from_zero(most(|b| b.once.iter().sum())), left, top, bottom };
+    let second = left + FIELD + RIGHT;
+    let highest = |b: &Bar| b.step.map_or(0.0, |(ms, ends)| ends.map_or(ms, |(_, high)| high));
+    let step = Field { axis: Axis::from_zero(most(highest)), left: second, top, bottom };
+    once.frame(pen, "once an example (s)")?;
+    step.frame(pen, "each token after the prefix (ms)")?;
+    for (i, bar) in (0..).zip(&block.bars) {
         let y = top + i * LINE;
         pen.text(&bar.name, (left - 8, y + LINE / 2), SIZE, HPos::Right)?;
+        once.bar(pen, y, &[(bar.once[0], PREFILL), (bar.once[1], INDEX)])?;
+        once.label(pen, y, bar.once.iter().sum(), bar.once.iter().sum())?;
+        let Some((ms, ends)) = bar.step else { continue };
+        step.bar(pen, y, &[(ms, STEP)])?;
+        if let Some((low, high)) = ends {
+            let at = |value| step.axis.at(value, step.left, step.left + FIELD);
+            pen.stroke(Look::Dense, &[(at(low), y + LINE / 2), (at(high), y + LINE / 2)])?;
+        }
+        step.label(pen, y, ms, ends.map_or(ms, |(_, high)| high))?;
+    }
+    Ok(())
+}
+
+/// Where the bars of one quantity are drawn.
+struct Field {
+    axis: Axis,
+    left: i32,
+    top: i32,
+    bottom: i32,
+}
+
+impl Field {
+    fn at(&self, value: f64) -> i32 {
+        self.axis.at(value, self.left, self.left + FIELD)
+    }
+
+    fn frame(&self, pen: &Pen, title: &str) -> Result<()> {
+        for &tick in &self.axis.ticks {
+            let x = self.at(tick);
+            pen.line(&[(x, self.top), (x, self.bottom)], GRID, 1)?;
+            pen.text(&tick_label(tick), (x, self.bottom + 14), SIZE, HPos::Center)?;
+        }
+        pen.text(title, (self.left + FIELD / 2, self.bottom + 36), SIZE, HPos::Center)?;
+        pen.line(&[(self.left, self.top), (self.left, self.bottom)], INK, 1)
+    }
+
+    /// Parts one behind the other.
+    fn bar(&self, pen: &Pen, y: i32, parts: &[(f64, RGBColor)]) -> Result<()> {
         let mut sum = 0.0;
-        for (seconds, (_, colour, _)) in bar.seconds.iter().zip(&PARTS) {
-            let (from, to) = (axis.at(sum, left, right), axis.at(sum + seconds, left, right));
-            sum += seconds;
+        for (value, colour) in parts {
+            let (from, to) = (self.at(sum), self.at(sum + value));
+            sum += value;
             if to > from {
                 pen.fill((from, y + 4), (to, y + LINE - 4), *colour)?;
                 pen.edge((from, y + 4), (to, y + LINE - 4), INK)?;
             }
         }
-        pen.text(&number(sum), (axis.at(sum, left, right) + 6, y + LINE / 2), SIZE, HPos::Left)?;
+        Ok(())
     }
-    pen.line(&[(left, top), (left, bottom)], INK, 1)
+
+    /// The value as a number, behind where the drawing ends.
+    fn label(&self, pen: &Pen, y: i32, value: f64, end: f64) -> Result<()> {
+        pen.text(&number(value), (self.at(end) + 6, y + LINE / 2), SIZE, HPos::Left)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
-    use crate::eval::summary::group;
+    use crate::eval::record::{Conditions, Record};
+    use crate::report::Report;
+
+    fn drawn(records: &[Record]) -> (Vec<Block>, Figure) {
+        let report = Report::new(records, &[]);
+        let rows: Vec<&SummaryRow> = report.rows.iter().collect();
+        (blocks(&rows, &report.means), figures(&report.rows, &report.means).unwrap().remove(0))
+    }
 
     #[test]
-    fn a_bar_is_a_setting_and_its_parts_are_means_over_tasks() {
-        let of = |task, index_s| Record { index_s, ..record(task, "quest", 0, 1.0) };
-        let records = [record("ruler/vt", "full", 0, 1.0), of("ruler/vt", 0.25), of("ruler/cwe", 0.75)];
-        let cells = group(&records, &[]);
-        let bars = bars(&cells.iter().collect::<Vec<_>>(), 4096);
+    fn a_bar_is_a_setting_with_what_it_takes_once_and_for_each_token() {
+        let of = |task, index_s, steps| Record { index_s, steps, ..record(task, "quest", 0, 1.0) };
+        let full = |task| Record { steps: 50, ..record(task, "full", 0, 1.0) };
+        // Answers of different length take as long a token.
+        let records = [
+            full("ruler/vt"),
+            full("ruler/cwe"),
+            of("ruler/vt", 0.25, 50),
+            Record { decode_s: 2.0, ..of("ruler/cwe", 0.75, 200) },
+        ];
+        let (blocks, figure) = drawn(&records);
+        assert_eq!(blocks.len(), 1);
         assert_eq!(
-            bars.iter().map(|b| (b.name.as_str(), b.seconds)).collect::<Vec<_>>(),
-            [("full", [1.0, 0.0, 0.5]), ("quest", [1.0, 0.5, 0.5])]
+            blocks[0].bars,
+            [
+                Bar { name: "full".into(), once: [1.0, 0.0], step: Some((10.0, None)) },
+                Bar { name: "quest".into(), once: [1.0, 0.5], step: Some((10.0, None)) },
+            ]
         );
-        let figures = figures(&cells).unwrap();
-        assert_eq!(figures[0].file, "time.svg");
-        assert!(figures[0].svg.contains("4K tokens") && figures[0].svg.contains("building the index"));
-        assert!(figures[0].svg.contains("shared by all methods"));
-        let own = records.map(|r| Record { protocol: "prefill".into(), ..r });
-        let figures = super::figures(&group(&own, &[])).unwrap();
-        assert!(figures[0].svg.contains("by the method itself") && !figures[0].svg.contains("shared"));
+        assert_eq!((figure.file.as_str(), blocks[0].title.as_str()), ("time.svg", "mean over 2 tasks, 4K tokens"));
+        for text in ["once an example (s)", "each token after the prefix (ms)", "shared by all methods"] {
+            assert!(figure.svg.contains(text), "{text}");
+        }
+        let own: Vec<Record> = records.into_iter().map(|r| Record { protocol: "prefill".into(), ..r }).collect();
+        assert!(drawn(&own).1.svg.contains("by the method itself"));
+    }
+
+    #[test]
+    fn what_was_timed_otherwise_is_not_drawn() {
+        let under = |fidelity| Some(Conditions { fidelity, together: 2, threads: 2, simd: "avx2".into(), cpu: None });
+        let records = ["full", "topk", "quest"]
+            .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
+        let (blocks, figure) = drawn(&records);
+        assert_eq!(blocks[0].bars.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["full", "topk"]);
+        assert!(figure.title.contains("without 1 rows timed under other conditions"), "{}", figure.title);
     }
 }

@@ -43,7 +43,7 @@ pub fn figures(report: &Report) -> Result<Vec<Figure>> {
         lengths::figures(rows, &means)?,
         params::figures(rows, &means)?,
         depths::figures(&report.depths)?,
-        bars::figures(&report.cells)?,
+        bars::figures(&report.rows, &report.means)?,
         heads::figures(&report.cells)?,
     ]
     .concat())

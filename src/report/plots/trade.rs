@@ -38,6 +38,8 @@ struct Cost {
     of: fn(&SummaryRow) -> f64,
     /// Whether dense attention has a place of its own there: where it is always 100 %, it says nothing.
     has_dense: bool,
+    /// Whether it is a time.
+    is_time: bool,
 }
 
 impl Cost {
@@ -55,6 +57,7 @@ const COSTS: [Cost; 4] = [
         label: "density (% of tokens attended)",
         of: |r| 100.0 * r.density,
         has_dense: false,
+        is_time: false,
     },
     Cost {
         name: "cost",
@@ -62,6 +65,7 @@ const COSTS: [Cost; 4] = [
         label: "cost1 + cost2 (% of full's FLOPs)",
         of: |r| 100.0 * r.cost_total,
         has_dense: false,
+        is_time: false,
     },
     Cost {
         name: "bytes",
@@ -69,8 +73,16 @@ const COSTS: [Cost; 4] = [
         label: "MB read per token",
         of: |r| r.kv_bytes_per_token / 1e6,
         has_dense: true,
+        is_time: false,
     },
-    Cost { name: "latency", title: "latency", label: "ms per token", of: |r| r.decode_ms_per_token, has_dense: true },
+    Cost {
+        name: "latency",
+        title: "latency",
+        label: "ms per token",
+        of: |r| r.decode_ms_per_token.unwrap_or(0.0),
+        has_dense: true,
+        is_time: true,
+    },
 ];
 
 /// Score with 95 % intervals against density, FLOPs, bytes and latency: a figure of each that was measured for each model,
@@ -86,6 +98,8 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
+            // Times under several conditions have no axis in common.
+            let shown: Vec<&SummaryRow> = shown.into_iter().filter(|r| !cost.is_time || !r.is_timed_apart).collect();
             if !cost.is_measured(&shown) {
                 continue;
             }

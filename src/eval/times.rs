@@ -1,0 +1,103 @@
+//! Which times of records may be put together, and what they come to.
+//!
+//! A time depends on what else was measured, on how many streams took a step together, on threads and machine
+//! ([`Conditions`]). Only times under the same conditions are averaged; rows that were timed under others than most around
+//! them are marked.
+
+use std::collections::BTreeMap;
+
+use super::record::{Conditions, Record};
+use super::stats::Estimate;
+use super::stats::ratios::rate_interval;
+use super::summary::Cell;
+
+/// The times of a row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Times {
+    /// Mean seconds of reading the prefix.
+    pub prefill_s: f64,
+    /// Mean seconds of building the index, as if for this row alone.
+    pub index_s: f64,
+    /// Milliseconds of a step after the prefix, with its 95 % interval over examples: all steps' time over their number, so
+    /// that long generations count for what they are. `None` where there were no steps.
+    pub step_ms: Option<Estimate>,
+    /// Under what they were taken; `None` where the records do not say.
+    pub conditions: Option<Conditions>,
+    /// Whether most of the rows around it were timed under other conditions.
+    pub is_apart: bool,
+}
+
+/// The conditions under which most records of some cells were timed; those of the first of equals in their own order.
+pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&'a Conditions> {
+    let mut counts: BTreeMap<Option<&Conditions>, usize> = BTreeMap::new();
+    for record in cells.into_iter().flat_map(|cell| cell.records.iter().copied()) {
+        *counts.entry(record.conditions.as_ref()).or_default() += 1;
+    }
+    let most = counts.values().copied().max()?;
+    counts.into_iter().find(|(_, count)| *count == most)?.0
+}
+
+impl Times {
+    /// Of the records of a cell that were timed under the conditions of most around it, or else under its own commonest.
+    pub fn of(cell: &Cell, around: Option<&Conditions>) -> Self {
+        let is_there = cell.records.iter().any(|r| r.conditions.as_ref() == around);
+        let conditions = if is_there { around } else { prevailing([cell]) };
+        let timed: Vec<(_, &Record)> = (cell.contexts().into_iter().zip(cell.records.iter().copied()))
+            .filter(|(_, r)| r.conditions.as_ref() == conditions)
+            .collect();
+        let mean = |of: fn(&Record) -> f64| timed.iter().map(|(_, r)| of(r)).sum::<f64>() / timed.len().max(1) as f64;
+        let steps: Vec<_> = timed.iter().map(|(context, r)| (*context, 1000.0 * r.decode_s, r.steps as f64)).collect();
+        Self {
+            prefill_s: mean(|r| r.prefill_s),
+            index_s: mean(|r| r.index_s),
+            step_ms: rate_interval(&steps),
+            conditions: conditions.cloned(),
+            is_apart: !is_there,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::record;
+    use crate::eval::summary::group;
+
+    fn under(fidelity: bool, together: usize) -> Option<Conditions> {
+        Some(Conditions { fidelity, together, threads: 2, simd: "avx2".into(), cpu: None })
+    }
+
+    fn timed(method: &str, sample: usize, conditions: Option<Conditions>, decode_s: f64) -> Record {
+        Record { conditions, decode_s, steps: 10, ..record("vt", method, sample, 1.0) }
+    }
+
+    #[test]
+    fn times_under_other_conditions_are_not_averaged() {
+        let plain = |sample| timed("full", sample, under(false, 8), 1.0);
+        let records = [plain(0), plain(1), timed("full", 2, under(false, 1), 100.0)];
+        let cells = group(&records, &[]);
+        let times = Times::of(&cells[0], prevailing(&cells));
+        assert_eq!(times.step_ms.map(|ms| ms.mean), Some(100.0));
+        assert_eq!((times.conditions, times.is_apart), (under(false, 8), false));
+    }
+
+    #[test]
+    fn a_row_that_was_timed_otherwise_is_apart() {
+        let mut records: Vec<Record> = (0..3).map(|i| timed("full", i, under(false, 2), 1.0)).collect();
+        records.push(timed("topk", 0, under(true, 2), 2.0));
+        let cells = group(&records, &[]);
+        let apart: Vec<bool> = cells.iter().map(|cell| Times::of(cell, prevailing(&cells)).is_apart).collect();
+        assert_eq!(apart, [false, true]);
+    }
+
+    #[test]
+    fn long_generations_count_for_what_they_are_and_nothing_has_no_time() {
+        let short = Record { decode_s: 1.0, steps: 1, ..record("vt", "full", 0, 1.0) };
+        let long = Record { decode_s: 1.0, steps: 9, ..record("vt", "full", 1, 1.0) };
+        let none = Record { decode_s: 0.0, steps: 0, ..record("vt", "topk", 0, 1.0) };
+        let records = [short, long, none];
+        let cells = group(&records, &[]);
+        let times: Vec<_> = cells.iter().map(|cell| Times::of(cell, None).step_ms.map(|ms| ms.mean)).collect();
+        assert_eq!(times, [Some(200.0), None]);
+    }
+}
