@@ -619,7 +619,7 @@ mod tests {
             assert!(shown.contains(&known), "{known}");
         }
         assert!(!shown.contains(&"ci_low") && !shown.contains(&"delta_high") && !shown.contains(&"method"));
-        assert_eq!(shown.len(), COLUMNS.len() - TEXT.len() - 4 + 1);
+        assert_eq!(shown.len(), COLUMNS.len() - TEXT.len() - 6 + 1);
     }
 
     #[test]
