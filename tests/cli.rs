@@ -403,7 +403,7 @@ fn a_model_is_calibrated_and_evaluated() {
     let methods = ["-m", "loki:k=16", "-m", "double_sparsity:k=16"];
     tiny(&out).args(&methods).args(&["--calibration", folder]).ok();
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
-    assert_eq!(manifest["calibration"]["loki"], spattn::model::weights::sha256_hex(&written));
+    assert_eq!(manifest["calibration"]["loki"], spattn::model::checksum::sha256_hex(&written));
     assert_eq!(manifest["calibration"].as_object().unwrap().len(), 2);
     // Another calibration is another record; those of other methods stay what they are.
     tiny(&other).args(&methods).ok();
