@@ -209,8 +209,10 @@ fn content(
     file: &[u8],
     more: &str,
 ) -> std::io::Result<()> {
-    let start = asked.range.as_ref().map(|r| r.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap());
-    let start: Option<usize> = start.filter(|_| !matches!(behaviour, Behaviour::WithoutRanges));
+    let range = asked.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let range = range.filter(|_| !matches!(behaviour, Behaviour::WithoutRanges));
+    let start: Option<usize> = range.map(|(start, _)| start.parse().unwrap());
+    let end = range.and_then(|(_, last)| last.parse::<usize>().ok()).map_or(file.len(), |last| last + 1);
     if start.is_some_and(|start| start >= file.len()) {
         return write!(stream, "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     }
@@ -218,7 +220,7 @@ fn content(
         Behaviour::OtherPart => start.map(|start| start + 1),
         _ => start,
     };
-    let mut body = file[start.unwrap_or(0)..].to_vec();
+    let mut body = file[start.unwrap_or(0)..end.min(file.len())].to_vec();
     let length = match behaviour {
         Behaviour::Longer | Behaviour::TornUnannounced(_) | Behaviour::Unannounced => String::new(),
         _ => format!("Content-Length: {}\r\n", body.len()),
@@ -226,7 +228,11 @@ fn content(
     let head = match start {
         None => "200 OK\r\n".to_owned(),
         Some(start) => {
-            format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{}\r\n", file.len() - 1, file.len())
+            format!(
+                "206 Partial Content\r\nContent-Range: bytes {start}-{}/{}\r\n",
+                end.min(file.len()) - 1,
+                file.len()
+            )
         }
     };
     write!(stream, "HTTP/1.1 {head}{more}{length}Connection: close\r\n\r\n")?;
@@ -596,7 +602,7 @@ fn a_connection_that_stalls_is_ended_and_gone_on_with() {
         false => Behaviour::Right,
     });
     let (cache, started) = (TempDir::new().unwrap(), Instant::now());
-    let timeouts = Timeouts { stall: Duration::from_millis(300), ..Timeouts::default() };
+    let timeouts = Timeouts { stall: Duration::from_secs(1), ..Timeouts::default() };
     fetch(&HubOptions { timeouts, ..options(&cache, &hub) }).unwrap();
     assert_whole(&cache, &hub);
     assert_eq!(ranges(&hub), ["", "bytes=1000-", "bytes=1000-"]);
@@ -610,9 +616,9 @@ fn a_stall_is_called_so() {
         false => Behaviour::Right,
     });
     let cache = TempDir::new().unwrap();
-    let timeouts = Timeouts { stall: Duration::from_millis(100), ..Timeouts::default() };
+    let timeouts = Timeouts { stall: Duration::from_millis(800), ..Timeouts::default() };
     let (what, hint, _) = told(&fetch(&HubOptions { timeouts, ..options(&cache, &hub) }).unwrap_err());
-    assert!(what.ends_with("sent nothing for 0.1 s"), "{what}");
+    assert!(what.ends_with("sent nothing for 0.8 s"), "{what}");
     assert!(hint.starts_with("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer") && hint.contains("goes on where"), "{hint}");
 }
 
@@ -734,6 +740,19 @@ fn each_refusal_has_its_own_hint() {
     }
 }
 
+/// The address of a server that speaks no TLS, as if it did.
+fn address_without_tls() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map(Result::unwrap) {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 1 << 16]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    address
+}
+
 #[test]
 fn each_way_not_to_get_a_connection_has_its_own_hint() {
     let hub = Hub::start(checkpoint(), |_| Behaviour::Right);
@@ -744,11 +763,7 @@ fn each_way_not_to_get_a_connection_has_its_own_hint() {
             "the address of nowhere.invalid cannot be found",
             "the name nowhere.invalid",
         ),
-        (
-            hub.address.replace("http:", "https:"),
-            "no secure connection to 127.0.0.1:",
-            "a proxy that replaces the certificate",
-        ),
+        (address_without_tls(), "no secure connection to 127.0.0.1:", "a proxy that replaces the certificate"),
     ];
     for (endpoint, why, advice) in cases {
         let cache = TempDir::new().unwrap();
@@ -803,10 +818,27 @@ fn finished(child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
+fn what_is_wanted_twice_at_once_is_downloaded_once() {
+    let hub = Hub::start(checkpoint(), |asked| match asked.is_weights() {
+        true => Behaviour::Slow(Duration::from_millis(500)),
+        false => Behaviour::Right,
+    });
+    let cache = TempDir::new().unwrap();
+    let options = options(&cache, &hub);
+    std::thread::scope(|scope| {
+        for running in [(); 4].map(|()| scope.spawn(|| fetch(&options).unwrap())) {
+            running.join().unwrap();
+        }
+    });
+    assert_whole(&cache, &hub);
+    assert_eq!(hub.ranges().len(), 1);
+}
+
+#[test]
 fn two_processes_on_a_cold_cache_wait_for_each_other() {
     let hub = Hub::start(checkpoint(), |asked| match asked.is_weights() {
         // Longer than the five seconds after which others give up.
-        true => Behaviour::Slow(Duration::from_secs(7)),
+        true => Behaviour::Slow(Duration::from_secs(6)),
         false => Behaviour::Right,
     });
     let home = TempDir::new().unwrap();

@@ -87,8 +87,21 @@ impl DownloadError {
     fn is_transient(&self) -> bool {
         matches!(self, Self::Http(error) if error.is_transient())
     }
+}
 
-    fn retry_after(&self) -> Option<Duration> {
+/// A failure of a server that may say how long to wait.
+trait Retryable {
+    fn asks_to_wait(&self) -> Option<Duration>;
+}
+
+impl Retryable for HttpError {
+    fn asks_to_wait(&self) -> Option<Duration> {
+        self.retry_after()
+    }
+}
+
+impl Retryable for DownloadError {
+    fn asks_to_wait(&self) -> Option<Duration> {
         match self {
             Self::Http(error) => error.retry_after(),
             _ => None,
@@ -226,8 +239,8 @@ impl Downloader {
 }
 
 /// A failure that is tried again.
-struct Wait {
-    reason: DownloadError,
+struct Wait<E> {
+    reason: E,
     pause: Duration,
 }
 
@@ -247,12 +260,12 @@ impl Failures {
     ///
     /// # Errors
     /// The failure, if there were too many or the server asks for too long a wait.
-    fn wait_after(&mut self, reason: DownloadError, arrived: u64) -> Result<Wait, DownloadError> {
+    fn wait_after<E: Retryable>(&mut self, reason: E, arrived: u64) -> Result<Wait<E>, E> {
         if arrived > self.furthest {
             (self.furthest, self.in_a_row) = (arrived, 0);
         }
         self.in_a_row += 1;
-        let asked = reason.retry_after();
+        let asked = reason.asks_to_wait();
         if self.in_a_row > MOST_FAILURES || asked.is_some_and(|wait| wait > MOST_PATIENT) {
             return Err(reason);
         }
@@ -288,14 +301,9 @@ pub fn with_retries<T>(
             Err(error) if error.is_busy() => error,
             done => return done,
         };
-        match failures.wait_after(DownloadError::Http(error), 0) {
-            Ok(wait) => {
-                eprintln!("note: {name}: {}; trying again in {}", wait.reason, humane(wait.pause));
-                std::thread::sleep(wait.pause);
-            }
-            Err(DownloadError::Http(error)) => return Err(error),
-            Err(other) => unreachable!("a failure comes back as it went in: {other}"),
-        }
+        let wait = failures.wait_after(error, 0)?;
+        eprintln!("note: {name}: {}; trying again in {}", wait.reason, humane(wait.pause));
+        std::thread::sleep(wait.pause);
     }
 }
 

@@ -21,7 +21,7 @@ const LONGEST_ERROR_CODE: usize = 40;
 pub struct Timeouts {
     /// To be found, to be connected, and to begin to answer; each.
     pub answer: Duration,
-    /// Between one byte of a file and the next. A whole file may take any time.
+    /// Between one byte of a file, or of what comes before it, and the next. A whole file may take any time.
     pub stall: Duration,
 }
 
@@ -94,7 +94,7 @@ pub enum HttpError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// The answer began and does not go on.
+    /// A file, or the answer that it comes with, does not go on.
     #[error("{host} sent nothing for {} s", after.as_secs_f64())]
     Stalled {
         /// The host.
@@ -423,7 +423,8 @@ impl Client {
     /// One request, to this address and no other.
     fn ask(&self, request: Request, at: &Url) -> Result<Response<Body>, HttpError> {
         let built = match request {
-            Request::Head => self.agent.head(at.as_str()),
+            // Nothing comes after the answer that could stall.
+            Request::Head => self.agent.head(at.as_str()).config().timeout_per_read(None).build(),
             Request::Get { .. } => self.agent.get(at.as_str()),
         };
         let built = match request {
@@ -451,7 +452,7 @@ impl Client {
             // The system's resolver has no error kind of its own.
             Error::Io(e) if e.to_string().contains("lookup") => HttpError::Unresolved { host, detail },
             Error::Timeout(Timeout::Connect) => HttpError::Unconnected { host, detail },
-            Error::Timeout(Timeout::PerRead) => HttpError::Unanswered { host, after: self.timeouts.stall },
+            Error::Timeout(Timeout::PerRead) => HttpError::Stalled { host, after: self.timeouts.stall },
             Error::Timeout(_) => HttpError::Unanswered { host, after: self.timeouts.answer },
             Error::Tls(_) | Error::Rustls(_) | Error::Pem(_) | Error::TlsRequired => {
                 HttpError::Insecure { host, detail }

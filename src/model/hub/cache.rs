@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 
@@ -152,10 +153,11 @@ fn make_link(_relative: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     std::fs::hard_link(blob, link)
 }
 
-/// A name beside a path that no other process uses.
+/// A name beside a path that no other process or thread uses.
 fn aside(path: &Path) -> PathBuf {
+    static USED: AtomicU64 = AtomicU64::new(0);
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
+    name.push(format!(".{}-{}.tmp", std::process::id(), USED.fetch_add(1, Ordering::Relaxed)));
     PathBuf::from(name)
 }
 
