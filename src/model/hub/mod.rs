@@ -27,7 +27,7 @@ use super::http::{Client, HttpError, Refusal, Timeouts, parse_url};
 use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
 use crate::error::{RunFailure, UsageError};
 use cache::{Lack, RepoCache};
-use remote::{Listing, Remote};
+use remote::{Listing, Remote, RepoKind};
 
 /// Files a model may do without. They come first, so that complete weights imply they were looked for.
 const OPTIONAL: [&str; 3] = [TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE];
@@ -135,23 +135,6 @@ pub fn cached_models(options: &HubOptions) -> Vec<CachedModel> {
     let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
     models.sort_by(|a, b| a.id.cmp(&b.id));
     models
-}
-
-/// A kind of repository.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RepoKind {
-    Model,
-    Dataset,
-}
-
-impl RepoKind {
-    /// What the hub and its cache call them.
-    fn plural(self) -> &'static str {
-        match self {
-            Self::Model => "models",
-            Self::Dataset => "datasets",
-        }
-    }
 }
 
 /// What is wanted of a repository; this also says which kind of repository it is.

@@ -4,7 +4,6 @@ use serde::Deserialize;
 use ureq::http::header;
 use url::Url;
 
-use super::RepoKind;
 use crate::model::checksum::{Digest, Expected};
 use crate::model::download::{Downloader, with_retries};
 use crate::model::http::{Hop, HttpError, number, text};
@@ -14,6 +13,23 @@ const LINKED_SIZE: &str = "x-linked-size";
 /// More names than any repository has.
 const LONGEST_LISTING: usize = 256 << 20;
 const LONGEST_VERSION: usize = 128;
+
+/// A kind of repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RepoKind {
+    Model,
+    Dataset,
+}
+
+impl RepoKind {
+    /// What the hub and its cache call them.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Model => "models",
+            Self::Dataset => "datasets",
+        }
+    }
+}
 
 /// A repository on the hub.
 pub(super) struct Remote<'a> {
