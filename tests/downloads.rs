@@ -68,6 +68,8 @@ enum Behaviour {
     Torn(usize),
     /// Ends after so many bytes, and announced none.
     TornUnannounced(usize),
+    /// Sends nothing at all for that long.
+    Silent(Duration),
     /// Sends so many bytes, then nothing for that long.
     Stalled(usize, Duration),
     /// As right, but slowly.
@@ -176,6 +178,10 @@ impl Server {
         let behaviour = (self.behave)(asked);
         if let Behaviour::Status(status, more) = behaviour {
             return write!(stream, "HTTP/1.1 {status}\r\n{more}Content-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+        if let Behaviour::Silent(pause) = behaviour {
+            std::thread::sleep(pause);
+            return Ok(());
         }
         let path = asked.path.trim_start_matches("/datasets");
         if path.starts_with("/api/") {
@@ -607,6 +613,18 @@ fn a_connection_that_stalls_is_ended_and_gone_on_with() {
     assert_whole(&cache, &hub);
     assert_eq!(ranges(&hub), ["", "bytes=1000-", "bytes=1000-"]);
     assert!(started.elapsed() < PAUSE / 2);
+}
+
+#[test]
+fn a_question_about_a_file_that_is_not_answered_is_asked_again() {
+    let hub = Hub::start(checkpoint(), |asked| match asked.method == "HEAD" && asked.earlier == 0 {
+        true => Behaviour::Silent(Duration::from_secs(20)),
+        false => Behaviour::Right,
+    });
+    let cache = TempDir::new().unwrap();
+    let timeouts = Timeouts { answer: Duration::from_secs(1), ..Timeouts::default() };
+    fetch(&HubOptions { timeouts, ..options(&cache, &hub) }).unwrap();
+    assert_whole(&cache, &hub);
 }
 
 #[test]

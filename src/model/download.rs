@@ -285,20 +285,21 @@ fn humane(pause: Duration) -> String {
     format!("{:.1} s", pause.as_secs_f64())
 }
 
-/// Tries a request for something small, as a file is tried; `name` is what messages call it. Only while the server is
-/// there, but busy: whoever asks may do without.
+/// Tries a request for something small, as a file is tried, as long as a failure is `worth_another`; `name` is what
+/// messages call it.
 ///
 /// # Errors
 /// The last failure.
 pub fn with_retries<T>(
     name: &str,
     backoff: Duration,
+    worth_another: fn(&HttpError) -> bool,
     mut request: impl FnMut() -> Result<T, HttpError>,
 ) -> Result<T, HttpError> {
     let mut failures = Failures::new(backoff);
     loop {
         let error = match request() {
-            Err(error) if error.is_busy() => error,
+            Err(error) if worth_another(&error) => error,
             done => return done,
         };
         let wait = failures.wait_after(error, 0)?;

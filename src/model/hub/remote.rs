@@ -85,7 +85,8 @@ impl Remote<'_> {
     /// The commit of a revision, and its files.
     pub fn listing(&self, revision: &str) -> Result<Listing, HttpError> {
         let url = self.address(&["api", self.kind.plural()], &["revision", revision]);
-        with_retries(self.repo, self.downloader.backoff, || {
+        // Without network the cache may do, and the user is not to wait for that.
+        with_retries(self.repo, self.downloader.backoff, HttpError::is_busy, || {
             let answer = self.downloader.client.get(&url, 0)?;
             let no_listing = answer.makes_no_sense("no list of files");
             serde_json::from_slice(&answer.read_all(LONGEST_LISTING)?).map_err(|_| no_listing)
@@ -107,7 +108,8 @@ impl Remote<'_> {
         // A redirect to where the file is stored says what the store does not know; the store is not asked then.
         let enough = |hop: &Hop| hop.headers.contains_key(LINKED_VERSION);
         let label = format!("{}: `{name}`", self.repo);
-        let hops = with_retries(&label, self.downloader.backoff, || self.downloader.client.head(url, enough))?;
+        let (client, backoff) = (&self.downloader.client, self.downloader.backoff);
+        let hops = with_retries(&label, backoff, HttpError::is_transient, || client.head(url, enough))?;
         stated(&hops).ok_or_else(|| HttpError::Unintelligible {
             host: url.host_str().unwrap_or_default().to_owned(),
             detail: format!("it states no version of `{name}`"),
