@@ -285,6 +285,13 @@ fn checkpoint() -> BTreeMap<String, Vec<u8>> {
     .into()
 }
 
+/// A model that runs.
+fn built_in() -> BTreeMap<String, Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    let read = |name: &str| (name.to_owned(), fs::read(folder.join(name)).unwrap());
+    ["config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"].map(read).into()
+}
+
 fn options(cache: &TempDir, hub: &Hub) -> HubOptions {
     HubOptions {
         timeouts: Timeouts { answer: Duration::from_secs(10), stall: Duration::from_secs(10) },
@@ -826,7 +833,7 @@ fn spattn(hub: &Hub, home: &Path, arguments: &[&str]) -> Command {
 /// Downloads the model, and runs as little as there is.
 fn evaluate(hub: &Hub, home: &TempDir, out: &str) -> Command {
     let out = home.path().join(out);
-    let model = ["eval", "--model", "org/model", "--no-chat", "--task", "ruler/vt", "--length", "512", "-n", "1"];
+    let model = ["eval", "--model", "org/model", "--no-chat", "--task", "ruler/vt", "--length", "1024", "-n", "1"];
     spattn(hub, home.path(), &[&model[..], &["-m", "full", "--out", out.to_str().unwrap()]].concat())
 }
 
@@ -854,7 +861,7 @@ fn what_is_wanted_twice_at_once_is_downloaded_once() {
 
 #[test]
 fn two_processes_on_a_cold_cache_wait_for_each_other() {
-    let hub = Hub::start(checkpoint(), |asked| match asked.is_weights() {
+    let hub = Hub::start(built_in(), |asked| match asked.is_weights() {
         // Longer than the five seconds after which others give up.
         true => Behaviour::Slow(Duration::from_secs(6)),
         false => Behaviour::Right,
@@ -872,7 +879,7 @@ fn two_processes_on_a_cold_cache_wait_for_each_other() {
 
 #[test]
 fn a_process_that_was_killed_holds_up_nobody() {
-    let hub = Hub::start(checkpoint(), |asked| match asked.is_weights() && asked.earlier == 0 {
+    let hub = Hub::start(built_in(), |asked| match asked.is_weights() && asked.earlier == 0 {
         true => Behaviour::Stalled(1000, Duration::from_secs(60)),
         false => Behaviour::Right,
     });
