@@ -196,13 +196,19 @@ impl Server {
         match (self.host, name) {
             (Host::Hub, WEIGHTS) => write!(
                 stream,
-                "HTTP/1.1 302 Found\r\nX-Linked-Etag: \"{}\"\r\nX-Linked-Size: {}\r\nETag: \"of no use\"\r\n\
+                "HTTP/1.1 302 Found\r\nX-Repo-Commit: {COMMIT}\r\nX-Linked-Etag: \"{}\"\r\nX-Linked-Size: {}\r\nETag: \"of no use\"\r\n\
                  Location: {}{repo}/resolve/{COMMIT}/{name}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
                 sha256_hex(file),
                 file.len(),
                 self.store
             ),
-            _ => content(&mut stream, asked, behaviour, file, &format!("ETag: \"{}\"\r\n", git_hash(file))),
+            _ => content(
+                &mut stream,
+                asked,
+                behaviour,
+                file,
+                &format!("X-Repo-Commit: {COMMIT}\r\nETag: \"{}\"\r\n", git_hash(file)),
+            ),
         }
     }
 }
