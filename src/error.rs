@@ -1,7 +1,8 @@
 //! Errors a user can cause and act on, and the "did you mean" search they share.
 //!
 //! Every floor may return a [`UsageError`]; the command line turns it into exit status 2.
-//! Failures of a run (a truncated file, a full disk) stay ordinary `anyhow` errors: exit status 1.
+//! Failures of a run (a truncated file, a full disk) stay ordinary `anyhow` errors, or a [`RunFailure`] where there is a
+//! hint to give: exit status 1.
 
 use std::fmt;
 
@@ -40,6 +41,16 @@ impl UsageError {
         };
         Self::new(format!("unknown {kind} `{name}`")).hint(hint)
     }
+}
+
+/// A failure of a run that the user can do something about: exit status 1, and a hint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct RunFailure {
+    /// What failed and why, in one line.
+    pub what: String,
+    /// What the user can do about it.
+    pub hint: String,
 }
 
 /// More names than this are no hint but a wall of text.

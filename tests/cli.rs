@@ -428,6 +428,24 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
     );
 }
 
+#[test]
+fn a_tokenizer_of_another_model_is_one_line() {
+    let model = TempDir::new().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/qwen3");
+    let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    for (from, name) in [
+        (&golden, "config.json"),
+        (&golden, "model.safetensors"),
+        (&builtin, "tokenizer.json"),
+        (&builtin, "tokenizer_config.json"),
+    ] {
+        fs::copy(from.join(name), model.path().join(name)).unwrap();
+    }
+    let out = out();
+    let what = "the tokenizer gives token";
+    tiny(&out).args(&["--model", model.path().to_str().unwrap()]).fails(2, what, "tokenizer.json is of another model");
+}
+
 // ---- calibration ----
 
 /// Calibrates on few tokens.
@@ -455,7 +473,7 @@ fn a_model_is_calibrated_and_evaluated() {
     let methods = ["-m", "loki:k=16", "-m", "double_sparsity:k=16"];
     tiny(&out).args(&methods).args(&["--calibration", folder]).ok();
     let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
-    assert_eq!(manifest["calibration"]["loki"], spattn::model::weights::sha256_hex(&written));
+    assert_eq!(manifest["calibration"]["loki"], spattn::model::checksum::sha256_hex(&written));
     assert_eq!(manifest["calibration"].as_object().unwrap().len(), 2);
     // Another calibration is another record; those of other methods stay what they are.
     tiny(&other).args(&methods).ok();

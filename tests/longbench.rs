@@ -270,14 +270,14 @@ fn data_sets_are_fetched_from_a_mirror_listed_and_checked() {
     assert!(ok(&["data", "fetch", "essays", "--from", &from, "--data", data_arg]).stdout.starts_with("fetched "));
     assert!(fetch("essays").stdout.starts_with("present "));
     let refused = fetch("squad");
-    assert_eq!(refused.status, Some(2));
+    assert_eq!(refused.status, Some(1));
     assert!(refused.stderr.contains("not the published file: it has 2 bytes"), "{}", refused.stderr);
     assert!(!data.join("squad/dev-v2.0.json").exists(), "nothing is left of it");
     // As many bytes as are published, and not those.
     fs::create_dir(mirror.join("winogrande")).unwrap();
     fs::write(mirror.join("winogrande/winogrande_1.1.zip"), vec![0; 3_395_492]).unwrap();
     let refused = fetch("winogrande");
-    assert_eq!(refused.status, Some(2));
+    assert_eq!(refused.status, Some(1));
     assert!(refused.stderr.contains("that of the published file 3619ab104d8b"), "{}", refused.stderr);
     assert!(!data.join("winogrande/winogrande_1.1.zip").exists(), "nothing is left of it");
 

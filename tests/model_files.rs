@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
-use spattn::error::UsageError;
+use spattn::error::{RunFailure, UsageError};
 use spattn::model::chat::{ChatTemplate, Message};
 use spattn::model::config::{ModelConfig, RopeScaling};
 use spattn::model::data::{DataFolder, DataSource};
+use spattn::model::http::Timeouts;
 use spattn::model::hub::HubOptions;
 use spattn::model::rope::{Rope, RopeTable};
 use spattn::model::source::{ModelFiles, ModelSource, TextFile};
@@ -556,6 +557,10 @@ impl Hub {
         Self { address, requests, open }
     }
 
+    fn host(&self) -> &str {
+        self.address.trim_start_matches("http://")
+    }
+
     fn requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
@@ -620,7 +625,8 @@ fn ok(body: &[u8], extra: &str) -> Vec<u8> {
 fn options(cache: &TempDir, endpoint: &str) -> HubOptions {
     HubOptions {
         progress: false,
-        patience: Duration::from_secs(5),
+        timeouts: Timeouts { answer: Duration::from_secs(5), stall: Duration::from_secs(5) },
+        backoff: Duration::from_millis(1),
         ..HubOptions::new(cache.path(), Some(endpoint.into()))
     }
 }
@@ -718,22 +724,34 @@ fn without_network_the_error_says_what_to_do_and_comes_soon() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let started = Instant::now();
-    let patient = HubOptions { patience: Duration::from_secs(1), ..options(&cache, &endpoint) };
-    let error = hub_error("org/model", &patient);
+    let timeouts = Timeouts { answer: Duration::from_secs(1), stall: Duration::from_secs(5) };
+    let patient = HubOptions { timeouts, ..options(&cache, &endpoint) };
+    let failure = |options: &HubOptions| {
+        let error = ModelSource::parse("org/model").unwrap().resolve_with(options).unwrap_err();
+        error.downcast_ref::<RunFailure>().unwrap_or_else(|| panic!("{error:#}")).clone()
+    };
+    let silence = failure(&patient);
     assert!(started.elapsed() < Duration::from_secs(3));
-    let folder = cache.path().display();
+    let (folder, host) = (cache.path().display(), endpoint.trim_start_matches("http://"));
     assert_eq!(
-        error.what,
+        silence.what,
         format!(
-            "org/model: `config.json` is not in the cache {folder} and cannot be downloaded: the hub does not answer within 1 s"
+            "org/model: `config.json` is not in the cache {folder} and cannot be downloaded: {host} does not answer within 1 s"
         )
     );
-    assert_eq!(
-        error.hint.unwrap(),
-        "download it on a machine with network (`hf download org/model`) and copy the cache, or give a local folder"
+    assert!(silence.hint.starts_with("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer"), "{}", silence.hint);
+    let refused = failure(&options(&cache, "http://127.0.0.1:9"));
+    assert!(
+        refused.what.contains("cannot be downloaded: no connection to 127.0.0.1:9 (Connection refused"),
+        "{refused}"
     );
-    let refused = hub_error("org/model", &options(&cache, "http://127.0.0.1:9")).what;
-    assert!(refused.contains("cannot be downloaded: io: Connection refused"), "{refused}");
+    assert!(
+        refused.hint.ends_with(
+            "or download it on a machine with network (`hf download org/model`) and copy the cache, or give a local folder"
+        ),
+        "{}",
+        refused.hint
+    );
 }
 
 #[test]
@@ -743,7 +761,10 @@ fn what_the_hub_does_not_have_is_told_apart_from_no_network() {
     let error = hub_error("org/typo@dev", &options(&cache, &hub.address));
     assert_eq!(
         error.what,
-        "org/typo: the hub has no revision `dev` of this model, or denies access (http status: 404)"
+        format!(
+            "org/typo: the hub has no revision `dev` of this model, or denies access ({} answers 404 Not Found)",
+            hub.host()
+        )
     );
     fs::remove_file(remote.path().join("model.safetensors")).unwrap();
     fs::write(remote.path().join("pytorch_model.bin"), "x").unwrap();
@@ -862,7 +883,7 @@ fn data_that_is_not_to_be_had_is_said_in_one_line() {
     );
     assert_eq!(
         error.hint.unwrap(),
-        "download it on a machine with network (`hf download --repo-type dataset org/data`) and copy the cache, or give a local folder"
+        "unset it, or download it on a machine with network (`hf download --repo-type dataset org/data`) and copy the cache, or give a local folder"
     );
 
     let hint = data_error("hub:org/data@v1", &offline).hint.unwrap();
@@ -877,7 +898,10 @@ fn data_that_is_not_to_be_had_is_said_in_one_line() {
     let error = data_error("hub:org/typo", &options(&cache, &hub.address));
     assert_eq!(
         error.what,
-        "org/typo: the hub has no revision `main` of this data set, or denies access (http status: 404)"
+        format!(
+            "org/typo: the hub has no revision `main` of this data set, or denies access ({} answers 404 Not Found)",
+            hub.host()
+        )
     );
 }
 

@@ -1,15 +1,15 @@
 //! `spattn data fetch|list|check`: published data sets in a folder.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::error::UsageError;
-use crate::model::download::download;
-use crate::model::hub::HubOptions;
+use crate::error::{RunFailure, UsageError};
+use crate::model::download::{DownloadError, Job};
+use crate::model::http::{HttpError, Refusal};
+use crate::model::hub::{is_offline, public_downloader};
 use crate::tasks::published::{DataFile, DataSet, Finding, State};
 
 /// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
@@ -133,32 +133,40 @@ fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>)
     let Some(url) = mirrored.or_else(|| file.url.clone()) else {
         return Err(UsageError::new(format!("{} cannot be downloaded by itself", file.path)).hint(by_hand).into());
     };
-    let offline = !url.starts_with("file://") && HubOptions::from_env().is_ok_and(|options| options.offline);
-    let got = match offline {
-        true => Err(anyhow::anyhow!("HF_HUB_OFFLINE is set")),
-        false => with_bar(&file.path, |progress| download(&url, &target, file.expected(), progress)),
-    };
-    match got {
-        Ok(()) => Ok("fetched"),
-        Err(reason) => {
-            let what = format!("{} cannot be had from {url}: {reason:#}", file.path);
-            Err(UsageError::new(what).hint(format!("on a machine with network, download it there; {by_hand}")).into())
-        }
+    let elsewhere = format!("on a machine with network, download it there; {by_hand}");
+    if is_offline() && !url.starts_with("file://") {
+        let what = format!("{} cannot be had from {url}: HF_HUB_OFFLINE is set", file.path);
+        return Err(UsageError::new(what).hint(elsewhere).into());
     }
+    let mut unfinished = target.clone().into_os_string();
+    unfinished.push(".part");
+    let lock = folder.join(".locks").join(format!("{}.lock", file.path.replace('/', "--")));
+    let job = Job {
+        name: &file.path,
+        url: &url,
+        target: &target,
+        unfinished: Path::new(&unfinished),
+        earlier: None,
+        lock: &lock,
+        expected: file.expected(),
+    };
+    let got = public_downloader()?.get(&job);
+    got.map(|()| "fetched").map_err(|error| not_fetched(&job, error, &elsewhere))
 }
 
-fn with_bar<T>(name: &str, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
-    let target = match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
-    };
-    let bar = ProgressBar::with_draw_target(None, target);
-    let style = ProgressStyle::with_template("{spinner} {bytes} {bytes_per_sec}  {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-    bar.set_message(name.to_owned());
-    let done = work(&mut |bytes| bar.set_position(bytes));
-    bar.finish_and_clear();
-    done
+fn not_fetched(job: &Job<'_>, error: DownloadError, elsewhere: &str) -> anyhow::Error {
+    let what = format!("{} cannot be had from {}: {error}", job.name, job.url);
+    let hint = error.hint(job.again());
+    match error {
+        DownloadError::Usage(_) | DownloadError::Unreadable { .. } => UsageError::new(what).hint(hint).into(),
+        DownloadError::Http(HttpError::Refused(Refusal { status: 401 | 403 | 404 | 410, .. })) => {
+            UsageError::new(what).hint(format!("{hint}; or {elsewhere}")).into()
+        }
+        DownloadError::Http(HttpError::Unresolved { .. } | HttpError::Unconnected { .. }) => {
+            RunFailure { what, hint: format!("{hint}; or {elsewhere}") }.into()
+        }
+        _ => RunFailure { what, hint }.into(),
+    }
 }
 
 /// Prints a line a data set.

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::error::UsageError;
+use crate::error::{RunFailure, UsageError};
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
@@ -152,7 +152,8 @@ fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
     let line: Vec<String> = error.chain().map(|e| e.to_string().replace('\n', " ")).collect();
     eprintln!("error: {}", line.join(": "));
     let usage = error.downcast_ref::<UsageError>();
-    for hint in usage.and_then(|u| u.hint.as_deref()).into_iter().chain(advice) {
+    let failure = error.downcast_ref::<RunFailure>().map(|failure| failure.hint.as_str());
+    for hint in usage.and_then(|u| u.hint.as_deref()).or(failure).into_iter().chain(advice) {
         eprintln!("  hint: {hint}");
     }
     ExitCode::from(if usage.is_some() { 2 } else { 1 })

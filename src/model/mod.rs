@@ -5,13 +5,16 @@
 
 pub mod calibration;
 pub mod chat;
+pub mod checksum;
 pub mod config;
 pub mod data;
 pub mod decoder;
 pub mod download;
 pub mod files;
+pub mod http;
 pub mod hub;
 pub mod linear;
+pub mod lock;
 pub mod rope;
 pub mod source;
 pub mod tokenizer;
@@ -23,13 +26,26 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::attention::artefact::ModelShape;
+use crate::error::RunFailure;
 use crate::kv::KvDtype;
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::{Decoder, Dimensions};
 use source::ModelSource;
 use tokenizer::{Tokenizer, TokenizerOptions};
-use weights::Weights;
+use weights::{Weights, WeightsError};
+
+/// Weights that are damaged in the hub's cache can be fetched again, but not before they are out of the way: the cache is
+/// other programs' too.
+fn explained(error: WeightsError) -> anyhow::Error {
+    match &error {
+        WeightsError::Damaged { blob, .. } => {
+            let hint = format!("remove {}; the same command then downloads it again", blob.display());
+            RunFailure { what: error.to_string(), hint }.into()
+        }
+        _ => error.into(),
+    }
+}
 
 /// A model that was found and checked, all but its weights in memory: enough to plan and to size a run.
 pub struct OpenModel {
@@ -100,7 +116,7 @@ impl OpenModel {
             calibration: files.calibration,
             writable_calibration,
             dimensions: Dimensions::new(&config, dtype.unwrap_or(stored)),
-            weights_sha256: files.weights.sha256()?,
+            weights_sha256: files.weights.sha256().map_err(explained)?,
             id: files.texts.id,
             revision: files.texts.revision,
             tokenizer,

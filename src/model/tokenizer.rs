@@ -9,9 +9,9 @@
 use serde_json::{Map, Value};
 
 use super::chat::{ChatTemplate, Message};
+use super::checksum::sha256_hex;
 use super::config::{ModelConfig, token_ids};
 use super::source::{ModelTexts, TextFile};
-use super::weights::sha256_hex;
 use crate::error::UsageError;
 
 /// Special tokens that end a turn in some family even where no config says so.

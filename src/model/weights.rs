@@ -16,7 +16,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use sha2::{Digest, Sha256};
+
+use super::checksum::{Blob, sha256_hex, sha256_of_file};
 
 use crate::kv::KvDtype;
 
@@ -57,6 +58,18 @@ pub enum WeightsError {
         file: String,
         /// Bytes that are missing, at least.
         missing: u64,
+    },
+    /// A file of the hub's cache, where names are hashes, has another hash.
+    #[error("{file}: damaged: its SHA-256 is {got}, that of the published file {expected}")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// Its hash.
+        got: String,
+        /// The hash that it is named by.
+        expected: String,
+        /// Where it really is.
+        blob: PathBuf,
     },
     /// A file or index is not what its name says.
     #[error("{file}: {what}")]
@@ -401,24 +414,14 @@ impl Weights {
     /// SHA-256s (hexadecimal, joined in the order of the file names). Reads everything once.
     ///
     /// # Errors
-    /// If a file cannot be read.
+    /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     pub fn sha256(&self) -> Result<String, WeightsError> {
-        let digest = |p: &Part| p.sha256().map_err(|source| WeightsError::Io { file: p.label(&self.label), source });
-        let digests: Vec<String> = self.parts.par_iter().map(digest).collect::<Result<_, _>>()?;
+        let digests: Vec<String> = self.parts.par_iter().map(|p| p.sha256(&self.label)).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             many => sha256_hex(many.concat().as_bytes()),
         })
     }
-}
-
-/// SHA-256 of `bytes` in hexadecimal.
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-pub(super) fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The file names in an index, sorted, each once.
@@ -473,18 +476,17 @@ impl Part {
         }
     }
 
-    fn sha256(&self) -> io::Result<String> {
+    fn sha256(&self, whole: &str) -> Result<String, WeightsError> {
         let path = match self {
             Self::Memory(bytes) => return Ok(sha256_hex(bytes)),
             Self::File(path) => path,
         };
-        let (mut file, mut hasher) = (File::open(path)?, Sha256::new());
-        let mut block = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut block)? {
-                0 => return Ok(hex(&hasher.finalize())),
-                n => hasher.update(&block[..n]),
+        let got = sha256_of_file(path).map_err(|source| WeightsError::Io { file: self.label(whole), source })?;
+        match Blob::behind(path) {
+            Some(blob) if blob.is_sha256() && blob.name != got => {
+                Err(WeightsError::Damaged { file: self.label(whole), got, expected: blob.name, blob: blob.path })
             }
+            _ => Ok(got),
         }
     }
 

@@ -326,7 +326,7 @@ impl Task for LongBenchTask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::weights::sha256_hex;
+    use crate::model::checksum::sha256_hex;
     use crate::tasks::metrics::Metric;
     use crate::tasks::resolve;
     use crate::tasks::ruler::testing::{Words, shared_data};

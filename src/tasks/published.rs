@@ -13,7 +13,7 @@ use super::metrics::datasets::{LENGTH_RANGES, LengthRange};
 use super::rows::Rows;
 use super::{TaskOptions, assets, longbench, resolve};
 use crate::error::UsageError;
-use crate::model::download::Expected;
+use crate::model::checksum::{Digest, Expected};
 
 static SETS: LazyLock<Vec<DataSet>> = LazyLock::new(|| {
     let file: File = toml::from_str(include_str!("../../tasks/datasets.toml"))
@@ -62,7 +62,7 @@ pub struct DataFile {
 impl DataFile {
     /// What is known of its bytes.
     pub fn expected(&self) -> Expected<'_> {
-        Expected { bytes: self.bytes, sha256: self.sha256.as_deref() }
+        Expected { bytes: self.bytes, digest: self.sha256.as_deref().map(Digest::Sha256) }
     }
 }
 

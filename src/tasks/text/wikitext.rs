@@ -271,7 +271,7 @@ mod tests {
     /// Figures of lm-eval's own rules on the whole file, where the file is there.
     #[test]
     fn the_published_test_text_is_lm_evals_to_the_byte() {
-        use crate::model::weights::sha256_hex;
+        use crate::model::checksum::sha256_hex;
         let Some(data) = crate::tasks::ruler::testing::shared_data() else { return };
         let all = Detokenised::new(&std::fs::read_to_string(data.join("wikitext2/wiki.test.raw")).unwrap());
         let (articles, n) = (62, all.text.len());
