@@ -65,7 +65,7 @@ pub fn difference(differences: &Sample) -> Option<Estimate> {
 }
 
 /// The probability of so large a mean gain in scores, or a larger, if there is none in truth; `None` without two
-/// contexts. It is below 2.5 % exactly where the interval of [`difference`] lies above 0 (McNemar's test).
+/// contexts. It is below 2.5 % exactly where the interval of [`difference()`] lies above 0 (McNemar's test).
 pub fn gain_p(differences: &Sample) -> Option<f64> {
     let of = Discordance::of(differences)?;
     let discordant = of.gained + of.lost;

@@ -1,7 +1,7 @@
 //! Means and differences with intervals that stay honest at the edge, on plain numbers.
 //!
 //! Nothing here knows records. No interval is drawn at random: the same values give the same bits, in any order of the
-//! contexts. [`score`] and [`difference`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] puts means
+//! contexts. [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] puts means
 //! together and corrects for many comparisons.
 //!
 //! Examples that ask about one context stand or fall together, so what counts is the number of contexts: a

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn shared_contexts_widen_the_interval() {
-        let right = |i: usize| f64::from(u8::from(i % 4 > 0));
+        let right = |i: usize| f64::from(u8::from(!i.is_multiple_of(4)));
         let apart = score(&Sample::new((0..100).map(|i| (i, right(i / 5))))).unwrap();
         let shared = score(&Sample::new((0..100).map(|i| (i / 5, right(i / 5))))).unwrap();
         assert_eq!(apart.mean, shared.mean);
