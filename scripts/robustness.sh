@@ -94,8 +94,9 @@ print("| set | task | tokens | method | n | score % | 95 % |\n|---|---|---:|---|
 for path in sorted(glob.glob(os.path.join(sys.argv[1], "*", "summary.csv"))):
     for r in csv.DictReader(open(path, encoding="utf-8")):
         method = f"{r['method']} {r['params']}".strip()
-        score, low, high = (float(r[k]) for k in ("score", "ci_low", "ci_high"))
+        # One example has no interval.
+        ends = [f"{float(r[k]):.0f}" for k in ("ci_low", "ci_high") if r[k]]
         name = os.path.basename(os.path.dirname(path))
         print(f"| {name} | {r['task']} | {r['length'] if r['length'] != '0' else ''} | {method} | {r['n']} "
-              f"| {score:.1f} | {low:.0f} to {high:.0f} |")
+              f"| {float(r['score']):.1f} | {' to '.join(ends)} |")
 END

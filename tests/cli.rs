@@ -886,12 +886,37 @@ fn positions_are_moved_only_where_frequencies_stay() {
     run("300", "streaming_llm:window=64,rolling=true").ok();
 }
 
+#[test]
+fn too_few_contexts_are_said_once_and_have_no_interval() {
+    let out = out();
+    let tasks = ["-t", "needle/number:steps=3", "-t", "ruler/niah_single_1", "-l", "512", "-n", "1"];
+    let ran = spattn(&["eval", "--out", out.arg(), "-m", "topk:k=16"]).args(&tasks).ok();
+    let said = "warning: n = 1: on one task no difference can be told from noise; n = 60 would tell 10 points\n";
+    ran.check(ran.stdout.matches(said).count() == 1, "once for all tasks and methods");
+    ran.check(!ran.stdout.contains("lost in noise"), "nothing more is said of it");
+    ran.check(ran.stdout.contains(" 3 (1) "), "three depths of one sample are one context");
+    assert!(out.records().values().all(|r| r["context"] == 0), "of depths too: {:?}", out.records());
+    let text = out.read("summary.csv");
+    let rows: Vec<BTreeMap<String, String>> =
+        csv::Reader::from_reader(text.as_bytes()).deserialize().collect::<Result<_, _>>().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        for empty in ["ci_low", "ci_high", "delta_low", "delta_high", "detectable"] {
+            assert_eq!(row[empty], "", "{empty}: {row:?}");
+        }
+        assert_eq!(row["contexts"], "1");
+    }
+    assert!(out.read("summary.md").contains("`few_examples` n = 1: "));
+    let again = spattn(&["report", out.arg(), "--rows", "method"]).ok();
+    again.check(again.stderr.matches(said).count() == 1, "pivots say it as well");
+}
+
 const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,ci_high,delta_full,delta_low,delta_high,\
                        density,cost1,cost2,cost_total,aux_bits,kv_bytes_per_token,output_error,recall,prefill_s,\
                        decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
-                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm";
+                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,contexts,detectable";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 

@@ -106,7 +106,8 @@ fn whole_data_sets_agree_with_the_official_golden_values() {
 
 use proptest::prelude::*;
 use spattn::eval::record::{Record, Spread};
-use spattn::eval::{stats, store, summary};
+use spattn::eval::stats::{self, Sample};
+use spattn::eval::{store, summary};
 use spattn::report::Report;
 use spattn::tasks::likelihood::Measure;
 use std::collections::BTreeMap;
@@ -120,6 +121,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         length: 4096,
         sample,
         seed: 7,
+        context: None,
         method: method.into(),
         params: params.into(),
         protocol: "question".into(),
@@ -213,12 +215,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_interval_contains_its_mean(values in prop::collection::vec(-1e3..1e3, 1..40), seed: u64) {
-        let interval = stats::bootstrap_mean(&values, seed).unwrap();
-        prop_assert!(interval.low <= interval.mean && interval.mean <= interval.high);
-        // Up to rounding in the sums it lies within the values.
-        let within = |end: f64| values.iter().any(|v| *v <= end + 1e-9) && values.iter().any(|v| *v >= end - 1e-9);
-        prop_assert!(within(interval.low) && within(interval.high));
+    fn an_interval_is_around_its_mean_and_never_a_point(
+        scores in prop::collection::vec(0.0..=1.0f64, 2..60),
+        whole: bool,
+        of_a_context in 1..4usize,
+    ) {
+        let score = |s: &f64| if whole { s.round() } else { *s };
+        let of = |values: Vec<f64>| Sample::new(values.into_iter().enumerate().map(|(i, v)| (i / of_a_context, v)));
+        let sample = of(scores.iter().map(score).collect());
+        let found = stats::score(&sample).unwrap();
+        prop_assert_eq!(found.ends.is_some(), sample.contexts() > 1);
+        let differences = of(scores.iter().rev().zip(&scores).map(|(a, b)| score(a) - score(b)).collect());
+        let found_difference = stats::difference(&differences).unwrap();
+        for (estimate, least) in [(found, 0.0), (found_difference, -1.0)] {
+            let Some((low, high)) = estimate.ends else { continue };
+            prop_assert!(least <= low && low <= estimate.mean && estimate.mean <= high && high <= 1.0, "{:?}", estimate);
+            prop_assert!(high - low > 1e-6, "{:?}", estimate);
+        }
     }
 
     #[test]

@@ -128,9 +128,13 @@ pub fn run(args: ReportArgs) -> Result<()> {
         Format::Table if layout.is_none() => {
             in_short(&report.warnings).iter().try_for_each(|(_, line)| writeln!(stdout, "warning: {line}"))?;
         }
-        // Pivots have the warnings that concern them in their notes.
+        // Pivots have the warnings that concern single cells in their notes.
         Format::Json | Format::Csv if layout.is_none() => {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"))
+        }
+        _ if layout.is_some() => {
+            let general = report.warnings.iter().filter(|w| w.is_general());
+            general.for_each(|warning| eprintln!("warning: {warning}"))
         }
         _ => {}
     }

@@ -4,8 +4,9 @@
 //! methods, and show in the records if one looks. Nothing here stops a run.
 
 use super::record::Record;
-use super::stats::{self, Interval};
-use super::summary::{Cell, REFERENCE, SEED, group, place};
+use super::stats::several::greatest_discovery;
+use super::stats::{self, Estimate, ratios};
+use super::summary::{Cell, REFERENCE, group, merit, place};
 use crate::tasks::likelihood::Measure;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
+    /// Too few examples to compare methods on a task.
+    FewExamples,
     /// Prompts without exactly one BOS token, on a model that has one.
     Bos,
     /// Examples that fill less than 95 % of the length asked for, or more than all of it.
@@ -40,6 +43,7 @@ pub enum Check {
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Check::FewExamples => "few_examples",
             Check::Bos => "bos",
             Check::Length => "length",
             Check::RepeatedSamples => "repeated_samples",
@@ -59,7 +63,7 @@ impl fmt::Display for Check {
 pub struct Warning {
     /// What it is about.
     pub code: Check,
-    /// Model id.
+    /// Model id; empty where it is about all of the records, as the next two.
     pub model: String,
     /// Protocol.
     pub protocol: String,
@@ -77,6 +81,9 @@ pub struct Warning {
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_general() {
+            return f.write_str(&self.message);
+        }
         f.write_str(&self.task)?;
         if self.length > 0 {
             write!(f, " at {}", self.length)?;
@@ -88,6 +95,13 @@ impl fmt::Display for Warning {
             write!(f, ":{params}")?;
         }
         write!(f, ": {}", self.message)
+    }
+}
+
+impl Warning {
+    /// Whether it is about all of the records, and not about one task.
+    pub fn is_general(&self) -> bool {
+        self.task.is_empty()
     }
 }
 
@@ -123,24 +137,29 @@ const DENSITY_TOLERANCE: f64 = 0.25;
 const LARGER: f64 = 1.02;
 /// Layers that one warning names.
 const MOST_LAYERS: usize = 4;
-/// Pairs needed before a difference counts as beyond noise: with fewer, a bootstrap interval excludes 0 by chance.
+/// Contexts needed before a difference counts as beyond noise: no test holds what it says with fewer.
 const LEAST_PAIRS: usize = 5;
+/// Examples that cannot even tell a loss of half of them are too few.
+pub const FEW_TELL: f64 = 0.5;
+/// The loss that the number of examples to take instead would tell: at the smallest that papers make much of.
+const TOLD: f64 = 0.1;
 
 /// All warnings about the records, in the order of the summary (`order` as there); independent of the order of
 /// the records.
 pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
     let cells = group(records, order);
-    let mut warnings = Vec::new();
+    let real = Discoveries::among(&cells);
+    let mut warnings: Vec<Warning> = few_examples(&cells).into_iter().collect();
     for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
         warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
         for cell in cells {
             warnings.extend([repeated(cell), empty(cell), density_missed(cell)].into_iter().flatten());
             if let Some(full) = full {
-                warnings.extend([truncated(cell, full), above(cell, full)].into_iter().flatten());
+                warnings.extend([truncated(cell, full), above(cell, full, &real)].into_iter().flatten());
             }
         }
-        warnings.extend(not_monotone(cells));
+        warnings.extend(not_monotone(cells, &real));
     }
     warnings
 }
@@ -277,47 +296,117 @@ fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {
     })
 }
 
-fn above(cell: &Cell, full: &Cell) -> Option<Warning> {
-    let gain = significant_gain(cell, full)?;
+fn above(cell: &Cell, full: &Cell, real: &Discoveries) -> Option<Warning> {
+    real.above.filter(|most| gain_p(cell, full).is_some_and(|p| p <= *most))?;
+    let gain = gain(cell, full)?;
+    let (low, high) = gain.ends?;
     let message = match cell.measure() {
         Measure::Score => format!(
-            "better than dense beyond noise: {:+.1} points (95 % interval {:+.1} to {:+.1}); look for a flaw in the prompt",
-            gain.mean, gain.low, gain.high
+            "better than dense beyond noise: {:+.1} points (95 % interval {low:+.1} to {high:+.1}); look for a flaw in the \
+             prompt",
+            gain.mean
         ),
         Measure::Perplexity => format!(
-            "better than dense beyond noise: {:.4} nats a token less (95 % interval {:.4} to {:.4}); is the text longer \
-             than the model can use?",
-            gain.mean, gain.low, gain.high
+            "better than dense beyond noise: {:.4} nats a token less (95 % interval {low:.4} to {high:.4}); is the text \
+             longer than the model can use?",
+            gain.mean
         ),
     };
     Some(of_cell(Check::AboveReference, cell, message))
 }
 
-/// By how many points (or nats a token) `a` is better than `b` on common samples, if all of the interval is.
-fn significant_gain(a: &Cell, b: &Cell) -> Option<Interval> {
-    let differences = stats::differences(&a.merits(), &b.merits());
-    if differences.len() < LEAST_PAIRS {
+// ---- noise ----
+
+/// By how many points (or nats a token) `a` is better than `b` on common examples.
+fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
+    let differences = a.differences(b, merit);
+    match a.measure() {
+        Measure::Score => stats::difference(&differences).map(|gain| gain.scaled(100.0)),
+        Measure::Perplexity => ratios::mean_interval(&differences),
+    }
+}
+
+/// The probability that noise alone would make `a` so much better than `b`; `None` with too few common examples.
+fn gain_p(a: &Cell, b: &Cell) -> Option<f64> {
+    let differences = a.differences(b, merit);
+    if differences.contexts() < LEAST_PAIRS {
         return None;
     }
-    let unit = match a.measure() {
-        Measure::Score => 100.0,
-        Measure::Perplexity => 1.0,
+    match a.measure() {
+        Measure::Score => stats::gain_p(&differences),
+        Measure::Perplexity => ratios::gain_p(&differences),
+    }
+}
+
+/// The greatest probabilities at which a gain is called real, given how many comparisons of the kind the records allow.
+struct Discoveries {
+    /// Of sparse methods over dense ones.
+    above: Option<f64>,
+    /// Of smaller budgets over larger ones.
+    falls: Option<f64>,
+}
+
+impl Discoveries {
+    fn among(cells: &[Cell]) -> Self {
+        let (mut above, mut falls) = (Vec::new(), Vec::new());
+        for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
+            if let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) {
+                let others = cells.iter().filter(|cell| cell.head().method != REFERENCE);
+                above.extend(others.filter_map(|cell| gain_p(cell, full)));
+            }
+            for cells in ladders(cells).into_values() {
+                falls.extend(steps(&cells).into_iter().filter_map(|(low, high)| gain_p(low, high)));
+            }
+        }
+        Self { above: greatest_discovery(&above), falls: greatest_discovery(&falls) }
+    }
+}
+
+/// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
+fn few_examples(cells: &[Cell]) -> Option<Warning> {
+    let places = cells.chunk_by(|a, b| place(a.head()) == place(b.head()));
+    let compared: Vec<usize> = places
+        .filter(|cells| cells.len() > 1 && cells[0].measure().is_score())
+        .filter_map(|cells| cells.iter().map(|cell| cell.sample(|r| r.score).contexts()).min())
+        .collect();
+    let tells = |n: usize, least: f64| stats::nearest_detectable(n as f64).is_some_and(|told| told <= least);
+    let few: Vec<usize> = compared.iter().copied().filter(|n| !tells(*n, FEW_TELL)).collect();
+    let (least, most) = (*few.iter().min()?, *few.iter().max()?);
+    let n = if least == most { format!("n = {least}") } else { format!("n = {least} to {most}") };
+    let which = match few.len() == compared.len() {
+        true => String::new(),
+        false => format!(" for {} of {} tasks and lengths", few.len(), compared.len()),
     };
-    stats::bootstrap_mean(&differences, SEED).filter(Interval::is_positive).map(|gain| gain.scaled(unit))
+    let told = match stats::nearest_detectable(most as f64) {
+        None => "no difference".to_owned(),
+        Some(told) => format!("no difference below {:.0} points", 100.0 * told),
+    };
+    // In steps that people ask for.
+    let enough = (1..).map(|tens| 10 * tens).find(|n| tells(*n, 1.05 * TOLD))?;
+    let message = format!(
+        "{n}{which}: on one task {told} can be told from noise; n = {enough} would tell {:.0} points",
+        100.0 * TOLD
+    );
+    let [model, protocol, task] = [const { String::new() }; 3];
+    Some(Warning { code: Check::FewExamples, model, protocol, task, length: 0, method: None, params: None, message })
 }
 
 // ---- budgets ----
 
 /// For each method and each numeric parameter that alone varies: the worst case of a larger density with a lower
 /// score beyond noise.
-fn not_monotone(cells: &[Cell]) -> Vec<Warning> {
+fn not_monotone(cells: &[Cell], real: &Discoveries) -> Vec<Warning> {
+    ladders(cells).into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, &cells, real)).collect()
+}
+
+fn ladders<'b, 'a>(cells: &'b [Cell<'a>]) -> BTreeMap<Ladder, Vec<&'b Cell<'a>>> {
     let mut ladders: BTreeMap<Ladder, Vec<&Cell>> = BTreeMap::new();
     for cell in cells {
         for ladder in ladders_of(cell.head()) {
             ladders.entry(ladder).or_default().push(cell);
         }
     }
-    ladders.into_iter().filter_map(|(ladder, cells)| worst_step(&ladder, cells)).collect()
+    ladders
 }
 
 /// Settings of a method that differ in one parameter only.
@@ -340,39 +429,58 @@ fn ladders_of(r: &Record) -> Vec<Ladder> {
     params.iter().enumerate().filter_map(|(at, param)| Some(ladder(at, numeric(param)?))).collect()
 }
 
-fn worst_step(ladder: &Ladder, mut cells: Vec<&Cell>) -> Option<Warning> {
-    let density = |cell: &Cell| cell.mean(|r| r.density);
+fn mean_density(cell: &Cell) -> f64 {
+    cell.mean(|r| r.density)
+}
+
+/// Pairs of a smaller and a larger budget.
+fn steps<'b, 'a>(cells: &[&'b Cell<'a>]) -> Vec<(&'b Cell<'a>, &'b Cell<'a>)> {
+    let mut sorted: Vec<(f64, &Cell)> = cells.iter().map(|cell| (mean_density(cell), *cell)).collect();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
-    let is_step = |low: &Cell, high: &Cell| density(high) > LARGER * density(low);
-    cells.sort_by(|a, b| density(a).total_cmp(&density(b)));
-    let mut worst: Option<(Interval, &Cell, &Cell)> = None;
-    for (at, low) in cells.iter().enumerate() {
-        for high in cells[at + 1..].iter().filter(|high| is_step(low, high)) {
-            if let Some(gain) = significant_gain(low, high)
-                && worst.as_ref().is_none_or(|(worst, ..)| gain.low > worst.low)
-            {
-                worst = Some((gain, low, high));
-            }
+    let above = |(at, (density, low)): (usize, &(f64, &'b Cell<'a>))| {
+        let (least, low) = (LARGER * density, *low);
+        sorted[at + 1..]
+            .iter()
+            .filter(move |(density, _)| *density > least)
+            .map(move |(_, high)| (low, *high))
+            .collect::<Vec<_>>()
+    };
+    sorted.iter().enumerate().flat_map(above).collect()
+}
+
+fn worst_step(ladder: &Ladder, cells: &[&Cell], real: &Discoveries) -> Option<Warning> {
+    let most = real.falls?;
+    let mut worst: Option<(Estimate, &Cell, &Cell)> = None;
+    for (low, high) in steps(cells) {
+        if gain_p(low, high).is_none_or(|p| p > most) {
+            continue;
+        }
+        if let Some(fall) = gain(low, high)
+            && worst.as_ref().is_none_or(|(worst, ..)| fall.low() > worst.low())
+        {
+            worst = Some((fall, low, high));
         }
     }
-    let (gain, low, high) = worst?;
+    let (fall, low, high) = worst?;
+    let ends = fall.ends?;
     let (of_low, of_high, loss) = match low.measure() {
         Measure::Score => (
             format!("score falls as the density grows with {}: {:.1} %", ladder.varied, low.score()),
             format!("{:.1} %", high.score()),
-            format!("{:.1} points (95 % interval {:.1} to {:.1})", gain.mean, gain.low, gain.high),
+            format!("{:.1} points (95 % interval {:.1} to {:.1})", fall.mean, ends.0, ends.1),
         ),
         Measure::Perplexity => (
             format!("perplexity rises as the density grows with {}: {:.3}", ladder.varied, low.score()),
             format!("{:.3}", high.score()),
-            format!("{:.4} nats a token (95 % interval {:.4} to {:.4})", gain.mean, gain.low, gain.high),
+            format!("{:.4} nats a token (95 % interval {:.4} to {:.4})", fall.mean, ends.0, ends.1),
         ),
     };
     let message = format!(
         "{of_low} at density {:.4} ({}), {of_high} at {:.4}, a loss of {loss}{}",
-        density(low),
+        mean_density(low),
         low.head().params,
-        density(high),
+        mean_density(high),
         where_errors_rise(low, high).unwrap_or_default(),
     );
     Some(of_cell(Check::NotMonotone, high, message))
@@ -436,6 +544,70 @@ mod tests {
         records.extend(samples("topk", "k=8", |i| f64::from(u8::from(i % 3 > 0))));
         assert_eq!(codes(&records), []);
         assert_eq!(codes(&[]), []);
+    }
+
+    /// Of `n` examples of a task, which all methods get right.
+    fn right(task: &str, n: usize) -> Vec<Record> {
+        let of = |method: &'static str| (0..n).map(move |i| (method, i));
+        of("full").chain(of("topk")).map(|(method, i)| record(task, method, i, 1.0)).collect()
+    }
+
+    #[test]
+    fn too_few_examples_are_said_once_with_the_number_that_would_do() {
+        let lines =
+            |records: &[Record]| -> Vec<String> { check(records, &[]).iter().map(Warning::to_string).collect() };
+        let two = [right("ruler/vt", 2), right("ruler/cwe", 2), right("ruler/fwe", 2)].concat();
+        assert_eq!(
+            lines(&two),
+            ["n = 2: on one task no difference can be told from noise; n = 60 would tell 10 points"]
+        );
+        let mixed = [right("ruler/vt", 5), right("ruler/cwe", 9), right("ruler/fwe", 10)].concat();
+        assert_eq!(
+            lines(&mixed),
+            [
+                "n = 5 to 9 for 2 of 3 tasks and lengths: on one task no difference below 53 points can be told from noise; \
+              n = 60 would tell 10 points"
+            ]
+        );
+        assert_eq!(lines(&right("ruler/vt", 10)), [""; 0]);
+        let alone: Vec<Record> = two.iter().filter(|r| r.method == "full").cloned().collect();
+        assert_eq!(lines(&alone), [""; 0], "nothing is compared");
+        // Ten depths of two samples are two contexts.
+        let mut depths = right("needle/number", 20);
+        depths.iter_mut().for_each(|r| r.context = Some(r.sample / 10 * 10));
+        assert!(lines(&depths)[0].starts_with("n = 2: "));
+    }
+
+    #[test]
+    fn of_many_methods_one_is_better_by_chance() {
+        // Half of the dense answers are right. One method gains six of them and loses none, which is beyond noise if it is
+        // one of two, and what the best of many does by chance.
+        let of = |methods: usize| {
+            let mut records = samples("full", "", |i| f64::from(u8::from(i < 10)));
+            records.extend(samples("topk", "k=0", |i| f64::from(u8::from(i < 16))));
+            for k in 1..methods {
+                records.extend(samples("topk", &format!("k={k}"), |i| f64::from(u8::from(i < 10))));
+            }
+            codes(&records)
+        };
+        assert_eq!(of(2), [Check::AboveReference]);
+        assert_eq!(of(40), []);
+    }
+
+    #[test]
+    fn of_many_ladders_one_falls_by_chance() {
+        let of = |pages: usize| {
+            let mut records = samples("full", "", |_| 1.0);
+            for (page, k) in (1..=pages).flat_map(|page| [(page, 1), (page, 2)]) {
+                let lost = if (page, k) == (1, 2) { 6 } else { 0 };
+                let mut more = samples("quest", &format!("k={k},page=p{page}"), |i| f64::from(u8::from(i >= lost)));
+                more.iter_mut().for_each(|r| r.density = 0.1 * k as f64);
+                records.extend(more);
+            }
+            codes(&records)
+        };
+        assert_eq!(of(1), [Check::NotMonotone]);
+        assert_eq!(of(40), []);
     }
 
     #[test]
@@ -582,7 +754,8 @@ mod tests {
             let records = [samples("full", "", |_| 1.0), with_errors(8, 1.0, low), with_errors(16, 0.5, high)].concat();
             let warnings = check(&records, &[]);
             assert_eq!(warnings.iter().map(|w| w.code).collect::<Vec<_>>(), [Check::NotMonotone]);
-            let (_, after) = warnings[0].message.split_once("50.0)").expect("an interval");
+            let (_, interval) = warnings[0].message.split_once("95 % interval").expect("an interval");
+            let (_, after) = interval.split_once(')').expect("its end");
             after.to_owned()
         };
         assert_eq!(message(&[0.65, 0.2], &[0.74, 0.1]), "; output error rises in layer 0 (0.65 to 0.74)");

@@ -26,6 +26,10 @@ pub struct Record {
     pub sample: usize,
     /// The run's seed.
     pub seed: u64,
+    /// Position of the first example that asks about the same context ([`Task::context_of`](crate::tasks::Task::context_of)):
+    /// examples of one context are not independent. `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
     /// Bare method name.
     pub method: String,
     /// Canonical `key=value,...` of the method's parameters.
@@ -297,13 +301,13 @@ pub struct SummaryRow {
     pub n: usize,
     /// Mean score, percent.
     pub score: f64,
-    /// Lower end of the 95 % bootstrap interval of the mean.
-    pub ci_low: f64,
+    /// Lower end of the 95 % interval of the mean; empty where all examples are of one context.
+    pub ci_low: Option<f64>,
     /// Upper end of it.
-    pub ci_high: f64,
+    pub ci_high: Option<f64>,
     /// Mean difference to `full` on the same examples; empty if `full` was not run.
     pub delta_full: Option<f64>,
-    /// Lower end of the paired 95 % bootstrap interval of that difference.
+    /// Lower end of the paired 95 % interval of that difference; empty for `full` itself.
     pub delta_low: Option<f64>,
     /// Upper end of it.
     pub delta_high: Option<f64>,
@@ -377,6 +381,12 @@ pub struct SummaryRow {
     pub acc: Option<f64>,
     /// The same by log-likelihood over characters.
     pub acc_norm: Option<f64>,
+    /// Number of contexts that the examples ask about: what is independent, and intervals count.
+    #[serde(default)]
+    pub contexts: usize,
+    /// The true difference to `full`, in points, that would be found beyond noise in 80 % of such runs; only for scores.
+    #[serde(default)]
+    pub detectable: Option<f64>,
 }
 
 #[cfg(test)]
@@ -392,6 +402,7 @@ pub(crate) mod tests {
             length: 4096,
             sample,
             seed: 1,
+            context: None,
             method: method.into(),
             params: String::new(),
             protocol: "question".into(),

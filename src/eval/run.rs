@@ -569,6 +569,7 @@ impl Runner<'_> {
             length: place.length,
             sample: index,
             seed: variant.seed,
+            context: Some(self.tasks[place.task].context_of(index)),
             method: method.name.to_owned(),
             params: method.params.clone(),
             protocol: variant.protocol.to_string(),

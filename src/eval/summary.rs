@@ -4,16 +4,14 @@
 //! of the examples.
 
 use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, Record, Spread, SummaryRow};
-use super::stats::{self, Interval};
+use super::stats::ratios::{self, Window};
+use super::stats::{self, Estimate, Sample};
 use crate::tasks::likelihood::Measure;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The method that all others are compared with.
 pub const REFERENCE: &str = "full";
-
-/// Seed of the intervals in a summary. Fixed, so that they depend on nothing but the scores.
-pub const SEED: u64 = 0;
 
 /// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
 const TASK_ORDER: [&str; 13] = [
@@ -58,9 +56,57 @@ impl<'a> Cell<'a> {
         self.records[0]
     }
 
-    /// The scores by example.
-    pub fn scores(&self) -> BTreeMap<(u64, usize), f64> {
-        self.records.iter().map(|r| ((r.seed, r.sample), r.score)).collect()
+    /// The context of each record.
+    ///
+    /// The depths of a sample share one, and so do the questions of a row. An example of a file is the same under every
+    /// seed, and then seeds tell no contexts apart.
+    pub fn contexts(&self) -> Vec<Context> {
+        let (of_seed, depths) = (!self.repeats_under_seeds(), self.depths_of_sample());
+        let first = |r: &Record| r.context.unwrap_or(r.sample - r.sample % depths);
+        self.records.iter().map(|r| (of_seed.then_some(r.seed), first(r))).collect()
+    }
+
+    /// Whether several seeds asked the same.
+    fn repeats_under_seeds(&self) -> bool {
+        let asked = |r: &'a Record| (&r.question, &r.references, r.prompt_tokens);
+        let mut by_sample = BTreeMap::new();
+        let mut several = false;
+        for r in &self.records {
+            match by_sample.insert(r.sample, asked(r)) {
+                Some(before) if before != asked(r) => return false,
+                before => several |= before.is_some(),
+            }
+        }
+        several
+    }
+
+    /// How many examples make up a sample, told by their depths: for records that do not name their context. 1 where
+    /// depths do not come in turns.
+    fn depths_of_sample(&self) -> usize {
+        // Percentages are as good as their bits: they are not negative.
+        let depths: BTreeSet<Option<u64>> = self.records.iter().map(|r| r.depth.map(f64::to_bits)).collect();
+        let count = depths.len().max(1);
+        let mut of_turn = BTreeMap::new();
+        let in_turns = |r: &&Record| *of_turn.entry(r.sample % count).or_insert(r.depth) == r.depth;
+        if depths.contains(&None) || !self.records.iter().all(in_turns) { 1 } else { count }
+    }
+
+    /// A number of every record, with the contexts.
+    pub fn sample(&self, of: impl Fn(&Record) -> f64) -> Sample {
+        Sample::new(self.contexts().into_iter().zip(self.records.iter().map(|r| of(r))))
+    }
+
+    /// The difference of a number to another cell's, on the examples that both have.
+    pub fn differences(&self, other: &Cell, of: impl Fn(&Record) -> f64) -> Sample {
+        Sample::new(self.pairs(other).into_iter().map(|(context, ours, theirs)| (context, of(ours) - of(theirs))))
+    }
+
+    /// The records of the examples that both have.
+    fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
+        let theirs: BTreeMap<_, _> = other.records.iter().map(|r| ((r.seed, r.sample), *r)).collect();
+        let pair =
+            |(context, ours): (Context, &&'a Record)| Some((context, *ours, *theirs.get(&(ours.seed, ours.sample))?));
+        self.contexts().into_iter().zip(&self.records).filter_map(pair).collect()
     }
 
     /// What the scores are.
@@ -76,17 +122,6 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// By example, a number that is greater for the better and can be averaged: the score, or the mean
-    /// log-likelihood of a token.
-    pub fn merits(&self) -> BTreeMap<(u64, usize), f64> {
-        let merit = |r: &Record| match (r.measure, &r.likelihood) {
-            (Measure::Perplexity, Some(l)) => -l.nll / l.tokens.max(1) as f64,
-            (Measure::Perplexity, None) => -r.score.ln(),
-            (Measure::Score, _) => r.score,
-        };
-        self.records.iter().map(|r| ((r.seed, r.sample), merit(r))).collect()
-    }
-
     /// The sums of the records that have them.
     fn likelihoods(&self) -> Vec<&'a Likelihood> {
         self.records.iter().filter_map(|r| r.likelihood.as_ref()).collect()
@@ -100,6 +135,18 @@ impl<'a> Cell<'a> {
     /// Mean of a number over the records.
     pub fn mean(&self, of: impl Fn(&Record) -> f64) -> f64 {
         stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
+    }
+}
+
+/// What tells contexts apart: the seed that it was made under, if another makes another, and its first example.
+pub type Context = (Option<u64>, usize);
+
+/// A number that is greater for the better and can be averaged: the score, or the mean log-likelihood of a token.
+pub fn merit(r: &Record) -> f64 {
+    match (r.measure, &r.likelihood) {
+        (Measure::Perplexity, Some(l)) => -l.nll / l.tokens.max(1) as f64,
+        (Measure::Perplexity, None) => -r.score.ln(),
+        (Measure::Score, _) => r.score,
     }
 }
 
@@ -132,8 +179,7 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
 }
 
 fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
-    let (score, delta) = score_and_delta(cell, reference);
-    let score = score.unwrap_or(Interval { mean: 0.0, low: 0.0, high: 0.0 });
+    let (score, delta) = (score(cell), reference.and_then(|full| delta(cell, full)));
     let Record { model, task, length, method, params, protocol, .. } = cell.head();
     let (cost1, cost2) = (cell.mean(|r| r.cost1), cell.mean(|r| r.cost2));
     let of_fidelity = |of: fn(&FidelitySpread) -> Spread| {
@@ -156,11 +202,11 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         protocol: protocol.clone(),
         n: cell.records.len(),
         score: score.mean,
-        ci_low: score.low,
-        ci_high: score.high,
+        ci_low: score.low(),
+        ci_high: score.high(),
         delta_full: delta.map(|d| d.mean),
-        delta_low: delta.map(|d| d.low),
-        delta_high: delta.map(|d| d.high),
+        delta_low: delta.and_then(|d| d.low()),
+        delta_high: delta.and_then(|d| d.high()),
         density: cell.mean(|r| r.density),
         cost1,
         cost2,
@@ -195,18 +241,36 @@ fn row(cell: &Cell, reference: Option<&Cell>) -> SummaryRow {
         same_top: over_text(|l| 100.0 * total(l, |l| l.same_top) / total(l, |l| l.tokens)),
         acc: right(|c| c.most_likely),
         acc_norm: right(|c| c.most_likely_by_length),
+        contexts: cell.sample(|r| r.score).contexts(),
+        detectable: reference.and_then(|full| detectable(cell, full)),
     }
 }
 
-/// The score over all examples, and its difference to the reference over those that both have.
-fn score_and_delta(cell: &Cell, reference: Option<&Cell>) -> (Option<Interval>, Option<Interval>) {
-    if cell.measure() == Measure::Perplexity {
-        return (perplexity_interval(cell), reference.and_then(|full| perplexity_difference(cell, full)));
+/// The score over all examples.
+fn score(cell: &Cell) -> Estimate {
+    let found = match cell.measure() {
+        Measure::Perplexity => perplexity_interval(cell),
+        Measure::Score => stats::score(&cell.sample(|r| r.score)).map(|score| score.scaled(100.0)),
+    };
+    found.unwrap_or(Estimate { mean: 0.0, ends: None })
+}
+
+/// The difference of the score to the reference's, over the examples that both have.
+fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
+    let delta = match cell.measure() {
+        Measure::Perplexity => perplexity_difference(cell, full),
+        Measure::Score => stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0)),
+    }?;
+    // What is compared with itself differs by nothing, and not by chance.
+    Some(if cell.head().method == REFERENCE { Estimate { ends: None, ..delta } } else { delta })
+}
+
+/// The difference in points that would be found.
+fn detectable(cell: &Cell, full: &Cell) -> Option<f64> {
+    if cell.head().method == REFERENCE || cell.measure() != Measure::Score {
+        return None;
     }
-    let scores = cell.scores();
-    let in_order: Vec<f64> = scores.values().copied().collect();
-    let delta = reference.and_then(|full| percent(stats::paired_difference(&scores, &full.scores(), SEED)));
-    (percent(stats::bootstrap_mean(&in_order, SEED)), delta)
+    stats::least_detectable(&cell.differences(full, |r| r.score)).map(|difference| 100.0 * difference)
 }
 
 // ---- perplexity ----
@@ -220,30 +284,24 @@ fn total(likelihoods: &[&Likelihood], count: fn(&Likelihood) -> usize) -> f64 {
     likelihoods.iter().map(|l| count(l)).sum::<usize>().max(1) as f64
 }
 
-/// Exponential of all nats over all units.
 fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
-    (nll(likelihoods) / total(likelihoods, units)).exp()
+    ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
 }
 
-fn token_perplexity(of: &[&Likelihood], picked: &[usize]) -> f64 {
-    perplexity(&picked.iter().map(|i| of[*i]).collect::<Vec<_>>(), |l| l.tokens)
+/// What a record says of its window, in tokens.
+fn window(r: &Record) -> Option<Window> {
+    r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
 }
 
-fn perplexity_interval(cell: &Cell) -> Option<Interval> {
-    let all = cell.likelihoods();
-    stats::bootstrap(all.len(), SEED, |picked| token_perplexity(&all, picked))
+fn perplexity_interval(cell: &Cell) -> Option<Estimate> {
+    let windows = cell.contexts().into_iter().zip(&cell.records).filter_map(|(context, r)| Some((context, window(r)?)));
+    ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }
 
-/// Difference of the perplexities over the examples that both have.
-fn perplexity_difference(cell: &Cell, full: &Cell) -> Option<Interval> {
-    let by_example = |cell: &Cell<'_>| -> BTreeMap<_, _> {
-        cell.records.iter().filter_map(|r| Some(((r.seed, r.sample), r.likelihood.clone()?))).collect()
-    };
-    let (ours, dense) = (by_example(cell), by_example(full));
-    let (ours, dense): (Vec<&Likelihood>, Vec<&Likelihood>) =
-        ours.iter().filter_map(|(key, ours)| Some((ours, dense.get(key)?))).unzip();
-    let difference = |picked: &[usize]| token_perplexity(&ours, picked) - token_perplexity(&dense, picked);
-    stats::bootstrap(ours.len(), SEED, difference)
+fn perplexity_difference(cell: &Cell, full: &Cell) -> Option<Estimate> {
+    let pairs = cell.pairs(full).into_iter();
+    let windows = pairs.filter_map(|(context, ours, dense)| Some((context, window(ours)?, window(dense)?)));
+    ratios::perplexity_difference(&windows.collect::<Vec<_>>())
 }
 
 /// 99th percentile over all scored tokens.
@@ -257,10 +315,6 @@ fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
     }
     all.sort_by(f64::total_cmp);
     stats::quantile(&all, 0.99)
-}
-
-fn percent(interval: Option<Interval>) -> Option<Interval> {
-    interval.map(|interval| interval.scaled(100.0))
 }
 
 /// Mean over the records that have it.
@@ -442,7 +496,9 @@ mod tests {
         (long.nll, long.tokens, long.kl) = (900.0, 300, vec![0.5; 5]);
         let rows = summarize(&records, &[]);
         assert!((rows[0].score - 2.5f64.exp()).abs() < 1e-9, "1,000 nats over 400 tokens: {}", rows[0].score);
-        assert!((rows[0].ci_low, rows[0].ci_high) == (1f64.exp(), 3f64.exp()));
+        // The long window lies 0.375 nats above what all tokens have, the short one as much below; Student's t for two.
+        let half: f64 = 2.0 * 0.375 * 12.706_204_736_174_694;
+        assert!(close(rows[0].ci_low, (2.5 - half).exp()) && close(rows[0].ci_high, (2.5 + half).exp()), "{rows:?}");
         let delta = rows[1].delta_full.unwrap();
         assert!((delta - (2.5f64.exp() - 2.5f64.exp())).abs() < 1e-9, "common windows only: {delta}");
         assert!(close(rows[0].word_perplexity, (1000.0f64 / 100.0).exp()));
@@ -453,6 +509,66 @@ mod tests {
 
     fn close(value: Option<f64>, expected: f64) -> bool {
         value.is_some_and(|value| (value - expected).abs() < 1e-9 * expected)
+    }
+
+    #[test]
+    fn one_example_has_no_interval_and_what_all_get_right_is_not_certain() {
+        let rows = |n: usize| -> Vec<SummaryRow> {
+            let records: Vec<Record> =
+                (0..n).flat_map(|i| [method("full", "", i, 1.0), method("topk", "", i, 1.0)]).collect();
+            summarize(&records, &[])
+        };
+        let one = rows(1);
+        assert_eq!((one[1].score, one[1].ci_low, one[1].ci_high), (100.0, None, None));
+        assert_eq!((one[1].delta_full, one[1].delta_low, one[1].detectable), (Some(0.0), None, None));
+        let twenty = rows(20);
+        assert!(close(twenty[1].ci_low, 83.156_652_901_691_46) && twenty[1].ci_high == Some(100.0), "{:?}", twenty[1]);
+        assert!(close(twenty[1].delta_high, 16.112_515_805_282_83), "{:?}", twenty[1]);
+        assert_eq!((twenty[0].delta_full, twenty[0].delta_low, twenty[0].detectable), (Some(0.0), None, None));
+    }
+
+    /// Five depths of each of four samples; `right` of a sample's number.
+    fn needles(seed: u64, right: impl Fn(usize) -> bool) -> Vec<Record> {
+        let make = |i: usize| Record {
+            seed,
+            key: format!("{seed} {i}"),
+            depth: Some(25.0 * (i % 5) as f64),
+            references: vec![format!("{seed} {}", i / 5)],
+            ..record("needle/number", "topk", i, f64::from(u8::from(right(i / 5))))
+        };
+        (0..20).map(make).collect()
+    }
+
+    #[test]
+    fn depths_of_a_sample_are_one_context_in_old_records_as_in_new() {
+        let old = needles(1, |sample| sample % 2 == 0);
+        let new: Vec<Record> = old.iter().map(|r| Record { context: Some(r.sample / 5 * 5), ..r.clone() }).collect();
+        let apart: Vec<Record> = old.iter().map(|r| Record { depth: None, ..r.clone() }).collect();
+        let row = |records: &[Record]| summarize(records, &[]).remove(0);
+        assert_eq!((row(&old).n, row(&old).contexts, row(&new).contexts, row(&apart).contexts), (20, 4, 4, 20));
+        assert_eq!(row(&old), row(&new));
+        assert!(row(&old).ci_low < row(&apart).ci_low && row(&old).ci_high > row(&apart).ci_high);
+        let mut reversed = old.clone();
+        reversed.reverse();
+        assert_eq!(row(&reversed), row(&old));
+        // A depth out of turn: no telling what belongs together.
+        let mut odd = old.clone();
+        odd[7].depth = Some(25.0);
+        assert_eq!(row(&odd).contexts, 20);
+        let one: Vec<Record> = old[..5].to_vec();
+        assert_eq!((row(&one).n, row(&one).ci_low), (5, None));
+    }
+
+    #[test]
+    fn an_example_of_a_file_is_the_same_under_every_seed() {
+        let generated = [needles(1, |_| true), needles(2, |_| true)].concat();
+        assert_eq!(summarize(&generated, &[])[0].contexts, 8);
+        let asked: Vec<Record> = generated
+            .iter()
+            .map(|r| Record { references: vec![r.sample.to_string()], task: "jsonl:rows".into(), ..r.clone() })
+            .collect();
+        let row = &summarize(&asked, &[])[0];
+        assert_eq!((row.n, row.contexts), (40, 4));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 47] = [
+pub const COLUMNS: [&str; 49] = [
     "model",
     "task",
     "length",
@@ -52,6 +52,8 @@ pub const COLUMNS: [&str; 47] = [
     "same_top",
     "acc",
     "acc_norm",
+    "contexts",
+    "detectable",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -70,7 +72,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 47] {
+fn fields(r: &SummaryRow) -> [String; 49] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -84,8 +86,8 @@ fn fields(r: &SummaryRow) -> [String; 47] {
         r.protocol.clone(),
         r.n.to_string(),
         fixed(r.score, PERCENT),
-        fixed(r.ci_low, PERCENT),
-        fixed(r.ci_high, PERCENT),
+        optional(r.ci_low, PERCENT),
+        optional(r.ci_high, PERCENT),
         optional(r.delta_full, PERCENT),
         optional(r.delta_low, PERCENT),
         optional(r.delta_high, PERCENT),
@@ -123,6 +125,8 @@ fn fields(r: &SummaryRow) -> [String; 47] {
         optional(r.same_top, PERCENT),
         optional(r.acc, PERCENT),
         optional(r.acc_norm, PERCENT),
+        r.contexts.to_string(),
+        optional(r.detectable, PERCENT),
     ]
 }
 

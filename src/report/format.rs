@@ -1,5 +1,6 @@
 //! How numbers look to a reader, and the columns that the terminal's table and the page share.
 
+use crate::eval::checks::FEW_TELL;
 use crate::eval::record::SummaryRow;
 use crate::eval::summary::REFERENCE;
 use crate::tasks::likelihood::Measure;
@@ -43,7 +44,7 @@ pub const MEASURED: [Column; 7] = [
     column("ms/token", |r| number(r.decode_ms_per_token)),
 ];
 
-const EXAMPLES: Column = column("n", |r| r.n.to_string());
+const EXAMPLES: Column = column("n", examples);
 
 /// Columns of perplexity, shown where it was measured.
 pub const LIKELIHOOD: [Column; 5] = [
@@ -96,7 +97,7 @@ pub fn direction(row: &SummaryRow) -> &'static str {
 /// What the headings of perplexity and options mean; empty if there are none.
 pub fn extra_legend(rows: &[SummaryRow]) -> String {
     let perplexity = " perplexity: exponential of the mean negative log-likelihood of a scored token over all windows, with \
-        the bootstrap interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
+        its interval over windows; Δ full is then the difference in perplexity. word ppl: the same text, \
         counted by words. bits/byte: negative log-likelihood in bits over bytes of text. KL, KL p99: divergence \
         KL(full ‖ method) of the next token's distribution, in nats, its mean and 99th percentile over scored tokens. \
         same top: scored tokens at which the most probable token is that of full attention.";
@@ -113,20 +114,34 @@ pub fn extra_legend(rows: &[SummaryRow]) -> String {
 }
 
 /// What the headings mean, in one paragraph.
-pub const LEGEND: &str = "score: mean with its 95 % bootstrap interval. Δ full: mean difference to dense attention on \
-    the same examples, in points, with its paired interval. density: share of tokens attended; in \
+pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
+    that they share. score: mean with its 95 % interval. Δ full: mean difference to dense attention on the same \
+    examples, in points, with its paired interval; each holds by itself, so of twenty that are compared one is expected to \
+    miss. density: share of tokens attended; in \
     brackets the density asked for, where the layers that are not dense missed it by more than a twentieth. cost1, cost2: FLOPs \
     of scoring and of attention, over those of full attention. aux bits: auxiliary memory per token and KV head. \
     KB/token: K, V and auxiliary data read per token after the prefix, over all layers. output error: norm of the \
     difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
     that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
 
-/// `mean [low high]`, the ends with that many decimals.
+/// The number of examples; in brackets that of their contexts, where it is another.
+fn examples(r: &SummaryRow) -> String {
+    // Rows of files that were written before contexts were kept have none.
+    if 0 < r.contexts && r.contexts < r.n { format!("{} ({})", r.n, r.contexts) } else { r.n.to_string() }
+}
+
+/// `mean [low high]`, the ends with that many decimals; the mean alone where there are no ends.
 fn score(r: &SummaryRow, decimals: usize) -> String {
-    if r.measure == Measure::Perplexity {
-        return format!("{} [{} {}]", four(r.score), four(r.ci_low), four(r.ci_high));
+    let mean = if r.measure == Measure::Perplexity { four(r.score) } else { format!("{:.1}", r.score) };
+    let end = |x: f64| if r.measure == Measure::Perplexity { four(x) } else { format!("{x:.decimals$}") };
+    with_ends(mean, r.ci_low.zip(r.ci_high), end)
+}
+
+fn with_ends(mean: String, ends: Option<(f64, f64)>, shown: impl Fn(f64) -> String) -> String {
+    match ends {
+        Some((low, high)) => format!("{mean} [{} {}]", shown(low), shown(high)),
+        None => mean,
     }
-    format!("{:.1} [{:.decimals$} {:.decimals$}]", r.score, r.ci_low, r.ci_high)
 }
 
 /// What was attended, and what was asked for if that is noticeably different.
@@ -142,28 +157,38 @@ fn density(r: &SummaryRow) -> String {
 
 /// Difference to `full`; nothing for `full` itself or without it.
 fn delta(r: &SummaryRow, decimals: usize) -> String {
-    match (r.delta_full, r.delta_low, r.delta_high) {
-        (Some(mean), Some(low), Some(high)) if r.method != REFERENCE && r.measure == Measure::Perplexity => {
-            let sign = |x: f64| {
-                format!(
-                    "{}{}",
-                    if x < 0.0 {
-                        "-"
-                    } else if x > 0.0 {
-                        "+"
-                    } else {
-                        ""
-                    },
-                    number(x.abs())
-                )
-            };
-            format!("{} [{} {}]", sign(mean), sign(low), sign(high))
-        }
-        (Some(mean), Some(low), Some(high)) if r.method != REFERENCE => {
-            format!("{} [{} {}]", signed(mean, 1), signed(low, decimals), signed(high, decimals))
-        }
-        _ => String::new(),
+    let Some(mean) = r.delta_full.filter(|_| r.method != REFERENCE) else { return String::new() };
+    let ends = r.delta_low.zip(r.delta_high);
+    match r.measure {
+        Measure::Perplexity => with_ends(signed_number(mean), ends, signed_number),
+        Measure::Score => with_ends(signed(mean, 1), ends, |x| signed(x, decimals)),
     }
+}
+
+/// About three significant digits with a sign, but no sign before a zero.
+fn signed_number(x: f64) -> String {
+    match x {
+        x if x > 0.0 => format!("+{}", number(x)),
+        x => number(x),
+    }
+}
+
+/// One line that says which differences to `full` can be told from noise, from (contexts, detectable difference in points)
+/// of what is compared; `None` where nothing is, or where examples are so few that a self-check says so.
+pub fn detectable(compared: impl Iterator<Item = (usize, Option<f64>)>) -> Option<String> {
+    let known: Vec<(usize, f64)> = compared.filter_map(|(n, points)| Some((n, points?))).collect();
+    let least = known.iter().map(|(_, points)| *points).min_by(f64::total_cmp)?;
+    let most = known.iter().map(|(_, points)| *points).max_by(f64::total_cmp)?;
+    if least > 100.0 * FEW_TELL {
+        return None;
+    }
+    let (few, many) = (known.iter().map(|(n, _)| *n).min()?, known.iter().map(|(n, _)| *n).max()?);
+    let range = |low: String, high: String| if low == high { low } else { format!("{low} to {high}") };
+    let n = range(few.to_string(), many.to_string());
+    let points = range(format!("{least:.0}"), format!("{most:.0}"));
+    Some(format!(
+        "at n = {n}, a true difference to full below {points} points is lost in noise more than once in five runs"
+    ))
 }
 
 /// Points with a sign, but no sign before a zero.

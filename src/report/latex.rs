@@ -8,6 +8,9 @@ use crate::eval::record::SummaryRow;
 /// `summary.tex`: a table for each task and length, with the columns of `summary.md`, warnings below the rows they concern.
 pub fn summary(report: &Report) -> String {
     let mut text = String::from("% Needs \\usepackage{booktabs}.\n");
+    for warning in report.warnings.iter().filter(|w| w.is_general()) {
+        text.push_str(&format!("\\par\\footnotesize {}\n", escaped(&warning.to_string())));
+    }
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
         let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
@@ -118,8 +121,9 @@ mod tests {
         let records = [record("vt", "full", 0, 1.0), empty(0), empty(1)];
         let text = summary(&Report::new(&records, &[]));
         for part in [
+            "booktabs}.\n\\par\\footnotesize n = 1: on one task no difference can be told",
             "\\begin{tabular}{llrrrrrrrrr}\n\\toprule\nmethod & params & n & score \\% & $\\Delta$ full &",
-            "topk\\textsuperscript{1} & per=kv\\_head & 2 & 0.0 [0.0 0.0] & -100.0 [-100.0 -100.0] &",
+            "topk\\textsuperscript{1} & per=kv\\_head & 2 & 0.0 [0.0 84.2] & -100.0 &",
             "\\bottomrule\n\\end{tabular}\n\\par\\footnotesize \\textsuperscript{1} vt at 4096, topk:per=kv\\_head: 2 of 2",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");

@@ -1,7 +1,7 @@
 //! `summary.md`: the page for people.
 
 use super::Report;
-use super::format::{LEGEND, columns, direction, distinct, extra_legend, number, setting, signed, tokens};
+use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, number, setting, signed, tokens};
 use super::others::other_scores;
 use super::overall::{Overall, overall};
 use super::pivot::{Entry, Table, is_about};
@@ -20,6 +20,7 @@ pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
         page.push_str(&means(rows));
+        page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report));
             page.push_str(&others(rows, report));
@@ -101,7 +102,12 @@ fn means_at(overall: &Overall) -> String {
             number(m.aux_bits),
         ]));
     }
-    text
+    text + &below(overall.detectable(), "Of these means")
+}
+
+/// A paragraph that says what a detectable difference is about.
+fn below(line: Option<String>, about: &str) -> String {
+    line.map_or(String::new(), |line| format!("\n{about}: {line}.\n"))
 }
 
 fn task(rows: &[SummaryRow], report: &Report) -> String {

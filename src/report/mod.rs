@@ -57,7 +57,7 @@ impl<'a> Report<'a> {
         let rows = summary::summarize(records, order);
         let cells = summary::group(records, order);
         Self {
-            means: means::over_tasks(&rows, &cells),
+            means: means::over_tasks(&rows),
             records,
             rows,
             cells,

@@ -1,6 +1,7 @@
 //! Means over tasks: one figure a method, for those who look at one.
 
-use super::format::distinct;
+use super::format::{detectable, distinct};
+use super::means;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::mean;
 use crate::eval::summary::REFERENCE;
@@ -15,6 +16,13 @@ pub struct Overall {
     pub means: Vec<Mean>,
 }
 
+impl Overall {
+    /// Which differences of means can be told from noise, in one line.
+    pub fn detectable(&self) -> Option<String> {
+        detectable(self.means.iter().map(|m| (m.contexts, m.detectable)))
+    }
+}
+
 /// One method's means.
 pub struct Mean {
     /// Bare name.
@@ -27,6 +35,10 @@ pub struct Mean {
     pub score: f64,
     /// Mean difference to the reference in points; none for the reference, or where it was not run.
     pub delta: Option<f64>,
+    /// The difference to the reference, in points, that can be told from noise; none where `delta` is none.
+    pub detectable: Option<f64>,
+    /// Number of contexts over all tasks.
+    pub contexts: usize,
     /// Share of tokens attended.
     pub density: f64,
     /// Scoring FLOPs over full attention's.
@@ -50,7 +62,8 @@ pub fn overall(rows: &[SummaryRow]) -> Vec<Overall> {
 fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
     let methods = distinct(rows.iter().map(|r| (&r.method, &r.params)));
     let means = methods.into_iter().map(|(method, params)| {
-        let of_method: Vec<_> = rows.iter().filter(|r| (&r.method, &r.params) == (method, params)).collect();
+        let of_method: Vec<&SummaryRow> =
+            rows.iter().copied().filter(|r| (&r.method, &r.params) == (method, params)).collect();
         let over = |value: fn(&SummaryRow) -> f64| mean(&of_method.iter().map(|r| value(r)).collect::<Vec<_>>());
         let deltas: Option<Vec<f64>> = of_method.iter().map(|r| r.delta_full).collect();
         Mean {
@@ -59,6 +72,8 @@ fn overall_of(rows: &[&SummaryRow], length: usize) -> Overall {
             tasks: of_method.len(),
             score: over(|r| r.score),
             delta: deltas.filter(|_| method != REFERENCE).map(|d| mean(&d)),
+            detectable: means::detectable(&of_method),
+            contexts: of_method.iter().map(|r| r.contexts).sum(),
             density: over(|r| r.density),
             cost1: over(|r| r.cost1),
             cost2: over(|r| r.cost2),

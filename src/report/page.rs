@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Report;
-use super::format::{LEGEND, distinct, extra_legend};
+use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::plots::Figure;
 use crate::eval::record::{Record, four_digits};
 
@@ -68,6 +68,7 @@ fn facts(report: &Report) -> Result<Value> {
         "notes": report.notes,
         "sources": sources.collect::<Vec<_>>(),
         "records": report.records.len(),
+        "detectable": detectable(report.rows.iter().map(|r| (r.contexts, r.detectable))),
         "legend": format!("{LEGEND}{}", extra_legend(&report.rows)),
     }))
 }

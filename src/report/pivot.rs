@@ -14,8 +14,8 @@ use super::means;
 use crate::error::UsageError;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::{Interval, mean};
-use crate::eval::summary::{Cell, REFERENCE, natural};
+use crate::eval::stats::{Estimate, mean};
+use crate::eval::summary::{REFERENCE, natural};
 
 /// Something that rows of the summary differ in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,7 +161,7 @@ pub struct Table {
 pub struct Entry {
     /// The value, or its mean.
     pub value: f64,
-    /// Its 95 % interval, for scores and differences.
+    /// Its 95 % interval, for scores and differences of more than one context.
     pub ends: Option<(f64, f64)>,
     /// Examples in it.
     pub n: usize,
@@ -331,16 +331,15 @@ fn caption(table: &Table, rows: &[&SummaryRow], layout: &Layout) -> String {
 
 fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) -> Option<Entry> {
     let rows: Vec<&SummaryRow> = here.iter().map(|i| &report.rows[*i]).collect();
-    let cells: Vec<&Cell> = here.iter().map(|i| &report.cells[*i]).collect();
     let first = rows.first()?;
-    let interval = match value {
-        "score" => means::score(&rows, &cells),
+    let estimate = match value {
+        "score" => means::score(&rows),
         "delta_full" if first.method == REFERENCE => None,
-        "delta_full" => means::delta(&rows, &cells, &report.cells),
+        "delta_full" => means::delta(&rows),
+        "detectable" => means::detectable(&rows).map(|mean| Estimate { mean, ends: None }),
         _ => {
             let values: Vec<f64> = rows.iter().map(|r| field(r, value)).collect::<Option<_>>()?;
-            let mean = mean(&values);
-            Some(Interval { mean, low: mean, high: mean })
+            Some(Estimate { mean: mean(&values), ends: None })
         }
     }?;
     let about = report.warnings.iter().filter(|w| rows.iter().any(|r| is_about(w, r)));
@@ -353,8 +352,8 @@ fn entry(report: &Report, here: &[usize], value: &str, notes: &mut Vec<String>) 
         known + 1
     };
     Some(Entry {
-        value: interval.mean,
-        ends: ["score", "delta_full"].contains(&value).then_some((interval.low, interval.high)),
+        value: estimate.mean,
+        ends: estimate.ends,
         n: rows.iter().map(|r| r.n).sum(),
         averaged: rows.len(),
         notes: distinct(about.map(&mut number)),
@@ -522,7 +521,7 @@ mod tests {
         assert_eq!(tables.len(), 1);
         assert_eq!(tables[0].headings(), ["method", "1K", "4K", "16K"]);
         assert_eq!(tables[0].rows, [["full"], ["magicpig K=8,L=75,sink=4"], ["magicpig K=10,L=75,sink=4"]]);
-        let cell = "-25.0 [-25.0 -25.0]";
+        let cell = "-25.0";
         assert_eq!(texts(&tables[0])[..2], [vec![String::new(); 3], vec![cell.to_owned(); 3]]);
         assert!(
             tables[0].caption.contains("builtin, sparse from question, mean over 2 tasks"),
@@ -539,7 +538,7 @@ mod tests {
             (&tables[0].rows, texts(&tables[0])),
             (
                 &vec![vec!["8".to_owned()], vec!["10".to_owned()]],
-                vec![vec!["75.0 [75.0 75.0]".to_owned()], vec!["50.0 [50.0 50.0]".to_owned()]],
+                vec![vec!["75.0".to_owned()], vec!["50.0".to_owned()]],
             )
         );
         assert!(tables[0].caption.contains("magicpig sink=4"), "{}", tables[0].caption);

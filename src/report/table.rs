@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use super::format::{Column, columns, direction, number, setting, signed, tokens};
+use super::format::{Column, columns, detectable, direction, number, setting, signed, tokens};
 use super::overall::{Overall, overall};
 use super::pivot;
 use crate::eval::record::SummaryRow;
@@ -27,9 +27,15 @@ pub fn render(rows: &[SummaryRow]) -> String {
     let mut text = String::new();
     for rows in rows.chunk_by(|a, b| setting(a) == setting(b)) {
         text.push_str(&format!("{}\n\n{}", setting(&rows[0]), one_table(rows)));
+        text.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
         text.extend(overall(rows).iter().map(means));
     }
     text
+}
+
+/// A line below a table.
+fn below(line: Option<String>) -> String {
+    line.map_or(String::new(), |line| format!("{line}\n"))
 }
 
 /// Tables of a pivot, each under its caption and with its notes.
@@ -84,9 +90,10 @@ fn means(overall: &Overall) -> String {
     });
     let place = if overall.length > 0 { format!(", {} tokens", tokens(overall.length)) } else { String::new() };
     format!(
-        "\nmean over {} tasks{place}\n{}",
+        "\nmean over {} tasks{place}\n{}{}",
         overall.tasks,
-        lines(headings.map(str::to_owned).into(), rows.collect(), TEXT_COLUMNS).concat()
+        lines(headings.map(str::to_owned).into(), rows.collect(), TEXT_COLUMNS).concat(),
+        below(overall.detectable())
     )
 }
 
@@ -136,7 +143,39 @@ mod tests {
         assert_eq!(lines[0], "builtin, sparse from question");
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
         assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
-        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0 [100 100]  0.0 [0 0]"), "{text}");
+        assert!(lines[6].starts_with("full ") && lines[7].contains("100.0     0.0    0.100"), "{text}");
+    }
+
+    #[test]
+    fn tables_end_with_what_they_can_tell() {
+        let table = |n: usize| {
+            let records: Vec<_> = ["ruler/vt", "ruler/cwe"]
+                .iter()
+                .flat_map(|task| (0..n).flat_map(move |i| ["full", "topk"].map(|method| record(task, method, i, 1.0))))
+                .collect();
+            render(&summarize(&records, &[]))
+        };
+        let text = table(20);
+        assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
+        let told = |n, points| {
+            format!(
+                "\nat n = {n}, a true difference to full below {points} points is lost in noise more than once in five runs\n"
+            )
+        };
+        assert!(text.contains(&told(20, 26)) && text.ends_with(&told(40, 18)), "{text}");
+        assert!(!table(9).contains("at n = 9"), "that is for the self-check to say");
+    }
+
+    #[test]
+    fn examples_that_share_contexts_are_counted_with_them() {
+        let records: Vec<_> = (0..20)
+            .map(|i| crate::eval::record::Record {
+                context: Some(i / 5 * 5),
+                ..record("needle/number", "full", i, 1.0)
+            })
+            .collect();
+        let text = render(&summarize(&records, &[]));
+        assert!(text.contains("20 (4)  100.0 [40 100]"), "{text}");
     }
 
     #[test]

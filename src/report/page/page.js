@@ -90,7 +90,8 @@
   function showFacts() {
     const list = (key) => distinct(data.rows.map((r) => r[key])).join(", ") || "none";
     at("facts").textContent =
-      `${count(data.records, "record")}, ${count(data.rows.length, "row")}. Sparse from: ${list("protocol")}. Score: mean with its 95 % bootstrap interval.`;
+      `${count(data.records, "record")}, ${count(data.rows.length, "row")}. Sparse from: ${list("protocol")}. Score: mean with its 95 % interval.`
+      + (data.detectable ? ` On one task: ${data.detectable}.` : "");
   }
 
   // ---- a table that sorts ----
@@ -140,7 +141,7 @@
     { key: "length", label: "length", value: (r) => r.length, cell: (r) => tokens(r.length) },
     ofText("model", "model"),
     ofText("protocol", "sparse from"),
-    plain("n", "n", String),
+    { key: "n", label: "n", value: (r) => r.n, cell: (r) => (r.contexts < r.n ? `${r.n} (${r.contexts})` : String(r.n)) },
     {
       key: "score", label: "score", value: (r) => r.score,
       cell: (r) => withInterval(fixed(digits(r))(r.score), r.ci_low, r.ci_high, fixed(digits(r))),
@@ -167,6 +168,7 @@
     plain("kl_mean", "KL"),
     plain("kl_p99", "KL p99"),
     plain("same_top", "same top %"),
+    plain("detectable", "detectable Δ"),
     plain("acc", "acc %"),
     plain("acc_norm", "acc_norm %"),
     { key: "warnings", label: "look at", text: true, value: (r) => -r.warnings.length, cell: (r) => marks(r.warnings).flatMap((m) => [m, " "]) },
@@ -271,7 +273,7 @@
   function setUpMatrix() {
     options(at("matrix-columns"), [["task", "tasks"], ["length", "lengths"], ["protocol", "protocols"], ["model", "models"]]
       .filter(([key]) => key === "task" || differs(key)));
-    options(at("matrix-value"), columns.filter((c) => !c.text && c.key !== "length").map((c) => [c.key, c.label]));
+    options(at("matrix-value"), columns.filter((c) => !c.text && !["length", "detectable"].includes(c.key)).map((c) => [c.key, c.label]));
     at("matrix-value").value = "score";
     at("matrix-columns").addEventListener("change", () => { matrixState.key = null; showMatrix(); });
     at("matrix-value").addEventListener("change", showMatrix);

@@ -67,8 +67,8 @@ pub struct Measured {
     pub x: f64,
     /// Upwards.
     pub y: f64,
-    /// Ends of the interval.
-    pub ends: (f64, f64),
+    /// Ends of the interval, if there is one.
+    pub ends: Option<(f64, f64)>,
 }
 
 /// Edges of the data region.
@@ -128,8 +128,9 @@ impl Chart {
         // Intervals first, markers last: what is read best lies on top.
         for (look, data) in all() {
             for point in &data.points {
+                let Some((low, high)) = point.ends else { continue };
                 let end = |y| frame.place(panel, point.x, y).1;
-                pen.interval(look, place(point).0, (end(point.ends.0), end(point.ends.1)))?;
+                pen.interval(look, place(point).0, (end(low), end(high)))?;
             }
         }
         for (look, data) in all().filter(|(_, data)| data.line.len() > 1) {

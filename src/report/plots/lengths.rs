@@ -58,7 +58,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
             let mut of: Vec<&&SummaryRow> =
                 of_task.iter().filter(|r| r.method == *method && r.params == *params).collect();
             of.sort_by_key(|r| r.length);
-            let point = |r: &&&SummaryRow| Measured { x: r.length as f64, y: r.score, ends: (r.ci_low, r.ci_high) };
+            let point = |r: &&&SummaryRow| Measured { x: r.length as f64, y: r.score, ends: r.ci_low.zip(r.ci_high) };
             Data { points: of.iter().map(point).collect(), line: (0..of.len()).collect() }
         };
         Panel {

@@ -51,7 +51,10 @@ pub fn figures(report: &Report) -> Result<Vec<Figure>> {
 /// The vertical axis of the rows of a task: scores have the same in all panels, perplexities of different texts have
 /// little in common.
 fn score_axis(measure: Measure, all: &[&SummaryRow], of_task: &[&SummaryRow]) -> Axis {
-    let ends = |rows: &[&SummaryRow]| rows.iter().flat_map(|r| [r.ci_low, r.ci_high]).collect::<Vec<_>>();
+    let ends = |rows: &[&SummaryRow]| {
+        let of_row = |r: &&SummaryRow| [r.ci_low.unwrap_or(r.score), r.ci_high.unwrap_or(r.score)];
+        rows.iter().flat_map(of_row).collect::<Vec<_>>()
+    };
     match measure {
         Measure::Score => Axis::of_scores(ends(all).into_iter()),
         Measure::Perplexity => Axis::of_perplexities(ends(of_task).into_iter()),

@@ -163,7 +163,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
 fn data<'a>(rows: impl Iterator<Item = &'a SummaryRow>, cost: &Cost) -> Data {
     let rows: Vec<&SummaryRow> = rows.collect();
     let points: Vec<Measured> =
-        rows.iter().map(|r| Measured { x: (cost.of)(r), y: r.score, ends: (r.ci_low, r.ci_high) }).collect();
+        rows.iter().map(|r| Measured { x: (cost.of)(r), y: r.score, ends: r.ci_low.zip(r.ci_high) }).collect();
     let less_is_better = rows.first().is_some_and(|r| r.measure == Measure::Perplexity);
     Data { line: front(&points, less_is_better), points }
 }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_front_leaves_out_what_is_beaten_at_less_cost() {
-        let point = |x: f64, y: f64| Measured { x, y, ends: (y, y) };
+        let point = |x: f64, y: f64| Measured { x, y, ends: Some((y, y)) };
         let points = [point(3.0, 80.0), point(1.0, 50.0), point(2.0, 40.0), point(4.0, 80.0)];
         assert_eq!(front(&points, false), [1, 0]);
         assert_eq!(front(&points, true), [1, 2]);

@@ -1,0 +1,214 @@
+//! The interval of a mean paired difference, whether it is one at all, and how small a one would be found.
+
+use super::distributions::{Z, beta_quantile, normal_tail, root};
+use super::{Estimate, Sample};
+
+/// The 80 % quantile of the standard normal distribution: the power that a difference is called detectable at.
+const Z_POWER: f64 = 0.841_621_233_572_914_3;
+const POWER: f64 = 0.8;
+
+/// Gains and losses over the examples, as shares of their number, and how many examples they stand for.
+struct Discordance {
+    gained: f64,
+    lost: f64,
+    /// Effective number of examples.
+    n: f64,
+}
+
+impl Discordance {
+    /// `None` without two contexts, or with differences that are no numbers.
+    fn of(differences: &Sample) -> Option<Self> {
+        let mean = differences.mean();
+        if differences.contexts() < 2 || !mean.is_finite() {
+            return None;
+        }
+        let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
+        let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
+        let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
+        Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole) })
+    }
+
+    /// Tango's score for a true difference: how many standard errors, under that difference, the observed one lies above it.
+    fn standard_errors_above(&self, difference: f64) -> f64 {
+        let Self { gained, lost, n } = self;
+        let spread = difference * (1.0 - difference);
+        // The most likely share of losses under that difference.
+        let (a, b, c) = (2.0, (2.0 - gained + lost) * difference - gained - lost, -lost * spread);
+        let losses = (((b * b - 4.0 * a * c).max(0.0)).sqrt() - b) / (2.0 * a);
+        let variance = (2.0 * losses + spread).max(0.0) / n;
+        (gained - lost - difference) / variance.sqrt().max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Variance of a difference that is 1, −1 or 0.
+fn variance(gained: f64, lost: f64) -> f64 {
+    gained + lost - (gained - lost).powi(2)
+}
+
+/// Mean of paired differences of scores in 0..=1, with its 95 % interval; `None` without differences, no ends for a
+/// single context.
+///
+/// Differences of 1, −1 and 0, each with a context of its own, have Tango's score interval for paired proportions
+/// (Statistics in Medicine 17, 1998), which is honest where nothing or everything differs: 20 equal pairs leave ±16 points
+/// open. All others have it for the number of all-or-nothing examples that would vary as much, as in
+/// [`score`](super::score()).
+pub fn difference(differences: &Sample) -> Option<Estimate> {
+    if differences.is_empty() {
+        return None;
+    }
+    let mean = differences.mean();
+    let Some(of) = Discordance::of(differences) else { return Some(Estimate { mean, ends: None }) };
+    let end =
+        |low: f64, high: f64, score: f64| root(low, high, |difference| score - of.standard_errors_above(difference));
+    let mean_in_range = mean.clamp(-1.0, 1.0);
+    Some(Estimate::around(mean, (end(-1.0, mean_in_range, Z), end(mean_in_range, 1.0, -Z))))
+}
+
+/// The probability of so large a mean gain in scores, or a larger, if there is none in truth; `None` without two
+/// contexts. It is below 2.5 % exactly where the interval of [`difference()`] lies above 0 (McNemar's test).
+pub fn gain_p(differences: &Sample) -> Option<f64> {
+    let of = Discordance::of(differences)?;
+    let discordant = of.gained + of.lost;
+    Some(if discordant > 0.0 { normal_tail((of.gained - of.lost) * (of.n / discordant).sqrt()) } else { 0.5 })
+}
+
+/// The true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the variance that was
+/// observed; `None` where none would.
+///
+/// At the least it is that of [`nearest_detectable`], for examples that lose as much as the one that lost or gained most:
+/// equal pairs have no variance, but would have if there was a difference.
+pub fn least_detectable(differences: &Sample) -> Option<f64> {
+    let of = Discordance::of(differences)?;
+    let observed = (Z + Z_POWER) * (variance(of.gained, of.lost).max(0.0) / of.n).sqrt();
+    let most = differences.values.iter().fold(0.0, |most: f64, d| most.max(d.abs()));
+    let at_best = nearest_detectable(of.n)? * if most > 0.0 { most.min(1.0) } else { 1.0 };
+    Some(observed.max(at_best)).filter(|difference| *difference <= 1.0)
+}
+
+/// The true share of examples lost that would be found beyond noise in 80 % of samples of `n` independent examples, if
+/// none is gained: the least that `n` examples can tell. `None` where no loss can be told from noise.
+pub fn nearest_detectable(n: f64) -> Option<f64> {
+    // McNemar's test needs more losses than the square of 1.96 standard errors.
+    let least_lost = (Z * Z).floor() + 1.0;
+    let others = n - least_lost + 1.0;
+    // As many or more of n are lost with a probability that is a beta distribution's.
+    (others > 0.0).then(|| beta_quantile(least_lost, others, POWER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `gained` and `lost` examples of `n`.
+    fn of(gained: usize, lost: usize, n: usize) -> Sample {
+        let value = |i| if i < gained { 1.0 } else { -f64::from(u8::from(i < gained + lost)) };
+        Sample::independent(&(0..n).map(value).collect::<Vec<_>>())
+    }
+
+    /// Reference: the definition by constrained maximum likelihood, maximised and inverted numerically with scipy 1.17.1
+    /// (`scripts/interval_reference.py`); the second is in the table of Fagerland, Lydersen and Laake, Statistics in
+    /// Medicine 33 (2014): −0.517 to −0.026.
+    const TANGO: [(usize, usize, usize, f64, f64); 8] = [
+        (0, 0, 20, -0.161_125_158, 0.161_125_158),
+        (1, 7, 21, -0.517_232_277, -0.026_003_030),
+        (0, 15, 20, -0.888_138_299, -0.468_030_973),
+        (5, 0, 20, 0.048_593_552, 0.468_700_878),
+        (12, 2, 50, 0.061_112_407, 0.344_708_748),
+        (0, 20, 20, -1.0, -0.677_749_684),
+        (1, 0, 5, -0.321_378_955, 0.624_465_370),
+        (30, 31, 100, -0.161_715_532, 0.142_232_863),
+    ];
+
+    #[test]
+    fn paired_proportions_have_tangos_interval() {
+        for (gained, lost, n, low, high) in TANGO {
+            let found = difference(&of(gained, lost, n)).unwrap().ends.unwrap();
+            assert!((found.0 - low).abs() < 2e-6 && (found.1 - high).abs() < 2e-6, "{gained} {lost} {n}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn equal_pairs_are_no_proof_of_equality() {
+        // Where nothing differs, the ends are ± z² / (n + z²).
+        let (low, high) = difference(&of(0, 0, 20)).unwrap().ends.unwrap();
+        assert!((high - Z * Z / (20.0 + Z * Z)).abs() < 1e-9 && (low + high).abs() < 1e-9, "{low} {high}");
+        let shared = Sample::new((0..100).map(|i| (i / 5, 0.0)));
+        let ends = difference(&shared).unwrap().ends.unwrap();
+        assert!((ends.0 - low).abs() < 1e-9 && (ends.1 - high).abs() < 1e-9, "as many as contexts: {ends:?}");
+        assert_eq!(difference(&of(1, 0, 1)), Some(Estimate { mean: 1.0, ends: None }));
+        assert_eq!(difference(&of(0, 0, 0)), None);
+    }
+
+    #[test]
+    fn small_differences_of_shares_are_told_where_whole_ones_are_not() {
+        let losses: Vec<f64> = (0..40).map(|i| if i % 2 == 0 { -0.1 } else { -0.2 }).collect();
+        let (low, high) = difference(&Sample::independent(&losses)).unwrap().ends.unwrap();
+        assert!(-0.25 < low && high < -0.05, "{low} {high}");
+        let one: Vec<f64> = (0..20).map(|i| if i == 3 { -1.0 / 3.0 } else { 0.0 }).collect();
+        let (low, high) = difference(&Sample::independent(&one)).unwrap().ends.unwrap();
+        assert!(low < -0.04 && high > 0.0, "{low} {high}");
+    }
+
+    /// Reference: statsmodels 0.15.0, half of `mcnemar([[0, b], [c, 9]], exact=False, correction=False).pvalue`.
+    const MCNEMAR: [(usize, usize, f64); 4] = [
+        (5, 0, 0.012_673_659_338_734_163),
+        (9, 2, 0.017_404_239_405_933_625),
+        (3, 7, 0.897_048_394_633_967_7),
+        (20, 1, 1.690_636_281_650_788_6e-5),
+    ];
+
+    #[test]
+    fn the_test_is_mcnemars_and_agrees_with_the_interval() {
+        for (gained, lost, p) in MCNEMAR {
+            let found = gain_p(&of(gained, lost, 40)).unwrap();
+            assert!((found - p).abs() < 1e-9 * p, "{gained} {lost}: {found}");
+        }
+        for n in [5, 20, 60] {
+            for (gained, lost) in (0..=n).flat_map(|gained| (0..=n - gained).map(move |lost| (gained, lost))) {
+                let sample = of(gained, lost, n);
+                let (low, p) = (difference(&sample).unwrap().low().unwrap(), gain_p(&sample).unwrap());
+                assert_eq!(low > 1e-9, p < 0.025, "{gained} {lost} {n}: {low} {p}");
+            }
+        }
+        assert_eq!((gain_p(&of(0, 0, 20)), gain_p(&of(1, 0, 1))), (Some(0.5), None));
+    }
+
+    /// Reference: scipy 1.17.1, the root over p of `stats.binom.sf(3, n, p) - 0.8`.
+    const NEAREST: [(f64, f64); 5] = [
+        (4.0, 0.945_741_609_003_175_8),
+        (10.0, 0.483_657_237_414_851_6),
+        (20.0, 0.258_635_204_738_202_4),
+        (50.0, 0.107_542_047_870_384_31),
+        (100.0, 0.054_458_877_119_297_65),
+    ];
+
+    #[test]
+    fn what_can_be_told_at_best_is_the_power_of_the_test() {
+        for (n, expected) in NEAREST {
+            let found = nearest_detectable(n).unwrap();
+            assert!((found - expected).abs() < 1e-9, "{n}: {found}");
+        }
+        assert_eq!([0.0, 1.0, 3.0].map(nearest_detectable), [None; 3], "three losses are never beyond noise");
+    }
+
+    #[test]
+    fn what_varies_more_is_told_less() {
+        let at_best = nearest_detectable(20.0);
+        assert_eq!(least_detectable(&of(0, 0, 20)), at_best);
+        assert_eq!(least_detectable(&of(0, 1, 20)), at_best, "less variance than a detectable difference would have");
+        let noisy = least_detectable(&of(8, 8, 20)).unwrap();
+        assert!((noisy - 2.801_585_2 * (0.8f64 / 20.0).sqrt()).abs() < 1e-6, "{noisy}");
+        let thirds: Vec<f64> = (0..20).map(|i| if i == 3 { -1.0 / 3.0 } else { 0.0 }).collect();
+        assert!(least_detectable(&Sample::independent(&thirds)) < at_best);
+        assert_eq!(least_detectable(&of(1, 1, 3)), None);
+    }
+
+    #[test]
+    fn values_that_are_no_scores_do_not_panic() {
+        for values in [&[7.0, -9.0][..], &[f64::NAN, 1.0], &[f64::INFINITY, 1.0], &[5.0, 5.0]] {
+            let sample = Sample::independent(values);
+            assert!(difference(&sample).is_some());
+            let _ = (gain_p(&sample), least_detectable(&sample));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Perplexities over windows of text, their differences, and mean differences in nats.
+//!
+//! What varies are the windows (or documents: contexts). A perplexity is the exponential of a ratio of sums; its variance
+//! is that of the windows' residuals from the ratio, and intervals are Student's, on the scale of logarithms for a perplexity.
+//! On few windows that covers more than a bootstrap does, and it can be said where all windows are much alike.
+
+use super::distributions::{t_quantile, t_tail};
+use super::{Estimate, Sample};
+
+/// A window's negative log-likelihood in nats, and the tokens (or other units) it is the sum over.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// Sum of nats.
+    pub nats: f64,
+    /// Number of units.
+    pub units: f64,
+}
+
+/// Exponential of all nats over all units, which are at least 1.
+pub fn perplexity(windows: &[Window]) -> f64 {
+    log_perplexity(windows).exp()
+}
+
+fn log_perplexity(windows: &[Window]) -> f64 {
+    windows.iter().map(|w| w.nats).sum::<f64>() / units(windows)
+}
+
+fn units(windows: &[Window]) -> f64 {
+    windows.iter().map(|w| w.units).sum::<f64>().max(1.0)
+}
+
+/// How much each window moves the logarithm of the perplexity.
+fn residuals(windows: &[Window]) -> Vec<f64> {
+    let (ratio, units) = (log_perplexity(windows), units(windows));
+    windows.iter().map(|w| (w.nats - ratio * w.units) / units).collect()
+}
+
+/// The standard error of a sum of residuals, by Student's t for 95 %; `None` where nothing varies, which is no proof that
+/// nothing would.
+fn half_width(residuals: Sample) -> Option<f64> {
+    if residuals.contexts() < 2 {
+        return None;
+    }
+    let error = residuals.variance_of_sum(0.0).sqrt();
+    (error > 0.0 && error.is_finite()).then(|| error * t_quantile(residuals.contexts() as f64 - 1.0))
+}
+
+/// The perplexity with its 95 % interval; windows come with their contexts. `None` without windows, no ends for a single
+/// context or where nothing varies.
+pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Estimate> {
+    let (contexts, windows): (Vec<C>, Vec<Window>) = windows.iter().copied().unzip();
+    if windows.is_empty() {
+        return None;
+    }
+    let (log, mean) = (log_perplexity(&windows), perplexity(&windows));
+    let half = half_width(Sample::new(contexts.into_iter().zip(residuals(&windows))));
+    Some(match half {
+        Some(half) => Estimate::around(mean, ((log - half).exp(), (log + half).exp())),
+        None => Estimate { mean, ends: None },
+    })
+}
+
+/// The difference of the perplexities of pairs of windows over the same text, first minus second, with its 95 % interval;
+/// as [`perplexity_interval`].
+pub fn perplexity_difference<C: Ord + Copy>(pairs: &[(C, Window, Window)]) -> Option<Estimate> {
+    if pairs.is_empty() {
+        return None;
+    }
+    let (ours, theirs): (Vec<Window>, Vec<Window>) = pairs.iter().map(|(_, ours, theirs)| (*ours, *theirs)).unzip();
+    let (a, b) = (perplexity(&ours), perplexity(&theirs));
+    let moved = residuals(&ours).into_iter().zip(residuals(&theirs)).map(|(ours, theirs)| a * ours - b * theirs);
+    let half = half_width(Sample::new(pairs.iter().map(|(context, ..)| *context).zip(moved)));
+    Some(Estimate { mean: a - b, ends: half.map(|half| (a - b - half, a - b + half)) })
+}
+
+/// Mean of values that have no bounds, such as nats a token, with Student's interval; as [`perplexity_interval`].
+pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
+    if sample.is_empty() {
+        return None;
+    }
+    let mean = sample.mean();
+    let half = half_width(around(sample, mean)).map(|half| half / sample.n());
+    Some(Estimate { mean, ends: half.map(|half| (mean - half, mean + half)) })
+}
+
+/// The probability of so large a mean, or a larger, if it is 0 in truth (Student's test); `None` where
+/// [`mean_interval`] has no ends.
+pub fn gain_p(sample: &Sample) -> Option<f64> {
+    if sample.contexts() < 2 {
+        return None;
+    }
+    let mean = sample.mean();
+    let error = around(sample, mean).variance_of_sum(0.0).sqrt() / sample.n();
+    (error > 0.0 && error.is_finite()).then(|| t_tail(mean / error, sample.contexts() as f64 - 1.0))
+}
+
+fn around(sample: &Sample, centre: f64) -> Sample {
+    Sample { values: sample.values.iter().map(|v| v - centre).collect(), contexts: sample.contexts.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NATS: [f64; 5] = [520.0, 480.0, 610.0, 555.0, 430.0];
+
+    fn windows(nats: &[f64]) -> Vec<(usize, Window)> {
+        nats.iter().map(|nats| Window { nats: *nats, units: 200.0 }).enumerate().collect()
+    }
+
+    /// Reference: scipy 1.17.1, `ttest_1samp(nats / 200, 0).confidence_interval()`, whose ends are exponentiated. Windows
+    /// of one length make the ratio a mean.
+    #[test]
+    fn windows_of_one_length_have_students_interval() {
+        let found = perplexity_interval(&windows(&NATS)).unwrap();
+        let (low, high) = found.ends.unwrap();
+        let log = |x: f64| x.ln();
+        assert!((log(found.mean) - 2.595).abs() < 1e-12);
+        assert!(
+            (log(low) - 2.166_895_932_672_612).abs() < 1e-9 && (log(high) - 3.023_104_067_327_388_6).abs() < 1e-9,
+            "{found:?}"
+        );
+        let nats = Sample::independent(&NATS.map(|n| n / 200.0 - 2.0));
+        assert!((mean_interval(&nats).unwrap().low().unwrap() - (2.166_895_932_672_612 - 2.0)).abs() < 1e-9);
+        assert!(
+            (gain_p(&nats).unwrap() - 0.009_082_600_273_108_758).abs() < 1e-9,
+            "ttest_1samp(alternative=\"greater\")"
+        );
+    }
+
+    #[test]
+    fn a_ratio_of_sums_is_not_a_mean_of_ratios() {
+        let (short, long) = (Window { nats: 100.0, units: 100.0 }, Window { nats: 900.0, units: 300.0 });
+        assert!((perplexity(&[short, long]) - 2.5f64.exp()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_all_windows_share_is_certain_and_what_does_not_vary_is_not_known() {
+        let pairs: Vec<_> = windows(&NATS)
+            .into_iter()
+            .map(|(i, w)| (i, Window { nats: w.nats + if i % 2 == 0 { 1.0 } else { 1.2 }, ..w }, w))
+            .collect();
+        let found = perplexity_difference(&pairs).unwrap();
+        let (low, high) = found.ends.unwrap();
+        assert!(0.0 < low && low < found.mean && found.mean < high && high < 0.2, "{found:?}");
+        let same: Vec<_> = windows(&NATS).into_iter().map(|(i, w)| (i, w, w)).collect();
+        assert_eq!(perplexity_difference(&same), Some(Estimate { mean: 0.0, ends: None }));
+        assert_eq!(perplexity_interval(&windows(&NATS[..1])).unwrap().ends, None);
+        assert_eq!(perplexity_interval::<usize>(&[]), None);
+        let one_text: Vec<_> = windows(&NATS).into_iter().map(|(_, w)| (0, w)).collect();
+        assert_eq!(perplexity_interval(&one_text).unwrap().ends, None);
+    }
+}
