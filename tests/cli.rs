@@ -1117,9 +1117,9 @@ fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
     let note = "1 of 2 tasks is a synthetic stand-in for a published one (ruler/qa_synth for ruler/qa_1)";
     ran.check(ran.stdout.contains(&format!("\nnote: {note}\nmethod")), "the mean's note");
     ran.check(ran.stdout.contains("tokens\n") && ran.stdout.contains("held\n"), "a column of what is held");
-    let page = fs::read_to_string(out.path().join("summary.md")).unwrap();
+    let page = fs::read_to_string(out.dir.join("summary.md")).unwrap();
     assert!(page.contains(&format!("{note}.")) && page.contains("| tokens held |"), "{page}");
-    let html = fs::read_to_string(out.path().join("report.html")).unwrap();
+    let html = fs::read_to_string(out.dir.join("report.html")).unwrap();
     assert!(html.contains(r#""stand_ins":{"ruler/qa_synth":"ruler/qa_1"}"#), "the page has what its note is made of");
     for record in out.records().values() {
         let (held, context) =
