@@ -1207,7 +1207,7 @@ fn exported_examples_are_those_of_an_evaluation() {
 fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
     let out = out();
     let methods = ["-m", "topk:k=0", "-m", "snapkv:k=24,window=8", "-m", "streaming_llm:window=64,slide=false"];
-    let run = spattn(&["eval", "-t", "ruler/vt", "-t", "ruler/qa_synth", "-l", "512", "-n", "1", "--out", out.arg()]);
+    let run = spattn(&["eval", "-t", "ruler/vt", "-t", "ruler/qa_synth", "-l", "1K", "-n", "1", "--out", out.arg()]);
     let ran = run.args(&methods).ok();
     let note = "1 of 2 tasks is a synthetic stand-in for a published one (ruler/qa_synth for ruler/qa_1)";
     ran.check(ran.stdout.contains(&format!("\nnote: {note}\nmethod")), "the mean's note");
@@ -1229,7 +1229,11 @@ fn what_a_mean_stands_for_and_what_is_held_is_said_beside_the_figures() {
             other => panic!("{other}"),
         }
     }
-    spattn(&["eval", "--sparse-from", "prefill", "-m", "streaming_llm:slide=false"]).fails(2, "slide=false", "");
+    spattn(&["eval", "--sparse-from", "prefill", "-m", "streaming_llm:slide=false"]).fails(
+        2,
+        "slide=false",
+        "decode, question",
+    );
 }
 
 #[test]
@@ -1241,11 +1245,11 @@ fn examples_are_exported_for_a_model_without_weights() {
     }
     let model = folder.path().to_str().unwrap();
     let export =
-        |model: &str| spattn(&["data", "export-eval", "-t", "ruler/vt", "-l", "512", "-n", "2", "--model", model]);
+        |model: &str| spattn(&["data", "export-eval", "-t", "ruler/vt", "-l", "1K", "-n", "2", "--model", model]);
     let without_weights = export(model).ok().stdout;
     assert_eq!(without_weights.lines().count(), 2);
     assert_eq!(without_weights, export("builtin").ok().stdout);
-    spattn(&["eval", "-t", "ruler/vt", "--model", model]).fails(2, "no safetensors weights", "config.json");
+    spattn(&["eval", "-t", "ruler/vt", "--model", model]).fails(2, "no model.safetensors", "config.json");
     fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
     export(model).fails(2, "no tokenizer.json", "config.json");
 }

@@ -4,7 +4,7 @@ use crate::tasks;
 
 /// "2 of 13 tasks are synthetic stand-ins for published ones (...)", of the tasks that a mean is over; `None` if all are
 /// the published ones.
-pub fn note<'a>(tasks: &[&'a str]) -> Option<String> {
+pub fn note(tasks: &[&str]) -> Option<String> {
     let found = tasks::stand_ins(tasks.iter().copied());
     let are = match found.len() {
         0 => return None,

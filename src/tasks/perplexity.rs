@@ -480,8 +480,8 @@ mod tests {
         let (name, plain) = passage(":scored=15,detokenize=false");
         assert!(name.ends_with(":scored=15"), "{name}");
         assert_eq!((plain.continuations[0].bytes, plain.continuations[0].words), (15, 3));
-        assert_ne!(plain.source, "", "the file is the same");
-        assert_eq!(plain.source, read.source);
+        let hash = |source: &str| source.rsplit_once("sha256 ").map(|(_, hash)| hash.to_owned()).unwrap();
+        assert_eq!(hash(&plain.source), hash(&read.source), "the file is the same");
         for (name, what) in
             [("ppl/wikitext2:detokenize=yes", "true or false"), ("ppl/pg19:detokenize=true", "no marks of tokens")]
         {
