@@ -3,10 +3,11 @@
 //! Most wrong numbers in this field come from prompts, lengths, stop tokens and scorers rather than from
 //! methods, and show in the records if one looks. Nothing here stops a run.
 
+use super::cells::{Cell, group, merit, place};
+use super::record::REFERENCE;
 use super::record::{Conditions, Record};
 use super::stats::several::greatest_discovery;
 use super::stats::{self, Estimate, ratios};
-use super::summary::{Cell, REFERENCE, group, merit, place};
 use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
 use serde::Serialize;

@@ -12,8 +12,8 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
+use super::record::REFERENCE;
 use super::record::four_digits;
-use super::summary::REFERENCE;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use crate::error::UsageError;

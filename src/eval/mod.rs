@@ -1,6 +1,7 @@
 //! Running a matrix: settings, one example under many methods, records, store and statistics.
 
 pub mod calibration;
+pub mod cells;
 pub mod checks;
 pub mod config;
 pub mod cut;
@@ -8,6 +9,7 @@ pub mod estimate;
 pub mod generate;
 pub mod likelihood;
 pub mod manifest;
+pub mod order;
 pub mod plan;
 pub mod protocol;
 pub mod record;

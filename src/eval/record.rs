@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::tasks::likelihood::Measure;
 use crate::tasks::metrics::Metric;
 
+/// The method that all others are compared with.
+pub const REFERENCE: &str = "full";
+
 /// One method's answer to one example, with its score and what it cost.
 ///
 /// A line of `samples.jsonl`. Fields are only ever added.

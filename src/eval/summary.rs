@@ -1,35 +1,14 @@
-//! From records to summary rows: grouping, order, means, and differences to `full`.
+//! From cells to summary rows: means, intervals, and differences to `full`.
 //!
 //! The result does not depend on the order of the records, to the last bit: everything is summed in the order
 //! of the examples.
 
-use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, Record, Spread, SummaryRow};
+use super::cells::{Cell, group, perplexity, place};
+use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow};
 use super::stats::ratios::{self, Window};
-use super::stats::{self, Estimate, Sample};
+use super::stats::{self, Estimate};
 use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
-
-/// The method that all others are compared with.
-pub const REFERENCE: &str = "full";
-
-/// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
-const TASK_ORDER: [&str; 13] = [
-    "niah_single_1",
-    "niah_single_2",
-    "niah_single_3",
-    "niah_multikey_1",
-    "niah_multikey_2",
-    "niah_multikey_3",
-    "niah_multivalue",
-    "niah_multiquery",
-    "vt",
-    "cwe",
-    "fwe",
-    "qa_1",
-    "qa_2",
-];
 
 /// One row for each (model, task, length, method, params, protocol).
 ///
@@ -48,154 +27,6 @@ pub fn rows(cells: &[Cell]) -> Vec<SummaryRow> {
         cells.iter().map(|cell| row(cell, cell.reference(cells), Times::of(cell, around))).collect()
     };
     cells.chunk_by(|a, b| place(a.head()) == place(b.head())).flat_map(of_place).collect()
-}
-
-/// The records of one row, one a sample, in the order of the samples.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Cell<'a> {
-    /// The records, sorted by seed and sample; never empty.
-    pub records: Vec<&'a Record>,
-    /// How many further records repeat a sample, and are left out.
-    pub repeated: usize,
-}
-
-impl<'a> Cell<'a> {
-    /// Any record of the cell, for the fields that all share.
-    pub fn head(&self) -> &'a Record {
-        self.records[0]
-    }
-
-    /// The seeds of the records.
-    pub fn seeds(&self) -> BTreeSet<u64> {
-        self.records.iter().map(|r| r.seed).collect()
-    }
-
-    /// The part of the cell that is of one seed; `None` if there is none.
-    pub fn of_seed(&self, seed: u64) -> Option<Self> {
-        let records: Vec<&Record> = self.records.iter().copied().filter(|r| r.seed == seed).collect();
-        (!records.is_empty()).then_some(Self { records, repeated: 0 })
-    }
-
-    /// The context of each record.
-    ///
-    /// The depths of a sample share one, and so do the questions of a row. An example of a file is the same under every
-    /// seed, and then seeds tell no contexts apart.
-    pub fn contexts(&self) -> Vec<Context> {
-        let (of_seed, depths) = (!self.repeats_under_seeds(), self.depths_of_sample());
-        let first = |r: &Record| r.context.unwrap_or(r.sample - r.sample % depths);
-        self.records.iter().map(|r| (of_seed.then_some(r.seed), first(r))).collect()
-    }
-
-    /// Whether several seeds asked the same.
-    fn repeats_under_seeds(&self) -> bool {
-        let asked = |r: &'a Record| (&r.question, &r.references, r.prompt_tokens);
-        let mut by_sample = BTreeMap::new();
-        let mut several = false;
-        for r in &self.records {
-            match by_sample.insert(r.sample, asked(r)) {
-                Some(before) if before != asked(r) => return false,
-                before => several |= before.is_some(),
-            }
-        }
-        several
-    }
-
-    /// How many examples make up a sample, told by their depths: for records that do not name their context. 1 where
-    /// depths do not come in turns.
-    fn depths_of_sample(&self) -> usize {
-        // Percentages are as good as their bits: they are not negative.
-        let depths: BTreeSet<Option<u64>> = self.records.iter().map(|r| r.depth.map(f64::to_bits)).collect();
-        let count = depths.len().max(1);
-        let mut of_turn = BTreeMap::new();
-        let in_turns = |r: &&Record| *of_turn.entry(r.sample % count).or_insert(r.depth) == r.depth;
-        if depths.contains(&None) || !self.records.iter().all(in_turns) { 1 } else { count }
-    }
-
-    /// A number of every record, with the contexts.
-    pub fn sample(&self, of: impl Fn(&Record) -> f64) -> Sample {
-        Sample::new(self.contexts().into_iter().zip(self.records.iter().map(|r| of(r))))
-    }
-
-    /// The difference of a number to another cell's, on the examples that both have.
-    pub fn differences(&self, other: &Cell, of: impl Fn(&Record) -> f64) -> Sample {
-        Sample::new(self.pairs(other).into_iter().map(|(context, ours, theirs)| (context, of(ours) - of(theirs))))
-    }
-
-    /// The records of the examples that both have.
-    fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
-        let theirs: BTreeMap<_, _> = other.records.iter().map(|r| ((r.seed, r.sample), *r)).collect();
-        let pair =
-            |(context, ours): (Context, &&'a Record)| Some((context, *ours, *theirs.get(&(ours.seed, ours.sample))?));
-        self.contexts().into_iter().zip(&self.records).filter_map(pair).collect()
-    }
-
-    /// What the scores are.
-    pub fn measure(&self) -> Measure {
-        self.head().measure
-    }
-
-    /// The score over all examples: in percent, or as perplexity.
-    pub fn score(&self) -> f64 {
-        match self.measure() {
-            Measure::Score => 100.0 * self.mean(|r| r.score),
-            Measure::Perplexity => perplexity(&self.likelihoods(), |l| l.tokens),
-        }
-    }
-
-    /// The sums of the records that have them.
-    fn likelihoods(&self) -> Vec<&'a Likelihood> {
-        self.records.iter().filter_map(|r| r.likelihood.as_ref()).collect()
-    }
-
-    /// The cell of `full` on the same model, protocol, task and length.
-    pub fn reference<'b>(&self, cells: &'b [Cell<'a>]) -> Option<&'b Cell<'a>> {
-        cells.iter().find(|other| other.head().method == REFERENCE && place(other.head()) == place(self.head()))
-    }
-
-    /// Mean of a number over the records.
-    pub fn mean(&self, of: impl Fn(&Record) -> f64) -> f64 {
-        stats::mean(&self.records.iter().map(|r| of(r)).collect::<Vec<_>>())
-    }
-}
-
-/// What tells contexts apart: the seed that it was made under, if another makes another, and its first example.
-pub type Context = (Option<u64>, usize);
-
-/// A number that is greater for the better and can be averaged: the score, or the mean log-likelihood of a token.
-pub fn merit(r: &Record) -> f64 {
-    match (r.measure, &r.likelihood) {
-        (Measure::Perplexity, Some(l)) => -l.nll / l.tokens.max(1) as f64,
-        (Measure::Perplexity, None) => -r.score.ln(),
-        (Measure::Score, _) => r.score,
-    }
-}
-
-/// The fields that rows to compare with each other share.
-pub fn place(r: &Record) -> (&str, &str, &str, usize) {
-    (&r.model, &r.protocol, &r.task, r.length)
-}
-
-/// The records by row, in the order of the summary.
-pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
-    let mut groups: BTreeMap<_, Vec<&Record>> = BTreeMap::new();
-    for r in records {
-        groups.entry((place(r), &r.method, &r.params)).or_default().push(r);
-    }
-    let mut cells: Vec<Cell> = groups.into_values().map(cell).collect();
-    cells.sort_by(|a, b| compare(a.head(), b.head(), order));
-    cells
-}
-
-/// Sorts by example and keeps one record of each.
-fn cell(mut records: Vec<&Record>) -> Cell<'_> {
-    // Equal keys with different contents are no run's work; comparing all of it keeps the choice defined.
-    let content = |r: &Record| serde_json::to_string(r).unwrap_or_default();
-    records.sort_by(|a, b| {
-        (a.seed, a.sample, &a.key).cmp(&(b.seed, b.sample, &b.key)).then_with(|| content(a).cmp(&content(b)))
-    });
-    let all = records.len();
-    records.dedup_by_key(|r| (r.seed, r.sample));
-    Cell { repeated: all - records.len(), records }
 }
 
 fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
@@ -312,10 +143,6 @@ fn total(likelihoods: &[&Likelihood], count: fn(&Likelihood) -> usize) -> f64 {
     likelihoods.iter().map(|l| count(l)).sum::<usize>().max(1) as f64
 }
 
-fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
-    ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
-}
-
 /// What a record says of its window, in tokens.
 fn window(r: &Record) -> Option<Window> {
     r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
@@ -380,92 +207,10 @@ impl MeanSpread {
     }
 }
 
-// ---- order ----
-
-fn compare(a: &Record, b: &Record, order: &[(String, String)]) -> Ordering {
-    let method = |r: &Record| {
-        let given = order.iter().position(|(method, params)| *method == r.method && *params == r.params);
-        (r.method != REFERENCE, given.unwrap_or(usize::MAX))
-    };
-    natural(&a.model, &b.model)
-        .then_with(|| natural(&a.protocol, &b.protocol))
-        .then_with(|| compare_tasks(&a.task, &b.task))
-        .then_with(|| a.length.cmp(&b.length))
-        .then_with(|| method(a).cmp(&method(b)))
-        .then_with(|| natural(&a.method, &b.method))
-        .then_with(|| natural(&a.params, &b.params))
-}
-
-/// Orders task names by family, then RULER's tasks in their own order before others in natural order.
-pub fn compare_tasks(a: &str, b: &str) -> Ordering {
-    let split = |task: &str| task.rsplit_once('/').map_or((String::new(), task.to_owned()), owned);
-    let rank = |name: &str| TASK_ORDER.iter().position(|task| *task == name).unwrap_or(TASK_ORDER.len());
-    let ((family_a, a), (family_b, b)) = (split(a), split(b));
-    natural(&family_a, &family_b).then_with(|| rank(&a).cmp(&rank(&b))).then_with(|| natural(&a, &b))
-}
-
-fn owned((a, b): (&str, &str)) -> (String, String) {
-    (a.to_owned(), b.to_owned())
-}
-
-/// Orders text with the numbers in it by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
-pub fn natural(a: &str, b: &str) -> Ordering {
-    let (mut left, mut right) = (a, b);
-    loop {
-        match (piece(&mut left), piece(&mut right)) {
-            (None, None) => return a.cmp(b),
-            (None, _) => return Ordering::Less,
-            (_, None) => return Ordering::Greater,
-            (Some(l), Some(r)) => match compare_pieces(l, r) {
-                Ordering::Equal => {}
-                unequal => return unequal,
-            },
-        }
-    }
-}
-
-fn compare_pieces(a: &str, b: &str) -> Ordering {
-    match (a.parse::<f64>(), b.parse::<f64>()) {
-        (Ok(a), Ok(b)) => a.total_cmp(&b),
-        _ => a.cmp(b),
-    }
-}
-
-/// Takes a number (digits with at most one point between them) or the text before the next off the front.
-fn piece<'a>(text: &mut &'a str) -> Option<&'a str> {
-    let bytes = text.as_bytes();
-    let is_number = bytes.first()?.is_ascii_digit();
-    let mut end = bytes.iter().position(|b| b.is_ascii_digit() != is_number).unwrap_or(bytes.len());
-    let is_point = is_number && bytes.get(end) == Some(&b'.') && bytes.get(end + 1).is_some_and(u8::is_ascii_digit);
-    if is_point {
-        end += 1 + bytes[end + 1..].iter().position(|b| !b.is_ascii_digit()).unwrap_or(bytes.len() - end - 1);
-    }
-    let (front, rest) = text.split_at(end);
-    *text = rest;
-    Some(front)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
-
-    #[test]
-    fn numbers_in_text_sort_by_value() {
-        let mut params = ["k=16", "p=0.95", "k=8", "p=0.5", "k=8,page=16", "", "K=10,L=150", "K=10,L=75"];
-        params.sort_by(|a, b| natural(a, b));
-        assert_eq!(params, ["", "K=10,L=75", "K=10,L=150", "k=8", "k=8,page=16", "k=16", "p=0.5", "p=0.95"]);
-    }
-
-    #[test]
-    fn tasks_sort_as_their_benchmark_lists_them() {
-        let mut tasks = ["ruler/cwe", "ruler/qa_1", "longbench/qasper", "ruler/vt", "ruler/niah_multikey_2", "mcq/b"];
-        tasks.sort_by(|a, b| compare_tasks(a, b));
-        assert_eq!(
-            tasks,
-            ["longbench/qasper", "mcq/b", "ruler/niah_multikey_2", "ruler/vt", "ruler/cwe", "ruler/qa_1"]
-        );
-    }
 
     fn method(name: &str, params: &str, sample: usize, score: f64) -> Record {
         Record {

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use super::cells::Cell;
 use super::record::{Conditions, Record};
 use super::stats::Estimate;
 use super::stats::ratios::rate_interval;
-use super::summary::Cell;
 
 /// The times of a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,8 +60,8 @@ impl Times {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::cells::group;
     use crate::eval::record::tests::record;
-    use crate::eval::summary::group;
 
     fn under(fidelity: bool, together: usize) -> Option<Conditions> {
         Some(Conditions { fidelity, together, threads: 2, simd: "avx2".into(), cpu: None })

@@ -1,8 +1,8 @@
 //! How numbers look to a reader, and the columns that the terminal's table and the page share.
 
 use crate::eval::checks::FEW_TELL;
+use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
-use crate::eval::summary::REFERENCE;
 use crate::tasks::likelihood::Measure;
 
 /// A column of measured values.

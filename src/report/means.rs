@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::eval::cells::Cell;
+use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::several::{detectable_of, mean_of};
 use crate::eval::stats::{self, Estimate};
-use crate::eval::summary::{Cell, REFERENCE};
 
 use super::format::{detectable as detectable_line, distinct};
 use super::stand_ins;
@@ -188,9 +189,10 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::cells::group;
     use crate::eval::record::Record;
     use crate::eval::record::tests::record;
-    use crate::eval::summary::{group, summarize};
+    use crate::eval::summary::summarize;
 
     /// (task, method, scores).
     fn tables(given: &[(&str, &str, &[f64])]) -> Vec<MeanTable> {

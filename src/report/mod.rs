@@ -27,9 +27,10 @@ use rayon::prelude::*;
 pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, depths, png};
+use crate::eval::cells::{self, Cell};
 use crate::eval::checks::{self, Warning};
 use crate::eval::record::{Record, SummaryRow};
-use crate::eval::summary::{self, Cell};
+use crate::eval::summary;
 
 /// All that reports are drawn from.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +57,7 @@ impl<'a> Report<'a> {
     /// Summarises and checks records; `order` lists (method, params) as the user gave them.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
         let rows = summary::summarize(records, order);
-        let cells = summary::group(records, order);
+        let cells = cells::group(records, order);
         Self {
             means: means::over_tasks(&rows, &cells),
             records,

@@ -14,10 +14,13 @@ use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
 use crate::error::UsageError;
+use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
+use crate::eval::order::natural;
+use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
 use crate::eval::stats::{Estimate, mean};
-use crate::eval::summary::{self, Cell, REFERENCE, natural};
+use crate::eval::summary;
 use crate::tasks::likelihood::Measure;
 
 /// Something that rows of the summary differ in.

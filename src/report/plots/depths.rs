@@ -10,8 +10,9 @@ use anyhow::Result;
 use super::axis::tick_label;
 use super::grid::{Grid, Panel, Scale};
 use super::{Figure, as_file_name, end_of, suffix};
+use crate::eval::order::{compare_tasks, natural};
+use crate::eval::record::REFERENCE;
 use crate::eval::record::Record;
-use crate::eval::summary::{REFERENCE, compare_tasks, natural};
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// The mean score of one method at one length and depth.

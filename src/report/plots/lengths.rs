@@ -79,7 +79,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         x_label: "length (tokens)".to_owned(),
         y_label: super::measure_label(rows[0].measure).to_owned(),
         x_tick: |tick| tokens(tick as usize),
-        has_level: settings.iter().any(|(method, _)| *method == crate::eval::summary::REFERENCE),
+        has_level: settings.iter().any(|(method, _)| *method == crate::eval::record::REFERENCE),
         panels: panels.collect(),
         series,
     }

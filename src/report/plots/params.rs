@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
 use super::{Figure, as_file_name, end_of};
+use crate::eval::order::natural;
 use crate::eval::record::SummaryRow;
-use crate::eval::summary::natural;
 use crate::report::format::{distinct, params_without, tokens};
 
 /// The rows in which two numeric parameters vary and all else is one setting.

@@ -10,8 +10,8 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel};
 use super::pen::Look;
 use super::{Figure, end_of, suffix};
+use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
-use crate::eval::summary::REFERENCE;
 use crate::report::format::{distinct, tokens};
 use crate::tasks::likelihood::Measure;
 

@@ -1,0 +1,108 @@
+//! In which order tasks, methods and whatever has numbers in its name are listed.
+
+use super::record::{REFERENCE, Record};
+use std::cmp::Ordering;
+
+/// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
+const TASK_ORDER: [&str; 13] = [
+    "niah_single_1",
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_2",
+    "niah_multikey_3",
+    "niah_multivalue",
+    "niah_multiquery",
+    "vt",
+    "cwe",
+    "fwe",
+    "qa_1",
+    "qa_2",
+];
+
+/// Orders records as the summary's rows: by model, protocol, task and length, then `full`, then methods as in `order`
+/// (pairs of method and params), then the rest in natural order.
+pub(super) fn compare(a: &Record, b: &Record, order: &[(String, String)]) -> Ordering {
+    let method = |r: &Record| {
+        let given = order.iter().position(|(method, params)| *method == r.method && *params == r.params);
+        (r.method != REFERENCE, given.unwrap_or(usize::MAX))
+    };
+    natural(&a.model, &b.model)
+        .then_with(|| natural(&a.protocol, &b.protocol))
+        .then_with(|| compare_tasks(&a.task, &b.task))
+        .then_with(|| a.length.cmp(&b.length))
+        .then_with(|| method(a).cmp(&method(b)))
+        .then_with(|| natural(&a.method, &b.method))
+        .then_with(|| natural(&a.params, &b.params))
+}
+
+/// Orders task names by family, then RULER's tasks in their own order before others in natural order.
+pub fn compare_tasks(a: &str, b: &str) -> Ordering {
+    let split = |task: &str| task.rsplit_once('/').map_or((String::new(), task.to_owned()), owned);
+    let rank = |name: &str| TASK_ORDER.iter().position(|task| *task == name).unwrap_or(TASK_ORDER.len());
+    let ((family_a, a), (family_b, b)) = (split(a), split(b));
+    natural(&family_a, &family_b).then_with(|| rank(&a).cmp(&rank(&b))).then_with(|| natural(&a, &b))
+}
+
+fn owned((a, b): (&str, &str)) -> (String, String) {
+    (a.to_owned(), b.to_owned())
+}
+
+/// Orders text with the numbers in it by value: `k=8` before `k=16`, `p=0.5` before `p=0.95`.
+pub fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a, b);
+    loop {
+        match (piece(&mut left), piece(&mut right)) {
+            (None, None) => return a.cmp(b),
+            (None, _) => return Ordering::Less,
+            (_, None) => return Ordering::Greater,
+            (Some(l), Some(r)) => match compare_pieces(l, r) {
+                Ordering::Equal => {}
+                unequal => return unequal,
+            },
+        }
+    }
+}
+
+fn compare_pieces(a: &str, b: &str) -> Ordering {
+    match (a.parse::<f64>(), b.parse::<f64>()) {
+        (Ok(a), Ok(b)) => a.total_cmp(&b),
+        _ => a.cmp(b),
+    }
+}
+
+/// Takes a number (digits with at most one point between them) or the text before the next off the front.
+fn piece<'a>(text: &mut &'a str) -> Option<&'a str> {
+    let bytes = text.as_bytes();
+    let is_number = bytes.first()?.is_ascii_digit();
+    let mut end = bytes.iter().position(|b| b.is_ascii_digit() != is_number).unwrap_or(bytes.len());
+    let is_point = is_number && bytes.get(end) == Some(&b'.') && bytes.get(end + 1).is_some_and(u8::is_ascii_digit);
+    if is_point {
+        end += 1 + bytes[end + 1..].iter().position(|b| !b.is_ascii_digit()).unwrap_or(bytes.len() - end - 1);
+    }
+    let (front, rest) = text.split_at(end);
+    *text = rest;
+    Some(front)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_text_sort_by_value() {
+        let mut params = ["k=16", "p=0.95", "k=8", "p=0.5", "k=8,page=16", "", "K=10,L=150", "K=10,L=75"];
+        params.sort_by(|a, b| natural(a, b));
+        assert_eq!(params, ["", "K=10,L=75", "K=10,L=150", "k=8", "k=8,page=16", "k=16", "p=0.5", "p=0.95"]);
+    }
+
+    #[test]
+    fn tasks_sort_as_their_benchmark_lists_them() {
+        let mut tasks = ["ruler/cwe", "ruler/qa_1", "longbench/qasper", "ruler/vt", "ruler/niah_multikey_2", "mcq/b"];
+        tasks.sort_by(|a, b| compare_tasks(a, b));
+        assert_eq!(
+            tasks,
+            ["longbench/qasper", "mcq/b", "ruler/niah_multikey_2", "ruler/vt", "ruler/cwe", "ruler/qa_1"]
+        );
+    }
+}
