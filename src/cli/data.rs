@@ -9,9 +9,9 @@ use clap::{Args, Subcommand};
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::create;
 use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
 use super::export_eval::{self, ExportEvalArgs};
+use super::{create, numbers};
 use crate::error::UsageError;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
@@ -63,13 +63,13 @@ pub struct ExportArgs {
     /// Number of the plan's first batch to write
     ///
     /// Example: --from 2000 (to go on after 2,000 batches)
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = numbers::batch, allow_negative_numbers = true)]
     from: usize,
 
     /// Seed of the rows
     ///
     /// Example: --seed 7
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
     /// Where to write; standard output if not given

@@ -17,6 +17,8 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use sha2::{Digest, Sha256};
 
+use crate::error::in_plain_words;
+
 /// File name of weights in one piece.
 pub const SINGLE_FILE: &str = "model.safetensors";
 /// File name of the index of weights in shards.
@@ -439,7 +441,8 @@ impl Part {
         let data_start = LENGTH_FIELD + header_len;
         require(size, data_start)?;
         let header = self.read(LENGTH_FIELD, header_len as usize).map_err(io)?;
-        let header: Metadata = serde_json::from_slice(&header).map_err(|e| malformed(format!("bad header: {e}")))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| malformed(format!("bad header: {}", in_plain_words(&e.to_string()))))?;
         let end = data_start + header.data_len() as u64;
         require(size, end)?;
         if size > end {

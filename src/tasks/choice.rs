@@ -20,6 +20,8 @@ use super::{Family, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
 const PREFIX: &str = "mcq/";
+/// Examples before a question that can be asked for.
+const MOST_SHOTS: usize = 1000;
 /// Between a question and its answer.
 const DELIMITER: &str = " ";
 /// Between examples.
@@ -96,8 +98,10 @@ impl Family for MultipleChoice {
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
         let rest = name.strip_prefix(PREFIX).unwrap_or(name);
         let (task, shots) = rest.split_once(':').unwrap_or((rest, "shots=0"));
-        let shots = shots.strip_prefix("shots=").and_then(|n| n.parse().ok()).ok_or_else(|| {
-            UsageError::new(format!("`{name}`: `{shots}` cannot be read")).hint("for example mcq/mmlu:shots=5")
+        let count = shots.strip_prefix("shots=").and_then(|n| n.parse().ok()).filter(|n| *n <= MOST_SHOTS);
+        let shots = count.ok_or_else(|| {
+            UsageError::new(format!("`{name}`: `{shots}` cannot be read"))
+                .hint(format!("shots=N takes a whole number from 0 to {MOST_SHOTS}, for example mcq/mmlu:shots=5"))
         })?;
         let definition = DEFINITIONS
             .iter()

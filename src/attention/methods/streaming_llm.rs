@@ -16,6 +16,7 @@ use crate::attention::{
     Selection, Step, Tuned,
 };
 use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
@@ -38,8 +39,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
-        let rolling = params.get_unless_default("rolling", false)?;
+        let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
+        let rolling = params.choice("rolling", &["false", "true"])? == "true";
         Ok(Arc::new(SinkAndWindow {
             window,
             positions: if rolling { Positions::WithinCache } else { Positions::Original },
