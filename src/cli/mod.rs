@@ -89,6 +89,7 @@ struct Advised {
 
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     check_isa()?;
+    numbers::check_threads_variable()?;
     match command {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),

@@ -4,6 +4,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::error::UsageError;
 use crate::eval::config::MOST_SAMPLES;
 use crate::kv::MOST_TOKENS;
 
@@ -34,6 +35,20 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = (OF_A_CORE * cores).max(LEAST_ALLOWED);
     within(text, 1..=most).map_err(|what| format!("{what} on this machine, which has {cores} cores"))
+}
+
+/// Makes sure that what `RAYON_NUM_THREADS` says, if anything, can be done: it counts where `--threads` is not given.
+pub(super) fn check_threads_variable() -> Result<(), UsageError> {
+    const NAME: &str = "RAYON_NUM_THREADS";
+    let said = std::env::var_os(NAME).map(|said| said.to_string_lossy().into_owned());
+    // 0 and nothing leave the number to the machine.
+    match said.filter(|said| !["", "0"].contains(&said.as_str())) {
+        None => Ok(()),
+        Some(said) => match threads(&said) {
+            Ok(_) => Ok(()),
+            Err(what) => Err(UsageError::new(format!("{NAME}={said}: {what}")).hint("leave it out, or use --threads")),
+        },
+    }
 }
 
 /// A number of tokens as tables show it too: `4096`, or `4K`.

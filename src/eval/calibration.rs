@@ -449,6 +449,7 @@ impl Plan<'_> {
     ) -> Result<usize> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
+        model.check_tokens(&ids)?;
         let limit = model.decoder.config().context_limit();
         if ids.len() > limit {
             let (label, tokens, id) = (text.label(), ids.len(), &model.id);

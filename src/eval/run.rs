@@ -420,6 +420,7 @@ impl Runner<'_> {
         match material {
             Material::Prompt(fitted) => {
                 let Fitted { example, prompt, .. } = &**fitted;
+                self.model.check_tokens(&prompt.ids)?;
                 let context = self.model.decoder.config().context_limit();
                 // What was cut to a length beyond the context was checked before.
                 if example.length > context && !task.is_sized() {
@@ -427,7 +428,11 @@ impl Runner<'_> {
                 }
                 self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
             }
-            Material::Passage(passage) => self.check_length(passage_tokens(passage), "the text", hint),
+            Material::Passage(passage) => {
+                self.model.check_tokens(&passage.prompt)?;
+                passage.continuations.iter().try_for_each(|c| self.model.check_tokens(&c.tokens))?;
+                self.check_length(passage_tokens(passage), "the text", hint)
+            }
         }
     }
 

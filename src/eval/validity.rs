@@ -108,7 +108,7 @@ fn at_least(name: &str, value: f64, least: f64) -> Result<(), String> {
 }
 
 fn share(name: &str, value: f64) -> Result<(), String> {
-    match value >= -ROUNDING && value <= 1.0 + ROUNDING {
+    match (-ROUNDING..=1.0 + ROUNDING).contains(&value) {
         true => Ok(()),
         false => Err(format!("`{name}` is {value}, not from 0 to 1")),
     }
@@ -139,7 +139,8 @@ mod tests {
     fn what_no_run_records_is_named() {
         assert_eq!(record("vt", "full", 0, 1.0).check(), Ok(()));
         assert_eq!(perplexity("topk", 0, 3.0).check(), Ok(()));
-        let cases: [(&str, fn(&mut Record)); 19] = [
+        type Spoil = fn(&mut Record);
+        let cases: [(&str, Spoil); 19] = [
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),

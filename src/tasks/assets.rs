@@ -106,8 +106,8 @@ pub fn longbench(options: &TaskOptions, file: &str) -> Result<Option<RowSource>,
     if let Some(path) = plain {
         return Ok(Some(RowSource::File(path)));
     }
-    let zipped = |archive: &&str| RowSource::zipped(&data.join(archive), &member).transpose();
-    LONGBENCH_ARCHIVES.iter().find_map(|archive| zipped(&archive)).transpose()
+    let zipped = |archive: &str| RowSource::zipped(&data.join(archive), &member).transpose();
+    LONGBENCH_ARCHIVES.iter().find_map(|archive| zipped(archive)).transpose()
 }
 
 /// WikiText-2's test text.
