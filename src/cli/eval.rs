@@ -12,7 +12,7 @@ use super::matrix::{OnFailure, Run};
 use super::{Done, numbers};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several, Wrong};
-use crate::eval::plan::Shard;
+use crate::eval::contexts::Shard;
 use crate::eval::store::OpenMode;
 use crate::model::data::{DataFolder, DataSource};
 use crate::tasks::{Positions, assets};

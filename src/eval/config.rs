@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::config_file;
 use super::protocol::Protocol;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, expand_grid};
@@ -172,14 +171,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads a config's text; `file` names it in errors.
-    ///
-    /// # Errors
-    /// What is wrong with it, with its line and key.
-    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
-        config_file::parse(text, file)
-    }
-
     /// Makes sure that each value is one that can be meant, before anything is made of it.
     ///
     /// # Errors

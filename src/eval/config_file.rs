@@ -10,25 +10,27 @@ use crate::error::{UsageError, in_plain_words};
 
 const HINT: &str = "`spattn list configs` shows configs that work";
 
-/// Reads a config's text; `file` names it in errors.
-///
-/// # Errors
-/// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, a value of the wrong type or out of its bounds.
-pub(super) fn parse(text: &str, file: &str) -> Result<Settings, UsageError> {
-    let place = |at: Option<usize>| at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)));
-    let settings: Settings = toml::from_str(text).map_err(|e: toml::de::Error| {
-        let at = e.span().map(|span| span.start);
-        let key = at.and_then(|at| key_at(text, at)).map_or(String::new(), |key| format!("`{key}`: "));
-        match unknown_key(e.message()) {
-            Some(unknown) => UsageError { what: format!("{}: {}", place(at), unknown.what), ..unknown },
-            None => UsageError::new(format!("{}: {key}{}", place(at), in_plain_words(e.message()))).hint(HINT),
-        }
-    })?;
-    settings.check_values().map_err(|Wrong { key, item, error }| {
-        let at = value_span(text, key, item).map(|span| span.start);
-        UsageError { what: format!("{}: `{key}`: {}", place(at), error.what), ..error }
-    })?;
-    Ok(settings)
+impl Settings {
+    /// Reads a config's text; `file` names it in errors.
+    ///
+    /// # Errors
+    /// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, a value of the wrong type or out of its bounds.
+    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
+        let place = |at: Option<usize>| at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)));
+        let settings: Self = toml::from_str(text).map_err(|e: toml::de::Error| {
+            let at = e.span().map(|span| span.start);
+            let key = at.and_then(|at| key_at(text, at)).map_or(String::new(), |key| format!("`{key}`: "));
+            match unknown_key(e.message()) {
+                Some(unknown) => UsageError { what: format!("{}: {}", place(at), unknown.what), ..unknown },
+                None => UsageError::new(format!("{}: {key}{}", place(at), in_plain_words(e.message()))).hint(HINT),
+            }
+        })?;
+        settings.check_values().map_err(|Wrong { key, item, error }| {
+            let at = value_span(text, key, item).map(|span| span.start);
+            UsageError { what: format!("{}: `{key}`: {}", place(at), error.what), ..error }
+        })?;
+        Ok(settings)
+    }
 }
 
 /// The number of the line that has a byte, from 1.
@@ -63,7 +65,7 @@ mod tests {
 
     #[track_caller]
     fn wrong(text: &str, expected: &str) {
-        let error = parse(text, "test.toml").unwrap_err();
+        let error = Settings::parse(text, "test.toml").unwrap_err();
         assert!(error.what.starts_with(expected), "{}", error.what);
         assert!(error.hint.is_some() && !error.what.contains('\n'), "{error:?}");
     }

@@ -3,9 +3,32 @@
 //! Where a file holds the samples they are listed. Generated samples are all alike in this, and there may be any number
 //! of them: theirs are worked out one by one, so that a plan takes no memory, however much it asks for.
 
+use crate::error::UsageError;
 use crate::tasks::Task;
 
-use super::plan::Shard;
+/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// From 0.
+    pub index: usize,
+    /// Number of shares.
+    pub count: usize,
+}
+
+impl Shard {
+    /// Everything.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Reads `I/N` with I from 1 to N.
+    pub fn parse(text: &str) -> Result<Self, UsageError> {
+        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
+        match parts {
+            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
+            _ => Err(UsageError::new(format!("--shard: `{text}` is no share of a run"))
+                .hint("write I/N with I from 1 to N, for example --shard 1/4 to --shard 4/4")),
+        }
+    }
+}
 
 /// Examples by context, in the order in which they are run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

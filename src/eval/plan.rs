@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::config::{RunConfig, Variant};
-use super::contexts::Contexts;
+use super::contexts::{Contexts, Shard};
 use super::manifest::bytes_of_example;
 use super::memory;
 use super::run::{Counter, Failure, Watch};
@@ -13,30 +13,6 @@ use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::OpenModel;
 use crate::tasks::Task;
-
-/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// From 0.
-    pub index: usize,
-    /// Number of shares.
-    pub count: usize,
-}
-
-impl Shard {
-    /// Everything.
-    pub const WHOLE: Self = Self { index: 0, count: 1 };
-
-    /// Reads `I/N` with I from 1 to N.
-    pub fn parse(text: &str) -> Result<Self, UsageError> {
-        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
-        match parts {
-            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
-            _ => Err(UsageError::new(format!("--shard: `{text}` is no share of a run"))
-                .hint("write I/N with I from 1 to N, for example --shard 1/4 to --shard 4/4")),
-        }
-    }
-}
 
 /// A task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

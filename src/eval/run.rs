@@ -722,7 +722,7 @@ mod tests {
     use crate::attention::{HeadPrefix, Method, Selection, Step};
     use crate::cost::Cost;
     use crate::eval::config::{RunConfig, Settings};
-    use crate::eval::plan::Shard;
+    use crate::eval::contexts::Shard;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
