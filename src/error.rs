@@ -61,23 +61,29 @@ const MOST_LISTED: usize = 40;
 /// A name without its group (`cwe` for `ruler/cwe`), or another part of one (`f1` for `qa_f1`), counts as the shortest
 /// name that it is a part of; capitals do not count.
 pub fn nearest<'a, S: AsRef<str>>(name: &str, known: &'a [S]) -> Option<&'a str> {
-    const VERY_CLOSE: f64 = 0.9;
-    const CLOSE_ENOUGH: f64 = 0.7;
+    const A_SLIP: usize = 1;
+    const MOST_SLIPS: usize = 3;
+    // Longer than any name there is: nothing is near, and distances would take long.
+    const LONGEST: usize = 200;
+    if name.len() > LONGEST {
+        return None;
+    }
     let name = &name.to_lowercase();
     let all = || known.iter().map(|k| (k.as_ref(), k.as_ref().to_lowercase()));
     let same = || all().find(|(_, k)| k == name);
     let after_group = || all().find(|(_, k)| k.rsplit_once('/').is_some_and(|(_, last)| last == name));
     let containing = || all().filter(|(_, k)| is_part(name, k)).min_by_key(|(_, k)| k.len());
-    let similar = |least: f64| {
+    // A third of the letters may be wrong, and no more than a few: what shares less is another name.
+    let similar = |most: usize| {
         all()
-            .map(|(shown, k)| (strsim::jaro_winkler(name, &k), shown))
-            .filter(|(similarity, _)| *similarity >= least)
-            .max_by(|a, b| a.0.total_cmp(&b.0))
-            .map(|(_, shown)| shown)
+            .map(|(shown, k)| (strsim::damerau_levenshtein(name, &k), k.chars().count(), shown))
+            .filter(|(distance, letters, _)| *distance <= most.min(letters / 3))
+            .min_by_key(|(distance, ..)| *distance)
+            .map(|(.., shown)| shown)
     };
     let whole = same().or_else(after_group).map(|(shown, _)| shown);
     let part = || containing().map(|(shown, _)| shown);
-    whole.or_else(|| similar(VERY_CLOSE)).or_else(part).or_else(|| similar(CLOSE_ENOUGH))
+    whole.or_else(|| similar(A_SLIP)).or_else(part).or_else(|| similar(MOST_SLIPS))
 }
 
 /// Whether `name` stands in `whole` between its ends, `/` and `_`.
@@ -87,6 +93,45 @@ fn is_part(name: &str, whole: &str) -> bool {
         && whole
             .match_indices(name)
             .any(|(at, found)| ends(whole[..at].chars().next_back()) && ends(whole[at + found.len()..].chars().next()))
+}
+
+/// A reader's message (of TOML or JSON) in one line, with what was expected in plain words instead of Rust's.
+pub fn in_plain_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 13] = [
+        ("expected a sequence", "expected a list, in brackets"),
+        ("expected a boolean", "expected true or false"),
+        ("expected path string", "expected a path, in quotes"),
+        ("expected a string", "expected a text, in quotes"),
+        ("expected a map", "expected an object"),
+        ("expected value", "expected a value"),
+        ("invalid type: sequence", "invalid type: a list"),
+        ("invalid type: map", "invalid type: an object"),
+        ("unknown variant", "unknown value"),
+        ("a tuple of size", "a list of length"),
+        ("tuple of", "list of"),
+        ("` as u128", "`"),
+        ("` as i128", "`"),
+    ];
+    const OF_NO_KIND: &str = "data did not match any variant of untagged enum ";
+    if let Some((before, rest)) = message.split_once(OF_NO_KIND) {
+        let after = rest.split_once(' ').map_or(String::new(), |(_, after)| format!(" {after}"));
+        return format!("{before}it is of no known kind{after}");
+    }
+    let plain = WORDS.iter().fold(message.replace('\n', " "), |text, (rust, plain)| text.replace(rust, plain));
+    let Some((before, expected)) = plain.split_once("expected ") else { return plain };
+    let end = expected.find([' ', ',']).unwrap_or(expected.len());
+    let (word, rest) = expected.split_at(end);
+    let meant = match word {
+        "usize" | "u64" | "u32" | "u16" | "u8" | "i64" | "i32" => "a whole number",
+        "f64" | "f32" => "a number",
+        // The name of the type follows.
+        "struct" => {
+            let rest = rest.trim_start().split_once(' ').map_or(String::new(), |(_, rest)| format!(" {rest}"));
+            return format!("{before}expected an object{rest}");
+        }
+        _ => return plain,
+    };
+    format!("{before}expected {meant}{rest}")
 }
 
 struct Joined<'a>(&'a [String]);
@@ -119,6 +164,10 @@ mod tests {
         assert_eq!(nearest("f1", &["qa_f1_zh", "qa_f1"]), Some("qa_f1"));
         assert_eq!(nearest("pages", &["min_pages", "page"]), Some("page"), "a letter too many is nearer");
         assert_eq!(nearest("zzz", &tasks), None);
+        for far in ["ruler/passage", "kv_cache", "models", "mcq/squad"] {
+            assert_eq!(nearest(far, &tasks), None, "{far} is near nothing");
+        }
+        assert_eq!(nearest(&"r".repeat(1 << 20), &tasks), None);
         assert_eq!(nearest("", &tasks), None);
     }
 
@@ -127,6 +176,27 @@ mod tests {
         let many: Vec<String> = (100..150).map(|i| format!("task_{i}")).collect();
         let hint = UsageError::unknown("task", "zzz", &many).hint.unwrap();
         assert_eq!(hint, "`spattn list tasks` shows all 50");
+    }
+
+    #[test]
+    fn types_of_rust_are_said_in_plain_words() {
+        for (rust, plain) in [
+            ("invalid value: integer `-1`, expected usize", "invalid value: integer `-1`, expected a whole number"),
+            (
+                "invalid type: null, expected f64 at line 1 column 9",
+                "invalid type: null, expected a number at line 1 column 9",
+            ),
+            (
+                "invalid type: string \"x\", expected a sequence",
+                "invalid type: string \"x\", expected a list, in brackets",
+            ),
+            ("invalid type: integer `3`, expected struct Record", "invalid type: integer `3`, expected an object"),
+            ("unknown variant `x`,\nexpected `a` or `b`", "unknown value `x`, expected `a` or `b`"),
+            ("data did not match any variant of untagged enum Model at line 3", "it is of no known kind at line 3"),
+            ("missing field `task`", "missing field `task`"),
+        ] {
+            assert_eq!(in_plain_words(rust), plain);
+        }
     }
 
     #[test]

@@ -549,7 +549,7 @@ fn calibration_reads_files_and_prompts_and_says_what_it_cannot_read() {
     wrong(&["--out", folder, "--data", text], "cannot read", "text files");
     fs::write(text, "").unwrap();
     wrong(&["--out", folder, "--data", text], "there is no text in", "");
-    fs::write(text, "A short story about nothing at all. ".repeat(20)).unwrap();
+    fs::write(text, "A short story about nothing at all. ".repeat(60)).unwrap();
     wrong(&["--out", file!()], "cannot write to the folder", "--out");
     let long = spattn(&["calibrate", "--out", folder, "--length", "40000"]);
     long.fails(2, "blocks of 40000 tokens are beyond the context of builtin", "shorter --length");

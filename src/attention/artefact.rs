@@ -14,6 +14,8 @@ use safetensors::{Dtype, serialize};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::error::in_plain_words;
+
 /// Raised whenever artefacts of the version before can no longer be read.
 pub const FORMAT: u32 = 1;
 
@@ -226,7 +228,8 @@ impl Artefact {
         if let Some(found) = format.and_then(|f| u32::try_from(f).ok()).filter(|f| *f != FORMAT) {
             return Err(ArtefactError::OtherFormat { file: file.to_owned(), found });
         }
-        let info = serde_json::from_str(info).map_err(|e| malformed(format!("malformed metadata: {e}")))?;
+        let info = serde_json::from_str(info)
+            .map_err(|e| malformed(format!("malformed metadata: {}", in_plain_words(&e.to_string()))))?;
         let digest = Sha256::digest(&bytes);
         let sha256 = digest.iter().map(|b| format!("{b:02x}")).collect();
         Ok(Self { file: file.to_owned(), sha256, info, bytes })
@@ -248,7 +251,9 @@ impl Artefact {
             let (found, expected) = (found.weights_sha256.clone(), model.weights_sha256.clone());
             return Err(ArtefactError::OtherWeights { file, found, expected });
         }
-        Ok(())
+        // All of it, whichever part a method's parameters have it read.
+        let tensors = self.tensors()?;
+        tensors.iter().try_for_each(|(name, tensor)| self.values(name, &tensor).map(drop))
     }
 
     /// One of its maker's settings.
@@ -292,13 +297,37 @@ impl Artefact {
     /// # Errors
     /// If it is not there, its shape is not `expected`, its type is not read, or a value is not finite.
     pub fn read(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ArtefactError> {
-        let error = |what: String| ArtefactError::Tensor { file: self.file.clone(), name: name.to_owned(), what };
-        let tensors =
-            SafeTensors::deserialize(&self.bytes).map_err(|_| ArtefactError::Truncated { file: self.file.clone() })?;
+        let error = |what: String| self.wrong(name, what);
+        let tensors = self.tensors()?;
         let tensor = tensors.tensor(name).map_err(|_| error("is missing".to_owned()))?;
         if tensor.shape() != expected {
             return Err(error(format!("has shape {:?}, expected {expected:?}", tensor.shape())));
         }
+        self.values(name, &tensor)
+    }
+
+    /// As [`Self::read`], of a tensor that says something of each `row` values: of a head, or a component.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; if such a row holds nothing but zeros.
+    pub fn read_rows(&self, name: &str, expected: &[usize], row: usize) -> Result<Vec<f32>, ArtefactError> {
+        let values = self.read(name, expected)?;
+        match values.chunks(row).position(|row| row.iter().all(|x| *x == 0.0)) {
+            None => Ok(values),
+            Some(at) => Err(self.wrong(name, format!("holds nothing but zeros from its value {} on", at * row))),
+        }
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>, ArtefactError> {
+        SafeTensors::deserialize(&self.bytes).map_err(|_| ArtefactError::Truncated { file: self.file.clone() })
+    }
+
+    fn wrong(&self, name: &str, what: String) -> ArtefactError {
+        ArtefactError::Tensor { file: self.file.clone(), name: name.to_owned(), what }
+    }
+
+    fn values(&self, name: &str, tensor: &TensorView<'_>) -> Result<Vec<f32>, ArtefactError> {
+        let error = |what: String| self.wrong(name, what);
         let values: Vec<f32> = match tensor.dtype() {
             Dtype::F32 => tensor.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::F16 => tensor.data().as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),

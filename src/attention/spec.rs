@@ -1,10 +1,12 @@
 //! Spec strings: `name:key=value,...` with grids `{a,b}` and ranges `a..b/step`, and typed parameters.
 
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::budget::{Budget, Tuned};
 use crate::error::{UsageError, nearest};
+use crate::kv::MOST_TOKENS;
 
 /// A method's name with raw parameters, in the order given; no grid is left in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,9 +17,15 @@ pub struct MethodSpec {
     pub params: Vec<(String, String)>,
 }
 
+/// Specs that one grid may stand for.
+const MOST_SPECS: usize = 10_000;
+
 /// Expands one spec with grids and ranges into the specs it stands for, leftmost key varying slowest.
 ///
 /// `magicpig:K={8,9},L=75..150/25` gives eight specs.
+///
+/// # Errors
+/// If it is malformed, or stands for more than 10,000 specs; none are made then.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let malformed = |why: &str| {
         UsageError::new(format!("method spec `{text}`: {why}"))
@@ -33,7 +41,12 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
         if specs[0].params.iter().any(|(k, _)| k == key) {
             return Err(malformed(&format!("`{key}` is given twice")));
         }
-        let values = expand_value(value).map_err(|why| malformed(&why))?;
+        let values = expand_value(value).map_err(|why| malformed(&format!("`{key}`: {why}")))?;
+        let count = specs.len().saturating_mul(values.len());
+        if count > MOST_SPECS {
+            return Err(UsageError::new(format!("method spec `{text}`: its grids stand for {count} settings or more"))
+                .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")));
+        }
         specs = specs
             .iter()
             .flat_map(|spec| {
@@ -68,15 +81,24 @@ fn split_outside_braces(text: &str) -> Option<Vec<&str>> {
 }
 
 fn expand_value(value: &str) -> Result<Vec<String>, String> {
-    if let Some(list) = value.strip_prefix('{').and_then(|v| v.strip_suffix('}')) {
-        let mut values = Vec::new();
-        for item in list.split(',') {
-            values.extend(expand_value(item)?);
+    let Some(list) = value.strip_prefix('{').and_then(|v| v.strip_suffix('}')) else { return expand_item(value) };
+    let mut values = Vec::new();
+    for item in list.split(',') {
+        values.extend(expand_item(item)?);
+        if values.len() > MOST_SPECS {
+            return Err(format!("the grid has more than {MOST_SPECS} values"));
         }
-        return Ok(values);
     }
+    Ok(values)
+}
+
+/// A value outside of braces, or one of those in them.
+fn expand_item(value: &str) -> Result<Vec<String>, String> {
     if value.is_empty() {
         return Err("a value is empty".to_owned());
+    }
+    if value.contains(['{', '}']) {
+        return Err("braces stand around all of a value, and not within others".to_owned());
     }
     match value.split_once("..") {
         Some((first, rest)) => expand_range(value, first, rest),
@@ -86,14 +108,19 @@ fn expand_value(value: &str) -> Result<Vec<String>, String> {
 
 /// `a..b/step`, both ends included; numbers keep as many decimals as the most precise of the three.
 fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, String> {
-    const MOST_VALUES: usize = 10_000;
+    // More have no meaning in the numbers that parameters are.
+    const MOST_DECIMALS: usize = 17;
     let (last, step) = rest.split_once('/').unwrap_or((rest, "1"));
     let number = |s: &str| s.parse::<f64>().map_err(|_| format!("range `{text}` is not a..b or a..b/step"));
     let (a, b, by) = (number(first)?, number(last)?, number(step)?);
-    if by.is_nan() || by <= 0.0 || b < a || (b - a) / by > MOST_VALUES as f64 {
-        return Err(format!("range `{text}` is empty, endless or larger than {MOST_VALUES} values"));
+    let is_finite = [a, b, by].iter().all(|x| x.is_finite());
+    if !is_finite || by <= 0.0 || b < a || (b - a) / by >= MOST_SPECS as f64 {
+        return Err(format!("range `{text}` is empty, endless or larger than {MOST_SPECS} values"));
     }
     let decimals = [first, last, step].iter().map(|s| s.split_once('.').map_or(0, |(_, d)| d.len())).max().unwrap_or(0);
+    if decimals > MOST_DECIMALS {
+        return Err(format!("range `{text}` has more than {MOST_DECIMALS} decimals"));
+    }
     let count = ((b - a) / by + 1e-9).floor() as usize + 1;
     Ok((0..count).map(|i| format!("{:.*}", decimals, a + i as f64 * by)).collect())
 }
@@ -175,35 +202,64 @@ impl Params {
         share.ok_or_else(|| self.bad_value(key, text, "above 0 and at most 1"))
     }
 
-    fn parse_positive(&self, key: &str, text: &str) -> Result<usize, UsageError> {
-        self.parse_from(1, key, text)
+    pub(super) fn parse_within(
+        &self,
+        key: &str,
+        text: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<usize, UsageError> {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| {
+            self.bad_value(key, text, &format!("a whole number from {} to {}", range.start(), range.end()))
+        })
     }
 
-    fn parse_from(&self, least: usize, key: &str, text: &str) -> Result<usize, UsageError> {
-        let number: Option<usize> = text.parse().ok().filter(|number| *number >= least);
-        number.ok_or_else(|| self.bad_value(key, text, &format!("a whole number from {least}")))
-    }
-
-    /// The value of `key`, or `default`; becomes part of the canonical form.
-    pub fn get<T: FromStr + Display>(&mut self, key: &'static str, default: T) -> Result<T, UsageError> {
+    /// The value of `key`, or `default`; becomes part of the canonical form. `expected` says in errors what the value
+    /// should be.
+    pub fn get<T: FromStr + Display>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        expected: &str,
+    ) -> Result<T, UsageError> {
         let value = match self.take(key) {
-            Some(text) => self.parse(key, &text, std::any::type_name::<T>())?,
+            Some(text) => self.parse(key, &text, expected)?,
             None => default,
         };
         self.note(key, &value);
         Ok(value)
     }
 
-    /// Like [`Self::get`] for whole numbers from 1.
+    /// Like [`Self::get`] for whole numbers from 1 to [`MOST_TOKENS`].
     pub fn get_positive(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
-        let value = self.take(key).map_or(Ok(default), |text| self.parse_positive(key, &text))?;
+        self.get_within(key, default, 1..=MOST_TOKENS)
+    }
+
+    /// Like [`Self::get`] for whole numbers in a range.
+    pub fn get_within(
+        &mut self,
+        key: &'static str,
+        default: usize,
+        range: RangeInclusive<usize>,
+    ) -> Result<usize, UsageError> {
+        let value = self.take(key).map_or(Ok(default), |text| self.parse_within(key, &text, range))?;
         self.note(key, &value);
         Ok(value)
     }
 
     /// Like [`Self::get_positive`], but part of the canonical form only if it differs from `default`.
     pub fn get_minor(&mut self, key: &'static str, default: usize) -> Result<usize, UsageError> {
-        let value = self.take(key).map_or(Ok(default), |text| self.parse_positive(key, &text))?;
+        self.get_minor_within(key, default, 1..=MOST_TOKENS)
+    }
+
+    /// Like [`Self::get_within`], but part of the canonical form only if it differs from `default`.
+    pub fn get_minor_within(
+        &mut self,
+        key: &'static str,
+        default: usize,
+        range: RangeInclusive<usize>,
+    ) -> Result<usize, UsageError> {
+        let value = self.take(key).map_or(Ok(default), |text| self.parse_within(key, &text, range))?;
         self.note_unless_default(key, &value, &default);
         Ok(value)
     }
@@ -221,14 +277,6 @@ impl Params {
         let value = given.unwrap_or(default);
         self.settings.push(Setting { key, value: value.to_string(), is_named });
         Ok(value)
-    }
-
-    /// Like [`Self::get_minor_as`], for types whose name says in errors what the value should be.
-    pub fn get_unless_default<T>(&mut self, key: &'static str, default: T) -> Result<T, UsageError>
-    where
-        T: FromStr + Display + PartialEq,
-    {
-        self.get_minor_as(key, default, std::any::type_name::<T>())
     }
 
     /// One of `choices`, the first being the default; part of the canonical form unless it is the default.
@@ -263,7 +311,7 @@ impl Params {
     fn budget_of_at_least(&mut self, least: usize, default: Budget) -> Result<Budget, UsageError> {
         let budget = match self.take_one_of(&["k", "ratio", DENSITY])? {
             None => default,
-            Some((key @ "k", text)) => Budget::Tokens(self.parse_from(least, key, &text)?),
+            Some((key @ "k", text)) => Budget::Tokens(self.parse_within(key, &text, least..=MOST_TOKENS)?),
             Some((key @ "ratio", text)) => Budget::Ratio(self.parse_share(key, &text)?),
             Some((key, text)) => Budget::Density(self.parse_share(key, &text)?),
         };
@@ -295,14 +343,25 @@ impl Params {
         Ok(tuned)
     }
 
+    /// Like [`Self::tuned`], for whole numbers in a range.
+    pub fn tuned_within<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        range: RangeInclusive<usize>,
+    ) -> Result<Tuned<T>, UsageError>
+    where
+        T: FromStr + Display,
+    {
+        let given = self.given.iter().chain(&self.preset).find(|(k, _)| k == key);
+        if let Some((_, text)) = given {
+            self.parse_within(key, text, range.clone())?;
+        }
+        self.tuned(key, default, &format!("a whole number from {} to {}", range.start(), range.end()))
+    }
+
     /// "parameter `key=value` of `method` should be ...".
     pub fn bad_value(&self, key: &str, value: &str, expected: &str) -> UsageError {
-        let expected = match expected {
-            "usize" | "u64" => "a whole number",
-            "f32" | "f64" => "a number",
-            "bool" => "true or false",
-            other => other,
-        };
         UsageError::new(format!("method `{}`: `{key}={value}` is out of range", self.method))
             .hint(format!("`{key}` should be {expected}"))
     }
@@ -354,10 +413,34 @@ mod tests {
     }
 
     #[test]
+    fn grids_too_large_are_refused_before_they_are_made() {
+        assert_eq!(expand_grid("m:k=1..100,j=1..100").unwrap().len(), 10_000);
+        for text in ["m:k=1..10000,sink=1..10000", "m:k={1..9999,1..9999}", "m:k=1..1e9", "m:k=NaN..NaN", "m:k=1..inf"]
+        {
+            let e = expand_grid(text).unwrap_err();
+            assert!(e.what.contains("10000") || e.hint.unwrap().contains("10000"), "{text}: {}", e.what);
+        }
+        let deep = format!("m:k={}1{}", "{".repeat(100_000), "}".repeat(100_000));
+        assert!(expand_grid(&deep).unwrap_err().what.contains("braces"));
+        let precise = format!("m:k=1..2/0.{}1", "0".repeat(70_000));
+        assert!(expand_grid(&precise).unwrap_err().what.contains("decimals"));
+    }
+
+    #[test]
+    fn numbers_have_bounds_that_errors_name() {
+        let read = |text: &str, range| Params::new(&expand_grid(text).unwrap()[0]).get_within("n", 3, range);
+        assert_eq!((read("m", 1..=9), read("m:n=9", 1..=9)), (Ok(3), Ok(9)));
+        for text in ["m:n=0", "m:n=10", "m:n=-1", "m:n=1.5", "m:n=x", "m:n=99999999999999999999"] {
+            let e = read(text, 1..=9).unwrap_err();
+            assert_eq!(e.hint.as_deref(), Some("`n` should be a whole number from 1 to 9"), "{text}");
+        }
+    }
+
+    #[test]
     fn unknown_parameters_name_the_nearest() {
         let spec = &expand_grid("quest:pagesize=16").unwrap()[0];
         let mut params = Params::new(spec);
-        params.get("page_size", 16usize).unwrap();
+        params.get("page_size", 16usize, "a whole number").unwrap();
         let e = params.finish().unwrap_err();
         assert!(e.what.contains("pagesize") && e.hint.unwrap().contains("page_size"));
     }

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::eval::{set_threads, stop_on_interrupt};
-use super::{Done, token_count};
+use super::{Done, numbers};
 use crate::error::UsageError;
 use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, write_whole};
 use crate::model::Model;
@@ -64,19 +64,19 @@ pub struct CalibrateArgs {
     /// Tokens to read, in all blocks together; 32768, or what a training takes, if not given
     ///
     /// Example: --tokens 131072
-    #[arg(long, value_name = "N", value_parser = token_count)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
     tokens: Option<usize>,
 
     /// Most tokens of a block, a sequence that is read by itself; 4096 if not given
     ///
     /// Example: --length 2048
-    #[arg(short = 'l', long, value_name = "N", value_parser = token_count)]
+    #[arg(short = 'l', long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
     length: Option<usize>,
 
     /// Seed of generated text, and of methods that draw
     ///
     /// Example: --seed 7
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
     /// Where to write; `calibration` in the model's folder if not given
@@ -94,7 +94,7 @@ pub struct CalibrateArgs {
     /// Threads to use; all cores if not given
     ///
     /// Example: --threads 4
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
     threads: Option<usize>,
 
     /// Show no progress
@@ -136,6 +136,7 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
         });
     }
     plans.iter().try_for_each(|plan| plan.check(&model))?;
+    plans.iter().flat_map(Plan::notes).for_each(|n| eprintln!("note: {n}"));
     std::fs::create_dir_all(&out).map_err(|e| {
         UsageError::new(format!("cannot write to the folder {}: {e}", out.display()))
             .hint("choose another --out folder")

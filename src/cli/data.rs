@@ -4,14 +4,14 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::create;
 use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
 use super::export_eval::{self, ExportEvalArgs};
+use super::{create, numbers};
 use crate::error::UsageError;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
@@ -63,13 +63,13 @@ pub struct ExportArgs {
     /// Number of the plan's first batch to write
     ///
     /// Example: --from 2000 (to go on after 2,000 batches)
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = numbers::batch, allow_negative_numbers = true)]
     from: usize,
 
     /// Seed of the rows
     ///
     /// Example: --seed 7
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
     /// Where to write; standard output if not given
@@ -114,11 +114,13 @@ const AT_ONCE: usize = 32;
 const ROWS_A_BATCH: usize = 1 << 16;
 
 fn export_train(args: &ExportArgs) -> Result<()> {
-    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
+    };
     let plan = parse_plan(&read(&args.plan)?, &args.plan)?;
+    let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;
     let encoder = PieceEncoder::new(&read(&args.tokenizer)?)
         .map_err(|e| UsageError::new(format!("{}: {e}", args.tokenizer.display())))?;
-    let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;
     let mut out: Box<dyn Write + Send> = match &args.out {
         Some(path) => Box::new(BufWriter::new(create(path)?)),
         None => Box::new(BufWriter::new(std::io::stdout())),

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::matrix::{OnFailure, Run};
-use super::{Done, token_count};
+use super::{Done, numbers};
 use crate::error::UsageError;
-use crate::eval::config::{RunConfig, Settings, Several};
-use crate::eval::plan::Shard;
+use crate::eval::config::{RunConfig, Settings, Several, Wrong};
+use crate::eval::contexts::Shard;
 use crate::eval::store::OpenMode;
 use crate::model::data::{DataFolder, DataSource};
 use crate::tasks::{Positions, assets};
@@ -47,17 +47,17 @@ pub(super) struct RunArgs {
     #[arg(long = "model", value_name = "builtin|DIR|HUB_ID[@REV]")]
     models: Vec<String>,
 
-    /// Task or group; may be repeated
+    /// Tasks or groups; may be repeated
     ///
-    /// Example: --task ruler/vt --task jsonl:niah.jsonl, --task ruler
-    #[arg(short = 't', long = "task", value_name = "TASK")]
+    /// Example: --task ruler/vt,ruler/cwe --task jsonl:niah.jsonl, --task ruler
+    #[arg(short = 't', long = "task", value_name = "TASK,...")]
     tasks: Vec<String>,
 
-    /// Length in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
+    /// Lengths in tokens, prompt and answer together; may be repeated. LongBench's prompts are cut to it instead
     /// (before the chat template; without it, to the model's context)
     ///
-    /// Example: --length 4096 --length 16K (of 1,024 tokens)
-    #[arg(short = 'l', long = "length", value_name = "N", value_parser = token_count)]
+    /// Example: --length 4096,16K (of 1,024 tokens)
+    #[arg(short = 'l', long = "length", value_name = "N,...", value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
     lengths: Vec<usize>,
 
     /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated
@@ -75,32 +75,32 @@ pub(super) struct RunArgs {
     /// Examples for each task and length, and for each depth of tasks that have depths
     ///
     /// Example: --samples 100
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = numbers::samples, allow_negative_numbers = true)]
     samples: Option<usize>,
 
     /// Seed of the examples and of methods that draw; a sweep takes several
     ///
     /// Example: --seed 7
-    #[arg(long = "seed", value_name = "S")]
+    #[arg(long = "seed", value_name = "S,...", value_delimiter = ',', value_parser = numbers::seed, allow_negative_numbers = true)]
     seeds: Vec<u64>,
 
     /// Where sparse attention starts: decode (generated tokens only), question, last:N prompt tokens, or prefill; a
     /// sweep takes several
     ///
     /// Example: --sparse-from last:32
-    #[arg(long, value_name = "WHERE")]
+    #[arg(long, value_name = "WHERE,...", value_delimiter = ',')]
     sparse_from: Vec<String>,
 
     /// First tokens that every method attends; a sweep takes several
     ///
     /// Example: --sink 4
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = numbers::static_tokens, allow_negative_numbers = true)]
     sink: Vec<usize>,
 
     /// Last tokens of the prefix that every method attends; a sweep takes several
     ///
     /// Example: --local 64
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = numbers::static_tokens, allow_negative_numbers = true)]
     local: Vec<usize>,
 
     /// Layers that attend everything: none, layers, spans, or shares of the depth; a sweep takes several
@@ -130,7 +130,7 @@ pub(super) struct RunArgs {
     /// Threads to use; all cores if not given
     ///
     /// Example: --threads 4
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
     threads: Option<usize>,
 
     /// Folder for records, tables and plots; results/TIME if not given
@@ -236,8 +236,13 @@ impl RunArgs {
     }
 
     /// The settings of flags over those of a config.
+    ///
+    /// # Errors
+    /// What is wrong with either, with the flag, or the file, line and key.
     pub(super) fn over(&self, config: Option<&str>) -> Result<Settings, UsageError> {
-        Ok(self.settings()?.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
+        let settings = self.settings()?;
+        settings.check_values().map_err(of_flag)?;
+        Ok(settings.over(config.map(Settings::load).transpose()?.unwrap_or_default()))
     }
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
@@ -263,6 +268,16 @@ impl RunArgs {
                 .hint("give it with --out DIR")),
         }
     }
+}
+
+/// A value that a flag gives wrongly. Specs of methods say themselves what they are.
+fn of_flag(Wrong { key, error, .. }: Wrong) -> UsageError {
+    let flag = match key {
+        "methods" => return error,
+        "lengths" => "--length".to_owned(),
+        key => format!("--{}", key.replace('_', "-")),
+    };
+    UsageError { what: format!("{flag}: {}", error.what), ..error }
 }
 
 fn list<T: Clone>(items: &[T]) -> Option<Vec<T>> {
@@ -302,7 +317,6 @@ fn check_device(device: &str) -> Result<(), UsageError> {
 pub(super) fn set_threads(threads: Option<usize>) -> Result<()> {
     match threads {
         None => Ok(()),
-        Some(0) => Err(UsageError::new("0 threads were asked for").hint("--threads takes a number from 1").into()),
         Some(n) => rayon::ThreadPoolBuilder::new().num_threads(n).build_global().context("cannot start threads"),
     }
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::eval::find_data;
-use super::{create, token_count};
+use super::{create, numbers};
 use crate::error::UsageError;
 use crate::eval::run::Counter;
 use crate::model::source::ModelSource;
@@ -34,20 +34,20 @@ pub struct ExportEvalArgs {
 
     /// Length in tokens, prompt and answer together; may be repeated
     ///
-    /// Example: --length 4096
-    #[arg(short = 'l', long = "length", value_name = "N", required = true, value_parser = token_count)]
+    /// Example: --length 4096,16K
+    #[arg(short = 'l', long = "length", value_name = "N,...", required = true, value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
     lengths: Vec<usize>,
 
     /// Examples for each task and length
     ///
     /// Example: --samples 100
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = numbers::samples, allow_negative_numbers = true)]
     samples: usize,
 
     /// Seed of the examples
     ///
     /// Example: --seed 7
-    #[arg(long, value_name = "S", default_value_t = 42)]
+    #[arg(long, value_name = "S", default_value_t = 42, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
     /// Model whose tokenizer counts: builtin, a folder, or a hub id

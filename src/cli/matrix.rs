@@ -1,7 +1,7 @@
 //! What `eval` and `sweep` do: models and tasks are made ready and checked, the matrix is run or described, and what
 //! was recorded is drawn.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,11 @@ use super::{Advised, Done, listed};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
 use crate::eval::config::RunConfig;
+use crate::eval::contexts::Shard;
 use crate::eval::estimate::Estimate;
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
-use crate::eval::plan::{Cell, Plan, Planner, Shard};
+use crate::eval::plan::{Cell, Plan, Planner};
 use crate::eval::record::REFERENCE;
 use crate::eval::record::Record;
 use crate::eval::run::{End, Failure, Left, Progress, Runner, Watch};
@@ -148,12 +149,11 @@ impl Run {
             OpenMode::Resume if self.out.exists() => load_records(&self.out).map_or_else(|_| Vec::new(), |l| l.records),
             _ => Vec::new(),
         };
-        let known: HashSet<String> = known.into_iter().map(|r| r.key).collect();
         let mut models = Vec::new();
         while let Some(Slot { config, plan, model, .. }) = ready.slots.pop_front() {
             let model = &model.load()?;
             let runner = Runner { planner: ready.planner(&config, model, self.shard), model };
-            let left = runner.remaining(&plan, |key| known.contains(key));
+            let left = runner.remaining(&plan, &known);
             models.push(Description::new(&runner, &left)?);
         }
         let mut stdout = std::io::stdout().lock();
@@ -239,7 +239,8 @@ impl Run {
     }
 
     fn open_store(&self, ready: &Ready) -> Result<Store> {
-        let command: Vec<String> = std::env::args().collect();
+        // A path need not be UTF-8.
+        let command: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
         let parts: Vec<ModelPart> = ready.slots.iter().map(|slot| slot.part.clone()).collect();
         let mut kept = Vec::new();
         // Records of models that cannot be loaded now stay what they are.

@@ -8,6 +8,7 @@ pub mod eval;
 mod export_eval;
 pub mod list;
 mod matrix;
+mod numbers;
 pub mod report;
 pub mod score;
 pub mod sweep;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::{RunFailure, UsageError};
+use crate::kernels::cpu::check_isa;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
@@ -86,6 +88,8 @@ struct Advised {
 }
 
 fn dispatch(command: Command) -> anyhow::Result<Done> {
+    check_isa()?;
+    numbers::check_threads_variable()?;
     match command {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),
@@ -107,19 +111,6 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
 /// Whoever read our output has seen enough (`spattn list tasks | head`).
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-/// A number of tokens as written on a command line: `4096`, or `4K` as tables show it.
-///
-/// # Errors
-/// What is wrong with it.
-fn token_count(text: &str) -> Result<usize, String> {
-    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
-        Some(digits) => (digits, 1024),
-        None => (text, 1),
-    };
-    let count = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit));
-    count.ok_or_else(|| "it should be a whole number of tokens, such as 4096 or 4K".to_owned())
 }
 
 /// A new file to write to.
@@ -171,15 +162,6 @@ mod tests {
         assert_eq!(listed(&files), ["r/summary.csv", "r/tables/t.md", "r/plots/*  (2 plots, as .svg and .png)"]);
         assert_eq!(listed(&files[..3])[1], "r/plots/*  (1 plot, as .svg and .png)");
         assert_eq!(listed(&files[..1]), ["r/summary.csv"]);
-    }
-
-    #[test]
-    fn tokens_may_be_counted_in_thousands() {
-        let read = ["4096", "4K", "32k", "0"].map(|text| token_count(text).unwrap());
-        assert_eq!(read, [4096, 4096, 32_768, 0]);
-        for text in ["", "K", "4M", "4.5K", "-4K", "99999999999999999999K"] {
-            assert!(token_count(text).unwrap_err().contains("such as 4096 or 4K"), "{text}");
-        }
     }
 
     #[test]

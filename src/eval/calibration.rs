@@ -23,6 +23,7 @@ use crate::model::tokenizer::Tokenizer;
 use crate::model::{Model, OpenModel};
 use crate::tasks::Task;
 use crate::tasks::seed::{Draw, example_seed};
+use crate::tasks::text::decode;
 use crate::tasks::text::essays::Essays;
 use crate::tasks::train::{Books, Encoder, Trainer};
 
@@ -116,12 +117,18 @@ impl Text {
         let bytes = std::fs::read(path).map_err(|e| {
             UsageError::new(format!("cannot read {}: {e}", path.display())).hint("--data takes text files")
         })?;
-        let ids = model.tokenizer.encode_text(&String::from_utf8_lossy(&bytes), false)?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
+        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+            return Err(UsageError::new(format!("{}: a zero at byte {at}: it is no text", path.display()))
+                .hint("--data takes text files")
+                .into());
+        }
+        let ids = model.tokenizer.encode_text(&decode(bytes, path)?, false)?;
         if ids.is_empty() {
             return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
         }
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        Ok(Self::File { label: format!("{name} ({})", &sha256_hex(&bytes)[..12]), ids })
+        Ok(Self::File { label, ids })
     }
 
     fn label(&self) -> &str {
@@ -186,6 +193,8 @@ impl Text {
     }
 }
 
+/// Tokens of a block without which it says little of the model.
+const LEAST_BLOCK: usize = 64;
 const CALIBRATION_SEEDS: &str = "calibration";
 /// Tokens of the shortest training row that is read.
 const SHORTEST_ROW: usize = 256;
@@ -367,6 +376,19 @@ impl Plan<'_> {
         if self.tokens == 0 || self.length == 0 {
             return Err(UsageError::new("0 tokens were asked for").hint("--tokens and --length take numbers from 1"));
         }
+        let block = self.tokens.min(self.length);
+        if block < LEAST_BLOCK {
+            let what = format!("blocks of {block} tokens are too short to learn from");
+            return Err(UsageError::new(what).hint(format!("--tokens and --length take numbers from {LEAST_BLOCK}")));
+        }
+        for text in self.texts {
+            if let Text::File { label, ids } = text
+                && ids.len() < block
+            {
+                let what = format!("{label} has {} tokens, fewer than a block of {block}", ids.len());
+                return Err(UsageError::new(what).hint("give a longer text, or a shorter --length"));
+            }
+        }
         let shortest = self.texts.iter().map(Text::shortest).max().unwrap_or(1);
         if self.tokens.min(self.length) < shortest {
             let what = format!("{} have {shortest} tokens at least", self.texts[0].label());
@@ -377,6 +399,20 @@ impl Plan<'_> {
             return Err(UsageError::new(what).hint("choose a shorter --length"));
         }
         Ok(())
+    }
+
+    /// What the user should know about the text, one line each: files that are read more than once.
+    pub fn notes(&self) -> Vec<String> {
+        let mut read = vec![0; self.texts.len()];
+        self.blocks().iter().enumerate().for_each(|(number, length)| read[number % self.texts.len()] += length);
+        let note = |(text, read): (&Text, usize)| match text {
+            Text::File { label, ids } if read > ids.len() => Some(format!(
+                "{label} has {} tokens, of which {read} are read: more than once, which teaches nothing new",
+                ids.len()
+            )),
+            _ => None,
+        };
+        self.texts.iter().zip(read).filter_map(note).collect()
     }
 
     fn collectors(&self, model: &ModelShape) -> Result<Vec<Box<dyn Collector>>, UsageError> {
@@ -413,6 +449,7 @@ impl Plan<'_> {
     ) -> Result<usize> {
         let text = self.text(number);
         let ids = text.block(number / self.texts.len(), length, self.seed, model)?;
+        model.check_tokens(&ids)?;
         let limit = model.decoder.config().context_limit();
         if ids.len() > limit {
             let (label, tokens, id) = (text.label(), ids.len(), &model.id);

@@ -1,14 +1,18 @@
 //! What a run is: settings from flags, a config file and the defaults, resolved into a [`RunConfig`] for each model.
 
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::protocol::Protocol;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, expand_grid};
 use crate::error::UsageError;
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, MOST_TOKENS};
 use crate::tasks::Positions;
 
 /// A config shipped with the program.
@@ -30,36 +34,75 @@ pub const SHIPPED: &[ShippedConfig] = &[
     ShippedConfig { name: "prefill", text: include_str!("../../configs/prefill.toml") },
 ];
 
+/// Examples for each task and length that can be asked for: more than can be run, and far from where sums overflow.
+pub const MOST_SAMPLES: usize = 1_000_000_000_000;
+/// Methods that can be run together, all grids, sinks, windows and dense layers multiplied.
+const MOST_METHODS: usize = 10_000;
+
 /// One value, or several of which each is run. In TOML a value or a list of them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(from = "OneOrMore<T>", into = "OneOrMore<T>")]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Several<T: Clone>(pub Vec<T>);
 
-#[derive(Serialize, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "this key takes a value or a list of values, of the type in `spattn list configs --json`"
-)]
-enum OneOrMore<T> {
-    One(T),
-    More(Vec<T>),
-}
-
-impl<T: Clone> From<OneOrMore<T>> for Several<T> {
-    fn from(values: OneOrMore<T>) -> Self {
-        match values {
-            OneOrMore::One(value) => Self(vec![value]),
-            OneOrMore::More(values) => Self(values),
+impl<T: Clone + Serialize> Serialize for Several<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.as_slice() {
+            [one] => one.serialize(serializer),
+            several => several.serialize(serializer),
         }
     }
 }
 
-impl<T: Clone> From<Several<T>> for OneOrMore<T> {
-    fn from(Several(mut values): Several<T>) -> Self {
-        match values.len() {
-            1 => Self::One(values.remove(0)),
-            _ => Self::More(values),
+impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for Several<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OneOrMore(PhantomData))
+    }
+}
+
+/// Reads a value or a list, and leaves it to the value's own type to say what is wrong with it.
+struct OneOrMore<T>(PhantomData<T>);
+
+impl<T> OneOrMore<T> {
+    fn one<'de, V: IntoDeserializer<'de, E>, E: de::Error>(value: V) -> Result<Several<T>, E>
+    where
+        T: Clone + Deserialize<'de>,
+    {
+        Ok(Several(vec![T::deserialize(value.into_deserializer())?]))
+    }
+}
+
+impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
+    type Value = Several<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or a list of values")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Several<T>, E> {
+        Self::one(value)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Several<T>, E> {
+        Self::one(value)
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Several<T>, E> {
+        Self::one(value)
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Several<T>, E> {
+        Self::one(value)
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Several<T>, E> {
+        Self::one(value.to_owned())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Several<T>, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element()? {
+            values.push(value);
         }
+        Ok(Several(values))
     }
 }
 
@@ -110,8 +153,10 @@ pub struct Settings {
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
     pub dtype: Option<String>,
     /// Folder with data sets, essays and word lists.
+    #[serde(serialize_with = "as_shown")]
     pub data: Option<PathBuf>,
     /// Folder with calibration artefacts; the model's own if nowhere given.
+    #[serde(serialize_with = "as_shown")]
     pub calibration: Option<PathBuf>,
     /// `varied` or `published`.
     pub positions: Option<Positions>,
@@ -126,14 +171,34 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads a config's text; `file` names it in errors.
-    pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
-        toml::from_str(text).map_err(|e: toml::de::Error| {
-            let line = e.span().map_or(String::new(), |s| format!(":{}", text[..s.start].matches('\n').count() + 1));
-            let wrong = unknown_key(e.message()).unwrap_or_else(|| {
-                UsageError::new(in_plain_words(e.message())).hint("`spattn list configs` shows configs that work")
-            });
-            UsageError { what: format!("{file}{line}: {}", wrong.what), ..wrong }
+    /// Makes sure that each value is one that can be meant, before anything is made of it.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check_values(&self) -> Result<(), Wrong> {
+        each("samples", self.samples.iter(), |n| match n {
+            0 => Err(UsageError::new("0 samples were asked for").hint("--samples takes a whole number from 1")),
+            1..=MOST_SAMPLES => Ok(()),
+            n => Err(UsageError::new(format!("{n} samples were asked for"))
+                .hint(format!("--samples takes a whole number from 1 to {MOST_SAMPLES}"))),
+        })?;
+        each("lengths", self.lengths.iter().flatten(), |n| match n {
+            1..=MOST_TOKENS => Ok(()),
+            n => Err(UsageError::new(format!("a length of {n} was asked for"))
+                .hint(format!("a number of tokens from 1 to {MOST_TOKENS}, for example --length 4096"))),
+        })?;
+        for (key, values) in [("sink", &self.sink), ("local", &self.local)] {
+            each(key, values.iter().flat_map(|v| &v.0), |n| match n {
+                0..=MOST_TOKENS => Ok(()),
+                n => Err(UsageError::new(format!("{n} static tokens were asked for"))
+                    .hint(format!("`{key}` takes a number of tokens from 0 to {MOST_TOKENS}"))),
+            })?;
+        }
+        each("sparse_from", self.sparse_from.iter().flat_map(|v| &v.0), |text| text.parse::<Protocol>().map(drop))?;
+        each("dense_layers", self.dense_layers.iter().flat_map(|v| &v.0), |text| DenseLayers::parse(text).map(drop))?;
+        each("dtype", self.dtype.iter(), |text| parse_dtype(text).map(drop))?;
+        each("methods", self.methods.iter().flatten(), |text| {
+            expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
         })
     }
 
@@ -180,21 +245,28 @@ impl Settings {
     }
 }
 
-/// The parser's message in one line, with what was expected in words of TOML instead of Rust's.
-fn in_plain_words(message: &str) -> String {
-    let words = [
-        ("expected usize", "expected a whole number"),
-        ("expected u64", "expected a whole number"),
-        ("expected a sequence", "expected a list, in brackets"),
-        ("expected a boolean", "expected true or false"),
-    ];
-    words.iter().fold(message.replace('\n', " "), |text, (rust, plain)| text.replace(rust, plain))
+/// A value that cannot be meant.
+#[derive(Debug)]
+pub struct Wrong {
+    /// Its key.
+    pub key: &'static str,
+    /// Which value of the key it is, from 0.
+    pub item: usize,
+    /// What is wrong with it.
+    pub error: UsageError,
 }
 
-/// The error for a key that is none, from the parser's "unknown field `a`, expected one of `b`, `c`".
-fn unknown_key(message: &str) -> Option<UsageError> {
-    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
-    Some(UsageError::unknown("key", quoted.next()?, quoted))
+fn each<T>(
+    key: &'static str,
+    values: impl Iterator<Item = T>,
+    mut check: impl FnMut(T) -> Result<(), UsageError>,
+) -> Result<(), Wrong> {
+    values.enumerate().try_for_each(|(item, value)| check(value).map_err(|error| Wrong { key, item, error }))
+}
+
+/// Paths that are not UTF-8 are written as they are shown.
+fn as_shown<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 /// What examples are run under, besides the methods: each combination of values is run.
@@ -252,6 +324,7 @@ impl RunConfig {
     /// # Errors
     /// The first thing that is wrong with them.
     pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
+        settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
         let s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
         let protocols = values("sparse_from", s.sparse_from.as_ref(), Protocol::Question.to_string())?;
@@ -311,14 +384,8 @@ impl RunConfig {
     }
 
     fn check(&self) -> Result<(), UsageError> {
-        if self.samples == 0 {
-            return Err(UsageError::new("0 samples were asked for").hint("--samples takes a whole number from 1"));
-        }
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
-        }
-        if self.lengths.contains(&0) {
-            return Err(UsageError::new("a length of 0 was asked for").hint("for example --length 4096"));
         }
         Ok(())
     }
@@ -329,8 +396,16 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
     let sinks = values("sink", s.sink.as_ref(), default.sink)?;
     let locals = values("local", s.local.as_ref(), default.local)?;
+    let dense = values("dense_layers", s.dense_layers.as_ref(), default.dense_layers.to_string())?;
+    let count = sinks.len().saturating_mul(locals.len()).saturating_mul(dense.len());
+    if count > MOST_METHODS {
+        return Err(UsageError::new(format!(
+            "{count} combinations of `sink`, `local` and `dense_layers` were asked for"
+        ))
+        .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
+    }
     let mut policies = Vec::new();
-    for layers in values("dense_layers", s.dense_layers.as_ref(), default.dense_layers.to_string())? {
+    for layers in dense {
         let dense_layers = DenseLayers::parse(&layers)?;
         for &sink in &sinks {
             policies.extend(locals.iter().map(|&local| Policy { sink, local, dense_layers: dense_layers.clone() }));
@@ -342,14 +417,24 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
 fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
     let policies = policies(s)?;
     let reference = (s.no_full != Some(true)).then(|| "full".to_owned());
-    let mut methods: Vec<Configured> = Vec::new();
+    let mut specs = Vec::new();
     for text in reference.iter().chain(s.methods.iter().flatten()) {
-        for spec in expand_grid(text)? {
-            for policy in &policies {
-                let method = configure(&spec, policy)?;
-                if methods.iter().all(|m| m.label() != method.label()) {
-                    methods.push(method);
-                }
+        specs.extend(expand_grid(text)?);
+        let count = specs.len().saturating_mul(policies.len());
+        if count > MOST_METHODS {
+            let what = format!(
+                "{count} methods were asked for, up to `{text}`: grids, sinks, windows and dense layers multiply"
+            );
+            return Err(UsageError::new(what).hint(format!("a run has {MOST_METHODS} at most: run them in parts")));
+        }
+    }
+    let mut methods: Vec<Configured> = Vec::new();
+    let mut labels = HashSet::new();
+    for spec in &specs {
+        for policy in &policies {
+            let method = configure(spec, policy)?;
+            if labels.insert(method.label()) {
+                methods.push(method);
             }
         }
     }
@@ -435,7 +520,9 @@ mod tests {
         assert_eq!(resolve("seed = [7]").unwrap().seeds, [7]);
         assert!(resolve("seed = []").unwrap_err().what.contains("`seed` has no value"));
         let e = resolve("samples = 3\nseed = 'x'").unwrap_err();
-        assert!(e.what.starts_with("test.toml:2: ") && e.what.contains("a value or a list of values"), "{e}");
+        assert_eq!(e.what, "test.toml:2: `seed`: invalid type: string \"x\", expected a whole number");
+        let e = resolve("methods = ['topk:k=1..10', 'topk:k=1..5000', 'quest:k=1..5000']").unwrap_err();
+        assert!(e.what.starts_with("10011 methods") && e.hint.unwrap().contains("10000 at most"), "{}", e.what);
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Runner<'_> {
 
     /// The size of a cell's first example; `None` if there is none or it cannot be made.
     fn size(&self, cell: &Cell) -> Option<Sized> {
-        let index = *cell.contexts.first()?.first()?;
+        let index = *cell.contexts.iter().next()?.first()?;
         let material = self.material(cell.place, index, self.config.seeds[0]).ok()?;
         let answer_tokens = match &material {
             Material::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),

@@ -120,12 +120,16 @@ fn one_or_several(mut values: Vec<Value>) -> Value {
 
 /// Bytes that the largest example takes at most, beyond the weights, before any index is built.
 pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
-    let longest = config.lengths.iter().copied().max().unwrap_or(0);
+    bytes_of_example(config, model, config.lengths.iter().copied().max().unwrap_or(0))
+}
+
+/// The same for an example of so many tokens.
+pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let needs: BTreeSet<PromptNeed> = config.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
-    let shape = model.dimensions.prompt_shape(longest);
+    let shape = model.dimensions.prompt_shape(tokens);
     // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
-    model.dimensions.prefill_bytes(longest) + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+    model.dimensions.prefill_bytes(tokens) + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.

@@ -5,34 +5,14 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::config::{RunConfig, Variant};
+use super::contexts::{Contexts, Shard};
+use super::manifest::bytes_of_example;
+use super::memory;
 use super::run::{Counter, Failure, Watch};
 use crate::attention::{Configured, Positions};
 use crate::error::UsageError;
 use crate::model::OpenModel;
 use crate::tasks::Task;
-
-/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// From 0.
-    pub index: usize,
-    /// Number of shares.
-    pub count: usize,
-}
-
-impl Shard {
-    /// Everything.
-    pub const WHOLE: Self = Self { index: 0, count: 1 };
-
-    /// Reads `I/N` with I from 1 to N.
-    pub fn parse(text: &str) -> Result<Self, UsageError> {
-        let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
-        match parts {
-            Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
-            _ => Err(UsageError::new(format!("`{text}` is no share of a run")).hint("write --shard 1/4 to 4/4")),
-        }
-    }
-}
 
 /// A task at a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,13 +29,13 @@ pub struct Cell {
     /// Which task at which length.
     pub place: Place,
     /// Indices of this share's examples, those on one context together.
-    pub contexts: Vec<Vec<usize>>,
+    pub contexts: Contexts,
 }
 
 impl Cell {
     /// Number of examples.
     pub fn examples(&self) -> usize {
-        self.contexts.iter().map(Vec::len).sum()
+        self.contexts.examples()
     }
 }
 
@@ -82,6 +62,12 @@ impl Plan {
 }
 
 pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
+
+const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
+
+fn least_of(task: &dyn Task) -> String {
+    format!("the shortest example that `{}` can have", task.name())
+}
 
 /// A matrix on one model, to be planned; its weights are not needed for that.
 #[derive(Clone, Copy)]
@@ -135,9 +121,11 @@ impl Planner<'_> {
         }
     }
 
-    /// The lengths that cannot hold the task's examples. What fits a length fits all that are longer.
+    /// The lengths that cannot hold the task's examples. What fits a length fits all that are longer. No example is made
+    /// of a length that cannot be run.
     fn too_short(&self, task: &dyn Task) -> Vec<(usize, anyhow::Error)> {
         let mut lengths = if task.is_sized() { self.config.lengths.clone() } else { Vec::new() };
+        lengths.retain(|length| self.too_long(task, *length).is_none());
         lengths.sort_unstable();
         let (counter, seed) = (Counter(&self.model.tokenizer), self.config.seeds[0]);
         let error = |length| match task.likelihood() {
@@ -148,12 +136,14 @@ impl Planner<'_> {
     }
 
     fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
-        let what = match () {
-            () if task.is_sized() => "the length asked for",
-            () if task.is_cut() && length > 0 => "the length to cut to",
+        let least = task.least_tokens();
+        let (what, tokens) = match () {
+            () if task.is_sized() => ("the length asked for", length),
+            () if task.is_cut() && length > 0 => ("the length to cut to", length),
+            () if least > 0 => return Some(self.check_length(least, &least_of(task), SMALLER_HINT).err()?.into()),
             () => return None,
         };
-        Some(self.check_length(length, what, LENGTH_HINT).err()?.into())
+        Some(self.check_length(tokens, what, LENGTH_HINT).err()?.into())
     }
 
     /// Methods that do not fit the model, and those that do not fit a length.
@@ -213,16 +203,8 @@ impl Planner<'_> {
             None => task.available(),
         };
         let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
-        let mut indices: Vec<usize> = (0..samples * task.cells()).collect();
-        indices.sort_by_key(|index| task.context_of(*index));
-        let mut own = Vec::new();
-        for together in indices.chunk_by(|a, b| task.context_of(*a) == task.context_of(*b)) {
-            if *contexts % self.shard.count == self.shard.index {
-                own.push(together.to_vec());
-            }
-            *contexts += 1;
-        }
-        Ok(Cell { place, contexts: own })
+        let contexts = Contexts::of(task.as_ref(), samples, available.is_some(), self.shard, contexts);
+        Ok(Cell { place, contexts })
     }
 
     /// Model, task and length, to read.
@@ -237,10 +219,25 @@ impl Planner<'_> {
     pub(super) fn check_length(&self, length: usize, what: &str, hint: &str) -> Result<(), UsageError> {
         let limit = self.model.dimensions.config().context_limit();
         if length <= limit || self.config.allow_extrapolation {
-            return Ok(());
+            return self.check_memory(length, what);
         }
         Err(UsageError::new(format!("{what}, {length} tokens, is beyond the context of {} ({limit})", self.model.id))
             .hint(hint))
+    }
+
+    /// Makes sure that keys and values of so many tokens can be in memory at all.
+    fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
+        let needed = self.model.dimensions.weight_bytes() + bytes_of_example(self.config, self.model, tokens);
+        match memory::most_bytes().filter(|most| needed as u64 > *most) {
+            None => Ok(()),
+            Some(most) => Err(UsageError::new(format!(
+                "{what}, {tokens} tokens, takes {:.1} GB of memory with {}, and there are {:.1} GB",
+                needed as f64 / 1e9,
+                self.model.id,
+                most as f64 / 1e9
+            ))
+            .hint("choose a shorter --length, or --dtype bf16")),
+        }
     }
 
     /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::UsageError;
+use crate::kv::MOST_TOKENS;
 use crate::model::tokenizer::PromptTokens;
 
 /// Which tokens of a prompt are the prefix: read densely and shared by all methods, but under `prefill`.
@@ -54,9 +55,9 @@ impl FromStr for Protocol {
             "question" => Ok(Self::Question),
             "prefill" => Ok(Self::Prefill),
             _ => match text.strip_prefix("last:").and_then(|n| n.parse().ok()) {
-                Some(n) if n > 0 => Ok(Self::Last(n)),
+                Some(n) if (1..=MOST_TOKENS).contains(&n) => Ok(Self::Last(n)),
                 _ => Err(UsageError::new(format!("`{text}` is no place for sparse attention to start"))
-                    .hint("use decode, question, last:N (N from 1) or prefill")),
+                    .hint(format!("use decode, question, last:N (N from 1 to {MOST_TOKENS}) or prefill"))),
             },
         }
     }
@@ -82,7 +83,7 @@ mod tests {
         for name in ["decode", "question", "last:32", "prefill"] {
             assert_eq!(name.parse::<Protocol>().unwrap().to_string(), name);
         }
-        for name in ["", "last", "last:0", "last:x", "Question"] {
+        for name in ["", "last", "last:0", "last:x", "last:18446744073709551615", "Question"] {
             assert!(name.parse::<Protocol>().unwrap_err().hint.is_some(), "{name}");
         }
     }

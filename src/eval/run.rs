@@ -4,7 +4,7 @@
 //! they have in common is then read once, whatever the order in which they were asked for.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -200,20 +200,21 @@ impl Runner<'_> {
     ) -> Result<(End, Spent)> {
         let variants = self.config.variants();
         let cells = std::mem::take(&mut plan.cells);
-        let total: usize = cells.iter().map(|cell| cell.examples() * variants.len()).sum();
-        let work =
-            cells.iter().map(|cell| self.work(cell.place.length) * (cell.examples() * variants.len()) as u64).sum();
+        let examples = |cell: &Cell| cell.examples().saturating_mul(variants.len());
+        let work_of = |cell: &Cell| self.work(cell.place.length).saturating_mul(examples(cell) as u64);
+        let total = cells.iter().map(examples).fold(0, usize::saturating_add);
+        let work = cells.iter().map(work_of).fold(0, u64::saturating_add);
         let (mut done, mut work_done) = (0, 0);
         let mut carried = Carried::default();
         for cell in &cells {
-            let mut left = cell.examples() * variants.len();
+            let mut left = examples(cell);
             let mut tell = |left: usize, records: &[Record], watch: &mut dyn Watch| {
                 (done, work_done) = (done + 1, work_done + self.work(cell.place.length));
                 let (task, length) = (self.tasks[cell.place.task].name(), cell.place.length);
                 watch.progress(Progress { done, total, work_done, work, task, length, ends_cell: left == 0, records });
             };
-            for context in &cell.contexts {
-                let wanted = self.wanted(&plan, cell, context, |key| store.contains(key));
+            for context in cell.contexts.iter() {
+                let wanted = self.wanted(&plan, cell.place, &context, |key| store.contains(key));
                 let items = self.items(wanted, &mut plan, watch)?;
                 // Those that are recorded already, or cannot be made.
                 for _ in items.len()..context.len() * variants.len() {
@@ -239,18 +240,27 @@ impl Runner<'_> {
         Ok((End::Complete, carried.spent))
     }
 
-    /// What of a plan has no record yet.
-    pub fn remaining(&self, plan: &Plan, has: impl Fn(&str) -> bool) -> Left {
-        let (mut left, mut records) = (plan.clone(), 0);
+    /// What of a plan has no record yet; `known` are all records that there are.
+    pub fn remaining(&self, plan: &Plan, known: &[Record]) -> Left {
+        let keys: HashSet<&str> = known.iter().map(|record| record.key.as_str()).collect();
+        let recorded = known.iter().map(|record| record.sample + 1).max().unwrap_or(0);
+        let (mut left, mut records) = (plan.clone(), 0usize);
         for cell in &mut left.cells {
-            let of_cell = cell.clone();
-            cell.contexts.retain(|context| {
-                let wanted = self.wanted(plan, &of_cell, context, &has);
+            let place = cell.place;
+            let others = cell.contexts.retain(recorded, |context| {
+                let wanted = self.wanted(plan, place, context, |key| keys.contains(key));
                 records += wanted.iter().map(|w| w.methods.len()).sum::<usize>();
                 !wanted.is_empty()
             });
+            records = records.saturating_add(others.saturating_mul(self.records_of_example(plan, place)));
         }
         Left { plan: left, records }
+    }
+
+    /// How many records an example gives, under all variants.
+    fn records_of_example(&self, plan: &Plan, place: Place) -> usize {
+        let of = |variant| self.config.methods.iter().filter(|m| plan.has(place, variant, m)).count();
+        self.config.variants().into_iter().map(of).sum()
     }
 
     /// Work of an example: multiplications of its prefill, in units that keep the sum of a matrix exact.
@@ -270,18 +280,16 @@ impl Runner<'_> {
     }
 
     /// The examples of a context under all variants, with the methods whose records are not there.
-    fn wanted(&self, plan: &Plan, cell: &Cell, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<Wanted> {
+    fn wanted(&self, plan: &Plan, place: Place, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for variant in self.config.variants() {
             let identity = identity(self.config, variant, self.model, self.data).to_string();
             for &index in context {
-                let key = |m: &Configured| {
-                    record_key(&identity, self.tasks[cell.place.task].name(), cell.place.length, index, m)
-                };
-                let is_missing = |m: &&Configured| plan.has(cell.place, variant, m) && !has(&key(m));
+                let key = |m: &Configured| record_key(&identity, self.tasks[place.task].name(), place.length, index, m);
+                let is_missing = |m: &&Configured| plan.has(place, variant, m) && !has(&key(m));
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
                 if !methods.is_empty() {
-                    wanted.push(Wanted { place: cell.place, index, variant, methods });
+                    wanted.push(Wanted { place, index, variant, methods });
                 }
             }
         }
@@ -437,6 +445,7 @@ impl Runner<'_> {
         match material {
             Material::Prompt(fitted) => {
                 let Fitted { example, prompt, .. } = &**fitted;
+                self.model.check_tokens(&prompt.ids)?;
                 let context = self.model.decoder.config().context_limit();
                 // What was cut to a length beyond the context was checked before.
                 if example.length > context && !task.is_sized() {
@@ -444,7 +453,11 @@ impl Runner<'_> {
                 }
                 self.check_length(prompt.ids.len() + example.max_new_tokens, "the prompt with its answer", hint)
             }
-            Material::Passage(passage) => self.check_length(passage_tokens(passage), "the text", hint),
+            Material::Passage(passage) => {
+                self.model.check_tokens(&passage.prompt)?;
+                passage.continuations.iter().try_for_each(|c| self.model.check_tokens(&c.tokens))?;
+                self.check_length(passage_tokens(passage), "the text", hint)
+            }
         }
     }
 
@@ -745,7 +758,7 @@ mod tests {
     use crate::attention::{HeadPrefix, Method, Selection, Step};
     use crate::cost::Cost;
     use crate::eval::config::{RunConfig, Settings};
-    use crate::eval::plan::Shard;
+    use crate::eval::contexts::Shard;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;

@@ -4,7 +4,7 @@
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
 use super::record::Record;
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
@@ -241,13 +241,18 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
             continue;
         }
         let record: Record = serde_json::from_slice(line).map_err(|e| not_a_record(path, at + 1, &e))?;
+        record.check().map_err(|what| not_a_record(path, at + 1, &what))?;
         match seen.insert(record.key.clone()) {
             true => records.push(record),
             false => repeated += 1,
         }
     }
     match serde_json::from_slice::<Record>(tail) {
-        Ok(record) if seen.insert(record.key.clone()) => records.push(record),
+        Ok(record) if seen.insert(record.key.clone()) => {
+            let line = 1 + whole.iter().filter(|b| **b == b'\n').count();
+            record.check().map_err(|what| not_a_record(path, line, &what))?;
+            records.push(record);
+        }
         Ok(_) => repeated += 1,
         Err(_) if tail.is_empty() => {}
         Err(_) => notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), tail.len())),
@@ -258,8 +263,8 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     Ok(Loaded { records, notices })
 }
 
-fn not_a_record(path: &Path, line: usize, error: &serde_json::Error) -> anyhow::Error {
-    UsageError::new(format!("{}:{line}: not a record: {error}", path.display()))
+fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyhow::Error {
+    UsageError::new(format!("{}:{line}: not a record: {}", path.display(), in_plain_words(&error.to_string())))
         .hint("delete that line to have its example run again with --resume")
         .into()
 }

@@ -10,6 +10,10 @@ use std::sync::Arc;
 
 pub use store::{KvDtype, KvStore};
 
+/// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
+/// beyond every published model, and far from where sums of positions overflow.
+pub const MOST_TOKENS: usize = 1 << 24;
+
 /// Keys and values of one layer.
 #[derive(Debug, Clone)]
 pub struct LayerKv {

@@ -248,7 +248,7 @@ fn read(keys: &Keys) -> Result<ModelConfig, UsageError> {
         heads,
         kv_heads: keys.optional_size("num_key_value_heads")?.unwrap_or(heads),
         head_dim: head_dim(keys, architecture, hidden_size, heads)?,
-        rms_norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6),
+        rms_norm_eps: rms_norm_eps(keys)?,
         rope: rope(keys, max_position_embeddings)?,
         max_position_embeddings,
         sliding_window: sliding_window(keys, architecture, layers)?,
@@ -290,6 +290,14 @@ fn head_dim(keys: &Keys, architecture: Architecture, hidden_size: usize, heads: 
         return Err(keys.error("hidden_size", &what));
     }
     Ok(hidden_size / heads)
+}
+
+fn rms_norm_eps(keys: &Keys) -> Result<f64, UsageError> {
+    let eps = keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6);
+    match eps > 0.0 && eps < 1.0 {
+        true => Ok(eps),
+        false => Err(keys.error("rms_norm_eps", &format!("must be above 0 and below 1, got {eps}"))),
+    }
 }
 
 fn sliding_window(keys: &Keys, architecture: Architecture, layers: usize) -> Result<Option<usize>, UsageError> {
@@ -374,12 +382,21 @@ fn rope_scaling(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<Rope
         "linear" => RopeScaling::Linear { factor: inner.factor("factor")? },
         "dynamic" => RopeScaling::Dynamic { factor: inner.factor("factor")? },
         "yarn" => RopeScaling::Yarn(yarn(inner, outer, max_positions)?),
-        "llama3" => RopeScaling::Llama3 {
-            factor: inner.factor("factor")?,
-            low_freq_factor: inner.factor("low_freq_factor")?,
-            high_freq_factor: inner.factor("high_freq_factor")?,
-            original_max_positions: original_positions(inner, outer, max_positions)?,
-        },
+        "llama3" => {
+            let [low_freq_factor, high_freq_factor] =
+                ["low_freq_factor", "high_freq_factor"].map(|key| inner.positive(key));
+            let (low_freq_factor, high_freq_factor) = (low_freq_factor?, high_freq_factor?);
+            if high_freq_factor <= low_freq_factor {
+                let what = format!("must be above `low_freq_factor` ({low_freq_factor}), got {high_freq_factor}");
+                return Err(inner.error("high_freq_factor", &what));
+            }
+            RopeScaling::Llama3 {
+                factor: inner.factor("factor")?,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_positions: original_positions(inner, outer, max_positions)?,
+            }
+        }
         other => {
             return Err(inner
                 .error("rope_type", &format!("`{other}` is not supported"))
@@ -396,14 +413,19 @@ fn yarn(inner: &Keys, outer: &Keys, max_positions: usize) -> Result<YarnScaling,
         _ => inner.factor("factor")?,
     };
     let or_default = |stated: Option<f64>, default: f64| stated.filter(|v| *v != 0.0).unwrap_or(default);
+    let beta_fast = or_default(inner.optional_not_negative("beta_fast")?, 32.0);
+    let beta_slow = or_default(inner.optional_not_negative("beta_slow")?, 1.0);
+    if beta_fast < beta_slow {
+        return Err(inner.error("beta_fast", &format!("must not be below `beta_slow` ({beta_slow}), got {beta_fast}")));
+    }
     Ok(YarnScaling {
         factor,
         original_max_positions: original,
-        attention_factor: inner.optional_number("attention_factor")?,
-        beta_fast: or_default(inner.optional_number("beta_fast")?, 32.0),
-        beta_slow: or_default(inner.optional_number("beta_slow")?, 1.0),
-        mscale: inner.optional_number("mscale")?,
-        mscale_all_dim: inner.optional_number("mscale_all_dim")?,
+        attention_factor: inner.get("attention_factor").map(|_| inner.positive("attention_factor")).transpose()?,
+        beta_fast,
+        beta_slow,
+        mscale: inner.optional_not_negative("mscale")?,
+        mscale_all_dim: inner.optional_not_negative("mscale_all_dim")?,
         truncate: inner.flag("truncate", true)?,
     })
 }
@@ -470,11 +492,28 @@ impl<'a> Keys<'a> {
         }
     }
 
+    fn optional_not_negative(&self, key: &str) -> Result<Option<f64>, UsageError> {
+        match self.optional_number(key)? {
+            Some(x) if x < 0.0 => Err(self.error(key, &format!("must not be negative, got {x}"))),
+            other => Ok(other),
+        }
+    }
+
     /// A number above 0 that must be there.
-    fn factor(&self, key: &str) -> Result<f64, UsageError> {
+    fn positive(&self, key: &str) -> Result<f64, UsageError> {
         let x = self.optional_number(key)?.ok_or_else(|| self.missing(key))?;
         if x <= 0.0 {
             return Err(self.error(key, &format!("must be above 0, got {x}")));
+        }
+        Ok(x)
+    }
+
+    /// How many times longer a context becomes: a number from 1 that must be there.
+    fn factor(&self, key: &str) -> Result<f64, UsageError> {
+        const MOST: f64 = 1e6;
+        let x = self.optional_number(key)?.ok_or_else(|| self.missing(key))?;
+        if !(1.0..=MOST).contains(&x) {
+            return Err(self.error(key, &format!("must be from 1 to {MOST}, got {x}")));
         }
         Ok(x)
     }
@@ -634,6 +673,35 @@ mod tests {
             error(json!({"num_key_value_heads": 3})),
             "config.json: `num_attention_heads` (4) is not a multiple of `num_key_value_heads` (3)"
         );
+        for (key, value) in [("rms_norm_eps", -1e-5), ("rms_norm_eps", 0.0), ("rms_norm_eps", 1.0)] {
+            let expected = format!("config.json: `{key}`: must be above 0 and below 1, got {value}");
+            assert_eq!(error(json!({key: value})), expected);
+        }
+        for theta in [-10_000.0, 0.0, 1.0] {
+            assert_eq!(
+                error(json!({"rope_theta": theta})),
+                format!("config.json: `rope_theta`: must be above 1, got {theta}")
+            );
+        }
+        let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+        for (scaling, key, value, what) in [
+            (&llama3, "factor", json!(-8.0), "must be from 1 to 1000000, got -8"),
+            (&llama3, "factor", json!(0.5), "must be from 1 to 1000000, got 0.5"),
+            (&llama3, "factor", json!(1e300), "must be from 1 to 1000000, got 1"),
+            (&llama3, "low_freq_factor", json!(0), "must be above 0, got 0"),
+            (&llama3, "high_freq_factor", json!(1.0), "must be above `low_freq_factor` (1), got 1"),
+            (&yarn, "attention_factor", json!(-1), "must be above 0, got -1"),
+            (&yarn, "beta_slow", json!(-1), "must not be negative, got -1"),
+            (&yarn, "beta_fast", json!(0.5), "must not be below `beta_slow` (1), got 0.5"),
+            (&yarn, "mscale", json!(-1), "must not be negative, got -1"),
+            (&yarn, "original_max_position_embeddings", json!(0), "must not be 0"),
+        ] {
+            let mut scaling = scaling.clone();
+            scaling[key] = value;
+            let error = error(json!({"rope_scaling": scaling}));
+            assert!(error.starts_with(&format!("config.json: `rope_scaling.{key}`: {what}")), "{error}");
+        }
         assert_eq!(error(json!({"head_dim": 15})), "config.json: `head_dim` must be even for RoPE, got 15");
         assert_eq!(
             error(json!({"hidden_size": 66})),

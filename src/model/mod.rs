@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::attention::artefact::ModelShape;
-use crate::error::RunFailure;
+use crate::error::{RunFailure, UsageError};
 use crate::kv::KvDtype;
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
@@ -131,6 +131,22 @@ impl OpenModel {
     /// As [`Decoder::load`].
     pub fn load(self) -> Result<Model> {
         Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights)?, opened: self })
+    }
+
+    /// Makes sure that the model knows all tokens of a text.
+    ///
+    /// # Errors
+    /// If the tokenizer gave one that the embedding table has no row for.
+    pub fn check_tokens(&self, ids: &[u32]) -> Result<(), UsageError> {
+        let known = self.dimensions.config().vocab_size;
+        match ids.iter().find(|id| **id as usize >= known) {
+            None => Ok(()),
+            Some(id) => {
+                let what = format!("the tokenizer of {} gives token {id}, and the model has {known}", self.id);
+                Err(UsageError::new(what)
+                    .hint("its tokenizer.json belongs to another model, or to another version of it"))
+            }
+        }
     }
 
     /// What an artefact has to be made for to fit this model.

@@ -12,7 +12,7 @@ use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
 use super::config::{ModelConfig, token_ids};
 use super::source::{ModelTexts, TextFile};
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 
 /// Special tokens that end a turn in some family even where no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
@@ -269,8 +269,13 @@ fn cut(user: &str, rendered: &str) -> Option<usize> {
 }
 
 fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> {
-    let fault = |e: &dyn std::error::Error| UsageError::new(format!("{}: not a tokenizer: {}", file.name, one_line(e)));
+    let fault = |e: &dyn std::error::Error| {
+        UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e))))
+    };
     let mut inner = tokenizers::Tokenizer::from_bytes(file.text.as_bytes()).map_err(|e| fault(&*e))?;
+    if inner.get_vocab_size(true) == 0 {
+        return Err(UsageError::new(format!("{}: it has no tokens", file.name)));
+    }
     // Some files carry the truncation and padding of the tokenizer's training.
     inner.with_truncation(None).map_err(|e| fault(&*e))?;
     inner.with_padding(None);

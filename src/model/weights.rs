@@ -21,6 +21,8 @@ use super::checksum::{Blob, sha256_hex, sha256_of_file};
 
 use crate::kv::KvDtype;
 
+use crate::error::in_plain_words;
+
 /// File name of weights in one piece.
 pub const SINGLE_FILE: &str = "model.safetensors";
 /// File name of the index of weights in shards.
@@ -509,7 +511,8 @@ impl Part {
         let data_start = LENGTH_FIELD + header_len;
         require(size, data_start)?;
         let header = self.read(LENGTH_FIELD, header_len as usize).map_err(io)?;
-        let header: Metadata = serde_json::from_slice(&header).map_err(|e| malformed(format!("bad header: {e}")))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| malformed(format!("bad header: {}", in_plain_words(&e.to_string()))))?;
         let end = data_start + header.data_len() as u64;
         require(size, end)?;
         if size > end {

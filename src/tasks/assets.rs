@@ -11,6 +11,7 @@ use super::rows::{self, RowSource};
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
 use super::{TaskOptions, choice, generation, longbench};
+use crate::error::UsageError;
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
 const ESSAY_TEXTS: &[&str] = &["paul_graham_essays/*.txt", "essays/*.txt"];
@@ -95,12 +96,18 @@ pub fn hotpotqa(options: &TaskOptions) -> Option<PathBuf> {
 
 /// LongBench's file of that name (`hotpotqa.jsonl`), in `longbench/`, `LongBench/`, `data/` or the folder itself, or in
 /// the archive `data.zip` in one of them.
-pub fn longbench(options: &TaskOptions, file: &str) -> Option<RowSource> {
-    let data = options.data.as_ref()?;
+///
+/// # Errors
+/// If an archive is there and cannot be read.
+pub fn longbench(options: &TaskOptions, file: &str) -> Result<Option<RowSource>, UsageError> {
+    let Some(data) = &options.data else { return Ok(None) };
     let plain = LONGBENCH_FOLDERS.iter().map(|folder| data.join(format!("{folder}{file}"))).find(|path| path.is_file());
     let member = format!("data/{file}");
-    let zipped = || LONGBENCH_ARCHIVES.iter().find_map(|archive| RowSource::zipped(&data.join(archive), &member));
-    plain.map(RowSource::File).or_else(zipped)
+    if let Some(path) = plain {
+        return Ok(Some(RowSource::File(path)));
+    }
+    let zipped = |archive: &str| RowSource::zipped(&data.join(archive), &member).transpose();
+    LONGBENCH_ARCHIVES.iter().find_map(|archive| zipped(archive)).transpose()
 }
 
 /// WikiText-2's test text.

@@ -17,11 +17,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
+use super::options::Given;
 use super::templates::{self, Fields, Hub, Made};
 use super::{Family, Task, TaskInfo, TaskOptions, shots};
 use crate::error::UsageError;
 
 const PREFIX: &str = "mcq/";
+/// Examples before a question that can be asked for.
+const MOST_SHOTS: usize = 1000;
 /// Between a question and its answer.
 const DELIMITER: &str = " ";
 /// Between examples.
@@ -92,10 +95,17 @@ impl Shots {
         let example =
             "for example mcq/arc_easy:shots=5, or mcq/arc_easy:shots=5,shots_seed=1234 for the rows that lm-eval draws";
         let malformed = |option: &str| UsageError::new(format!("`{name}`: `{option}` cannot be read")).hint(example);
-        let mut shots = Self::default();
+        let few = |count: &&str| count.parse().ok().filter(|count| *count <= MOST_SHOTS);
+        let (mut shots, mut given) = (Self::default(), Given::default());
         for option in options.into_iter().flat_map(|options| options.split(',')) {
+            let key = option.split('=').next().unwrap_or_default();
+            given.once(name, key, key)?;
             match option.split_once('=') {
-                Some(("shots", count)) => shots.count = count.parse().map_err(|_| malformed(option))?,
+                Some(("shots", count)) => {
+                    let hint =
+                        format!("shots=N takes a whole number from 0 to {MOST_SHOTS}, for example mcq/mmlu:shots=5");
+                    shots.count = few(&count).ok_or_else(|| malformed(option).hint(hint))?;
+                }
                 Some(("shots_seed", seed)) => shots.seed = Some(seed.parse().map_err(|_| malformed(option))?),
                 _ => return Err(malformed(option)),
             }

@@ -23,12 +23,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::metrics::Metric;
+use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
     Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longbench, longeval, ruler,
     summary, turns,
 };
 use crate::error::UsageError;
+use crate::kv::MOST_TOKENS;
 
 const PREFIX: &str = "jsonl:";
 /// What may follow the path.
@@ -98,7 +100,10 @@ impl Spec {
             return Ok(spec);
         }
         spec.path = path.into();
+        let mut given = Given::default();
         for option in options.split(',') {
+            let key = option.split('=').next().unwrap_or_default();
+            given.once(name, key, key)?;
             spec.set(option, name)?;
         }
         Ok(spec)
@@ -109,9 +114,10 @@ impl Spec {
         match key {
             "metric" => self.metric = Some(Metric::parse(value)?),
             "max_new_tokens" => {
-                let count = value.parse().ok().filter(|&n| n > 0);
+                let count = value.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n));
                 self.max_new_tokens = Some(count.ok_or_else(|| {
-                    UsageError::new(format!("`{name}`: max_new_tokens takes a number above 0, not `{value}`"))
+                    let what = format!("`{name}`: max_new_tokens takes a number above 0, not `{value}`");
+                    UsageError::new(what).hint(format!("a whole number from 1 to {MOST_TOKENS}"))
                 })?);
             }
             _ => return Err(UsageError::unknown("option of jsonl:", key, OPTIONS)),

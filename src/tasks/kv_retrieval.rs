@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::metrics::Metric;
 use super::ruler::template::substitute;
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 
 /// The field by which rows are recognised.
 pub const PAIRS: &str = "ordered_kv_records";
@@ -63,7 +63,8 @@ impl Row {
             UsageError::new(format!("{place}: {what}"))
                 .hint(format!("a row of key-value retrieval has {PAIRS} (a list of pairs of texts), key and value"))
         };
-        let row: Self = serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(e.to_string()))?;
+        let row: Self =
+            serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(in_plain_words(&e.to_string())))?;
         let is_asked = |(key, value): &(String, String)| (key, value) == (&row.key, &row.value);
         if row.value.is_empty() || !row.pairs().iter().any(is_asked) {
             return Err(wrong(format!("the pairs do not give `{}` the value `{}`", row.key, row.value)));

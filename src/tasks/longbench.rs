@@ -243,7 +243,7 @@ impl Family for LongBench {
         let parsed = Name::parse(name)
             .ok_or_else(|| UsageError::unknown("task", name, self.catalog().iter().map(|t| t.name.clone())))?;
         let file = parsed.file();
-        let source = assets::longbench(options, &file).ok_or_else(|| missing(name, &file, options))?;
+        let source = assets::longbench(options, &file)?.ok_or_else(|| missing(name, &file, options))?;
         let Name { set, range } = parsed;
         let range = range.flatten();
         let mut there = BTreeSet::new();

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::metrics::Metric;
 use super::ruler::template::substitute;
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 
 /// The field by which rows are recognised.
 pub const ANSWER: &str = "expected_number";
@@ -77,7 +77,7 @@ pub fn lookup(fields: &Map<String, Value>, place: &str) -> Result<Lookup, UsageE
             .hint("a row of LongEval's lines has prompt, correct_line (texts) and expected_number")
     };
     let Fields { prompt, expected_number, correct_line } =
-        serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(e.to_string()))?;
+        serde_json::from_value(Value::Object(fields.clone())).map_err(|e| wrong(in_plain_words(&e.to_string())))?;
     let answer = expected_number.to_string();
     if !prompt.contains(correct_line.trim()) || !correct_line.contains(&answer) {
         return Err(wrong(format!("the prompt has no line with the number {answer}")));

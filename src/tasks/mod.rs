@@ -18,6 +18,7 @@ pub mod likelihood;
 pub mod longbench;
 mod longeval;
 pub mod metrics;
+mod options;
 mod perplexity;
 pub mod published;
 pub mod rows;
@@ -154,6 +155,11 @@ pub trait Task: Send + Sync {
     fn context_of(&self, index: usize) -> usize {
         index
     }
+    /// Tokens that every example has at least, as far as that is known without making one. What is more than the model
+    /// can read is refused before an example is made.
+    fn least_tokens(&self) -> usize {
+        0
+    }
     /// Whether examples are generated to a length (then `example` fills `length` tokens).
     fn is_sized(&self) -> bool;
     /// Whether examples that are too long may be cut ([`Handling::cut_middle`]): lengths are then limits.
@@ -276,7 +282,7 @@ pub fn groups() -> Vec<(String, usize)> {
 }
 
 /// The tasks that `names` stand for: full names, groups (`ruler`, `ruler/niah`) and files
-/// (`jsonl:PATH`), in the order given; a task named twice is made once.
+/// (`jsonl:PATH`), or several of them with commas, in the order given; a task named twice is made once.
 ///
 /// # Errors
 /// A [`UsageError`] for an unknown name, a data folder that is not there, data a task needs and does
@@ -299,8 +305,9 @@ pub fn resolve_each(names: &[String], options: &TaskOptions) -> Result<Vec<Named
         check_folder(data)?;
     }
     let mut wanted: Vec<(&dyn Family, String)> = Vec::new();
-    for name in names {
-        let (family, members) = find(name, options)?;
+    let is_name = |text: &str| FAMILIES.iter().any(|family| family.expand(text, options).is_some());
+    for name in names.iter().flat_map(|list| self::options::split_names(list, is_name)) {
+        let (family, members) = find(&name, options)?;
         for member in members {
             if wanted.iter().all(|(_, known)| *known != member) {
                 wanted.push((family, member));
@@ -374,6 +381,20 @@ mod tests {
     fn a_task_named_twice_is_made_once() {
         assert_eq!(names(&["ruler/vt", "ruler/niah", "ruler/vt", "ruler/niah_single_1"]).len(), 9);
         assert_eq!(names(&["ruler/vt", "ruler/cwe", "ruler/vt"]), ["ruler/vt", "ruler/cwe"]);
+    }
+
+    #[test]
+    fn names_may_be_given_as_a_list() {
+        assert_eq!(names(&["ruler/vt,ruler/cwe", "ruler/fwe"]), ["ruler/vt", "ruler/cwe", "ruler/fwe"]);
+        assert_eq!(
+            names(&["kv_retrieval:pairs=10,steps=3,ruler/vt,longeval_lines:steps=2,lines=9"]),
+            ["kv_retrieval:pairs=10,steps=3", "ruler/vt", "longeval_lines:lines=9,steps=2"]
+        );
+        assert_eq!(error("ruler/vt,nothing", &TaskOptions::default()).what, "unknown task `nothing`");
+        let twice = error("kv_retrieval:pairs=10,pairs=20", &TaskOptions::default());
+        assert!(twice.what.contains("`pairs` is given twice"), "{twice}");
+        let many = error("longeval_lines:lines=99999999999", &TaskOptions::default());
+        assert!(many.what.contains("no number from 2 to 1000000"), "{many}");
     }
 
     #[test]

@@ -19,10 +19,12 @@ use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder, TextTokens};
+use super::options::Given;
 use super::text::decode;
 use super::text::wikitext::Detokenised;
 use super::{Family, Task, TaskInfo, TaskOptions, assets, rows};
 use crate::error::UsageError;
+use crate::kv::MOST_TOKENS;
 
 const PREFIX: &str = "ppl/";
 const FILE: &str = "file:";
@@ -146,7 +148,10 @@ impl Spec {
             _ => return Err(UsageError::new(format!("task `{name}` names no text")).hint(FILE_HINT)),
         };
         let mut spec = Self { text, scored: SCORED, stride: None, detokenize: false };
+        let mut given = Given::default();
         for option in options.split(',').filter(|o| !o.is_empty()) {
+            let key = option.split('=').next().unwrap_or_default();
+            given.once(name, key, key)?;
             spec.set(option, name)?;
         }
         if let (true, TextName::Known(Known { name: text, is_wikitext: false, .. })) = (spec.detokenize, &spec.text) {
@@ -160,12 +165,11 @@ impl Spec {
 
     fn set(&mut self, option: &str, name: &str) -> Result<(), UsageError> {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let count =
-            || {
-                value.parse().ok().filter(|&n| n > 0).ok_or_else(|| {
-                    UsageError::new(format!("`{name}`: {key} takes a whole number from 1, not `{value}`"))
-                })
-            };
+        let count = || {
+            value.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).ok_or_else(|| {
+                UsageError::new(format!("`{name}`: {key} takes a whole number from 1 to {MOST_TOKENS}, not `{value}`"))
+            })
+        };
         match key {
             "scored" => self.scored = count()?,
             "stride" => self.stride = Some(count()?),

@@ -183,7 +183,11 @@ fn bytes_of(file: &DataFile, folder: &Path) -> State {
 /// Fields and numbers of rows of each published file.
 fn check_longbench(options: &TaskOptions) -> Vec<Finding> {
     let one = |file: &str| {
-        let Some(source) = assets::longbench(options, file) else { return State::Missing };
+        let source = match assets::longbench(options, file) {
+            Ok(Some(source)) => source,
+            Ok(None) => return State::Missing,
+            Err(error) => return State::Wrong(error.to_string()),
+        };
         let set = longbench::Set::find(file.trim_end_matches(".jsonl"));
         set.map_or(State::Missing, |set| count_longbench(set, file, source))
     };

@@ -78,10 +78,16 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// `member` of `archive`, if it has it.
-    pub fn zipped(archive: &Path, member: &str) -> Option<Self> {
-        read_member(archive, member, |_| Ok::<_, UsageError>(())).ok()?;
-        Some(Self::Zipped { archive: archive.to_owned(), member: member.to_owned() })
+    /// `member` of `archive`, if both are there.
+    ///
+    /// # Errors
+    /// [`UsageError`] if the archive is there but cannot be read.
+    pub fn zipped(archive: &Path, member: &str) -> Result<Option<Self>, UsageError> {
+        if !archive.is_file() || open_archive(archive)?.index_for_name(member).is_none() {
+            return Ok(None);
+        }
+        read_member(archive, member, |_| Ok::<_, UsageError>(()))?;
+        Ok(Some(Self::Zipped { archive: archive.to_owned(), member: member.to_owned() }))
     }
 
     /// How messages name it.
@@ -139,16 +145,21 @@ pub(super) fn read_member<T, E: From<UsageError>>(
     member: &str,
     with: impl FnOnce(&mut dyn Read) -> Result<T, E>,
 ) -> Result<T, E> {
-    let unreadable = |e: &dyn std::fmt::Display| {
-        UsageError::new(format!("cannot read {}: {e}", archive.display())).hint(ARCHIVE_HINT)
-    };
-    let file = BufReader::new(File::open(archive).map_err(|e| unreadable(&e))?);
-    let mut zip = zip::ZipArchive::new(file).map_err(|e| unreadable(&e))?;
+    let mut zip = open_archive(archive)?;
     let mut reader = zip.by_name(member).map_err(|e| match e {
-        ZipError::FileNotFound => unreadable(&format!("there is no {member} in it")),
-        other => unreadable(&other),
+        ZipError::FileNotFound => unreadable(archive, &format!("there is no {member} in it")),
+        other => unreadable(archive, &other),
     })?;
     with(&mut reader)
+}
+
+fn open_archive(archive: &Path) -> Result<zip::ZipArchive<BufReader<File>>, UsageError> {
+    let file = BufReader::new(File::open(archive).map_err(|e| unreadable(archive, &e))?);
+    zip::ZipArchive::new(file).map_err(|e| unreadable(archive, &e))
+}
+
+fn unreadable(archive: &Path, e: &dyn std::fmt::Display) -> UsageError {
+    UsageError::new(format!("cannot read {}: {e}", archive.display())).hint(ARCHIVE_HINT)
 }
 
 /// The rows of a JSON document as lines.
@@ -516,8 +527,13 @@ mod tests {
         let (dir, plain) = file(MIXED);
         let path = dir.path().join("data.zip");
         archive(&path, "data/rows.jsonl", MIXED);
-        assert!(RowSource::zipped(&path, "data/other.jsonl").is_none());
-        let zipped = RowSource::zipped(&path, "data/rows.jsonl").unwrap();
+        assert_eq!(RowSource::zipped(&path, "data/other.jsonl"), Ok(None));
+        assert_eq!(RowSource::zipped(&path.with_extension("none"), "data/rows.jsonl"), Ok(None));
+        let (torn, whole) = (path.with_extension("torn"), std::fs::read(&path).unwrap());
+        std::fs::write(&torn, &whole[..whole.len() / 2]).unwrap();
+        let error = RowSource::zipped(&torn, "data/rows.jsonl").unwrap_err();
+        assert!(error.what.contains("cannot read") && error.hint.unwrap().contains("damaged"), "{}", error.what);
+        let zipped = RowSource::zipped(&path, "data/rows.jsonl").unwrap().unwrap();
         assert_eq!(zipped.file_name(), plain.file_name());
         let (plain, zipped) = (Rows::open(plain, true, has_x).unwrap(), Rows::open(zipped, true, has_x).unwrap());
         assert_eq!(plain.len(), zipped.len());

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::streaming_llm::SinkAndWindow;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::Positions;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "a_shape",
@@ -22,7 +23,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "MInference's code, models_patch.py: n_init 128, n_local 3968",
     }],
     build: |params| {
-        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
+        let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
         Ok(Arc::new(SinkAndWindow { window, slides: true, positions: Positions::Original }))
     },
 };

@@ -17,6 +17,7 @@ use crate::attention::{
     Step, Tuned, mix_seed,
 };
 use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "bigbird",
@@ -34,7 +35,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "BigBird App. E: blocks of 64 tokens; 2 global, 3 in the window, 3 random",
     }],
     build: |params| {
-        let blocks = params.tuned("blocks", NonZero::new(3).expect("not 0"), "a whole number from 1")?;
+        let blocks = params.tuned_within("blocks", NonZero::new(3).expect("not 0"), 1..=MOST_TOKENS)?;
         let window = match blocks {
             // One half each.
             Tuned::Density(density) if !params.is_given("window") => {

@@ -78,7 +78,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let channels = Channels::read(params, "channels", Channels::Share(8))?;
-        let bits: usize = params.get("label_bits", 4)?;
+        let bits: usize = params.get("label_bits", 4, "16, 4 or 2")?;
         if ![16, 4, 2].contains(&bits) {
             return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));
         }
@@ -197,7 +197,8 @@ impl DoubleSparsity {
         let heads = if measure == "k" { model.kv_heads } else { model.heads };
         let rankings: Rankings = (0..model.layers)
             .map(|layer| {
-                let means = artefact.read(&tensor_name(layer, measure), &[heads, model.head_dim])?;
+                let means =
+                    artefact.read_rows(&tensor_name(layer, measure), &[heads, model.head_dim], model.head_dim)?;
                 let by_kv_head = means.chunks_exact(heads / model.kv_heads * model.head_dim);
                 Ok(by_kv_head.map(|group| ranking(group, model.head_dim)).collect())
             })

@@ -7,6 +7,10 @@ use super::Granularity;
 use crate::attention::graph::{Beam, Scored};
 use crate::attention::{Selection, Step};
 use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
+
+/// Links of a key that can be asked for: room is made for all of them.
+pub(super) const MOST_LINKS: usize = 1024;
 
 /// How many keys a search holds: a number, or a multiple of `k`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +42,7 @@ impl FromStr for SearchWidth {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let positive = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or(());
+        let positive = |text: &str| text.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).ok_or(());
         match text.strip_suffix('k') {
             Some(times) => positive(times).map(Self::TimesK),
             None => positive(text).map(Self::Keys),

@@ -23,6 +23,7 @@ use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "h2o",
@@ -75,7 +76,7 @@ impl FromStr for Recent {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         match (text.parse::<usize>(), text.parse::<f64>()) {
-            (Ok(n), _) if n > 0 => Ok(Self::Tokens(n)),
+            (Ok(n), _) if (1..=MOST_TOKENS).contains(&n) => Ok(Self::Tokens(n)),
             (Err(_), Ok(share)) if share > 0.0 && share < 1.0 => Ok(Self::Share(share)),
             _ => Err(()),
         }

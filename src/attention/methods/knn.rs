@@ -19,7 +19,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::graph_search::{SearchWidth, pick, pick_all};
+use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
@@ -60,7 +60,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "Top-k attention §4: k of 1 % of the context is enough; only generated tokens are attended beside it",
     }],
     build: |params| {
-        let index = match params.get("index", Kind::Hnsw)? {
+        let index = match params.get("index", Kind::Hnsw, "hnsw or flat")? {
             Kind::Flat => KnnIndex::Flat,
             Kind::Hnsw => KnnIndex::Hnsw(GraphSearch::read(params)?),
         };
@@ -120,10 +120,7 @@ struct GraphSearch {
 impl GraphSearch {
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         let width = params.get_minor_as("ef", SearchWidth::Usual, SearchWidth::EXPECTED)?;
-        let links = params.get_minor("M", 16)?;
-        if links < 2 {
-            return Err(params.bad_value("M", "1", "at least 2"));
-        }
+        let links = params.get_minor_within("M", 16, 2..=MOST_LINKS)?;
         let build_width = params.get_minor("ef_construction", 100)?;
         Ok(Self { params: HnswParams { links, width: build_width }, width })
     }

@@ -131,7 +131,7 @@ impl Loki {
     fn with_basis(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         let ModelShape { layers, kv_heads, head_dim: d, .. } = artefact.info().model;
         let layer = |layer: usize| {
-            let values = artefact.read(&basis_name(layer), &[kv_heads, d, d])?;
+            let values = artefact.read_rows(&basis_name(layer), &[kv_heads, d, d], d)?;
             Ok(values.chunks_exact(d * d).map(<[f32]>::to_vec).collect())
         };
         let heads = (0..layers).map(layer).collect::<Result<_, ArtefactError>>()?;

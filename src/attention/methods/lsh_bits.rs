@@ -25,7 +25,7 @@ use rayon::prelude::*;
 
 use super::planes::RandomPlanes;
 use super::signatures::{Signatures, halves, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
 use crate::cost::Cost;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
@@ -57,13 +57,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         source: "HashAttention Table 8 and §5: 32 bits (also 256 to 1024), 1/16 of the tokens, first and last 128 kept",
     }],
     build: |params| {
-        let bits = params.get_positive("bits", 32)?;
-        if bits > MOST_BITS {
-            return Err(params.bad_value("bits", &bits.to_string(), "from 1 to 4096"));
-        }
+        let bits = params.get_within("bits", 32, 1..=MOST_BITS)?;
         let by_norm = params.choice("label", &["a", "av"])? == "av";
         let center = params.choice("center", &["false", "true"])? == "true";
-        let seed = params.get_unless_default("seed", 1u64)?;
+        let seed = params.get_minor_as("seed", 1u64, SEED)?;
         let budget = params.budget(Budget::Tokens(64))?;
         let planes = RandomPlanes::new(bits, seed);
         Ok(Arc::new(LshBits { bits, by_norm, center, seed, planes, budget, per: Granularity::read(params)? }))

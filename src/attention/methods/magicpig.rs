@@ -44,7 +44,7 @@ use rayon::prelude::*;
 use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::{
     HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, Tuned, Weighting,
     least_reaching,
@@ -122,16 +122,14 @@ impl MagicPig {
     const DEFAULT_BITS: usize = 10;
     /// Tables of the largest published setting, (11,300).
     const PUBLISHED_TABLES: usize = 300;
-    /// The most tables that are tried for a given K.
+    /// The most tables that can be asked for, and that are tried for a given K.
     const MOST_TABLES: usize = 4000;
 
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         let is_chosen = params.is_given("density") && !params.is_given("K");
-        let bits = if is_chosen { None } else { Some(params.get_positive("K", Self::DEFAULT_BITS)?) };
-        if let Some(bits) = bits.filter(|bits| *bits > Shape::MOST_BITS) {
-            return Err(params.bad_value("K", &bits.to_string(), "from 1 to 16"));
-        }
-        let tables = params.tuned("L", 150, "a whole number from 1")?;
+        let bits =
+            if is_chosen { None } else { Some(params.get_within("K", Self::DEFAULT_BITS, 1..=Shape::MOST_BITS)?) };
+        let tables = params.tuned_within("L", 150, 1..=Self::MOST_TABLES)?;
         let min_collisions = if params.choice("min_collisions", &["2", "1"])? == "1" { 1 } else { 2 };
         if let Tuned::Value(tables) = tables
             && tables < usize::from(min_collisions)
@@ -144,7 +142,7 @@ impl MagicPig {
         if !(0.0..=1.0).contains(&u_floor) {
             return Err(params.bad_value("u_floor", &u_floor.to_string(), "from 0 to 1"));
         }
-        let seed = params.get_unless_default("seed", 1u64)?;
+        let seed = params.get_minor_as("seed", 1u64, SEED)?;
         let hashing = Hashing { min_collisions, center, simple_lsh, seed };
         Ok(Self::new(bits, tables, hashing, u_floor))
     }

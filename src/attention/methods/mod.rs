@@ -39,6 +39,7 @@ use std::sync::Arc;
 use super::calibration::Calibration;
 use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Picks, Policy, Selection, Step};
 use crate::error::UsageError;
+use crate::kv::MOST_TOKENS;
 
 /// What the command line knows of a method.
 pub struct MethodEntry {
@@ -195,7 +196,7 @@ fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'
 fn read_policy(params: &mut Params, default: &Policy) -> Result<Policy, UsageError> {
     let mut number = |key, default| match params.take(key) {
         None => Ok(default),
-        Some(text) => text.parse().map_err(|_| params.bad_value(key, &text, "usize")),
+        Some(text) => params.parse_within(key, &text, 0..=MOST_TOKENS),
     };
     let (sink, local) = (number("sink", default.sink)?, number("local", default.local)?);
     let dense_layers = match params.take("dense_layers") {
@@ -222,8 +223,7 @@ enum Channels {
 
 impl Channels {
     fn read(params: &mut Params, key: &'static str, default: Self) -> Result<Self, UsageError> {
-        let channels = params.get(key, default);
-        channels.map_err(|e| e.hint(format!("`{key}` should be a whole number from 1, or a share such as d/8")))
+        params.get(key, default, "a whole number from 1, or a share such as d/8")
     }
 
     /// The number, if it is given as one; see [`Method::channels_asked`](super::Method::channels_asked).
@@ -247,7 +247,7 @@ impl FromStr for Channels {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let positive = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or(());
+        let positive = |text: &str| text.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).ok_or(());
         match (text, text.strip_prefix("d/")) {
             ("d", _) => Ok(Self::Share(1)),
             (_, Some(parts)) => positive(parts).map(Self::Share),
@@ -265,6 +265,9 @@ impl fmt::Display for Channels {
         }
     }
 }
+
+/// What the seed of a method should be.
+const SEED: &str = "a whole number from 0 to 18446744073709551615";
 
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

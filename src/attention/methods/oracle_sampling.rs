@@ -38,7 +38,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let budget = params.tuned("budget", NonZero::new(64).expect("not 0"), "a whole number from 1")?;
+        let budget = params.tuned_within("budget", NonZero::new(64).expect("not 0"), 1..=MOST_DRAWS)?;
         Ok(Arc::new(OracleSampling { budget }))
     },
 };
@@ -48,6 +48,8 @@ struct OracleSampling {
     budget: Tuned<NonZero<usize>>,
 }
 
+/// Draws that can be asked for: each is made, whatever the tokens.
+const MOST_DRAWS: usize = 1 << 20;
 /// Weights below `exp(−40)` are never drawn.
 const SMALLEST_LOG_WEIGHT: f64 = 40.0;
 

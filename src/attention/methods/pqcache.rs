@@ -49,12 +49,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     }],
     build: |params| {
         let subspaces = params.get_positive("subspaces", 2)?;
-        let bits = params.get_positive("bits", 6)?;
-        if bits > 8 {
-            return Err(params.bad_value("bits", &bits.to_string(), "from 1 to 8"));
-        }
+        let bits = params.get_within("bits", 6, 1..=8)?;
         let budget = params.budget(Budget::Ratio(0.05))?;
-        let iterations = params.get_minor("iterations", 10)?;
+        let iterations = params.get_minor_within("iterations", 10, 1..=1000)?;
         Ok(Arc::new(PqCache { subspaces, bits, iterations, budget, per: Granularity::read(params)? }))
     },
 };

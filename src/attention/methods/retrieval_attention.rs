@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::graph_search::{SearchWidth, pick, pick_all};
+use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::roar::{Roar, RoarParams};
@@ -56,7 +56,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let queries = params.get_minor("queries", 512)?;
         let nearest = params.get_minor("nearest", 100)?;
         let width = params.get_minor_as("ef", SearchWidth::Usual, SearchWidth::EXPECTED)?;
-        let links = params.get_minor("M", 16)?;
+        let links = params.get_minor_within("M", 16, 1..=MOST_LINKS)?;
         let build_width = params.get_minor("ef_construction", 100)?;
         let budget = params.budget(Budget::Tokens(100))?;
         let graph = RoarParams { nearest, links, width: build_width };

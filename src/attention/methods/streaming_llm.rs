@@ -20,6 +20,7 @@ use crate::attention::{
     Selection, Step, Tuned,
 };
 use crate::cost::Cost;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
@@ -52,9 +53,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let window = params.tuned("window", NonZero::new(256).expect("not 0"), "a whole number from 1")?;
-        let rolling = params.get_unless_default("rolling", false)?;
-        let slides = params.get_unless_default("slide", true)?;
+        let window = params.tuned_within("window", NonZero::new(256).expect("not 0"), 1..=MOST_TOKENS)?;
+        let rolling = params.choice("rolling", &["false", "true"])? == "true";
+        let slides = params.choice("slide", &["true", "false"])? == "true";
         Ok(Arc::new(SinkAndWindow {
             window,
             slides,

@@ -17,4 +17,4 @@ pub mod topk;
 
 pub use attend::{Accumulator, attend_list, attend_range, weighted_list};
 pub use rows::{Elem, Rows};
-pub use simd::isa_name;
+pub use simd::{check_isa, isa_name};

@@ -5,6 +5,8 @@
 
 use std::sync::OnceLock;
 
+use crate::error::UsageError;
+
 /// Vectors of f32 and the operations kernels need on them.
 ///
 /// # Safety
@@ -328,6 +330,9 @@ mod x86 {
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512};
 
+/// Lowers the choice of the instruction set.
+const ISA_VARIABLE: &str = "SPATTN_ISA";
+
 /// The instruction sets kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
@@ -343,7 +348,7 @@ pub(super) enum Isa {
 /// `SPATTN_ISA=avx2|portable` lowers the choice, to test or compare the other paths.
 pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
-    *ISA.get_or_init(|| detect(std::env::var("SPATTN_ISA").ok().as_deref()))
+    *ISA.get_or_init(|| detect(std::env::var(ISA_VARIABLE).ok().as_deref()))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -366,13 +371,41 @@ fn detect(_limit: Option<&str>) -> Isa {
 
 /// The instruction set in use, for manifests: `avx512`, `avx2` or `portable`.
 pub fn isa_name() -> &'static str {
-    match isa() {
+    name_of(isa())
+}
+
+fn name_of(isa: Isa) -> &'static str {
+    match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => "avx512",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => "avx2",
         Isa::Portable => "portable",
     }
+}
+
+/// Makes sure that `SPATTN_ISA` is left out, empty, or an instruction set of this CPU.
+///
+/// # Errors
+/// A [`UsageError`] with what it may be; it is never a reason to fall back to another set in silence.
+pub fn check_isa() -> Result<(), UsageError> {
+    let asked = std::env::var_os(ISA_VARIABLE).filter(|asked| !asked.is_empty());
+    let available = available();
+    match asked.filter(|asked| !available.iter().any(|name| asked == name)) {
+        None => Ok(()),
+        Some(asked) => Err(UsageError::new(format!(
+            "{ISA_VARIABLE}={}: this machine has no such instruction set",
+            asked.to_string_lossy()
+        ))
+        .hint(format!("it has {}; without the variable the first is used", available.join(", ")))),
+    }
+}
+
+/// The instruction sets of this CPU, the best first.
+fn available() -> Vec<&'static str> {
+    let all = ["avx512", "avx2", "portable"];
+    let is_here = |name: &&str| name_of(detect(Some(name))) == *name;
+    all.into_iter().filter(is_here).collect()
 }
 
 /// Defines a safe function `$name` that runs the generic kernel `$kernel::<S, ..>` with the best `S`.

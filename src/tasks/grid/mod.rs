@@ -18,6 +18,7 @@ use anyhow::Result;
 
 pub use self::depths::Depths;
 use super::metrics::Metric;
+use super::options::Given;
 use super::ruler::fit::{self, Draft, Request, Units};
 use super::seed::example_seed;
 use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions};
@@ -79,6 +80,9 @@ trait Scene {
     fn draft(&mut self, units: usize, depth: f64) -> Draft;
 }
 
+/// Pairs or lines that a context can be asked to have.
+const MOST_RECORDS: usize = 1_000_000;
+
 /// What may follow the name of a task.
 #[derive(Debug, Clone, PartialEq)]
 struct Options {
@@ -90,8 +94,11 @@ struct Options {
 impl Options {
     fn parse(base: &Base, text: &str) -> Result<Self, UsageError> {
         let mut options = Self { depths: Depths::even(base.steps), count: None, file: None };
+        let mut given = Given::default();
         for option in text.split(',').filter(|_| !text.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            // Both say where to ask.
+            given.once(text, key, if key == "depths" { "steps" } else { key })?;
             match key {
                 "steps" => options.depths = Depths::of_steps(value)?,
                 "depths" => options.depths = Depths::parse(value)?,
@@ -119,9 +126,11 @@ impl Options {
 }
 
 fn at_least_two(key: &str, value: &str) -> Result<usize, UsageError> {
-    let wrong =
-        || UsageError::new(format!("`{key}={value}` is no number from 2")).hint(format!("for example {key}=75"));
-    value.parse().ok().filter(|n| *n >= 2).ok_or_else(wrong)
+    let wrong = || {
+        UsageError::new(format!("`{key}={value}` is no number from 2 to {MOST_RECORDS}"))
+            .hint(format!("for example {key}=75"))
+    };
+    value.parse().ok().filter(|n| (2..=MOST_RECORDS).contains(n)).ok_or_else(wrong)
 }
 
 impl Base {
@@ -257,6 +266,11 @@ impl Task for GridTask {
 
     fn is_sized(&self) -> bool {
         self.options.count.is_none() && self.options.file.is_none()
+    }
+
+    fn least_tokens(&self) -> usize {
+        // A pair or a line is a token at the least.
+        self.options.count.unwrap_or(0)
     }
 
     fn cells(&self) -> usize {

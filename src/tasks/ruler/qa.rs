@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer};
 use super::fit::{self, Draft, Fitted, Request, Units};
 use super::template::{Definition, TaskDefinition, substitute};
 use super::{Base, Generator, qa_synth, shuffled_order};
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 use crate::tasks::rows::Malformed;
 use crate::tasks::{Positions, TaskOptions, assets, text};
 
@@ -157,7 +157,7 @@ struct Checked<T>(Result<T, String>);
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Checked<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let value = serde_json::Value::deserialize(from)?;
-        Ok(Self(serde_json::from_value(value).map_err(|e| e.to_string())))
+        Ok(Self(serde_json::from_value(value).map_err(|e| in_plain_words(&e.to_string()))))
     }
 }
 
@@ -171,7 +171,7 @@ struct HotpotRow {
 fn read_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<T> {
     serde_json::from_str(&text::read(path)?).map_err(|e| {
         let place = format!("{}:{}:{}", path.display(), e.line(), e.column());
-        UsageError::new(format!("{place}: not {what}: {e}")).into()
+        UsageError::new(format!("{place}: not {what}: {}", in_plain_words(&e.to_string()))).into()
     })
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::grammar::Grammar;
-use crate::error::UsageError;
+use crate::error::{UsageError, in_plain_words};
 use crate::tasks::seed::Draw;
 
 /// Where essay text comes from.
@@ -53,8 +53,13 @@ impl Essays {
     pub fn from_json(path: &Path) -> Result<Self> {
         let json = super::read(path)?;
         let file: EssayFile = serde_json::from_str(&json).map_err(|e| {
-            UsageError::new(format!("{}:{}: not an essay file: {e}", path.display(), e.line()))
-                .hint("expected one JSON object with the field `text`")
+            UsageError::new(format!(
+                "{}:{}: not an essay file: {}",
+                path.display(),
+                e.line(),
+                in_plain_words(&e.to_string())
+            ))
+            .hint("expected one JSON object with the field `text`")
         })?;
         Self::from_text(path, &file.text, Start::Beginning)
     }

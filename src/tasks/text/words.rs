@@ -17,6 +17,11 @@ use crate::tasks::seed::Draw;
 
 /// The least number of words in the pool for lists.
 const POOL: usize = 8_400;
+/// Words of a list without which examples repeat themselves.
+const LEAST_WORDS: usize = 10;
+/// Keys without which two needles too often have the same.
+const LEAST_KEYS: usize = 1000;
+const LIST_HINT: &str = "a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line";
 /// SHA-256 of `nounlist.txt` in wonderwords 3.0.1.
 const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
 /// Beginnings of words that do not belong on a page one shows to others; the large list is a
@@ -49,14 +54,19 @@ impl Words {
         let nouns = read_list(folder, "nounlist.txt")?;
         let adjectives = read_list(folder, "adjectivelist.txt")?;
         let verbs = read_list(folder, "verblist.txt")?;
+        let keys = adjectives.len() * nouns.len();
+        if keys < LEAST_KEYS {
+            let what = format!(
+                "{}: {} adjectives and {} nouns make {keys} keys, too few to tell needles apart",
+                folder.display(),
+                adjectives.len(),
+                nouns.len()
+            );
+            return Err(UsageError::new(what).hint(format!("{LEAST_KEYS} are needed at least")).into());
+        }
         let pool = sorted_set(nouns.iter().chain(&adjectives).chain(&verbs).cloned());
         let label = if is_wonderwords(folder) { "wonderwords" } else { "wordlists" };
-        Ok(Self {
-            adjectives: sorted_set(adjectives).into(),
-            nouns: sorted_set(nouns).into(),
-            pool: pool.into(),
-            label,
-        })
+        Ok(Self { adjectives: adjectives.into(), nouns: nouns.into(), pool: pool.into(), label })
     }
 
     fn gather() -> Self {
@@ -194,12 +204,15 @@ fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
 
 fn read_list(folder: &Path, file: &str) -> Result<Vec<String>> {
     let path = folder.join(file);
-    let text = super::read(&path).map_err(|e| {
-        e.hint("a word list folder holds nounlist.txt, adjectivelist.txt and verblist.txt, one word a line")
-    })?;
+    let text = super::read(&path).map_err(|e| e.hint(LIST_HINT))?;
     let words: Vec<String> = text.lines().map(str::trim).filter(|w| !w.is_empty()).map(str::to_owned).collect();
-    if words.is_empty() {
-        return Err(UsageError::new(format!("the word list {} is empty", path.display())).into());
+    let words = sorted_set(words);
+    if words.len() < LEAST_WORDS {
+        let what = match words.len() {
+            0 => format!("the word list {} is empty", path.display()),
+            n => format!("the word list {} has {n} different words, fewer than {LEAST_WORDS}", path.display()),
+        };
+        return Err(UsageError::new(what).hint(LIST_HINT).into());
     }
     Ok(words)
 }
@@ -240,15 +253,28 @@ mod tests {
     #[test]
     fn a_folder_gives_exactly_its_words() {
         let dir = tempfile::tempdir().unwrap();
-        for (file, text) in
-            [("nounlist.txt", "cat\ndog\n"), ("adjectivelist.txt", "red\nred\n"), ("verblist.txt", "go\ncat\n")]
-        {
-            std::fs::write(dir.path().join(file), text).unwrap();
-        }
+        let list = |file: &str, start: &str, count: usize| {
+            let words: String = (0..count).map(|i| format!("{start}{i}\n{start}{i}\n")).collect();
+            std::fs::write(dir.path().join(file), words).unwrap();
+        };
+        list("nounlist.txt", "noun", 100);
+        list("adjectivelist.txt", "red", 10);
+        list("verblist.txt", "noun", 12);
         let words = Words::from_folder(dir.path()).unwrap();
-        assert_eq!(words.pool.to_vec(), ["cat", "dog", "go", "red"]);
+        assert_eq!((words.pool_len(), words.nouns.len(), words.adjectives.len()), (110, 100, 10));
         assert_eq!(words.label(), "wordlists");
-        assert!(["red-cat", "red-dog"].contains(&words.key(&mut Draw::new(0, 0)).as_str()));
+        let key = words.key(&mut Draw::new(0, 0));
+        assert!(key.starts_with("red") && key.contains("-noun"), "{key}");
+        for (file, start, count, what) in [
+            ("nounlist.txt", "noun", 99, "990 keys, too few"),
+            ("nounlist.txt", "noun", 1, "nounlist.txt has 1 different words"),
+            ("verblist.txt", "verb", 9, "verblist.txt has 9 different words"),
+        ] {
+            list("nounlist.txt", "noun", 100);
+            list(file, start, count);
+            let error = Words::from_folder(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
     }
 
     #[test]

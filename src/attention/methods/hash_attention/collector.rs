@@ -71,6 +71,8 @@ const SINK: usize = 4;
 const LOCAL: usize = 64;
 /// Queries that see fewer than so many times the wanted tokens teach little.
 const LEAST_SEEN: usize = 2;
+/// Steps on a chunk that can be asked for.
+const MOST_STEPS: usize = 10_000;
 /// One token in so many is picked where recall is measured, and no fewer than are wanted.
 const PICKED_SHARE: usize = 16;
 /// Queries of a chunk on which recall is measured while training, and after it.
@@ -98,22 +100,22 @@ impl Settings {
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         let kind = NetKind::read(params)?;
         let positive = |params: &mut Params, key: &'static str, default: f32| {
-            let value = params.get(key, default)?;
+            let value = params.get(key, default, "a number above 0")?;
             match value > 0.0 && value.is_finite() {
                 true => Ok(value),
-                false => Err(params.bad_value(key, &value.to_string(), "above 0")),
+                false => Err(params.bad_value(key, &value.to_string(), "a number above 0")),
             }
         };
-        let (steps, queries) = (params.get_positive("steps", 16)?, params.get_positive("queries", 64)?);
+        let (steps, queries) = (params.get_within("steps", 16, 1..=MOST_STEPS)?, params.get_positive("queries", 64)?);
         let (top, rate) = (params.get_positive("top", 64)?, positive(params, "rate", 4e-3)?);
         let (alpha, scale) = (positive(params, "alpha", 20.0)?, positive(params, "scale", 0.3)?);
-        let beta: f32 = params.get("beta", 0.0)?;
+        let beta: f32 = params.get("beta", 0.0, "a number from 0")?;
         if !(beta >= 0.0 && beta.is_finite()) {
-            return Err(params.bad_value("beta", &beta.to_string(), "0 or above"));
+            return Err(params.bad_value("beta", &beta.to_string(), "a number from 0"));
         }
-        let mass: f32 = params.get("mass", 0.8)?;
+        let mass: f32 = params.get("mass", 0.8, "a number from 0 to 1")?;
         if !(0.0..=1.0).contains(&mass) {
-            return Err(params.bad_value("mass", &mass.to_string(), "from 0 to 1"));
+            return Err(params.bad_value("mass", &mass.to_string(), "a number from 0 to 1"));
         }
         Ok(Self { kind, steps, queries, top, rate, alpha, beta, mass, scale })
     }

@@ -83,10 +83,7 @@ impl NetKind {
     const MOST_BITS: usize = 1024;
 
     fn read(params: &mut Params) -> Result<Self, UsageError> {
-        let bits = params.get_unless_default("bits", 32usize)?;
-        if !(1..=Self::MOST_BITS).contains(&bits) {
-            return Err(params.bad_value("bits", &bits.to_string(), "from 1 to 1024"));
-        }
+        let bits = params.get_minor_within("bits", 32, 1..=Self::MOST_BITS)?;
         Ok(Self { bits, by_norm: params.choice("label", &["a", "av"])? == "av" })
     }
 }

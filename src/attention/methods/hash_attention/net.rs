@@ -88,7 +88,8 @@ impl SignNet {
     ) -> Result<Vec<Self>, ArtefactError> {
         let affine = |part: usize| -> Result<Vec<Affine>, ArtefactError> {
             let outputs = [d, d, bits][part];
-            let weights = artefact.read(&tensor_name(layer, side, part, "weight"), &[heads, outputs, d])?;
+            let weights =
+                artefact.read_rows(&tensor_name(layer, side, part, "weight"), &[heads, outputs, d], outputs * d)?;
             let biases = artefact.read(&tensor_name(layer, side, part, "bias"), &[heads, outputs])?;
             let of_heads = weights.chunks_exact(outputs * d).zip(biases.chunks_exact(outputs));
             Ok(of_heads.map(|(weight, bias)| Affine::new(weight, bias.to_vec())).collect())

@@ -38,6 +38,7 @@ use crate::attention::{
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::top_k;
+use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hip",
@@ -146,7 +147,7 @@ impl FromStr for Limit {
     fn from_str(text: &str) -> Result<Self, ()> {
         match text {
             "all" => Ok(Self(None)),
-            number => number.parse().ok().filter(|n| *n > 0).map(|n| Self(Some(n))).ok_or(()),
+            number => number.parse().ok().filter(|n| (1..=MOST_TOKENS).contains(n)).map(|n| Self(Some(n))).ok_or(()),
         }
     }
 }
@@ -240,8 +241,11 @@ fn read_block(
 }
 
 impl Ensemble {
+    /// Searches that can be asked for: each is made at every step. The publication has 5.
+    const MOST_SEARCHES: usize = 64;
+
     fn read(params: &mut Params, limit: &str) -> Result<Self, UsageError> {
-        let searches = params.get_minor("n_e", 1)?;
+        let searches = params.get_minor_within("n_e", 1, 1..=Self::MOST_SEARCHES)?;
         let votes = params.get_minor("theta_vote", 1)?;
         if votes > searches {
             let most = format!("at most `n_e`, {searches}");

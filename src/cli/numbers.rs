@@ -1,0 +1,92 @@
+//! Numbers on the command line: read with their bounds, so that errors say what is allowed.
+//!
+//! The parser of arguments puts the flag and the value before what is said here.
+
+use std::ops::RangeInclusive;
+
+use crate::error::UsageError;
+use crate::eval::config::MOST_SAMPLES;
+use crate::kv::MOST_TOKENS;
+
+/// Examples for each task and length.
+pub(super) fn samples(text: &str) -> Result<usize, String> {
+    within(text, 1..=MOST_SAMPLES)
+}
+
+/// First or last tokens that are always attended.
+pub(super) fn static_tokens(text: &str) -> Result<usize, String> {
+    within(text, 0..=MOST_TOKENS)
+}
+
+/// A seed: any number of 64 bits.
+pub(super) fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("it should be a whole number from 0 to {}", u64::MAX))
+}
+
+/// The number of a batch.
+pub(super) fn batch(text: &str) -> Result<usize, String> {
+    within(text, 0..=usize::MAX)
+}
+
+/// Threads to use. More than a few for each core only wait for each other.
+pub(super) fn threads(text: &str) -> Result<usize, String> {
+    const LEAST_ALLOWED: usize = 64;
+    const OF_A_CORE: usize = 4;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = (OF_A_CORE * cores).max(LEAST_ALLOWED);
+    within(text, 1..=most).map_err(|what| format!("{what} on this machine, which has {cores} cores"))
+}
+
+/// Makes sure that what `RAYON_NUM_THREADS` says, if anything, can be done: it counts where `--threads` is not given.
+pub(super) fn check_threads_variable() -> Result<(), UsageError> {
+    const NAME: &str = "RAYON_NUM_THREADS";
+    let said = std::env::var_os(NAME).map(|said| said.to_string_lossy().into_owned());
+    // 0 and nothing leave the number to the machine.
+    match said.filter(|said| !["", "0"].contains(&said.as_str())) {
+        None => Ok(()),
+        Some(said) => match threads(&said) {
+            Ok(_) => Ok(()),
+            Err(what) => Err(UsageError::new(format!("{NAME}={said}: {what}")).hint("leave it out, or use --threads")),
+        },
+    }
+}
+
+/// A number of tokens as tables show it too: `4096`, or `4K`.
+pub(super) fn tokens(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let count = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).filter(|n| *n <= MOST_TOKENS);
+    count.ok_or_else(|| format!("it should be a whole number of tokens up to {MOST_TOKENS}, such as 4096 or 4K"))
+}
+
+fn within(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("it should be a whole number from {} to {}", range.start(), range.end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_may_be_counted_in_thousands() {
+        let read = ["4096", "4K", "32k", "0"].map(|text| tokens(text).unwrap());
+        assert_eq!(read, [4096, 4096, 32_768, 0]);
+        for text in ["", "K", "4M", "4.5K", "-4K", "99999999999999999999K", "4294967296", "18014398509481984K"] {
+            assert!(tokens(text).unwrap_err().contains("such as 4096 or 4K"), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_bounds_say_what_is_allowed() {
+        assert_eq!(samples("1000000000000"), Ok(1_000_000_000_000));
+        for text in ["", "x", "-1", "1.5", "0", "1000000000001", "99999999999999999999"] {
+            assert!(samples(text).unwrap_err().contains("from 1 to 1000000000000"), "{text}");
+        }
+        assert_eq!((seed("18446744073709551615"), threads("1")), (Ok(u64::MAX), Ok(1)));
+        assert!(seed("18446744073709551616").unwrap_err().contains("from 0 to 18446744073709551615"));
+        assert!(threads("100000").unwrap_err().contains("cores") && threads("0").is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Whether a stored record can have been made by a run: numbers within what they measure.
+//!
+//! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
+
+use super::record::{Choice, Fidelity, Likelihood, Record};
+use crate::tasks::likelihood::Measure;
+
+/// What rounding may add to a share, or take from it.
+const ROUNDING: f64 = 1e-6;
+/// What rounding may take from a divergence, which is a sum over many probabilities.
+const DIVERGENCE_ROUNDING: f64 = 1e-3;
+
+impl Record {
+    /// Makes sure that every number is within its bounds.
+    ///
+    /// # Errors
+    /// The first field that is not, with its value and what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, text) in [("key", &self.key), ("model", &self.model), ("task", &self.task), ("method", &self.method)]
+        {
+            if text.is_empty() {
+                return Err(format!("`{name}` is empty"));
+            }
+        }
+        match self.measure {
+            Measure::Score => share("score", self.score)?,
+            Measure::Perplexity => at_least("score", self.score, 1.0 - ROUNDING)?,
+        }
+        self.other_scores.iter().try_for_each(|(name, score)| share(&format!("other_scores.{name}"), *score))?;
+        self.depth.iter().try_for_each(|depth| within("depth", *depth, 0.0, 100.0))?;
+        let shares = [("density", self.density), ("density_sparse_layers", self.density_sparse_layers)];
+        shares.into_iter().try_for_each(|(name, value)| share(name, value))?;
+        let amounts = [
+            ("cost1", self.cost1),
+            ("cost2", self.cost2),
+            ("aux_bits", self.aux_bits),
+            ("kv_bytes_per_token", self.kv_bytes_per_token),
+            ("prefill_s", self.prefill_s),
+            ("prefill_reused_s", self.prefill_reused_s),
+            ("index_s", self.index_s),
+            ("decode_s", self.decode_s),
+        ];
+        amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))?;
+        shares_of("density_by_layer", &self.density_by_layer)?;
+        if let Some(spread) = self.density_spread {
+            shares_of("density_spread", &[spread.min, spread.median, spread.max])?;
+        }
+        at_most("prefix_tokens", self.prefix_tokens, "prompt_tokens", self.prompt_tokens)?;
+        // Records from before it was kept have none.
+        if self.max_new_tokens > 0 {
+            at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
+        }
+        self.fidelity.iter().try_for_each(Fidelity::check)?;
+        self.likelihood.iter().try_for_each(Likelihood::check)?;
+        self.choice.iter().try_for_each(Choice::check)
+    }
+}
+
+impl Fidelity {
+    fn check(&self) -> Result<(), String> {
+        all("fidelity.output_error", &self.output_error, |name, x| at_least(name, x, 0.0))?;
+        shares_of("fidelity.recall", &self.recall)?;
+        shares_of("fidelity.dropped_mass", &self.dropped_mass)
+    }
+}
+
+impl Likelihood {
+    fn check(&self) -> Result<(), String> {
+        at_least("likelihood.nll", self.nll, -ROUNDING)?;
+        at_most("likelihood.same_top", self.same_top, "likelihood.tokens", self.tokens)?;
+        let least = -DIVERGENCE_ROUNDING * self.tokens as f64;
+        at_least("likelihood.kl_sum", self.kl_sum, least)?;
+        all("likelihood.kl", &self.kl, |name, x| at_least(name, x, -DIVERGENCE_ROUNDING))
+    }
+}
+
+impl Choice {
+    fn check(&self) -> Result<(), String> {
+        let options = self.log_likelihoods.len();
+        if self.characters.len() != options {
+            return Err(format!("`choice.characters` has {} values for {options} options", self.characters.len()));
+        }
+        all("choice.log_likelihoods", &self.log_likelihoods, |name, x| within(name, x, f64::MIN, ROUNDING))?;
+        let chosen = [
+            ("choice.right", self.right),
+            ("choice.most_likely", self.most_likely),
+            ("choice.most_likely_by_length", self.most_likely_by_length),
+        ];
+        match chosen.into_iter().find(|(_, index)| *index >= options) {
+            None => Ok(()),
+            Some((name, index)) => Err(format!("`{name}` is {index}, of {options} options counted from 0")),
+        }
+    }
+}
+
+fn within(name: &str, value: f64, least: f64, most: f64) -> Result<(), String> {
+    match value >= least && value <= most {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {value}, not from {least} to {most}")),
+    }
+}
+
+fn at_least(name: &str, value: f64, least: f64) -> Result<(), String> {
+    match value >= least && value.is_finite() {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {value}, not a number from {}", least.round())),
+    }
+}
+
+fn share(name: &str, value: f64) -> Result<(), String> {
+    match (-ROUNDING..=1.0 + ROUNDING).contains(&value) {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {value}, not from 0 to 1")),
+    }
+}
+
+fn shares_of(name: &str, values: &[f64]) -> Result<(), String> {
+    all(name, values, share)
+}
+
+fn all(name: &str, values: &[f64], check: impl Fn(&str, f64) -> Result<(), String>) -> Result<(), String> {
+    values.iter().try_for_each(|value| check(name, *value))
+}
+
+fn at_most(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(), String> {
+    match value <= limit {
+        true => Ok(()),
+        false => Err(format!("`{name}` is {value}, more than `{limit_name}`, {limit}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::Spread;
+    use crate::eval::record::tests::{perplexity, record};
+
+    #[test]
+    fn what_no_run_records_is_named() {
+        assert_eq!(record("vt", "full", 0, 1.0).check(), Ok(()));
+        assert_eq!(perplexity("topk", 0, 3.0).check(), Ok(()));
+        type Spoil = fn(&mut Record);
+        let cases: [(&str, Spoil); 19] = [
+            ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
+            ("`score` is -0.1", |r| r.score = -0.1),
+            ("`score` is NaN", |r| r.score = f64::NAN),
+            ("`density` is -3, not from 0 to 1", |r| r.density = -3.0),
+            ("`density_sparse_layers` is 1.5", |r| r.density_sparse_layers = 1.5),
+            ("`cost1` is -1, not a number from 0", |r| r.cost1 = -1.0),
+            ("`decode_s` is inf", |r| r.decode_s = f64::INFINITY),
+            ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
+            ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
+            ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),
+            ("`density_spread` is -1", |r| r.density_spread = Some(Spread { min: -1.0, median: 0.0, max: 1.0 })),
+            ("`prefix_tokens` is 5000, more than `prompt_tokens`, 4050", |r| r.prefix_tokens = 5000),
+            ("`new_tokens` is 41, more than `max_new_tokens`, 40", |r| r.new_tokens = 41),
+            ("`key` is empty", |r| r.key.clear()),
+            ("`score` is 0.5, not a number from 1", |r| *r = Record { score: 0.5, ..perplexity("topk", 0, 3.0) }),
+            ("`likelihood.same_top` is 101", |r| {
+                *r = perplexity("topk", 0, 3.0);
+                r.likelihood.as_mut().unwrap().same_top = 101;
+            }),
+            ("`choice.right` is 2, of 2 options", |r| r.choice = Some(Choice::new(vec![-1.0, -2.0], vec![1, 1], 2))),
+            ("`choice.log_likelihoods` is 1", |r| r.choice = Some(Choice::new(vec![-1.0, 1.0], vec![1, 1], 0))),
+            ("`fidelity.recall` is 3", |r| {
+                let of = vec![0.5];
+                r.fidelity = Some(Fidelity {
+                    output_error: of.clone(),
+                    recall: vec![3.0],
+                    dropped_mass: of,
+                    spread: None,
+                    heads: None,
+                });
+            }),
+        ];
+        for (expected, spoil) in cases {
+            let mut record = record("vt", "full", 0, 1.0);
+            spoil(&mut record);
+            let what = record.check().unwrap_err();
+            assert!(what.starts_with(expected), "{what}");
+        }
+    }
+}
