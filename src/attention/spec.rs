@@ -15,6 +15,11 @@ pub struct MethodSpec {
     pub params: Vec<(String, String)>,
 }
 
+/// Methods that one spec may stand for: more are a mistake, and would not fit any table.
+const MOST_SPECS: usize = 10_000;
+/// Decimals of a number in a range.
+const MOST_DECIMALS: usize = 17;
+
 /// Expands one spec with grids and ranges into the specs it stands for, leftmost key varying slowest.
 ///
 /// `magicpig:K={8,9},L=75..150/25` gives eight specs.
@@ -34,6 +39,9 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
             return Err(malformed(&format!("`{key}` is given twice")));
         }
         let values = expand_value(value).map_err(|why| malformed(&why))?;
+        if specs.len().saturating_mul(values.len()) > MOST_SPECS {
+            return Err(malformed(&format!("it stands for more than {MOST_SPECS} methods")));
+        }
         specs = specs
             .iter()
             .flat_map(|spec| {
@@ -69,11 +77,11 @@ fn split_outside_braces(text: &str) -> Option<Vec<&str>> {
 
 fn expand_value(value: &str) -> Result<Vec<String>, String> {
     if let Some(list) = value.strip_prefix('{').and_then(|v| v.strip_suffix('}')) {
-        let mut values = Vec::new();
-        for item in list.split(',') {
-            values.extend(expand_value(item)?);
+        if list.contains(['{', '}']) {
+            return Err(format!("`{value}` has braces within braces"));
         }
-        return Ok(values);
+        let values: Vec<Vec<String>> = list.split(',').map(expand_value).collect::<Result<_, _>>()?;
+        return Ok(values.concat());
     }
     if value.is_empty() {
         return Err("a value is empty".to_owned());
@@ -90,10 +98,14 @@ fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, Stri
     let (last, step) = rest.split_once('/').unwrap_or((rest, "1"));
     let number = |s: &str| s.parse::<f64>().map_err(|_| format!("range `{text}` is not a..b or a..b/step"));
     let (a, b, by) = (number(first)?, number(last)?, number(step)?);
-    if by.is_nan() || by <= 0.0 || b < a || (b - a) / by > MOST_VALUES as f64 {
+    if ![a, b, by].iter().all(|x| x.is_finite()) || by <= 0.0 || b < a || (b - a) / by > MOST_VALUES as f64 {
         return Err(format!("range `{text}` is empty, endless or larger than {MOST_VALUES} values"));
     }
-    let decimals = [first, last, step].iter().map(|s| s.split_once('.').map_or(0, |(_, d)| d.len())).max().unwrap_or(0);
+    let decimals: usize =
+        [first, last, step].iter().map(|s| s.split_once('.').map_or(0, |(_, d)| d.len())).max().unwrap_or(0);
+    if decimals > MOST_DECIMALS {
+        return Err(format!("range `{text}` has numbers of more than {MOST_DECIMALS} decimals"));
+    }
     let count = ((b - a) / by + 1e-9).floor() as usize + 1;
     Ok((0..count).map(|i| format!("{:.*}", decimals, a + i as f64 * by)).collect())
 }
@@ -322,6 +334,24 @@ mod tests {
             let e = expand_grid(text).unwrap_err();
             assert!(e.hint.is_some() && !e.what.contains('\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn specs_that_stand_for_too_much_are_refused_before_they_are_expanded() {
+        let nested = format!("m:k={}1{}", "{".repeat(100_000), "}".repeat(100_000));
+        let decimals = format!("m:k=1..2/1.{}", "0".repeat(70_000));
+        for (text, why) in [
+            ("m:a=1..10000,b=1..10000,c=1..10000", "more than 10000 methods"),
+            ("m:k={{1,2},{3}}", "braces within braces"),
+            (&nested, "braces within braces"),
+            (&decimals, "more than 17 decimals"),
+            ("m:k=NaN..NaN", "endless"),
+            ("m:k=inf..inf", "endless"),
+        ] {
+            let e = expand_grid(text).unwrap_err();
+            assert!(e.what.contains(why), "{:.200}", e.what);
+        }
+        assert_eq!(expand_grid("m:a=1..100,b=1..100").unwrap().len(), 10_000);
     }
 
     #[test]

@@ -18,7 +18,6 @@ mod format;
 mod means;
 mod overall;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -26,6 +25,7 @@ use rayon::prelude::*;
 
 use self::merge::{Merged, Source};
 use self::plots::{Figure, depths, png};
+use crate::disk::write_whole;
 use crate::eval::checks::{self, Warning};
 use crate::eval::record::{Record, SummaryRow};
 use crate::eval::summary::{self, Cell};
@@ -132,10 +132,6 @@ fn write_figure(figure: &Figure, dir: &Path) -> Result<[PathBuf; 2]> {
 }
 
 fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
-    let failed = || format!("cannot write {}", path.display());
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).with_context(failed)?;
-    }
-    fs::write(&path, bytes).with_context(failed)?;
+    write_whole(&path, bytes)?;
     Ok(path)
 }

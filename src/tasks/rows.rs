@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use zip::result::ZipError;
 
 use crate::error::UsageError;
+use crate::foreign::contain;
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
@@ -60,7 +61,7 @@ impl RowSource {
         if path.extension().is_none_or(|ending| ending != "parquet") {
             return Ok(Self::File(path.to_owned()));
         }
-        let lines = table_lines(path).map_err(|e| {
+        let lines = contain(|| table_lines(path)).map_err(anyhow::Error::from).flatten().map_err(|e| {
             UsageError::new(format!("cannot read {}: {e:#}", path.display()))
                 .hint("a table in Parquet is expected, uncompressed or compressed by Snappy")
         })?;
