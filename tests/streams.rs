@@ -207,7 +207,8 @@ fn a_full_disk_leaves_no_half_written_report() {
     ended(&report(temp.path()), 0, "");
     let whole = files(temp.path());
     assert!(whole.contains_key("report.html") && whole.len() > 8, "{:?}", whole.keys());
-    for free in [4, 16, 64, 256, 400] {
+    let needed = whole.values().map(|bytes| bytes.len().div_ceil(4096) * 4).sum::<usize>();
+    for free in [4, 16, 64, needed / 2, needed * 9 / 10] {
         let (ballast, out) = (disk.0.path().join("ballast"), disk.0.path().join("out"));
         fs::write(&ballast, vec![0; (2048 - free) * 1024]).unwrap();
         check_whole_files(&report(&out), &out, &whole);
@@ -265,17 +266,17 @@ fn script(shell: &str) -> (TempDir, PathBuf) {
     (temp, path)
 }
 
-/// What a shell offers at the end of a command line.
-type Complete = fn(&Path, &str) -> Option<String>;
+/// What a shell offers at the end of a command line, where `name` is expected; `None` where there is no such shell.
+type Complete = fn(&Path, &str, &str) -> Option<String>;
 
-fn bash(script: &Path, line: &str) -> Option<String> {
+fn bash(script: &Path, line: &str, _: &str) -> Option<String> {
     let complete = r#"source "$0"; read -ra COMP_WORDS <<< "$1"; [[ $1 == *' ' ]] && COMP_WORDS+=('')
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$1; COMP_POINT=${#1}
         _spattn spattn "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; printf '%s\n' "${COMPREPLY[@]}""#;
     shell_output(Command::new("bash").args(["--norc", "-c", complete]).arg(script).arg(line))
 }
 
-fn fish(script: &Path, line: &str) -> Option<String> {
+fn fish(script: &Path, line: &str, _: &str) -> Option<String> {
     shell_output(
         Command::new("fish")
             .args(["--no-config", "-c", "source $argv[1]; complete -C \"$argv[2]\""])
@@ -284,13 +285,21 @@ fn fish(script: &Path, line: &str) -> Option<String> {
     )
 }
 
-/// Zsh completes only at a terminal, which `zpty` stands in for.
-fn zsh(script: &Path, line: &str) -> Option<String> {
+/// Zsh completes only at a terminal, which `zpty` stands in for; it is read until `name` is there, or long enough.
+fn zsh(script: &Path, line: &str, name: &str) -> Option<String> {
     let complete = r#"zmodload zsh/zpty || exit 9
-        zpty z zsh -f -i; zpty -w z "PS1=; stty -echo; fpath=(${1:h} \$fpath); autoload -U compinit; compinit -u -D"
-        zpty -w z "zstyle ':completion:*' list-colors; setopt no_auto_menu; LISTMAX=0; bindkey '^I' list-choices; echo REA''DY"
-        zpty -r z seen '*READY*'; zpty -n -w z "$2"$'\t'; sleep 2; zpty -r -t z seen '*'; print -r -- "$seen""#;
-    shell_output(Command::new("zsh").args(["-f", "-c", complete, "zsh"]).arg(script).arg(line))
+        zpty z zsh -f -i
+        zpty -w z "PS1='>'; fpath=(${1:h} \$fpath); autoload -U compinit; compinit -u -D; LISTMAX=0; echo REA''DY"
+        zpty -r z seen '*READY*'
+        zpty -n -w z "$2"$'\t\t'
+        seen=''
+        for i in {1..60}; do
+            sleep 0.25
+            while zpty -r -t z chunk; do seen+=$chunk; done
+            [[ $seen == *$3* ]] && break
+        done
+        print -r -- "$seen""#;
+    shell_output(Command::new("zsh").args(["-f", "-c", complete, "zsh"]).arg(script).args([line, name]))
 }
 
 fn shell_output(command: &mut Command) -> Option<String> {
@@ -321,7 +330,7 @@ fn shells_complete_the_names_of_values() {
     for (shell, complete) in shells {
         let (_temp, script) = script(shell);
         for (line, name) in expected {
-            let Some(offered) = complete(&script, &format!("spattn {line}")) else {
+            let Some(offered) = complete(&script, &format!("spattn {line}"), name) else {
                 eprintln!("SKIPPED: there is no {shell} here");
                 break;
             };
@@ -337,7 +346,7 @@ fn shells_still_complete_files_where_a_value_may_be_one() {
         let (temp, script) = script(shell);
         fs::write(temp.path().join("matrix-of-mine.toml"), "").unwrap();
         let line = format!("spattn eval --config {}/matrix-", temp.path().display());
-        match complete(&script, &line) {
+        match complete(&script, &line, "of-mine.toml") {
             Some(offered) => assert!(offered.contains("of-mine.toml"), "{shell}: {offered}"),
             None => eprintln!("SKIPPED: there is no {shell} here"),
         }

@@ -24,7 +24,7 @@ struct Named {
     or_path: bool,
 }
 
-const NAMED: [Named; 11] = [
+static NAMED: [Named; 11] = [
     Named { argument: "tasks", commands: &["eval", "sweep", "calibrate", "export-eval"], names: tasks, or_path: false },
     Named { argument: "methods", commands: &["eval", "sweep"], names: methods, or_path: false },
     Named { argument: "methods", commands: &["calibrate"], names: calibrations, or_path: false },
@@ -41,8 +41,11 @@ const NAMED: [Named; 11] = [
 /// The script for a shell; `command` is the program's command line.
 pub(super) fn script(shell: Shell, command: Command) -> String {
     let mut script = Vec::new();
-    generate(shell, &mut with_names(command), "spattn", &mut script);
-    let script = String::from_utf8_lossy(&script).into_owned();
+    generate(shell, &mut with_names(command.clone()), "spattn", &mut script);
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Fish {
+        script.extend(positions_of_fish(&command));
+    }
     NAMED.iter().filter(|named| named.or_path).fold(script, |script, named| with_files(shell, script, &(named.names)()))
 }
 
@@ -60,16 +63,39 @@ fn with_files(shell: Shell, script: String, names: &[String]) -> String {
     }
 }
 
+/// What the generator for fish leaves out: names of values without a flag.
+fn positions_of_fish(command: &Command) -> Vec<String> {
+    let subcommands = |c: &Command| c.get_subcommands().cloned().collect::<Vec<_>>();
+    let mut lines = Vec::new();
+    for outer in subcommands(command) {
+        let within = format!("__fish_spattn_using_subcommand {}", outer.get_name());
+        lines.extend(names_of_fish(&outer, &within));
+        for inner in subcommands(&outer) {
+            lines.extend(names_of_fish(
+                &inner,
+                &format!("{within}; and __fish_seen_subcommand_from {}", inner.get_name()),
+            ));
+        }
+    }
+    lines
+}
+
+fn names_of_fish(command: &Command, within: &str) -> Vec<String> {
+    let named = command.get_positionals().filter_map(|argument| find(command.get_name(), argument));
+    named.map(|named| format!("complete -c spattn -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
+}
+
+/// What is known of an argument's values.
+fn find(command: &str, argument: &Arg) -> Option<&'static Named> {
+    NAMED.iter().find(|n| n.argument == argument.get_id().as_str() && n.commands.contains(&command))
+}
+
 /// The command line with the names of values.
 fn with_names(command: Command) -> Command {
     let name = command.get_name().to_owned();
-    let named = |argument: Arg| {
-        let id = argument.get_id().as_str();
-        let found = NAMED.iter().find(|n| n.argument == id && n.commands.contains(&name.as_str()));
-        match found {
-            Some(found) => argument.value_parser(PossibleValuesParser::new((found.names)())),
-            None => argument,
-        }
+    let named = |argument: Arg| match find(&name, &argument) {
+        Some(found) => argument.value_parser(PossibleValuesParser::new((found.names)())),
+        None => argument,
     };
     command.mut_args(named).mut_subcommands(with_names)
 }
