@@ -3,11 +3,22 @@
 //! The library is built in floors; a module imports only from those below it
 //! (see `ARCHITECTURE.md`):
 //!
-//! `error`, `cost` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`report`] → [`cli`].
+//! `error`, `cost`, `disk`, `foreign` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`report`] → [`cli`].
+
+/// Prints a line on standard error, whether or not anybody can read it: `std`'s own ends the program with a panic where
+/// the other end of a pipe is closed (`spattn eval 2>&1 | head -1`).
+macro_rules! eprintln {
+    ($($line:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($line)*);
+    }};
+}
 
 pub mod error;
 
 pub mod cost;
+pub mod disk;
+pub mod foreign;
 pub mod kernels;
 pub mod kv;
 

@@ -519,6 +519,10 @@ fn faults_of_a_tokenizer_are_one_line() {
     };
     let broken = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: "{\n}".into() });
     assert!(broken.starts_with("t/tokenizer.json: not a tokenizer: "), "{broken}");
+    // The crate that reads it panics where the JSON is torn at its decoder.
+    let torn = r#"{"version": "1.0", "decoder": }"#;
+    let torn = message(&|f| f.tokenizer = TextFile { name: "t/tokenizer.json".into(), text: torn.into() });
+    assert!(torn.starts_with("t/tokenizer.json: not a tokenizer: it is damaged: "), "{torn}");
     let config = message(&|f| f.tokenizer_config = Some(TextFile { name: "c.json".into(), text: "[]".into() }));
     assert_eq!(config, "c.json: expected a JSON object");
     let list = json!([{"name": "rag", "template": "x"}]);

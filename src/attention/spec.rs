@@ -82,6 +82,9 @@ fn split_outside_braces(text: &str) -> Option<Vec<&str>> {
 
 fn expand_value(value: &str) -> Result<Vec<String>, String> {
     let Some(list) = value.strip_prefix('{').and_then(|v| v.strip_suffix('}')) else { return expand_item(value) };
+    if list.contains(['{', '}']) {
+        return Err(format!("`{value:.40}` has braces within braces"));
+    }
     let mut values = Vec::new();
     for item in list.split(',') {
         values.extend(expand_item(item)?);

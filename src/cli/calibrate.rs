@@ -1,18 +1,19 @@
 //! `spattn calibrate`: learn about a model what some methods need to know, and keep it in files.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::eval::{set_threads, stop_on_interrupt};
+use super::output::print_line;
 use super::{Done, numbers};
+use crate::disk::write_whole;
 use crate::error::UsageError;
-use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, write_whole};
+use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text};
 use crate::model::Model;
 use crate::model::calibration::file_name;
 use crate::model::source::ModelSource;
@@ -170,15 +171,14 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
 /// Writes the files and says what they hold.
 fn report(outcome: &Outcome, model: &Model, out: &Path) -> Result<()> {
     let Outcome { made, blocks, tokens, data, took } = outcome;
-    let mut stdout = std::io::stdout().lock();
     let took = took.as_secs_f64();
     let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
-    writeln!(stdout, "{}: {tokens} tokens in {blocks} ({data}), {took:.1} s", model.id)?;
+    print_line(&format!("{}: {tokens} tokens in {blocks} ({data}), {took:.1} s", model.id))?;
     for Made { kind, bytes, notes } in made {
         let path = out.join(file_name(kind));
-        write_whole(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        writeln!(stdout, "\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3)?;
-        notes.iter().try_for_each(|note| writeln!(stdout, "  {note}"))?;
+        write_whole(&path, bytes)?;
+        print_line(&format!("\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3))?;
+        notes.iter().try_for_each(|note| print_line(&format!("  {note}")))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `spattn data`: work with data files.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 
@@ -11,7 +11,8 @@ use serde_json::json;
 
 use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
 use super::export_eval::{self, ExportEvalArgs};
-use super::{create, numbers};
+use super::numbers;
+use super::output::Export;
 use crate::error::UsageError;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
@@ -121,10 +122,7 @@ fn export_train(args: &ExportArgs) -> Result<()> {
     let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;
     let encoder = PieceEncoder::new(&read(&args.tokenizer)?)
         .map_err(|e| UsageError::new(format!("{}: {e}", args.tokenizer.display())))?;
-    let mut out: Box<dyn Write + Send> = match &args.out {
-        Some(path) => Box::new(BufWriter::new(create(path)?)),
-        None => Box::new(BufWriter::new(std::io::stdout())),
-    };
+    let mut out = Export::to(args.out.as_deref())?;
     if !args.jsonl {
         let header = json!({ "families": trainer.families(), "bos": encoder.bos(), "eos": encoder.eos() });
         writeln!(out, "{header}")?;
@@ -135,9 +133,8 @@ fn export_train(args: &ExportArgs) -> Result<()> {
         let writer = scope.spawn(move || -> Result<()> {
             for group in receive {
                 group.iter().try_for_each(|bytes| out.write_all(bytes))?;
-                out.flush()?;
             }
-            Ok(())
+            Ok(out.finish()?)
         });
         for group in plan.get(args.from..).unwrap_or_default().chunks(AT_ONCE) {
             let made = make(group, &trainer, &encoder, args)?;

@@ -1,11 +1,11 @@
 //! `spattn data fetch|list|check`: published data sets in a folder.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use super::output::print_line;
 use crate::error::{RunFailure, UsageError};
 use crate::model::download::{DownloadError, Job};
 use crate::model::http::{HttpError, Refusal};
@@ -98,15 +98,13 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
         return Err(UsageError::new("no data set was named").hint(format!("known: {}", known.join(", "))).into());
     }
     let folder = args.selection.folder()?;
-    let mut out = std::io::stdout();
     for set in args.selection.sets()? {
         for file in &set.files {
             let done = fetch_file(set, file, &folder, args.from.as_deref())?;
-            writeln!(out, "{done:<8} {}", folder.join(&file.path).display())?;
+            print_line(&format!("{done:<8} {}", folder.join(&file.path).display()))?;
         }
     }
-    writeln!(out, "\nUse with: spattn eval --data {} --task ...", folder.display())?;
-    Ok(())
+    print_line(&format!("\nUse with: spattn eval --data {} --task ...", folder.display()))
 }
 
 /// Says whether the file was there already.
@@ -175,8 +173,7 @@ fn not_fetched(job: &Job<'_>, error: DownloadError, elsewhere: &str) -> anyhow::
 /// Unknown names, as [`UsageError`]; standard output that cannot be written.
 pub fn list(args: &ListArgs) -> Result<()> {
     let folder = args.selection.folder()?;
-    let mut out = std::io::stdout();
-    writeln!(out, "data folder: {}\n", folder.display())?;
+    print_line(&format!("data folder: {}\n", folder.display()))?;
     for set in args.selection.sets()? {
         let findings = set.check(&folder);
         let count = |is: fn(&State) -> bool| findings.iter().filter(|f| is(&f.state)).count();
@@ -187,10 +184,9 @@ pub fn list(args: &ListArgs) -> Result<()> {
             (_, 0) => format!("{right} of {} files", findings.len()),
             _ => format!("{wrong} not as published"),
         };
-        writeln!(out, "{:<13} {state:<24} {} [{}]", set.name, set.about, set.licence)?;
+        print_line(&format!("{:<13} {state:<24} {} [{}]", set.name, set.about, set.licence))?;
     }
-    writeln!(out, "\nGet one with: spattn data fetch NAME. See what is wrong with: spattn data check NAME")?;
-    Ok(())
+    print_line("\nGet one with: spattn data fetch NAME. See what is wrong with: spattn data check NAME")
 }
 
 /// Prints a line for each file and each part of a set.
@@ -205,7 +201,6 @@ pub fn check(args: &CheckArgs) -> Result<()> {
     }
     let named = !args.selection.names.is_empty();
     let (mut wrong, mut missing) = (0, 0);
-    let mut out = std::io::stdout();
     for set in args.selection.sets()? {
         for Finding { what, state } in set.check(&folder) {
             let (word, detail) = match &state {
@@ -215,7 +210,7 @@ pub fn check(args: &CheckArgs) -> Result<()> {
             };
             wrong += usize::from(word == "WRONG");
             missing += usize::from(word == "missing");
-            writeln!(out, "{}", format!("{:<13} {word:<8} {what:<46} {detail}", set.name).trim_end())?;
+            print_line(format!("{:<13} {word:<8} {what:<46} {detail}", set.name).trim_end())?;
         }
     }
     match (wrong, missing) {

@@ -1,7 +1,6 @@
 //! `spattn doctor`: what this machine and this build can do, and what is missing.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -9,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::data_sets::default_folder;
+use super::output::print_line;
 use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
 use crate::kernels::cpu::isa_name;
 use crate::model::hub::{CachedModel, HubOptions, cached_models};
@@ -109,8 +109,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         true => serde_json::to_string_pretty(&findings)?,
         false => findings.text(),
     };
-    writeln!(std::io::stdout().lock(), "{}", text.trim_end())?;
-    Ok(())
+    print_line(text.trim_end())
 }
 
 impl Findings {

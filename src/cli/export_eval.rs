@@ -1,6 +1,6 @@
 //! `spattn data export-eval`: the examples of an evaluation as rows of text.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -8,7 +8,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::eval::find_data;
-use super::{create, numbers};
+use super::numbers;
+use super::output::Export;
 use crate::error::UsageError;
 use crate::eval::run::Counter;
 use crate::model::source::ModelSource;
@@ -125,18 +126,14 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
     let tokenizer_options = TokenizerOptions { chat: !args.no_chat, ..TokenizerOptions::default() };
     let tokenizer = Tokenizer::load(&texts, &texts.config()?, tokenizer_options)?;
     let counter = Counter(&tokenizer);
-    let mut out: Box<dyn Write> = match &args.out {
-        Some(path) => Box::new(BufWriter::new(create(path)?)),
-        None => Box::new(BufWriter::new(std::io::stdout())),
-    };
+    let mut out = Export::to(args.out.as_deref())?;
     for task in &tasks {
         for &length in &args.lengths {
             for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) * task.cells() {
                 let example = task.example(length, index, args.seed, &counter)?;
-                serde_json::to_writer(&mut out, &Row::new(&example, &counter)?)?;
-                out.write_all(b"\n")?;
+                writeln!(out, "{}", serde_json::to_string(&Row::new(&example, &counter)?)?)?;
             }
         }
     }
-    Ok(out.flush()?)
+    Ok(out.finish()?)
 }

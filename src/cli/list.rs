@@ -1,11 +1,10 @@
 //! `spattn list`: what there is to evaluate, with parameters and defaults.
 
-use std::io::Write;
-
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::output::print_line;
 use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
@@ -71,8 +70,7 @@ pub fn run(args: ListArgs) -> Result<()> {
         (What::Configs, false) => configs_text()?,
         (What::Configs, true) => serde_json::to_string_pretty(&configs_json()?)?,
     };
-    writeln!(std::io::stdout().lock(), "{}", text.trim_end())?;
-    Ok(())
+    print_line(text.trim_end())
 }
 
 fn tasks_text() -> String {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::eval::{find_data, set_threads, stop_on_interrupt};
+use super::output::{print, print_line};
 use super::{Advised, Done, listed};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
@@ -156,10 +157,9 @@ impl Run {
             let left = runner.remaining(&plan, &known);
             models.push(Description::new(&runner, &left)?);
         }
-        let mut stdout = std::io::stdout().lock();
         match self.json {
-            true => writeln!(stdout, "{}", serde_json::to_string_pretty(&as_json(&models))?)?,
-            false => write!(stdout, "{}", as_text(&models))?,
+            true => print_line(&serde_json::to_string_pretty(&as_json(&models))?)?,
+            false => print(&as_text(&models))?,
         }
         watcher.verdict("would be").map(|()| Done::Completed)
     }
@@ -258,26 +258,24 @@ impl Run {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
         let report = Report::of(&merged);
         let files = report.write_all(&self.out)?;
-        let mut stdout = std::io::stdout().lock();
         if self.json {
-            writeln!(stdout, "{}", json::render(&report.rows)?)?;
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
-            return Ok(());
+            return print_line(&json::render(&report.rows)?);
         }
-        write!(stdout, "{}", table::render(&report))?;
+        let mut text = table::render(&report);
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
-            writeln!(stdout, "{}warning: {line}", if i == 0 { "\n" } else { "" })?;
+            let _ = writeln!(text, "{}warning: {line}", if i == 0 { "\n" } else { "" });
         }
         let sharing = Sharing::of(&merged.records);
         if sharing.is_worth_saying() {
-            writeln!(stdout, "\n{sharing}")?;
+            let _ = writeln!(text, "\n{sharing}");
         }
-        writeln!(stdout, "\n{} records. {took}\nFiles:", merged.records.len())?;
+        let _ = writeln!(text, "\n{} records. {took}\nFiles:", merged.records.len());
         for name in ["samples.jsonl", "manifest.json"] {
-            writeln!(stdout, "  {}", self.out.join(name).display())?;
+            let _ = writeln!(text, "  {}", self.out.join(name).display());
         }
-        listed(&files).iter().try_for_each(|line| writeln!(stdout, "  {line}"))?;
-        Ok(())
+        text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
+        print(&text)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
 pub mod calibrate;
+mod completions;
 pub mod data;
 mod data_sets;
 pub mod doctor;
@@ -9,13 +10,12 @@ mod export_eval;
 pub mod list;
 mod matrix;
 mod numbers;
+mod output;
 pub mod report;
 pub mod score;
 pub mod sweep;
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -99,27 +99,9 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Report(args) => report::run(args)?,
         Command::Score(args) => score::run(args)?,
         Command::Doctor(args) => doctor::run(&args)?,
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "spattn", &mut script);
-            std::io::stdout().lock().write_all(&script)?;
-        }
+        Command::Completions { shell } => output::print(&completions::script(shell, Cli::command()))?,
     }
     Ok(Done::Completed)
-}
-
-/// Whoever read our output has seen enough (`spattn list tasks | head`).
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>()).any(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-/// A new file to write to.
-///
-/// # Errors
-/// A [`UsageError`] that names it.
-fn create(path: &Path) -> Result<File, UsageError> {
-    File::create(path)
-        .map_err(|e| UsageError::new(format!("cannot write {}: {e}", path.display())).hint("choose another --out file"))
 }
 
 /// Files that were written, one a line, and plots, of which there may be dozens, as their folder.
@@ -137,7 +119,7 @@ fn listed(files: &[PathBuf]) -> Vec<String> {
 
 /// Prints an error as one line, then its hint and the advice.
 fn explain(error: &anyhow::Error, advice: Option<&str>) -> ExitCode {
-    if is_closed_pipe(error) {
+    if output::is_enough(error) {
         return ExitCode::SUCCESS;
     }
     let line: Vec<String> = error.chain().map(|e| e.to_string().replace('\n', " ")).collect();

@@ -1,12 +1,12 @@
 //! `spattn report`: tables, plots and the page from stored records.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::listed;
+use super::output::print;
 use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::{Report, csv, json, latex, markdown, merge, table};
@@ -117,16 +117,14 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let report = Report::of(&merged);
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
-    let mut stdout = std::io::stdout().lock();
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
-    let text = match layout.as_ref().filter(|_| !args.json) {
+    let mut text = match layout.as_ref().filter(|_| !args.json) {
         Some(layout) => printed_pivot(&pivot::tables(&report, layout), format)?,
         None => printed(&report, format)?,
     };
-    write!(stdout, "{text}")?;
     match format {
         Format::Table if layout.is_none() => {
-            in_short(&report.warnings).iter().try_for_each(|(_, line)| writeln!(stdout, "warning: {line}"))?;
+            in_short(&report.warnings).iter().for_each(|(_, line)| text += &format!("warning: {line}\n"));
         }
         // Pivots have the warnings that concern single cells in their notes.
         Format::Json | Format::Csv if layout.is_none() => {
@@ -138,17 +136,17 @@ pub fn run(args: ReportArgs) -> Result<()> {
         }
         _ => {}
     }
-    let Some(out) = args.folder() else { return Ok(()) };
+    let Some(out) = args.folder() else { return print(&text) };
     let layouts = match layout {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
     };
     let files = [report.write_all(&out)?, report.write_tables(&out, &layouts)?].concat();
     if format == Format::Table {
-        writeln!(stdout, "\n{} records. Files:", report.records.len())?;
-        listed(&files).iter().try_for_each(|line| writeln!(stdout, "  {line}"))?;
+        text += &format!("\n{} records. Files:\n", report.records.len());
+        listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
     }
-    Ok(())
+    print(&text)
 }
 
 /// The tables that every report has: methods by tasks, and by lengths where there are several.

@@ -1,13 +1,13 @@
 //! `spattn score`: score predictions made elsewhere, or score those of a run again, by the published rules.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::output::print_line;
 use crate::error::UsageError;
 use crate::eval::stats::mean;
 use crate::eval::store::SAMPLES;
@@ -114,7 +114,7 @@ pub fn run(args: ScoreArgs) -> Result<()> {
         true => serde_json::to_string(&report)?,
         false => report.text(),
     };
-    writeln!(std::io::stdout().lock(), "{text}").context("cannot write to standard output")
+    print_line(&text)
 }
 
 impl ScoreReport {

@@ -16,6 +16,7 @@ use crate::attention::calibration::{
 };
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, expand_grid};
+use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::model::calibration::CalibrationPlace;
 use crate::model::checksum::sha256_hex;
@@ -539,9 +540,7 @@ impl Plan<'_> {
             let kind = order.calibration.kind;
             state.settings.insert(PLANNED.to_owned(), self.tokens.to_string());
             let info = self.info(checkpoint_kind(kind), &state, read, model);
-            let path = checkpoints.file(kind);
-            write_whole(&path, &artefact::write(&info, &state.tensors))
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            write_whole(&checkpoints.file(kind), &artefact::write(&info, &state.tensors))?;
         }
         Ok(())
     }
@@ -592,14 +591,4 @@ const PLANNED: &str = "planned_tokens";
 
 fn checkpoint_kind(kind: &str) -> String {
     format!("{kind}.checkpoint")
-}
-
-/// A reader finds the old file or the new one, never a part.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let part = path.with_extension("part");
-    std::fs::write(&part, bytes)?;
-    std::fs::rename(&part, path)
 }

@@ -4,6 +4,7 @@
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
 use super::record::Record;
+use crate::disk::write_whole;
 use crate::error::{UsageError, in_plain_words};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
@@ -91,7 +92,7 @@ impl Store {
             loaded = read_records(&path, loaded.notices)?;
             check_belong(dir, &loaded.records, &manifest)?;
         }
-        write_whole(&dir.join(MANIFEST), &manifest)?;
+        write_whole(&dir.join(MANIFEST), format!("{manifest:#}\n").as_bytes())?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
         Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path)?, loaded, keys, lock })
     }
@@ -495,14 +496,6 @@ fn short(value: &Value) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
-}
-
-/// Writes the manifest beside its place and moves it there, so that it is never half there.
-fn write_whole(path: &Path, manifest: &Value) -> Result<()> {
-    let failed = || format!("cannot write {}", path.display());
-    let beside = path.with_extension("json.new");
-    fs::write(&beside, format!("{manifest:#}\n")).with_context(failed)?;
-    fs::rename(&beside, path).with_context(failed)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::checksum::sha256_hex;
 use super::config::{ModelConfig, token_ids};
 use super::source::{ModelTexts, TextFile};
 use crate::error::{UsageError, in_plain_words};
+use crate::foreign::contain;
 
 /// Special tokens that end a turn in some family even where no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
@@ -161,7 +162,7 @@ impl Tokenizer {
 
     fn encode_rendered(&self, rendered: Rendered) -> Result<PromptTokens, UsageError> {
         let Rendered { text, user_start, user_cut } = rendered;
-        let encoding = self.inner.encode(text.as_str(), false).map_err(|e| self.failed(&*e))?;
+        let encoding = self.run(|| self.inner.encode(text.as_str(), false))?;
         let mut ids = encoding.get_ids().to_vec();
         let mut offsets = encoding.get_offsets().to_vec();
         if self.needs_front(&ids) {
@@ -195,7 +196,7 @@ impl Tokenizer {
     /// # Errors
     /// If the text cannot be split.
     pub fn encode_with_ends(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), UsageError> {
-        let encoding = self.inner.encode(text, false).map_err(|e| self.failed(&*e))?;
+        let encoding = self.run(|| self.inner.encode(text, false))?;
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(_, end)| *end).collect()))
     }
 
@@ -209,16 +210,21 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, UsageError> {
-        self.inner.decode(ids, true).map_err(|e| self.failed(&*e))
+        self.run(|| self.inner.decode(ids, true))
     }
 
     fn split(&self, text: &str) -> Result<Vec<u32>, UsageError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| self.failed(&*e))?;
+        let encoding = self.run(|| self.inner.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     fn needs_front(&self, ids: &[u32]) -> bool {
         !self.front.is_empty() && ids.first() != self.front.first()
+    }
+
+    /// Uses the tokenizer, which may be one that its own code did not expect.
+    fn run<T>(&self, encode: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, UsageError> {
+        contain(encode).map_err(|e| self.failed(&e))?.map_err(|e| self.failed(&*e))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> UsageError {
@@ -272,7 +278,8 @@ fn read_tokenizer(file: &TextFile) -> Result<tokenizers::Tokenizer, UsageError> 
     let fault = |e: &dyn std::error::Error| {
         UsageError::new(format!("{}: not a tokenizer: {}", file.name, in_plain_words(&one_line(e))))
     };
-    let mut inner = tokenizers::Tokenizer::from_bytes(file.text.as_bytes()).map_err(|e| fault(&*e))?;
+    let read = contain(|| tokenizers::Tokenizer::from_bytes(file.text.as_bytes())).map_err(|e| fault(&e))?;
+    let mut inner = read.map_err(|e| fault(&*e))?;
     if inner.get_vocab_size(true) == 0 {
         return Err(UsageError::new(format!("{}: it has no tokens", file.name)));
     }
@@ -290,7 +297,7 @@ fn one_line(error: &dyn std::error::Error) -> String {
 /// use to a prompt that is to be continued.
 fn front(inner: &tokenizers::Tokenizer, file: &str) -> Result<Vec<u32>, UsageError> {
     let failed = |e: tokenizers::Error| UsageError::new(format!("{file}: {}", one_line(&*e)));
-    let encoding = inner.encode("a", true).map_err(failed)?;
+    let encoding = contain(|| inner.encode("a", true)).map_err(|e| failed(e.into()))?.map_err(failed)?;
     let special = encoding.get_special_tokens_mask().iter().take_while(|m| **m == 1).count();
     Ok(encoding.get_ids()[..special].to_vec())
 }

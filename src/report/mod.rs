@@ -18,7 +18,6 @@ mod format;
 mod means;
 mod stand_ins;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -27,6 +26,7 @@ use rayon::prelude::*;
 pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, depths, png};
+use crate::disk::write_whole;
 use crate::eval::cells::{self, Cell};
 use crate::eval::checks::{self, Warning};
 use crate::eval::record::{Record, SummaryRow};
@@ -140,10 +140,6 @@ fn write_figure(figure: &Figure, dir: &Path) -> Result<[PathBuf; 2]> {
 }
 
 fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
-    let failed = || format!("cannot write {}", path.display());
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).with_context(failed)?;
-    }
-    fs::write(&path, bytes).with_context(failed)?;
+    write_whole(&path, bytes)?;
     Ok(path)
 }

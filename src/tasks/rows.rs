@@ -17,11 +17,14 @@ use serde_json::{Map, Value};
 use zip::result::ZipError;
 
 use crate::error::UsageError;
+use crate::foreign::contain;
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
 const DOCUMENT_HINT: &str = "a JSON document with the rows as its list `data` is expected";
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
+/// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
+const LONGEST_LINE: u64 = 64 << 20;
 /// Malformed rows whose places a message names at most.
 const PLACES_NAMED: usize = 10;
 
@@ -60,7 +63,7 @@ impl RowSource {
         if path.extension().is_none_or(|ending| ending != "parquet") {
             return Ok(Self::File(path.to_owned()));
         }
-        let lines = table_lines(path).map_err(|e| {
+        let lines = contain(|| table_lines(path)).map_err(anyhow::Error::from).flatten().map_err(|e| {
             UsageError::new(format!("cannot read {}: {e:#}", path.display()))
                 .hint("a table in Parquet is expected, uncompressed or compressed by Snappy")
         })?;
@@ -363,12 +366,17 @@ impl Rows {
             loop {
                 line.clear();
                 let read = reader
+                    .take(LONGEST_LINE + 1)
                     .read_until(b'\n', &mut line)
                     .map_err(|e| UsageError::new(format!("cannot read {}: {e}", source.label())))?;
                 if read == 0 {
                     return Ok(());
                 }
                 number += 1;
+                if read as u64 > LONGEST_LINE {
+                    let what = format!("{}:{number}: longer than {} MiB", source.label(), LONGEST_LINE >> 20);
+                    return Err(UsageError::new(what).hint(FILE_HINT).into());
+                }
                 if !line.trim_ascii().is_empty() {
                     match rows.parse(&line, number).and_then(|row| check(&row)) {
                         Ok(wanted) => {
@@ -540,6 +548,17 @@ mod tests {
         for index in 0..plain.len() {
             assert_eq!(plain.read(index).unwrap().fields, zipped.read(index).unwrap().fields);
         }
+    }
+
+    #[test]
+    fn a_line_that_would_fill_the_memory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.zip");
+        archive(&path, "data/rows.jsonl", &vec![b' '; LONGEST_LINE as usize + 2]);
+        assert!(path.metadata().unwrap().len() < 1 << 20);
+        let zipped = RowSource::zipped(&path, "data/rows.jsonl").unwrap().unwrap();
+        let error = Rows::open(zipped, true, has_x).unwrap_err().to_string();
+        assert!(error.ends_with("rows.jsonl:1: longer than 64 MiB"), "{error}");
     }
 
     proptest! {

@@ -37,11 +37,15 @@ impl Axis {
         Self::linear(low, ((high / 10.0).ceil() * 10.0).clamp(low + 10.0, 100.0))
     }
 
-    /// For perplexities: logarithmic if they span over a decade.
+    /// For perplexities: logarithmic if they span over a decade. Infinite ones have no place on it.
     pub fn of_perplexities(values: impl Iterator<Item = f64> + Clone) -> Self {
         const MARGIN: f64 = 0.05;
+        let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let least = values.clone().fold(f64::INFINITY, f64::min);
         let most = values.fold(0.0, f64::max);
+        if most == 0.0 {
+            return Self::linear(0.0, 100.0);
+        }
         match most / least > 10.0 {
             true => Self::logarithmic(least, most),
             false => {
@@ -73,7 +77,8 @@ impl Axis {
 
     fn logarithmic(least: f64, most: f64) -> Self {
         const MARGIN: f64 = 1.1;
-        let (low, high) = (least / MARGIN, most * MARGIN);
+        // The decades are counted below: there have to be some hundreds at most.
+        let (low, high) = ((least / MARGIN).max(f64::MIN_POSITIVE), (most * MARGIN).min(f64::MAX));
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
         let wide = most / least > 300.0;
         let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -112,6 +117,19 @@ mod tests {
         let axis = Axis::of_perplexities([12.0, 15.0].into_iter());
         assert!(!axis.log && axis.low > 11.0 && axis.high < 16.0);
         assert!(Axis::of_perplexities([12.0, 1500.0].into_iter()).log);
+    }
+
+    #[test]
+    fn values_at_the_ends_of_what_numbers_can_be_have_an_axis() {
+        let few = |axis: Axis| assert!(axis.ticks.len() < 1000, "{} ticks", axis.ticks.len());
+        for ends in [[0.0, 12.0], [1.0, f64::INFINITY], [f64::NAN, 2.0], [f64::INFINITY; 2], [1e-320, 1e308]] {
+            few(Axis::of_perplexities(ends.into_iter()));
+            few(Axis::of_costs(&ends));
+            few(Axis::of_scores(ends.into_iter()));
+            few(Axis::from_zero(ends[1]));
+        }
+        let axis = Axis::of_perplexities([12.0, f64::INFINITY, 15.0].into_iter());
+        assert!(axis.low > 11.0 && axis.high < 16.0);
     }
 
     #[test]

@@ -1,0 +1,16 @@
+//! Run matrices in TOML.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use spattn::eval::config::{RunConfig, Settings};
+use spattn_fuzz::read_usage;
+
+fuzz_target!(|text: &str| {
+    let Some(settings) = read_usage(Settings::parse(text, "config.toml")) else { return };
+    let quick = Settings::load("quick").expect("a shipped config");
+    for settings in [settings.clone(), settings.over(quick)] {
+        for config in read_usage(RunConfig::resolve(settings)).unwrap_or_default() {
+            assert!(!config.variants().is_empty());
+        }
+    }
+});

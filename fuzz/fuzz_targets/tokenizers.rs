@@ -1,0 +1,59 @@
+//! `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja`, the first replaced by
+//! one that works where it is empty.
+#![no_main]
+
+use std::path::PathBuf;
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use spattn::model::calibration::CalibrationPlace;
+use spattn::model::config::ModelConfig;
+use spattn::model::source::{ModelFiles, TextFile};
+use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
+use spattn::model::weights::Weights;
+use spattn_fuzz::{files, read_usage};
+
+const CONFIG: &str = include_str!("../../tests/golden/models/llama3/config.json");
+const SMALL: &str = include_str!("../small-tokenizer.json");
+/// A safetensors file without tensors.
+const NO_WEIGHTS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
+
+fuzz_target!(|input: &[u8]| -> Corpus {
+    let Ok(texts) = files(input).into_iter().map(std::str::from_utf8).collect::<Result<Vec<_>, _>>() else {
+        return Corpus::Reject;
+    };
+    let file = |at: usize, name: &str| {
+        let text = texts.get(at).filter(|text| !text.is_empty())?;
+        Some(TextFile { name: name.to_owned(), text: (*text).to_owned().into() })
+    };
+    let files = ModelFiles {
+        id: "model".to_owned(),
+        revision: None,
+        config: TextFile { name: "config.json".to_owned(), text: CONFIG.into() },
+        weights: Weights::from_bytes("weights", NO_WEIGHTS).expect("an empty file of tensors"),
+        tokenizer: file(0, "tokenizer.json")
+            .unwrap_or(TextFile { name: "tokenizer.json".to_owned(), text: SMALL.into() }),
+        tokenizer_config: file(1, "tokenizer_config.json"),
+        generation_config: file(2, "generation_config.json"),
+        chat_template: file(3, "chat_template.jinja"),
+        calibration: CalibrationPlace::Folder(PathBuf::new()),
+        notes: Vec::new(),
+    };
+    let config = ModelConfig::parse(CONFIG, "config.json").expect("a config that works");
+    if let Some(tokenizer) = read_usage(Tokenizer::load(&files, &config, TokenizerOptions::default())) {
+        encode(&tokenizer);
+    }
+    Corpus::Keep
+});
+
+fn encode(tokenizer: &Tokenizer) {
+    for (user, prefix) in [("a b\nWhat is a?", " It is"), ("  ", ""), ("é\u{1F600} <s>\0", "x")] {
+        if let Some(prompt) = read_usage(tokenizer.encode_prompt(user, prefix)) {
+            assert_eq!(prompt.ids.len(), prompt.offsets.len());
+            assert!(prompt.token_of_user_byte(user.len()) <= prompt.ids.len());
+            let _ = read_usage(tokenizer.decode(&prompt.ids));
+            assert_eq!(read_usage(tokenizer.count_prompt(user, prefix)), Some(prompt.ids.len()));
+        }
+        let _ = (read_usage(tokenizer.encode_plain(user, prefix)), read_usage(tokenizer.encode_with_ends(user)));
+    }
+    let _ = (tokenizer.bos_id(), tokenizer.eos_ids(), tokenizer.vocab_size(), tokenizer.has_chat());
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Fuzz one target, and keep the inputs that reach more of it: fuzz/run.sh TARGET MINUTES
+#
+# Stops at the first crash, hang of 10 s, or use of 2 GiB; the input is then in fuzz/artifacts/TARGET. SPATTN_FUZZ_BIN
+# names a folder with targets that were built before.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+target=${1:?give a target: $(ls fuzz_targets | sed 's/\.rs//' | xargs)}
+minutes=${2:?give minutes}
+if [ -z "${SPATTN_FUZZ_BIN:-}" ]; then
+    # cargo-fuzz asks stable compilers for flags of nightly ones.
+    (cd .. && RUSTC_BOOTSTRAP=1 cargo fuzz build -s none "$target")
+    SPATTN_FUZZ_BIN=target/$(rustc -vV | sed -n 's/^host: //p')/release
+fi
+program=$SPATTN_FUZZ_BIN/$target
+log=corpus/$target.log
+mkdir -p "corpus/$target" "artifacts/$target" "seeds/$target"
+limits=(-rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout=10 -max_len=8192)
+
+status=0
+TIMEFORMAT='%U %S'
+spent=$({ time nice -n 19 "$program" "corpus/$target" "seeds/$target" -max_total_time=$((minutes * 60)) "${limits[@]}" \
+    -artifact_prefix="artifacts/$target/" -print_final_stats=1 >"$log" 2>&1; } 2>&1) || status=$?
+runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+echo "$target: ${runs:-?} executions in $(awk '{printf "%.1f", ($1 + $2) / 60}' <<<"$spent") minutes of processor time, status $status"
+[ "$status" = 0 ] || { grep -A1 -E 'panicked at|ERROR: libFuzzer' "$log" || true; exit "$status"; }
+
+# The smallest inputs that together reach what all do, those of make_seeds.py beside them.
+few=$(mktemp -d)
+nice -n 19 "$program" -set_cover_merge=1 "$few" "seeds/$target" "corpus/$target" "${limits[@]}" >>"$log" 2>&1
+find "seeds/$target" -type f ! -name 'seed-*' -delete
+find "$few" -type f -size -3k -print0 | xargs -0r ls -S -r | head -60 | while read -r input; do cp "$input" "seeds/$target/"; done
+rm -r "$few"

@@ -1,0 +1,135 @@
+//! Completion scripts for shells: subcommands and flags, and the names that their values can be.
+//!
+//! The names are added to what the scripts are made from, not to the parser: a task may also be a file, a method has
+//! parameters, a model is a folder or a hub id.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command};
+use clap_complete::{Shell, generate};
+
+use crate::attention::methods::{CALIBRATIONS, METHODS};
+use crate::eval::config::SHIPPED;
+use crate::tasks::metrics::Metric;
+use crate::tasks::metrics::datasets::DATASETS;
+use crate::tasks::published::DataSet;
+use crate::tasks::{catalog, groups};
+
+/// An argument whose values have names.
+struct Named {
+    /// Id of the argument, and the subcommands that have it.
+    argument: &'static str,
+    commands: &'static [&'static str],
+    names: fn() -> Vec<String>,
+    /// Whether a value may also be a path.
+    or_path: bool,
+}
+
+static NAMED: [Named; 11] = [
+    Named { argument: "tasks", commands: &["eval", "sweep", "calibrate", "export-eval"], names: tasks, or_path: false },
+    Named { argument: "methods", commands: &["eval", "sweep"], names: methods, or_path: false },
+    Named { argument: "methods", commands: &["calibrate"], names: calibrations, or_path: false },
+    Named { argument: "more_methods", commands: &["calibrate"], names: calibrations, or_path: false },
+    Named { argument: "names", commands: &["list"], names: methods, or_path: false },
+    Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
+    Named { argument: "models", commands: &["eval", "sweep"], names: models, or_path: true },
+    Named { argument: "model", commands: &["calibrate", "export-eval"], names: models, or_path: true },
+    Named { argument: "metric", commands: &["score"], names: metrics, or_path: false },
+    Named { argument: "dataset", commands: &["score"], names: scored_sets, or_path: false },
+    Named { argument: "names", commands: &["fetch", "check"], names: data_sets, or_path: false },
+];
+
+/// The script for a shell; `command` is the program's command line.
+pub(super) fn script(shell: Shell, command: Command) -> String {
+    let mut script = Vec::new();
+    generate(shell, &mut with_names(command.clone()), "spattn", &mut script);
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if shell == Shell::Fish {
+        script.extend(positions_of_fish(&command));
+    }
+    NAMED.iter().filter(|named| named.or_path).fold(script, |script, named| with_files(shell, script, &(named.names)()))
+}
+
+/// The script with files beside `names`: where values have names, the generator offers nothing else. Bash offers files
+/// wherever no name fits.
+fn with_files(shell: Shell, script: String, names: &[String]) -> String {
+    let joined = names.join(" ");
+    match shell {
+        Shell::Zsh => script.replace(&format!(":({joined})'"), &format!(":{{_files; compadd -- {joined}}}'")),
+        Shell::Fish => {
+            let values = |files: &str| format!("-r {files} -a \"{}\\t''", names[0]);
+            script.replace(&values("-f"), &values("-F"))
+        }
+        _ => script,
+    }
+}
+
+/// What the generator for fish leaves out: names of values without a flag.
+fn positions_of_fish(command: &Command) -> Vec<String> {
+    let subcommands = |c: &Command| c.get_subcommands().cloned().collect::<Vec<_>>();
+    let mut lines = Vec::new();
+    for outer in subcommands(command) {
+        let within = format!("__fish_spattn_using_subcommand {}", outer.get_name());
+        lines.extend(names_of_fish(&outer, &within));
+        for inner in subcommands(&outer) {
+            lines.extend(names_of_fish(
+                &inner,
+                &format!("{within}; and __fish_seen_subcommand_from {}", inner.get_name()),
+            ));
+        }
+    }
+    lines
+}
+
+fn names_of_fish(command: &Command, within: &str) -> Vec<String> {
+    let named = command.get_positionals().filter_map(|argument| find(command.get_name(), argument));
+    named.map(|named| format!("complete -c spattn -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
+}
+
+/// What is known of an argument's values.
+fn find(command: &str, argument: &Arg) -> Option<&'static Named> {
+    NAMED.iter().find(|n| n.argument == argument.get_id().as_str() && n.commands.contains(&command))
+}
+
+/// The command line with the names of values.
+fn with_names(command: Command) -> Command {
+    let name = command.get_name().to_owned();
+    let named = |argument: Arg| match find(&name, &argument) {
+        Some(found) => argument.value_parser(PossibleValuesParser::new((found.names)())),
+        None => argument,
+    };
+    command.mut_args(named).mut_subcommands(with_names)
+}
+
+/// Tasks and groups that are named without a file.
+fn tasks() -> Vec<String> {
+    let groups = groups().into_iter().map(|(name, _)| name);
+    groups.chain(catalog().into_iter().map(|task| task.name)).filter(|name| !name.contains(':')).collect()
+}
+
+fn methods() -> Vec<String> {
+    METHODS.iter().map(|method| method.name.to_owned()).collect()
+}
+
+fn calibrations() -> Vec<String> {
+    CALIBRATIONS.iter().map(|calibration| calibration.kind.to_owned()).collect()
+}
+
+fn configs() -> Vec<String> {
+    SHIPPED.iter().map(|config| config.name.to_owned()).collect()
+}
+
+fn models() -> Vec<String> {
+    vec!["builtin".to_owned()]
+}
+
+fn metrics() -> Vec<String> {
+    Metric::all().map(|metric| metric.name().to_owned()).collect()
+}
+
+fn scored_sets() -> Vec<String> {
+    DATASETS.iter().map(|set| set.name.to_owned()).collect()
+}
+
+fn data_sets() -> Vec<String> {
+    DataSet::all().iter().map(|set| set.name.clone()).collect()
+}

@@ -1,0 +1,95 @@
+//! Where commands print to and export to.
+
+use std::io::{self, BufWriter, ErrorKind, Stdout, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::disk::WholeFile;
+use crate::error::UsageError;
+
+/// Prints on standard output, at once. Whoever read it and has seen enough (`| head`) does not stop the command, which
+/// may have more to do than to print.
+///
+/// # Errors
+/// If it cannot be written for another reason, such as a full disk.
+pub(super) fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("cannot write to standard output"),
+    }
+}
+
+/// The same with the end of a line.
+pub(super) fn print_line(text: &str) -> Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// Whoever read our output has seen enough (`spattn data export-eval ... | head`).
+#[derive(Debug, thiserror::Error)]
+#[error("standard output was closed")]
+struct Enough;
+
+/// Whether an export ended because nobody reads on: no error to be told. A pipe or connection that broke elsewhere is one.
+pub(super) fn is_enough(error: &anyhow::Error) -> bool {
+    let io = error.chain().filter_map(|e| e.downcast_ref::<io::Error>());
+    io.filter_map(io::Error::get_ref).any(|inner| inner.is::<Enough>())
+}
+
+fn enough(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::BrokenPipe => io::Error::new(ErrorKind::BrokenPipe, Enough),
+        kind => io::Error::new(kind, format!("cannot write to standard output: {error}")),
+    }
+}
+
+/// Where rows are exported to: a file, which has its name only when all are in it, or standard output, where a reader
+/// that has seen enough ends the export.
+#[derive(Debug)]
+pub(super) enum Export {
+    File(WholeFile),
+    Stdout(BufWriter<Stdout>),
+}
+
+impl Export {
+    /// To `file`, or to standard output.
+    ///
+    /// # Errors
+    /// A [`UsageError`] that names the file if it cannot be begun.
+    pub fn to(file: Option<&Path>) -> Result<Self, UsageError> {
+        match file {
+            None => Ok(Self::Stdout(BufWriter::new(io::stdout()))),
+            Some(path) => WholeFile::create(path)
+                .map(Self::File)
+                .map_err(|e| UsageError::new(e.to_string()).hint("choose another --out file")),
+        }
+    }
+
+    /// Writes what is left.
+    ///
+    /// # Errors
+    /// If that fails; a file is then as it was before.
+    pub fn finish(self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.finish(),
+            Self::Stdout(mut stdout) => stdout.flush().map_err(enough),
+        }
+    }
+}
+
+impl Write for Export {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.write(bytes),
+            Self::Stdout(stdout) => stdout.write(bytes).map_err(enough),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.flush(),
+            Self::Stdout(stdout) => stdout.flush().map_err(enough),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Files that come into being whole: they are written aside, in the same folder, and then take their name.
+//!
+//! Who reads such a file finds the old one or the new one, never a part, whatever stops the writer: a full disk, a kill.
+//! Files that grow while a run goes on (records) are not of this kind.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// Writes a file whole; folders on the way are made.
+///
+/// # Errors
+/// If it cannot be written, with its name; what was there before is then still there.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = WholeFile::create(path)?;
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+/// A file that is being written, and has its name only when [finished](Self::finish). Errors name it.
+#[derive(Debug)]
+pub struct WholeFile {
+    path: PathBuf,
+    place: BufWriter<Place>,
+}
+
+/// Where the bytes go meanwhile.
+#[derive(Debug)]
+enum Place {
+    Aside(NamedTempFile),
+    /// A device or a pipe, which cannot be replaced.
+    Itself(File),
+}
+
+impl WholeFile {
+    /// Begins a file; folders on the way are made. Dropped unfinished, it leaves nothing.
+    ///
+    /// # Errors
+    /// If the folder cannot be written, with the file's name.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let place = Place::for_file(path).map_err(|e| named(path, &e))?;
+        Ok(Self { path: path.to_owned(), place: BufWriter::new(place) })
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// If what is left cannot be written; what was there before is then still there.
+    pub fn finish(self) -> io::Result<()> {
+        let Self { path, place } = self;
+        let place = place.into_inner().map_err(|e| named(&path, e.error()))?;
+        place.keep(&path).map_err(|e| named(&path, &e))
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.place.write(bytes).map_err(|e| named(&self.path, &e))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.place.flush().map_err(|e| named(&self.path, &e))
+    }
+}
+
+impl Place {
+    fn for_file(path: &Path) -> io::Result<Self> {
+        let there = fs::metadata(path).ok();
+        if there.as_ref().is_some_and(|file| !file.is_file() && !file.is_dir()) {
+            return File::options().write(true).open(path).map(Self::Itself);
+        }
+        let path = behind_links(path);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        if there.is_some_and(|file| file.is_dir()) {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let mut aside = tempfile::Builder::new();
+        aside.prefix(".").suffix(".part");
+        // As any other new file has them; by itself the crate lets nobody else read.
+        #[cfg(unix)]
+        aside.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let aside = aside.tempfile_in(folder)?;
+        if let Ok(before) = fs::metadata(&path) {
+            aside.as_file().set_permissions(before.permissions())?;
+        }
+        Ok(Self::Aside(aside))
+    }
+
+    fn keep(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Itself(_) => Ok(()),
+            Self::Aside(file) => file.persist(behind_links(path)).map(drop).map_err(|e| e.error),
+        }
+    }
+}
+
+impl Write for Place {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Aside(file) => file.as_file_mut().write(bytes),
+            Self::Itself(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Aside(file) => file.as_file_mut().flush(),
+            Self::Itself(file) => file.flush(),
+        }
+    }
+}
+
+/// The file that a link leads to, so that the link stays one.
+fn behind_links(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn an_unfinished_file_leaves_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        write_whole(&path, b"old").unwrap();
+        let mut file = WholeFile::create(&path).unwrap();
+        file.write_all(&vec![b'x'; 1 << 20]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old", "the name changes hands in the end");
+        drop(file);
+        assert_eq!((fs::read(&path).unwrap(), names(dir.path())), (b"old".to_vec(), vec!["a.txt".to_owned()]));
+        write_whole(&path, b"new").unwrap();
+        assert_eq!((fs::read(&path).unwrap(), names(dir.path()).len()), (b"new".to_vec(), 1));
+    }
+
+    #[test]
+    fn folders_are_made_and_errors_name_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        write_whole(&dir.path().join("a/b/c.txt"), b"x").unwrap();
+        assert_eq!(fs::read(dir.path().join("a/b/c.txt")).unwrap(), b"x");
+        let error = write_whole(&dir.path().join("a/b/c.txt/d.txt"), b"x").unwrap_err();
+        assert!(error.to_string().contains("c.txt/d.txt: "), "{error}");
+        let error = write_whole(&dir.path().join("a/b"), b"x").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write ") && error.contains("a/b: "), "{error}");
+        assert_eq!(names(&dir.path().join("a")), ["b"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_permissions_stay_and_devices_are_written_to() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;
+        File::create(dir.path().join("plain")).unwrap();
+        write_whole(&dir.path().join("file"), b"x").unwrap();
+        assert_eq!(mode("file"), mode("plain"), "as open to others as any new file");
+        fs::set_permissions(dir.path().join("file"), PermissionsExt::from_mode(0o600)).unwrap();
+        symlink("file", dir.path().join("link")).unwrap();
+        write_whole(&dir.path().join("link"), b"y").unwrap();
+        assert!(fs::symlink_metadata(dir.path().join("link")).unwrap().is_symlink());
+        assert_eq!((fs::read(dir.path().join("file")).unwrap(), mode("file")), (b"y".to_vec(), 0o600));
+        write_whole(Path::new("/dev/null"), b"z").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn a_full_device_is_one_line_with_its_name() {
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            return eprintln!("SKIPPED: there is no /dev/full here");
+        }
+        let error = write_whole(full, b"x").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write /dev/full: No space left"), "{error}");
+    }
+}

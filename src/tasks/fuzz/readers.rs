@@ -1,0 +1,137 @@
+//! Every reader of rows and of documents with something valid for it to read: what the tests here damage, and what the
+//! fuzzers in `fuzz/` begin with, which read this file too.
+
+/// A reader of rows, and a file with one row of the right fields.
+pub struct Reader {
+    /// The task that reads it, `{}` for the folder.
+    pub task: &'static str,
+    /// The file's place in the folder.
+    pub file: &'static str,
+    /// A row, or all of a document.
+    pub row: &'static str,
+}
+
+const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Reader {
+    Reader { task, file, row }
+}
+
+/// All readers of JSON lines.
+pub const READERS: [Reader; 22] = [
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"input": "x\nWhat is the special magic number for a?", "outputs": ["1", 2], "answer_prefix": " It is", "index": 0}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"context": "x", "input": "Q?", "answers": ["A"], "all_classes": ["A", "B"], "dataset": "trec"}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"prompt": "line a: <7>\nNow the record is over. Tell me", "correct_line": "line a: <7>\n", "expected_number": 7}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl",
+        "rows.jsonl",
+        r#"{"context": "Hay.", "question": "What?", "answer": "7", "answer_prefix": "It"}"#,
+    ),
+    reader(
+        "jsonl:{}/rows.jsonl:metric=qa_f1,max_new_tokens=4",
+        "rows.jsonl",
+        r#"{"context": "Hay.", "turns": [{"question": "What?", "answers": ["7"]}]}"#,
+    ),
+    reader("jsonl:{}/rows.jsonl", "rows.jsonl", r#"{"report": "A long text.", "summary": ["A text."]}"#),
+    reader(
+        "longbench/qasper",
+        "longbench/qasper.jsonl",
+        r#"{"context": "x", "input": "Q?", "answers": ["A"], "length": 5, "all_classes": null}"#,
+    ),
+    reader(
+        "longbench/lsht",
+        "longbench/lsht.jsonl",
+        r#"{"context": "今天", "input": "新闻", "answers": ["体育"], "all_classes": ["体育", "农业"]}"#,
+    ),
+    reader(
+        "longbench/passage_retrieval_zh",
+        "longbench/passage_retrieval_zh.jsonl",
+        r#"{"context": "段落1：今天", "input": "今天", "answers": ["段落1"], "all_classes": null}"#,
+    ),
+    reader(
+        "kv_retrieval:file={}/rows.jsonl,steps=2",
+        "rows.jsonl",
+        r#"{"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}"#,
+    ),
+    reader("gen/gsm8k_cot", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
+    reader(
+        "gen/coqa",
+        "coqa/validation.jsonl",
+        r#"{"story": "Ann ran.", "questions": {"input_text": ["Who?"]}, "answers": {"input_text": ["Ann"]}, "additional_answers": {"0": {"input_text": ["she"]}}}"#,
+    ),
+    reader(
+        "gen/coqa_last_turn",
+        "coqa/validation.jsonl",
+        r#"{"story": "Ann ran.", "questions": {"input_text": ["Who?", "Why?"]}, "answers": {"input_text": ["Ann", "no idea"]}}"#,
+    ),
+    reader(
+        "mcq/mmlu",
+        "mmlu/test/all.jsonl",
+        r#"{"question": "Q?", "subject": "world_history", "choices": ["a", "b", "c", "d"], "answer": 3}"#,
+    ),
+    reader(
+        "mcq/arc_easy",
+        "arc_easy/test.jsonl",
+        r#"{"question": "Why?", "choices": {"text": ["so", "not so"], "label": ["1", "2"]}, "answerKey": "2"}"#,
+    ),
+    reader(
+        "mcq/openbookqa",
+        "openbookqa/test.jsonl",
+        r#"{"question_stem": "Ice is", "choices": {"text": ["cold", "hot"], "label": ["A", "B"]}, "answerKey": "A "}"#,
+    ),
+    reader(
+        "mcq/hellaswag",
+        "hellaswag/validation.jsonl",
+        r#"{"activity_label": "Baking", "ctx_a": "A man stands.", "ctx_b": "he", "endings": ["goes [title] on.", "x"], "label": "0"}"#,
+    ),
+    reader("mcq/piqa", "piqa/validation.jsonl", r#"{"goal": "open", "sol1": "push it", "sol2": "eat it", "label": 1}"#),
+    reader(
+        "mcq/winogrande",
+        "winogrande/validation.jsonl",
+        r#"{"sentence": "Ann thanked Eve, as _ had helped.", "option1": "Ann", "option2": "Eve", "answer": "2"}"#,
+    ),
+    reader("mcq/boolq", "boolq/validation.jsonl", r#"{"passage": "It is.", "question": "is it", "label": 1}"#),
+    reader(
+        "mcq/arc_challenge",
+        "ARC-Challenge/test.jsonl",
+        r#"{"question": "Why?", "choices": {"text": ["so", "no"], "label": ["A", "B"]}, "answerKey": "B"}"#,
+    ),
+];
+
+/// Readers of whole files: here `row` is all of the file.
+pub const DOCUMENTS: [Reader; 7] = [
+    reader(
+        "ruler/qa_1",
+        "squad/dev-v2.0.json",
+        r#"{"data": [{"paragraphs": [{"context": "x y", "qas": [{"question": "q?", "answers": [{"text": "x"}]}, {"question": "no?", "is_impossible": true, "answers": []}]}]}]}"#,
+    ),
+    reader(
+        "ruler/qa_2",
+        "hotpotqa/x.json",
+        r#"[{"question": "q?", "answer": "x", "context": [["T", ["x y.", " z."]]]}]"#,
+    ),
+    reader(
+        "gen/coqa",
+        "coqa/coqa-dev-v1.0.json",
+        r#"{"data": [{"story": "Ann ran.", "questions": [{"input_text": "Who?", "turn_id": 1}], "answers": [{"input_text": "Ann", "turn_id": 1}], "additional_answers": {"0": [{"input_text": "she", "turn_id": 1}]}}]}"#,
+    ),
+    reader("ruler/niah_single_2", "PaulGrahamEssays.json", r#"{"text": "Some words. And more of them."}"#),
+    reader("ruler/niah_single_2", "essays/a.txt", "Some words. And more of them."),
+    reader("mcq/mmlu", "mmlu/test/x_test.csv", "question,choice0,choice1,choice2,choice3,answer\nq,\"a, b\",b,c,d,A\n"),
+    reader("ppl/wikitext2:scored=8", "wiki.test.raw", " = Title = \n\n Some words of a text , and more of it é . \n"),
+];

@@ -1,0 +1,40 @@
+//! Inputs that fuzzers found (`fuzz/`), byte for byte, and what is near them.
+
+use std::fs;
+use std::path::Path;
+
+use spattn::tasks::rows::RowSource;
+
+/// A table that the tests of the rows read, with the byte `at` changed.
+fn changed(name: &str, at: usize, to: u8) -> Vec<u8> {
+    let table =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/tables/{name}-00000-of-00001.parquet"));
+    let mut bytes = fs::read(table).unwrap();
+    bytes[at] = to;
+    bytes
+}
+
+#[test]
+fn a_table_that_makes_its_reader_panic_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.parquet");
+    // The place of a column becomes negative.
+    fs::write(&path, changed("data/validation", 1315, 5)).unwrap();
+    let error = RowSource::open(&path).unwrap_err();
+    assert!(error.what.contains("rows.parquet: it is damaged: ") && error.hint.is_some(), "{error}");
+}
+
+#[test]
+fn a_table_with_any_byte_changed_is_read_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.parquet");
+    let length = changed("main/test", 0, b'P').len();
+    for at in 0..length {
+        for to in [0, 5, 0x7f, 0x80, 0xff] {
+            fs::write(&path, changed("main/test", at, to)).unwrap();
+            if let Err(error) = RowSource::open(&path) {
+                assert!(error.what.contains("rows.parquet: ") && !error.what.contains('\n'), "{at} {to}: {error}");
+            }
+        }
+    }
+}
