@@ -263,8 +263,6 @@ fn what_cannot_be_run_is_said_before_any_work() {
     refused(&["-l", "40000"], "40000 tokens, is beyond the context of builtin (32768)", "--allow-extrapolation");
     refused(&["-t", "ruler/niah_single_1", "-l", "1024", "-l", "64"], "cannot fit 64 tokens", "longer length");
     refused(&["-l", "0"], "a length of 0", "--length");
-    refused(&["-n", "0"], "0 samples", "--samples");
-    refused(&["--threads", "0"], "0 threads", "--threads");
     refused(&["--dense-layers", "99"], "dense layer 99 does not exist", "layers 0 to 9");
     for (spec, wrong) in [
         ("loki:rank=65", "`rank=65`"),
@@ -277,9 +275,9 @@ fn what_cannot_be_run_is_said_before_any_work() {
     }
     refused(&["--dense-layers", "first"], "dense layers `first`", "none, 0, 0+1");
     refused(&["--sparse-from", "prefill", "-m", "topk"], "has no prefill pattern", "--sparse-from decode");
-    refused(&["--sparse-from", "last:0"], "`last:0` is no place", "last:N (N from 1)");
+    refused(&["--sparse-from", "last:0"], "`last:0` is no place", "last:N (N from 1 to 16777216)");
     for shard in ["3/2", "0/2", "1", "a/b", "1/0"] {
-        refused(&["--shard", shard], &format!("`{shard}` is no share of a run"), "1/4 to 4/4");
+        refused(&["--shard", shard], &format!("`{shard}` is no share of a run"), "--shard 1/4");
     }
     refused(&["--data", "/nowhere"], "cannot read the data folder /nowhere", "--data");
     refused(&["-t", "ruler/qa_1"], "ruler/qa_1", "ruler/qa_synth");
@@ -295,11 +293,13 @@ fn a_build_without_cuda_says_so() {
 
 #[test]
 fn arguments_that_the_parser_refuses_end_with_2() {
-    let wrong: [&[&str]; 8] = [
+    let wrong: [&[&str]; 10] = [
         &["eval", "--bogus"],
         &["evil"],
         &["eval", "--length", "-5"],
         &["eval", "--samples", "many"],
+        &["eval", "--samples", "0"],
+        &["eval", "--threads", "0"],
         &["eval", "--resume", "--overwrite"],
         &["list", "everything"],
         &["score", "x.jsonl"],

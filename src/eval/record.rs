@@ -246,27 +246,6 @@ impl Record {
         if self.settings.is_empty() { named(&self.params) } else { self.settings.clone() }
     }
 
-    /// A figure that is NaN or infinite, with its name: it could not be stored, and would mean nothing.
-    pub fn not_finite(&self) -> Option<(&'static str, f64)> {
-        let likelihood = self.likelihood.iter().flat_map(|l| [("nll", l.nll), ("kl_sum", l.kl_sum)]);
-        let options = self.choice.iter().flat_map(|c| c.log_likelihoods.iter().map(|l| ("log_likelihoods", *l)));
-        let fidelity = self.fidelity.iter().flat_map(|f| {
-            let named = |name, values: &'_ [f64]| values.iter().map(|x| (name, *x)).collect::<Vec<_>>();
-            [named("output_error", &f.output_error), named("recall", &f.recall), named("dropped_mass", &f.dropped_mass)]
-                .concat()
-        });
-        let measured = [
-            ("score", self.score),
-            ("density", self.density),
-            ("density_sparse_layers", self.density_sparse_layers),
-            ("cost1", self.cost1),
-            ("cost2", self.cost2),
-            ("aux_bits", self.aux_bits),
-            ("kv_bytes_per_token", self.kv_bytes_per_token),
-        ];
-        measured.into_iter().chain(likelihood).chain(options).chain(fidelity).find(|(_, x)| !x.is_finite())
-    }
-
     /// The density asked for, if the budget was given as one.
     pub fn density_target(&self) -> Option<f64> {
         named(&self.params).get("density")?.parse().ok()
@@ -594,15 +573,6 @@ pub(crate) mod tests {
     fn a_long_option_wins_by_length_only() {
         let choice = Choice::new(vec![-4.0, -3.0, -3.0], vec![8, 2, 3], 0);
         assert_eq!((choice.most_likely, choice.most_likely_by_length), (1, 0));
-    }
-
-    #[test]
-    fn figures_that_are_none_are_named() {
-        assert_eq!(record("t", "m", 0, 1.0).not_finite(), None);
-        assert_eq!(record("t", "m", 0, f64::INFINITY).not_finite(), Some(("score", f64::INFINITY)));
-        let mut far = perplexity("m", 0, 1.0);
-        far.likelihood.as_mut().unwrap().kl_sum = f64::NAN;
-        assert_eq!(far.not_finite().unwrap().0, "kl_sum");
     }
 
     #[test]

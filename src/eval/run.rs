@@ -386,9 +386,8 @@ impl Runner<'_> {
         let records =
             catch_unwind(run).unwrap_or_else(|panic| Err(anyhow!("a fault of the program: {}", said(&*panic))));
         let records = records.and_then(|records| {
-            let broken = records.iter().flatten().find_map(Record::not_finite);
-            broken
-                .map_or(Ok(records), |(name, value)| Err(anyhow!("its `{name}` is {value}: nothing can be said of it")))
+            let broken = records.iter().flatten().find_map(|record| record.check().err());
+            broken.map_or(Ok(records), |why| Err(anyhow!("{why}: nothing can be said of it")))
         });
         records.with_context(|| self.example_name(item.wanted.place, item.wanted.index))
     }

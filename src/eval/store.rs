@@ -199,12 +199,11 @@ impl Samples {
 
 /// The record as one line, sure to be readable again.
 fn line(record: &Record) -> Result<String> {
+    let Record { task, sample, method, .. } = record;
+    let failed = || format!("the record of {task}, sample {sample}, method {method} cannot be stored");
+    record.check().map_err(anyhow::Error::msg).with_context(failed)?;
     let mut line = serde_json::to_string(record)?;
-    serde_json::from_str::<Record>(&line).with_context(|| {
-        let Record { task, sample, method, .. } = record;
-        let why = record.not_finite().map_or(String::new(), |(name, value)| format!(": its `{name}` is {value}"));
-        format!("the record of {task}, sample {sample}, method {method} cannot be stored{why}")
-    })?;
+    serde_json::from_str::<Record>(&line).with_context(failed)?;
     line.push('\n');
     Ok(line)
 }

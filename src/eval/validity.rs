@@ -38,6 +38,7 @@ impl Record {
             ("prefill_s", self.prefill_s),
             ("prefill_reused_s", self.prefill_reused_s),
             ("index_s", self.index_s),
+            ("index_reused_s", self.index_reused_s),
             ("decode_s", self.decode_s),
         ];
         amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))?;
