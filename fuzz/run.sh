@@ -29,6 +29,6 @@ echo "$target: ${runs:-?} executions in $(awk '{printf "%.1f", ($1 + $2) / 60}' 
 # The smallest inputs that together reach what all do, those of make_seeds.py beside them.
 few=$(mktemp -d)
 nice -n 19 "$program" -set_cover_merge=1 "$few" "seeds/$target" "corpus/$target" "${limits[@]}" >>"$log" 2>&1
-find "seeds/$target" -type f ! -name 'seed-*' -delete
-find "$few" -type f -size -3k -print0 | xargs -0r ls -S -r | head -60 | while read -r input; do cp "$input" "seeds/$target/"; done
+find "seeds/$target" -type f ! -name 'seed-*' ! -name 'found-*' -delete
+find "$few" -type f -size -3k -printf '%s %p\n' | sort -n | awk 'NR <= 60 { print $2 }' | xargs -r cp -t "seeds/$target"
 rm -r "$few"

@@ -14,6 +14,9 @@ use tempfile::NamedTempFile;
 /// # Errors
 /// If it cannot be written, with its name; what was there before is then still there.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(|e| named(path, &e))?;
+    }
     let mut file = WholeFile::create(path)?;
     file.write_all(bytes)?;
     file.finish()
@@ -35,10 +38,10 @@ enum Place {
 }
 
 impl WholeFile {
-    /// Begins a file; folders on the way are made. Dropped unfinished, it leaves nothing.
+    /// Begins a file in a folder that is there. Dropped unfinished, it leaves nothing.
     ///
     /// # Errors
-    /// If the folder cannot be written, with the file's name.
+    /// If the folder is not there or cannot be written, with the file's name.
     pub fn create(path: &Path) -> io::Result<Self> {
         let place = Place::for_file(path).map_err(|e| named(path, &e))?;
         Ok(Self { path: path.to_owned(), place: BufWriter::new(place) })
@@ -73,7 +76,6 @@ impl Place {
         }
         let path = behind_links(path);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
         if there.is_some_and(|file| file.is_dir()) {
             return Err(io::ErrorKind::IsADirectory.into());
         }
@@ -82,7 +84,7 @@ impl Place {
         // As any other new file has them; by itself the crate lets nobody else read.
         #[cfg(unix)]
         aside.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let aside = aside.tempfile_in(folder)?;
+        let aside = aside.tempfile_in(folder).map_err(|e| innermost(&e))?;
         if let Ok(before) = fs::metadata(&path) {
             aside.as_file().set_permissions(before.permissions())?;
         }
@@ -116,6 +118,13 @@ impl Write for Place {
 /// The file that a link leads to, so that the link stays one.
 fn behind_links(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// What the system said, without the name of the file aside.
+fn innermost(error: &io::Error) -> io::Error {
+    let source = error.get_ref().and_then(|inner| inner.source());
+    let said = source.map_or_else(|| error.to_string(), ToString::to_string);
+    io::Error::new(error.kind(), said)
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {
@@ -157,6 +166,9 @@ mod tests {
         let error = write_whole(&dir.path().join("a/b"), b"x").unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("a/b: "), "{error}");
         assert_eq!(names(&dir.path().join("a")), ["b"]);
+        let error = WholeFile::create(&dir.path().join("new/c.txt")).unwrap_err().to_string();
+        assert!(error.contains("new/c.txt: No such file") && !error.contains(".part"), "{error}");
+        assert_eq!(names(dir.path()), ["a"], "only what is written whole makes folders");
     }
 
     #[cfg(unix)]

@@ -25,6 +25,13 @@ fn a_table_that_makes_its_reader_panic_is_refused() {
 }
 
 #[test]
+fn a_table_whose_dictionary_would_fill_the_memory_is_refused() {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/damaged/dictionary.parquet");
+    let error = RowSource::open(&table).unwrap_err();
+    assert!(error.what.contains("dictionary.parquet: a dictionary of "), "{error}");
+}
+
+#[test]
 fn a_table_with_any_byte_changed_is_read_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rows.parquet");

@@ -28,7 +28,7 @@ const MOST_SPECS: usize = 10_000;
 /// If it is malformed, or stands for more than 10,000 specs; none are made then.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let malformed = |why: &str| {
-        UsageError::new(format!("method spec `{text}`: {why}"))
+        UsageError::new(format!("method spec `{}`: {why}", shortened(text)))
             .hint("write name or name:key=value,key={a,b},key=a..b/step")
     };
     let (name, rest) = text.split_once(':').unwrap_or((text, ""));
@@ -44,8 +44,11 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
         let values = expand_value(value).map_err(|why| malformed(&format!("`{key}`: {why}")))?;
         let count = specs.len().saturating_mul(values.len());
         if count > MOST_SPECS {
-            return Err(UsageError::new(format!("method spec `{text}`: its grids stand for {count} settings or more"))
-                .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")));
+            return Err(UsageError::new(format!(
+                "method spec `{}`: its grids stand for {count} settings or more",
+                shortened(text)
+            ))
+            .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")));
         }
         specs = specs
             .iter()
@@ -59,6 +62,15 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
             .collect();
     }
     Ok(specs)
+}
+
+/// A spec as an error repeats it: one of a grid may be longer than any line.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 120;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 fn split_outside_braces(text: &str) -> Option<Vec<&str>> {
@@ -116,13 +128,13 @@ fn expand_range(text: &str, first: &str, rest: &str) -> Result<Vec<String>, Stri
     let (last, step) = rest.split_once('/').unwrap_or((rest, "1"));
     let number = |s: &str| s.parse::<f64>().map_err(|_| format!("range `{text}` is not a..b or a..b/step"));
     let (a, b, by) = (number(first)?, number(last)?, number(step)?);
+    let decimals = [first, last, step].iter().map(|s| s.split_once('.').map_or(0, |(_, d)| d.len())).max().unwrap_or(0);
+    if decimals > MOST_DECIMALS {
+        return Err(format!("a range has a number of more than {MOST_DECIMALS} decimals"));
+    }
     let is_finite = [a, b, by].iter().all(|x| x.is_finite());
     if !is_finite || by <= 0.0 || b < a || (b - a) / by >= MOST_SPECS as f64 {
         return Err(format!("range `{text}` is empty, endless or larger than {MOST_SPECS} values"));
-    }
-    let decimals = [first, last, step].iter().map(|s| s.split_once('.').map_or(0, |(_, d)| d.len())).max().unwrap_or(0);
-    if decimals > MOST_DECIMALS {
-        return Err(format!("range `{text}` has more than {MOST_DECIMALS} decimals"));
     }
     let count = ((b - a) / by + 1e-9).floor() as usize + 1;
     Ok((0..count).map(|i| format!("{:.*}", decimals, a + i as f64 * by)).collect())

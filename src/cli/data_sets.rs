@@ -98,6 +98,10 @@ pub fn fetch(args: &FetchArgs) -> Result<()> {
         return Err(UsageError::new("no data set was named").hint(format!("known: {}", known.join(", "))).into());
     }
     let folder = args.selection.folder()?;
+    if folder.exists() && !folder.is_dir() {
+        let what = format!("--data: {} is a file, not a folder", folder.display());
+        return Err(UsageError::new(what).hint("name a folder, which is made where there is none").into());
+    }
     for set in args.selection.sets()? {
         for file in &set.files {
             let done = fetch_file(set, file, &folder, args.from.as_deref())?;

@@ -91,7 +91,7 @@ mod tests {
         wrong("dtype = 'f64'", "test.toml:1: `dtype`: unknown dtype `f64`");
         wrong("sparse_from = ['decode', 'x']", "test.toml:1: `sparse_from`: `x` is no place");
         wrong("dense_layers = ['none',\n'3-1']", "test.toml:2: `dense_layers`: dense layers `3-1`");
-        wrong("methods = ['full',\n\n'topk:k=0']", "test.toml:3: `methods`: method `topk`: `k=0` is out of range");
+        wrong("methods = ['full',\n\n'topk:k=x']", "test.toml:3: `methods`: method `topk`: `k=x` is out of range");
         wrong("samples = 3\nsamples = 4", "test.toml:2: ");
         wrong("samples 3", "test.toml:1: ");
     }

@@ -419,27 +419,8 @@ impl Runner<'_> {
         make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
     }
 
-    /// Checks that the model has an embedding for every token: a tokenizer may know more.
-    fn check_vocabulary<'t>(&self, tokens: impl IntoIterator<Item = &'t u32>) -> Result<(), UsageError> {
-        let known = self.model.decoder.config().vocab_size;
-        match tokens.into_iter().find(|id| **id as usize >= known) {
-            None => Ok(()),
-            Some(id) => {
-                let what = format!("the tokenizer gives token {id}, but the model has {known} tokens");
-                Err(UsageError::new(what).hint("the folder's tokenizer.json is of another model than its weights"))
-            }
-        }
-    }
-
     /// Checks an example against the model's vocabulary and context.
     fn check_fits(&self, task: &dyn Task, material: &Material) -> Result<(), UsageError> {
-        match material {
-            Material::Prompt(fitted) => self.check_vocabulary(&fitted.prompt.ids)?,
-            Material::Passage(passage) => {
-                let continuations = passage.continuations.iter().flat_map(|c| &c.tokens);
-                self.check_vocabulary(passage.prompt.iter().chain(continuations))?;
-            }
-        }
         let hint = if task.is_sized() { LENGTH_HINT } else { FILE_HINT };
         match material {
             Material::Prompt(fitted) => {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use parquet::column::page::Page;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::{Map, Value};
 use zip::result::ZipError;
@@ -201,12 +202,30 @@ fn in_lists(value: Value) -> Value {
 /// The rows of a table in Parquet as JSON, one a line.
 fn table_lines(path: &Path) -> Result<Vec<u8>> {
     let table = SerializedFileReader::new(File::open(path)?)?;
+    check_dictionaries(&table)?;
     let mut lines = Vec::new();
     for row in table.get_row_iter(None)? {
         serde_json::to_writer(&mut lines, &row?.to_json_value())?;
         lines.write_all(b"\n")?;
     }
     Ok(lines)
+}
+
+/// Makes sure that no dictionary states more values than it has bytes for: room for all of them is made at once.
+fn check_dictionaries(table: &SerializedFileReader<File>) -> Result<()> {
+    for group in 0..table.num_row_groups() {
+        let group = table.get_row_group(group)?;
+        for column in 0..group.num_columns() {
+            for page in group.get_column_page_reader(column)? {
+                if let Page::DictionaryPage { buf, num_values, .. } = page?
+                    && num_values as usize > buf.len()
+                {
+                    anyhow::bail!("a dictionary of {} bytes states {num_values} values", buf.len());
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A row and its place for messages, `FILE:LINE`.

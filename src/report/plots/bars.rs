@@ -5,7 +5,7 @@ use plotters::prelude::RGBColor;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::{Axis, tick_label};
-use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, SIZE, TITLE_HEIGHT, title_width};
+use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Pen, SIZE, TITLE_HEIGHT, title_width};
 use super::{Figure, end_of, suffix};
 use crate::eval::protocol::Protocol;
 use crate::eval::record::SummaryRow;
@@ -161,8 +161,9 @@ fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
         let Some((ms, ends)) = bar.step else { continue };
         step.bar(pen, y, &[(ms, STEP)])?;
         if let Some((low, high)) = ends {
-            let at = |value| step.axis.at(value, step.left, step.left + FIELD);
-            pen.stroke(Look::Dense, &[(at(low), y + LINE / 2), (at(high), y + LINE / 2)])?;
+            let (from, to, middle) = (step.at(low), step.at(high), y + LINE / 2);
+            pen.line(&[(from, middle), (to, middle)], INK, 2)?;
+            [from, to].iter().try_for_each(|end| pen.line(&[(*end, middle - 4), (*end, middle + 4)], INK, 2))?;
         }
         step.label(pen, y, ms, ends.map_or(ms, |(_, high)| high))?;
     }

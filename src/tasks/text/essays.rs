@@ -115,7 +115,8 @@ impl Essays {
 /// # Errors
 /// If the folder cannot be read.
 pub fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
+    let entries = std::fs::read_dir(folder)
+        .map_err(|e| UsageError::new(format!("cannot read the folder {}: {e}", folder.display())))?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.with_context(|| format!("cannot read the folder {}", folder.display()))?.path();
