@@ -120,11 +120,11 @@ fn behind_links(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// What the system said, without the name of the file aside.
+/// What the system said, without the name of the file aside, which is of no use to anyone.
 fn innermost(error: &io::Error) -> io::Error {
-    let source = error.get_ref().and_then(|inner| inner.source());
-    let said = source.map_or_else(|| error.to_string(), ToString::to_string);
-    io::Error::new(error.kind(), said)
+    let text = error.to_string();
+    let said = text.split_once(" at path ").map_or(text.as_str(), |(said, _)| said);
+    io::Error::new(error.kind(), said.to_owned())
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {

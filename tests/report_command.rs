@@ -262,6 +262,7 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!(found["matrix"][0], json!(["method", "1K", "4K"]));
     assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks");
     assert_eq!(found["matrix"][1], json!(["quest page=16", "-50.0", "-50.0"]));
+    assert_eq!(found["over"][0], false, "all have the same tasks");
     let figures =
         fs::read_dir(run.join("plots")).unwrap().flatten().filter(|f| f.path().extension() == Some("svg".as_ref()));
     assert_eq!(found["plots"], json!([2, figures.count()]));
@@ -278,6 +279,25 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!(found["dark"], json!(["dark", "true", "rgb(20, 23, 27)"]));
     assert!(found["manifests"][0].as_str().unwrap().contains("\"weights_sha256\": \"ab\""));
     assert_eq!(found["markup"], 0);
+}
+
+#[test]
+fn means_on_the_page_are_over_the_same_tasks() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 12, "ab");
+    let samples = run.join("samples.jsonl");
+    let is_kept = |line: &&str| !(line.contains("\"quest\"") && line.contains("ruler/cwe"));
+    let kept: Vec<String> =
+        fs::read_to_string(&samples).unwrap().lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+    fs::write(&samples, kept.concat()).unwrap();
+    ok(&["report", path(&run)]);
+    let found = found(&load(browser, &driven(&run)));
+    assert_eq!((&found["over"][0], &found["over"][1]), (&json!(true), &json!(["ruler/cwe, ruler/vt", "ruler/vt"])));
+    let all = "full, topk k=16, magicpig K=8,L=75";
+    let with_quest = "full, topk k=16, quest page=16, magicpig K=8,L=75";
+    assert_eq!(found["over"][2], json!([all, with_quest, "score"]), "{found:#}");
 }
 
 #[test]

@@ -33,6 +33,15 @@ addEventListener("load", async () => {
       return [details.querySelector("summary").textContent, closed, details.open];
     },
     matrix: () => { enter("matrix-columns", "length"); enter("matrix-value", "delta_full"); return [texts("#matrix-table thead button"), texts("#matrix-table tbody tr:nth-child(2) > *"), at("matrix-caption").textContent]; },
+    over: () => {
+      const select = at("matrix-over");
+      const [shown, sets] = [at("matrix-over-label").checkVisibility(), [...select.options].map((o) => o.textContent)];
+      enter("matrix-value", "score");
+      const methods = () => texts("#matrix-table tbody tr > :first-child").join(", ");
+      const all = [methods()];
+      if (sets.length > 1) { enter("matrix-over", select.options[1].value); all.push(methods(), at("matrix-caption").textContent); }
+      return [shown, sets, all];
+    },
     plots: () => { enter("plots-find", "latency"); const n = [...document.querySelectorAll("#figures figure")].filter((f) => f.checkVisibility()).length; enter("plots-find", ""); return [n, document.querySelectorAll("#figures svg[role=img][aria-label]").length]; },
     samples: () => [at("samples-count").textContent, texts("#samples-table tbody tr").length],
     next: () => { at("samples-on").click(); const all = at("samples-count").textContent; at("samples-back").click(); return all; },
