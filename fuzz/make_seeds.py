@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the first inputs of every fuzz target to fuzz/seeds, from the tests' rows and the project's own files.
 
-Inputs that a fuzzer found (names that do not begin with `seed-`) are left alone.
+Inputs that a fuzzer added (`found-` for a fault, a hash for what reaches more) are left alone.
 """
 import gzip
 import io
