@@ -196,7 +196,7 @@ impl IndexCache {
 
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
-        let asked = !candidates.is_empty() || method.method.follows_tail();
+        let asked = !candidates.is_empty() || method.moves_on();
         let by_layer = dense
             .par_iter()
             .enumerate()
@@ -336,13 +336,16 @@ impl Fork {
         self.attend_time
     }
 
-    /// Auxiliary memory of the index: bits per prefix token per KV head, mean over all layers.
+    /// Auxiliary memory, of the shared index and of what the run holds beside it: bits per token that may be looked up in
+    /// it and per KV head, mean over the layers that are not dense; 0 if all are.
     pub fn aux_bits(&self) -> f64 {
-        let kv_heads = self.prefix.layer(0).keys.kv_heads();
-        let bytes: usize =
-            self.indexes.by_layer.iter().flatten().map(|i| self.method.method.index_bytes(i.as_ref())).sum();
-        let rows = self.prefix.layers() * kv_heads * self.prefix.tokens().max(1);
-        bytes as f64 * 8.0 / rows as f64
+        let method = self.method.method.as_ref();
+        let shared: usize = self.indexes.by_layer.iter().flatten().map(|i| method.index_bytes(i.as_ref())).sum();
+        let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
+        let tokens = if self.method.moves_on() { self.tokens() } else { self.prefix.tokens() };
+        let sparse = self.dense.iter().filter(|dense| !**dense).count();
+        let rows = sparse * self.prefix.layer(0).keys.kv_heads() * tokens.max(1);
+        (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
     /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
@@ -416,11 +419,12 @@ impl Fork {
         let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
         let scale = 1.0 / (kv.d as f32).sqrt();
         let mut cost = Cost::default();
+        let moves_on = self.method.moves_on();
+        let candidates = if moves_on { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
         let follows_tail = self.method.method.follows_tail();
-        let selection = if self.dense[layer] || self.prefix_candidates.is_empty() && !follows_tail {
+        let selection = if self.dense[layer] || candidates.is_empty() && !follows_tail {
             None
         } else {
-            let candidates = if follows_tail { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
             let step = Step {
                 layer,
                 depth: self.depth(layer),
@@ -431,6 +435,9 @@ impl Fork {
                 keys: kv.prefix_keys,
                 values: kv.prefix_values,
                 tail_keys: kv.tail_keys,
+                tail_values: kv.tail_values,
+                dtype: self.prefix.layer(layer).keys.dtype(),
+                indexed: self.prefix_candidates.clone(),
                 context: Context::new(total, &candidates),
                 candidates,
                 generated: (total - 1).saturating_sub(self.prompt_tokens),

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::method::{Exact, Picks, Rotation, Selection, Weighting};
+use super::prefill_rows::RowHead;
 use crate::cost::Cost;
 use crate::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
 use crate::kv::{LayerKv, Prefix};
@@ -51,6 +52,21 @@ impl<'a> HeadKv<'a> {
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
             d: kv.keys.d(),
+        }
+    }
+
+    /// What a row of a prompt sees: the first `tokens` tokens, as if they were a prefix.
+    pub(super) fn of_row(head: &RowHead<'a>, tokens: usize) -> Self {
+        let d = head.place.d;
+        let nothing = head.keys.slice(0..0, d);
+        Self {
+            prefix_keys: head.keys.slice(0..tokens, d),
+            prefix_values: head.values.slice(0..tokens, d),
+            tail_keys: nothing,
+            tail_values: nothing,
+            prefix_tokens: tokens,
+            tail_tokens: 0,
+            d,
         }
     }
 
@@ -128,27 +144,38 @@ impl<'a> HeadKv<'a> {
         attended
     }
 
-    /// Attends tokens of prefix and tail.
-    fn attend_tokens(&self, scaled: &[f32], tokens: &[u32], acc: &mut Accumulator) {
+    /// Attends tokens of prefix and tail, with a bias for each or none.
+    fn attend_tokens(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) {
         let first_behind = self.prefix_tokens as u32;
         if tokens.iter().all(|t| *t < first_behind) {
-            return attend_list(scaled, self.prefix_keys, self.prefix_values, tokens, &[], acc);
+            return attend_list(scaled, self.prefix_keys, self.prefix_values, tokens, bias, acc);
         }
-        let (before, mut behind): (Vec<u32>, Vec<u32>) = tokens.iter().partition(|t| **t < first_behind);
-        behind.iter_mut().for_each(|t| *t -= first_behind);
-        attend_list(scaled, self.prefix_keys, self.prefix_values, &before, &[], acc);
-        attend_list(scaled, self.tail_keys, self.tail_values, &behind, &[], acc);
+        let [before, behind] = self.parts(tokens, bias);
+        attend_list(scaled, self.prefix_keys, self.prefix_values, &before.0, &before.1, acc);
+        attend_list(scaled, self.tail_keys, self.tail_values, &behind.0, &behind.1, acc);
+    }
+
+    /// Tokens of the prefix and, numbered from its end, those behind it, each with its number of `with`, if there are
+    /// any.
+    fn parts(&self, tokens: &[u32], with: &[f32]) -> [(Vec<u32>, Vec<f32>); 2] {
+        let first_behind = self.prefix_tokens as u32;
+        let mut parts: [(Vec<u32>, Vec<f32>); 2] = Default::default();
+        for (i, token) in tokens.iter().enumerate() {
+            let part = &mut parts[usize::from(*token >= first_behind)];
+            part.0.push(if *token < first_behind { *token } else { *token - first_behind });
+            part.1.extend(with.get(i));
+        }
+        parts
     }
 
     fn attend_picks(&self, scaled: &[f32], picks: &Picks, acc: &mut Accumulator) {
-        let (keys, values) = (self.prefix_keys, self.prefix_values);
         match &picks.weighting {
-            Weighting::Softmax => self.attend_tokens(scaled, &picks.tokens, acc),
-            Weighting::LogBias(bias) => attend_list(scaled, keys, values, &picks.tokens, bias, acc),
+            Weighting::Softmax => self.attend_tokens(scaled, &picks.tokens, &[], acc),
+            Weighting::LogBias(bias) => self.attend_tokens(scaled, &picks.tokens, bias, acc),
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");
                 let mut picked = Accumulator::new(acc.queries(), self.d);
-                attend_list(scaled, keys, values, &picks.tokens, &[], &mut picked);
+                self.attend_tokens(scaled, &picks.tokens, &[], &mut picked);
                 let mut outputs = vec![0.0; scaled.len()];
                 picked.finish(&mut outputs);
                 for (h, (share, output)) in shares.iter().zip(outputs.chunks_exact(self.d)).enumerate() {
@@ -159,7 +186,13 @@ impl<'a> HeadKv<'a> {
             }
             Weighting::Direct { weights, log_mass } => {
                 let mut output = vec![0.0; self.d];
-                weighted_list(values, &picks.tokens, weights, &mut output);
+                let [before, behind] = self.parts(&picks.tokens, weights);
+                weighted_list(self.prefix_values, &before.0, &before.1, &mut output);
+                if !behind.0.is_empty() {
+                    let mut rest = vec![0.0; self.d];
+                    weighted_list(self.tail_values, &behind.0, &behind.1, &mut rest);
+                    output.iter_mut().zip(rest).for_each(|(sum, x)| *sum += x);
+                }
                 for h in 0..acc.queries() {
                     acc.merge(h, *log_mass, &output);
                 }

@@ -14,8 +14,10 @@ use super::policy::Policy;
 use super::prefill::PrefillPattern;
 use super::probe::Probe;
 use super::prompt::{PromptHead, PromptNeed};
+use super::scorer::GroupQueries;
 use crate::cost::Cost;
-use crate::kernels::cpu::{Rows, linear};
+use crate::kernels::cpu::matmul::{matmul, transposed};
+use crate::kernels::cpu::{Joined, Rows, linear};
 use crate::kv::KvDtype;
 
 /// A sparse attention method: SCORE and SELECT; the engine gathers and attends.
@@ -79,9 +81,19 @@ pub trait Method: Send + Sync + 'static {
     /// by the engine.
     fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
 
-    /// What is attended exactly, whatever is picked; the rest of the prefix are the candidates.
-    fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
-        Exact::policy(policy, prefix_tokens)
+    /// What is attended exactly, whatever is picked; the rest are the candidates.
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        Exact::policy(policy, prefix_tokens, total_tokens)
+    }
+
+    /// Whether tokens after the prefix can become candidates.
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("it picks from the prefix alone")
+    }
+
+    /// Bytes of auxiliary data that a run keeps for itself, beside the index.
+    fn state_bytes(&self, _state: &Self::State) -> usize {
+        0
     }
 
     /// Whether the method decides about the tokens after the prefix too. It is then asked at every step of
@@ -117,6 +129,17 @@ pub struct CalibrationNeed<M> {
     pub kind: &'static str,
     /// The method with what the artefact holds; the artefact is known to fit the model.
     pub load: fn(&M, &Artefact) -> Result<M, ArtefactError>,
+}
+
+/// What a method makes of the tokens after the prefix, if they are to leave the exact window ([`Tail`](super::Tail)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TailRule {
+    /// They become candidates; how.
+    Indexed(&'static str),
+    /// They stay exact; why.
+    Exact(&'static str),
+    /// The method decides about them by a rule of its own; which.
+    Own(&'static str),
 }
 
 /// The positions that RoPE gives to tokens in context.
@@ -158,9 +181,18 @@ impl Exact {
         Self { sink: 0, recent: 0 }
     }
 
-    /// Sink, the last `local` tokens of the prefix, and all after it.
-    pub fn policy(policy: &Policy, prefix_tokens: usize) -> Self {
-        let recent = prefix_tokens.saturating_sub(policy.local);
+    /// Sink, and either the last `local` tokens of the prefix with all after it, or a window that moves on.
+    pub fn policy(policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Self {
+        let recent = match policy.tail.window(policy.local) {
+            None => prefix_tokens.saturating_sub(policy.local),
+            Some(window) => total_tokens.saturating_sub(window),
+        };
+        Self { sink: policy.sink.min(recent), recent }
+    }
+
+    /// Sink and the last tokens of so many: the window of a row of a prompt, which always moves on.
+    pub fn sliding(policy: &Policy, total_tokens: usize) -> Self {
+        let recent = total_tokens.saturating_sub(policy.tail.window(policy.local).unwrap_or(policy.local.max(1)));
         Self { sink: policy.sink.min(recent), recent }
     }
 
@@ -244,6 +276,12 @@ pub struct Step<'a> {
     pub values: Rows<'a>,
     /// Rotated keys `[token][d]` of the tokens after the prefix, the current one last.
     pub tail_keys: Rows<'a>,
+    /// Values `[token][d]` of the tokens after the prefix, the current one last.
+    pub tail_values: Rows<'a>,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// The candidates that the prefix had when the index was built.
+    pub indexed: Range<usize>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
     /// Tokens in context, the current one included, and how many of them are static.
@@ -270,11 +308,27 @@ impl Step<'_> {
         ChaCha8Rng::seed_from_u64(mix_seed(self.seed, head as u64))
     }
 
+    /// Rotated keys of prefix and tail.
+    pub fn all_keys(&self) -> Joined<'_> {
+        Joined::new(self.keys, self.tail_keys, self.d)
+    }
+
+    /// Values of prefix and tail.
+    pub fn all_values(&self) -> Joined<'_> {
+        Joined::new(self.values, self.tail_values, self.d)
+    }
+
+    /// The queries, as scorers take them.
+    pub(super) fn group_queries(&self) -> GroupQueries<'_> {
+        let Self { layer, kv_head, queries, d, scale, .. } = *self;
+        GroupQueries { layer, kv_head, numbers: queries, rows: 1, d, scale }
+    }
+
     /// Exact `q·k` (unscaled) of every candidate, `[group][candidates]`, with its cost.
     pub fn exact_scores(&self, cost: &mut Cost) -> Vec<f32> {
-        let keys = self.keys.slice(self.candidates.clone(), self.d);
-        cost.kv_bytes += (keys.elements() * keys.elem_bytes()) as u64;
-        self.score_rows(keys, cost)
+        let keys = self.all_keys().slice(self.candidates.clone());
+        cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
+        self.group_queries().dots_joined(keys, cost)
     }
 
     /// Tokens of the prefix.
@@ -285,16 +339,8 @@ impl Step<'_> {
     /// Keys `[token][d]` of some tokens of prefix and tail, as they are read into one place; counts their
     /// bytes.
     pub fn gather_keys(&self, tokens: impl IntoIterator<Item = u32>, cost: &mut Cost) -> Vec<f32> {
-        let (d, prefix) = (self.d, self.prefix_tokens());
-        let mut gathered = Vec::new();
-        for token in tokens.into_iter().map(|t| t as usize) {
-            let row = gathered.len();
-            gathered.resize(row + d, 0.0);
-            match token < prefix {
-                true => self.keys.read(token, &mut gathered[row..]),
-                false => self.tail_keys.read(token - prefix, &mut gathered[row..]),
-            }
-        }
+        let tokens: Vec<u32> = tokens.into_iter().collect();
+        let gathered = self.all_keys().gather(&tokens);
         cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
         gathered
     }
@@ -323,8 +369,14 @@ impl Step<'_> {
     }
 }
 
+/// More queries than these are multiplied as a matrix.
+const FEW_QUERIES: usize = 16;
+
 /// `queries: [g][d]` against stored rows into `out: [g][rows]`.
 pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {
+    if queries.len() > FEW_QUERIES * d && rows.elements() > 0 {
+        return matmul(queries, d, &transposed(&rows.to_f32(), d), rows.elements() / d, out);
+    }
     match rows {
         Rows::F32(data) => linear::scores(queries, data, d, out),
         Rows::F16(data) => linear::scores(queries, data, d, out),
@@ -442,6 +494,10 @@ pub trait AnyMethod: Send + Sync {
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
     /// See [`Method::follows_tail`].
     fn follows_tail(&self) -> bool;
+    /// See [`Method::tail_rule`].
+    fn tail_rule(&self) -> TailRule;
+    /// See [`Method::state_bytes`].
+    fn state_bytes(&self, state: &dyn Any) -> usize;
     /// See [`Method::held`].
     fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
     /// See [`Method::positions`].
@@ -490,6 +546,12 @@ impl<M: Method> AnyMethod for M {
     }
     fn follows_tail(&self) -> bool {
         Method::follows_tail(self)
+    }
+    fn tail_rule(&self) -> TailRule {
+        Method::tail_rule(self)
+    }
+    fn state_bytes(&self, state: &dyn Any) -> usize {
+        Method::state_bytes(self, state.downcast_ref().expect(OWN))
     }
     fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
         Method::held(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))

@@ -8,31 +8,37 @@
 pub mod artefact;
 mod budget;
 pub mod calibration;
+mod channels;
 mod engine;
 pub mod fidelity;
+mod granularity;
 mod graph;
 mod head;
 mod kmeans;
 mod method;
 pub mod methods;
 mod pca;
+mod pick;
 mod policy;
 mod prefill;
+mod prefill_rows;
 mod probe;
 mod prompt;
+mod scored;
+mod scorer;
 mod spec;
 
 pub use budget::{Budget, Context, Tuned};
 pub use engine::{Fork, IndexCache, IndexTime};
 pub use method::{
     AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, Rotation, Selection, Solved, Step,
-    Weighting, mix_seed,
+    TailRule, Weighting, mix_seed,
 };
-pub use policy::{DenseLayers, Policy};
+pub use policy::{DenseLayers, Policy, Tail};
 pub use prefill::{BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SparsePrefill, attend_densely};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
-pub use spec::{MethodSpec, Params, Setting, expand_grid};
+pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 
 use std::sync::Arc;
 
@@ -71,7 +77,12 @@ impl Configured {
 
     /// Whether it reads a prompt by a mask of its own, where it may.
     pub fn masks_prefill(&self) -> bool {
-        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_)))
+        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_)))
+    }
+
+    /// Whether its candidates change as tokens follow the prefix.
+    pub fn moves_on(&self) -> bool {
+        self.method.follows_tail() || self.policy.tail != Tail::Exact
     }
 
     /// `name` or `name:params`, as a user would write it.

@@ -1,25 +1,77 @@
 //! The policy every method shares: which tokens are always attended, which layers stay dense.
 
 use std::fmt;
+use std::str::FromStr;
 
 use crate::error::UsageError;
+use crate::kv::MOST_TOKENS;
 
 /// Tokens attended exactly by every method, and layers left dense.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// First tokens of the context, always attended.
     pub sink: usize,
-    /// Last tokens of the shared prefix, always attended. Tokens after the prefix are attended as well,
-    /// so this window never becomes shorter than `local`.
+    /// Last tokens of the shared prefix, always attended. What follows the prefix is attended as well (unless `tail`
+    /// says otherwise), so this window never becomes shorter than `local`.
     pub local: usize,
     /// Layers that attend everything.
     pub dense_layers: DenseLayers,
+    /// What becomes of the tokens after the prefix.
+    pub tail: Tail,
+}
+
+/// What becomes of the tokens that follow the prefix: part of what is static, or candidates like those of the prefix.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Tail {
+    /// All are attended exactly, however many they become.
+    #[default]
+    Exact,
+    /// Only the last so many tokens of the context are; what leaves this window becomes a candidate.
+    Window(usize),
+    /// As a window of the policy's `local` tokens.
+    Indexed,
+}
+
+impl Tail {
+    /// Length of the window that moves on with the context, of which the current token is always part; `None` if all that
+    /// follows the prefix stays exact.
+    pub fn window(self, local: usize) -> Option<usize> {
+        match self {
+            Self::Exact => None,
+            Self::Window(tokens) => Some(tokens.max(1)),
+            Self::Indexed => Some(local.max(1)),
+        }
+    }
+}
+
+impl FromStr for Tail {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        match (text, text.strip_prefix("window:").and_then(|n| n.parse().ok())) {
+            ("exact", _) => Ok(Self::Exact),
+            ("indexed", _) => Ok(Self::Indexed),
+            (_, Some(n)) if (1..=MOST_TOKENS).contains(&n) => Ok(Self::Window(n)),
+            _ => Err(UsageError::new(format!("`{text}` is nothing that the tail can be"))
+                .hint(format!("use exact, window:N (N from 1 to {MOST_TOKENS}) or indexed"))),
+        }
+    }
+}
+
+impl fmt::Display for Tail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact => f.write_str("exact"),
+            Self::Window(tokens) => write!(f, "window:{tokens}"),
+            Self::Indexed => f.write_str("indexed"),
+        }
+    }
 }
 
 impl Default for Policy {
     /// `sink=4, local=64`, no dense layer: MagicPIG's windows (its §5) applied to every method.
     fn default() -> Self {
-        Self { sink: 4, local: 64, dense_layers: DenseLayers::default() }
+        Self { sink: 4, local: 64, dense_layers: DenseLayers::default(), tail: Tail::default() }
     }
 }
 
@@ -99,6 +151,16 @@ mod tests {
         assert_eq!(d.to_string(), "0-1+50%");
         assert_eq!(DenseLayers::parse("0,1").unwrap().to_string(), "0+1");
         assert!(!DenseLayers::parse("none").unwrap().contains(0, 4));
+    }
+
+    #[test]
+    fn tails_are_read_as_they_are_written() {
+        for text in ["exact", "indexed", "window:1", "window:300"] {
+            assert_eq!(text.parse::<Tail>().unwrap().to_string(), text);
+        }
+        for text in ["", "window", "window:0", "window:-1", "window:99999999999", "Exact"] {
+            assert!(text.parse::<Tail>().unwrap_err().hint.is_some(), "{text}");
+        }
     }
 
     #[test]

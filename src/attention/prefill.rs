@@ -15,6 +15,7 @@ use super::calibration::PrefillChunk;
 use super::engine::head_seed;
 use super::method::Exact;
 use super::policy::Policy;
+use super::prefill_rows::{RowMask, RowReader};
 use super::{Configured, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
@@ -27,6 +28,9 @@ pub enum PrefillPattern<'a> {
     Dense,
     /// Blocks of query rows attend what the method picks for them.
     Blocks(&'a dyn BlockMask),
+    /// Every row attends its own picks.
+    #[allow(private_interfaces)]
+    Rows(&'a dyn RowMask),
 }
 
 /// What blocks of query rows attend.
@@ -63,6 +67,11 @@ pub struct QueryBlock<'a> {
 }
 
 impl QueryBlock<'_> {
+    /// Rows `[row][head][d]` of some heads as `[head][row][d]`.
+    pub(super) fn group_major(rows: &[f32], (heads, d): (usize, usize), some: Range<usize>) -> Vec<f32> {
+        some.flat_map(|head| rows.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
+    }
+
     /// Query heads in the group.
     pub fn group(&self) -> usize {
         self.queries.len() / (self.rows * self.d)
@@ -134,7 +143,7 @@ impl Mask {
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
-    mask: &'a dyn BlockMask,
+    reader: Reader<'a>,
     policy: &'a Policy,
     /// By layer: whether it attends everything by policy.
     dense: Vec<bool>,
@@ -142,8 +151,14 @@ pub struct SparsePrefill<'a> {
     costs: LayerCosts,
 }
 
+/// How it is read.
+enum Reader<'a> {
+    Blocks(&'a dyn BlockMask),
+    Rows(RowReader<'a>),
+}
+
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
-struct BlockCost {
+pub(super) struct BlockCost {
     cost: Cost,
     attended: Vec<usize>,
     context: usize,
@@ -153,26 +168,34 @@ impl<'a> SparsePrefill<'a> {
     /// For a method with a mask, in a model of so many layers; `seed` is the context's. `None` if the method reads
     /// densely or has no prefill pattern.
     pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
-        let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { return None };
+        let reader = match method.method.prefill_pattern()? {
+            PrefillPattern::Dense => return None,
+            PrefillPattern::Blocks(mask) => Reader::Blocks(mask),
+            PrefillPattern::Rows(mask) => Reader::Rows(RowReader::new(mask, method, layers, seed)),
+        };
         let dense = (0..layers).map(|layer| method.policy.dense_layers.contains(layer, layers)).collect();
-        Some(Self { mask, policy: &method.policy, dense, seed, costs: LayerCosts::new(layers) })
+        Some(Self { reader, policy: &method.policy, dense, seed, costs: LayerCosts::new(layers) })
     }
 
     /// Whole blocks of rows, about `most` rows together, but at least one block.
     pub fn chunk_rows(&self, most: usize) -> usize {
-        let rows = self.mask.query_rows();
+        let rows = match &self.reader {
+            Reader::Blocks(mask) => mask.query_rows(),
+            Reader::Rows(_) => RowReader::ROWS,
+        };
         (most / rows).max(1) * rows
     }
 
     /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
-        let rows = self.mask.query_rows();
-        debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
-        let counted: Vec<BlockCost> = match self.dense[chunk.layer] {
-            true => vec![self.attend_all(chunk, out)],
-            false => {
+        let counted: Vec<BlockCost> = match (self.dense[chunk.layer], &mut self.reader) {
+            (true, _) => vec![attend_all(chunk, out)],
+            (false, Reader::Rows(reader)) => reader.attend(chunk, out),
+            (false, Reader::Blocks(mask)) => {
+                let (mask, rows) = (*mask, mask.query_rows());
+                debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
                 let blocks = out.par_chunks_mut(rows * chunk.heads * chunk.d()).enumerate().with_max_len(1);
-                blocks.map(|(block, out)| self.attend_block(chunk, block * rows, out)).collect()
+                blocks.map(|(block, out)| self.attend_block(mask, chunk, block * rows, out)).collect()
             }
         };
         for BlockCost { cost, attended, context } in counted {
@@ -182,25 +205,21 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
-    /// A layer that is dense by policy.
-    fn attend_all(&self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> BlockCost {
-        attend_densely(chunk, out);
-        let context = (chunk.first..chunk.first + chunk.tokens()).map(|position| position + 1).sum();
-        BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())
-    }
-
     /// The block whose first row is the chunk's `skipped`-th.
-    fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
+    fn attend_block(
+        &self,
+        mask: &dyn BlockMask,
+        chunk: &PrefillChunk<'_>,
+        skipped: usize,
+        out: &mut [f32],
+    ) -> BlockCost {
         let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv.keys.kv_heads());
         let (width, group) = (heads * d, heads / kv_heads);
         let (rows, first) = (out.len() / width, chunk.first + skipped);
         let queries = &chunk.queries[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
-            let own: Vec<f32> = (kv_head * group..(kv_head + 1) * group)
-                .flat_map(|head| queries.chunks_exact(width).flat_map(move |row| &row[head * d..][..d]))
-                .copied()
-                .collect();
+            let own = QueryBlock::group_major(queries, (heads, d), kv_head * group..(kv_head + 1) * group);
             let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
             let block = QueryBlock {
                 layer: chunk.layer,
@@ -213,7 +232,7 @@ impl<'a> SparsePrefill<'a> {
                 policy: self.policy,
                 seed: head_seed(self.seed, chunk.layer, kv_head),
             };
-            let (masks, sharing) = match self.mask.masks(&block, &mut cost) {
+            let (masks, sharing) = match mask.masks(&block, &mut cost) {
                 Masks::Shared(mask) => (vec![mask], group),
                 Masks::PerHead(masks) => (masks, 1),
             };
@@ -228,9 +247,7 @@ impl<'a> SparsePrefill<'a> {
             }
         }
         let context = (first..first + rows).map(|position| position + 1).sum();
-        let mut counted = BlockCost::new(attended, context, rows, d);
-        counted.cost += cost;
-        counted
+        BlockCost::new(attended, context, rows, d).with(cost)
     }
 
     /// What was counted.
@@ -239,9 +256,22 @@ impl<'a> SparsePrefill<'a> {
     }
 }
 
+/// A layer that is dense by policy.
+fn attend_all(chunk: &PrefillChunk<'_>, out: &mut [f32]) -> BlockCost {
+    attend_densely(chunk, out);
+    let context = (chunk.first..chunk.first + chunk.tokens()).map(|position| position + 1).sum();
+    BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())
+}
+
 impl BlockCost {
+    /// With what scoring cost.
+    pub(super) fn with(mut self, scoring: Cost) -> Self {
+        self.cost += scoring;
+        self
+    }
+
     /// Attending alone, of `rows` rows; no bytes yet.
-    fn new(attended: Vec<usize>, context: usize, rows: usize, d: usize) -> Self {
+    pub(super) fn new(attended: Vec<usize>, context: usize, rows: usize, d: usize) -> Self {
         let (all, of_full) = (attended.iter().sum::<usize>() as u64, (attended.len() * context) as u64);
         let cost = Cost {
             steps: (attended.len() * rows) as u64,
@@ -486,6 +516,9 @@ mod tests {
                 keys: keys.slice(0..160, D),
                 values: keys.slice(0..160, D),
                 tail_keys: keys.slice(160..161, D),
+                tail_values: Rows::F32(&[]),
+                dtype: KvDtype::F32,
+                indexed: 4..150,
                 candidates: 4..150,
                 context: Context::new(161, &(4..150)),
                 generated: 0,

@@ -151,6 +151,16 @@ pub struct Setting {
     pub is_named: bool,
 }
 
+/// A parameter as listed.
+pub struct ParamInfo {
+    /// Key in a spec.
+    pub key: &'static str,
+    /// Value if not given.
+    pub default: &'static str,
+    /// What it is, in a few words.
+    pub about: &'static str,
+}
+
 /// Raw parameters being read by a method; knows which keys were asked for, to refuse the others.
 #[derive(Debug)]
 pub struct Params {
@@ -162,6 +172,11 @@ pub struct Params {
 }
 
 impl Params {
+    /// The method that is read.
+    pub fn method(&self) -> &str {
+        &self.method
+    }
+
     /// Starts reading a spec's parameters.
     pub fn new(spec: &MethodSpec) -> Self {
         Self {

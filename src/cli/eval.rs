@@ -109,6 +109,16 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "LIST")]
     dense_layers: Vec<String>,
 
+    /// What becomes of the tokens after the prefix: exact, window:N or indexed; a sweep takes several
+    ///
+    /// exact: all are attended, beside the method's budget. window:N: only the last N tokens are; what leaves the window is
+    /// picked from like the rest. indexed: as window with the method's own --local. A method that keeps or drops generated
+    /// tokens by a rule of its own goes on to do so (`spattn list methods`).
+    ///
+    /// Example: --tail indexed
+    #[arg(long, value_name = "RULE,...", value_delimiter = ',')]
+    tail: Vec<String>,
+
     /// Compare every step with exact attention: output error and top-k recall, by layer
     ///
     /// Example: --fidelity (slower: exact attention is computed beside each method)
@@ -223,6 +233,7 @@ impl RunArgs {
             sink: several(&self.sink),
             local: several(&self.local),
             dense_layers: several(&self.dense_layers),
+            tail: several(&self.tail),
             fidelity: flag(self.fidelity),
             dtype: self.dtype.clone(),
             data: self.data.clone(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::protocol::Protocol;
 use crate::attention::methods::configure;
-use crate::attention::{Configured, DenseLayers, Policy, expand_grid};
+use crate::attention::{Configured, DenseLayers, Policy, Tail, expand_grid};
 use crate::error::UsageError;
 use crate::kv::{KvDtype, MOST_TOKENS};
 use crate::tasks::Positions;
@@ -148,6 +148,8 @@ pub struct Settings {
     pub local: Option<Several<usize>>,
     /// Layers left dense.
     pub dense_layers: Option<Several<String>>,
+    /// `exact`, `window:N` or `indexed`: what becomes of the tokens after the prefix.
+    pub tail: Option<Several<String>>,
     /// Whether to compare each step with exact attention.
     pub fidelity: Option<bool>,
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
@@ -196,6 +198,7 @@ impl Settings {
         }
         each("sparse_from", self.sparse_from.iter().flat_map(|v| &v.0), |text| text.parse::<Protocol>().map(drop))?;
         each("dense_layers", self.dense_layers.iter().flat_map(|v| &v.0), |text| DenseLayers::parse(text).map(drop))?;
+        each("tail", self.tail.iter().flat_map(|v| &v.0), |text| text.parse::<Tail>().map(drop))?;
         each("dtype", self.dtype.iter(), |text| parse_dtype(text).map(drop))?;
         each("methods", self.methods.iter().flatten(), |text| {
             expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
@@ -232,6 +235,7 @@ impl Settings {
             sink: self.sink.or(base.sink),
             local: self.local.or(base.local),
             dense_layers: self.dense_layers.or(base.dense_layers),
+            tail: self.tail.or(base.tail),
             fidelity: self.fidelity.or(base.fidelity),
             dtype: self.dtype.or(base.dtype),
             data: self.data.or(base.data),
@@ -369,6 +373,7 @@ impl RunConfig {
             ("sink", s.sink.as_ref().map(|v| v.0.len())),
             ("local", s.local.as_ref().map(|v| v.0.len())),
             ("dense_layers", s.dense_layers.as_ref().map(|v| v.0.len())),
+            ("tail", s.tail.as_ref().map(|v| v.0.len())),
         ];
         match counts.into_iter().find(|(_, count)| count.is_some_and(|count| count > 1)) {
             None => Ok(configs.swap_remove(0)),
@@ -391,24 +396,29 @@ impl RunConfig {
     }
 }
 
-/// Sinks, windows and dense layers in all combinations: what methods are run under unless they say otherwise.
+/// Sinks, windows, dense layers and tails in all combinations: what methods are run under unless they say otherwise.
 fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     let default = Policy::default();
     let sinks = values("sink", s.sink.as_ref(), default.sink)?;
     let locals = values("local", s.local.as_ref(), default.local)?;
     let dense = values("dense_layers", s.dense_layers.as_ref(), default.dense_layers.to_string())?;
-    let count = sinks.len().saturating_mul(locals.len()).saturating_mul(dense.len());
+    let tails = values("tail", s.tail.as_ref(), default.tail.to_string())?;
+    let count = [locals.len(), dense.len(), tails.len()].into_iter().fold(sinks.len(), usize::saturating_mul);
     if count > MOST_METHODS {
         return Err(UsageError::new(format!(
-            "{count} combinations of `sink`, `local` and `dense_layers` were asked for"
+            "{count} combinations of `sink`, `local`, `dense_layers` and `tail` were asked for"
         ))
         .hint(format!("a run has {MOST_METHODS} methods at most: run them in parts")));
     }
     let mut policies = Vec::new();
     for layers in dense {
         let dense_layers = DenseLayers::parse(&layers)?;
-        for &sink in &sinks {
-            policies.extend(locals.iter().map(|&local| Policy { sink, local, dense_layers: dense_layers.clone() }));
+        for tail in &tails {
+            let tail: Tail = tail.parse()?;
+            for &sink in &sinks {
+                let of = |&local| Policy { sink, local, dense_layers: dense_layers.clone(), tail };
+                policies.extend(locals.iter().map(of));
+            }
         }
     }
     Ok(policies)

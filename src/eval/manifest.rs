@@ -69,6 +69,7 @@ impl ModelPart {
                         "sink": m.policy.sink,
                         "local": m.policy.local,
                         "dense_layers": m.policy.dense_layers.to_string(),
+                        "tail": m.policy.tail.to_string(),
                     })
                 })
                 .collect(),

@@ -93,14 +93,42 @@ impl QuantisedRows {
     /// As `new`.
     pub fn rounded(values: &[f32], columns: usize, bits: usize, rounding: Rounding) -> Self {
         assert!(bits == 2 || bits == 4, "2 or 4 bits");
+        let mut rows = Self { bits, columns, tokens: 0, codes: Vec::new(), ranges: Vec::new() };
+        rows.push(values, rounding);
+        rows
+    }
+
+    /// Adds `values: [token][columns]` behind whole groups.
+    ///
+    /// # Panics
+    /// If the last group is not whole, or the values are not whole rows.
+    pub fn push(&mut self, values: &[f32], rounding: Rounding) {
+        let columns = self.columns;
         assert!(columns > 0 && values.len().is_multiple_of(columns), "whole rows");
-        let mut rows = Self { bits, columns, tokens: values.len() / columns, codes: Vec::new(), ranges: Vec::new() };
+        assert!(self.tokens.is_multiple_of(GROUP), "behind whole groups");
+        self.tokens += values.len() / columns;
         for group in values.chunks(GROUP * columns) {
             for column in 0..columns {
-                rows.push_column(group.iter().skip(column).step_by(columns).copied(), rounding);
+                self.push_column(group.iter().skip(column).step_by(columns).copied(), rounding);
             }
         }
-        rows
+    }
+
+    /// Keeps the first `tokens` tokens, which are whole groups.
+    ///
+    /// # Panics
+    /// If they are not, or if there are fewer.
+    pub fn truncate(&mut self, tokens: usize) {
+        assert!(tokens.is_multiple_of(GROUP) && tokens <= self.tokens, "whole groups that are there");
+        let groups = tokens / GROUP;
+        self.tokens = tokens;
+        self.ranges.truncate(groups * self.columns);
+        self.codes.truncate(groups * self.columns * GROUP * self.bits / 8);
+    }
+
+    /// Numbers a row.
+    pub fn columns(&self) -> usize {
+        self.columns
     }
 
     fn push_column(&mut self, column: impl Iterator<Item = f32> + Clone, rounding: Rounding) {

@@ -147,6 +147,11 @@ impl KvStore {
         }
     }
 
+    /// Bytes of the rows that it holds, without room for more.
+    pub fn stored_bytes(&self) -> usize {
+        self.kv_heads * self.tokens * self.d * self.dtype().bytes()
+    }
+
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))

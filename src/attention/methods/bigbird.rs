@@ -11,10 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::streaming_llm::{last_tokens, window_tokens};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::pick::page_tokens;
 use crate::attention::{
     BlockMask, Budget, Context, Exact, HeadPrefix, Masks, Method, Picks, Policy, PrefillPattern, QueryBlock, Selection,
-    Step, Tuned, mix_seed,
+    Step, TailRule, Tuned, mix_seed,
 };
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
@@ -104,6 +105,10 @@ impl Method for BigBird {
 
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
         last_tokens(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("its window moves on by itself, and blocks are drawn from what leaves it: set window")
     }
 
     fn follows_tail(&self) -> bool {

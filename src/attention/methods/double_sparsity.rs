@@ -20,10 +20,12 @@ use rayon::prelude::*;
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
-use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step, mix_seed};
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
+use crate::attention::{Budget, HeadPrefix, mix_seed};
 use crate::cost::Cost;
-use crate::kernels::cpu::topk::top_k;
-use crate::kv::quantised::QuantisedRows;
+use crate::kv::quantised::{self, QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore};
 
 const NAME: &str = "double_sparsity";
@@ -46,6 +48,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -88,8 +92,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             "k" => Kind::Calibrated("k"),
             _ => Kind::Random,
         };
-        let budget = params.budget(Budget::Tokens(64))?;
-        Ok(Arc::new(DoubleSparsity { channels, bits, kind, rankings: None, budget, per: Granularity::read(params)? }))
+        let labels = LabelScores { channels, bits, kind, rankings: None };
+        Ok(Arc::new(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?))
     },
 };
 
@@ -104,16 +108,14 @@ pub(super) const CALIBRATION: Calibration = Calibration {
 /// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
 type Rankings = Vec<Vec<Vec<u32>>>;
 
-/// Top-k by the label cache.
+/// `q[C]·label`, from the label cache.
 #[derive(Clone)]
-struct DoubleSparsity {
+struct LabelScores {
     channels: Channels,
     bits: usize,
     kind: Kind,
     /// From the artefact, with its hash.
     rankings: Option<(Arc<Rankings>, String)>,
-    budget: Budget,
-    per: Granularity,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -139,13 +141,12 @@ enum LabelRows {
     Quantised(QuantisedRows),
 }
 
-impl Method for DoubleSparsity {
+impl Scorer for LabelScores {
     type Index = Labels;
-    type State = ();
 
-    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         match self.kind {
-            Kind::Calibrated(_) => Some(CalibrationNeed { kind: NAME, load: Self::with_rankings }),
+            Kind::Calibrated(_) => Some(ScorerCalibration { kind: NAME, load: Self::with_rankings }),
             Kind::Random => None,
         }
     }
@@ -159,38 +160,70 @@ impl Method for DoubleSparsity {
         format!("channels={},bits={},kind={:?},artefact={artefact}", self.channels, self.bits, self.kind)
     }
 
+    fn grain(&self) -> usize {
+        if self.bits == 16 { 1 } else { quantised::GROUP }
+    }
+
     fn build(&self, prefix: &HeadPrefix<'_>) -> Labels {
-        let mut channels = self.ranking(prefix.layer, prefix.kv_head, prefix.d);
-        channels.truncate(self.channels.of(prefix.d));
+        let mut labels = self.empty(prefix.into(), None);
+        if let LabelRows::Half(rows) = &mut labels.rows {
+            rows.truncate(0, prefix.candidates.len());
+        }
+        labels.push(&prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d);
+        labels
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("labels of new keys are appended (Algorithm 1)")
+    }
+
+    fn empty(&self, place: Place, _: Option<&Labels>) -> Labels {
+        let mut channels = self.ranking(place.layer, place.kv_head, place.d);
+        channels.truncate(self.channels.of(place.d));
         // In the order of the head, so that all channels give the very sums of exact scores.
         channels.sort_unstable();
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        let mut labels = gather(&keys, prefix.d, &channels);
         let rows = match self.bits {
-            16 => LabelRows::Half(half_rows(&mut labels, channels.len(), prefix.dtype)),
-            bits => LabelRows::Quantised(QuantisedRows::new(&labels, channels.len(), bits)),
+            16 => LabelRows::Half(KvStore::new(half_type(place.dtype), 1, channels.len(), 0)),
+            bits => LabelRows::Quantised(QuantisedRows::new(&[], channels.len(), bits)),
         };
         Labels { channels, rows }
     }
 
+    fn append(&self, labels: &mut Labels, kept: usize, new: &NewTokens<'_>) {
+        match &mut labels.rows {
+            LabelRows::Half(rows) => rows.truncate(kept, kept),
+            LabelRows::Quantised(rows) => rows.truncate(kept),
+        }
+        labels.push(new.keys, new.place.d);
+    }
+
     fn index_bytes(&self, labels: &Labels) -> usize {
         match &labels.rows {
-            LabelRows::Half(rows) => rows.bytes(),
+            LabelRows::Half(rows) => rows.stored_bytes(),
             LabelRows::Quantised(rows) => rows.bytes(),
         }
     }
 
-    fn start(&self, _: &Labels) {}
-
-    fn select(&self, step: &Step<'_>, labels: &Labels, (): &mut (), cost: &mut Cost) -> Selection {
-        let scores = label_scores(step, labels, cost);
-        let k = self.budget.tokens(step.context);
-        let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Labels>, cost: &mut Cost) -> Vec<f32> {
+        label_scores(queries, segment.index, cost)
     }
 }
 
-impl DoubleSparsity {
+impl Labels {
+    /// Adds the labels of `keys: [token][d]`.
+    fn push(&mut self, keys: &[f32], d: usize) {
+        let mut labels = gather(keys, d, &self.channels);
+        match &mut self.rows {
+            LabelRows::Half(rows) => {
+                clamp_to(rows.dtype(), &mut labels);
+                labels.chunks_exact(self.channels.len()).for_each(|row| rows.append(row));
+            }
+            LabelRows::Quantised(rows) => rows.push(&labels, Rounding::Nearest),
+        }
+    }
+}
+
+impl LabelScores {
     fn with_rankings(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         let Kind::Calibrated(measure) = self.kind else { return Ok(self.clone()) };
         let model = &artefact.info().model;
@@ -236,38 +269,37 @@ fn gather(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
     rows.chunks_exact(d).flat_map(|row| channels.iter().map(|c| row[*c as usize])).collect()
 }
 
-/// Labels in 16 bits: as the cache stores them, or in IEEE half precision if it stores 32 (what is beyond
-/// its range becomes its largest number).
-fn half_rows(labels: &mut [f32], width: usize, dtype: KvDtype) -> KvStore {
-    const LARGEST_HALF: f32 = 65504.0;
-    let dtype = match dtype {
+/// The type of labels in 16 bits: as the cache stores them, or IEEE half precision if it stores 32.
+fn half_type(dtype: KvDtype) -> KvDtype {
+    match dtype {
         KvDtype::Bf16 => KvDtype::Bf16,
         KvDtype::F16 | KvDtype::F32 => KvDtype::F16,
-    };
+    }
+}
+
+/// What is beyond the range of half precision becomes its largest number.
+fn clamp_to(dtype: KvDtype, labels: &mut [f32]) {
+    const LARGEST_HALF: f32 = 65504.0;
     if dtype == KvDtype::F16 {
         labels.iter_mut().for_each(|x| *x = x.clamp(-LARGEST_HALF, LARGEST_HALF));
     }
-    let mut rows = KvStore::new(dtype, 1, width, labels.len() / width);
-    labels.chunks_exact(width).for_each(|row| rows.append(row));
-    rows
 }
 
-/// `q[C]·label` of every candidate, `[group][candidates]`, with its cost. The labels are read once for
-/// the group.
-fn label_scores(step: &Step<'_>, labels: &Labels, cost: &mut Cost) -> Vec<f32> {
+/// `q[C]·label` of every candidate, `[query][candidate]`, with its cost. The labels are read once for all queries.
+fn label_scores(queries: &GroupQueries<'_>, labels: &Labels, cost: &mut Cost) -> Vec<f32> {
     let width = labels.channels.len();
-    let queries = gather(step.queries, step.d, &labels.channels);
+    let gathered = gather(queries.numbers, queries.d, &labels.channels);
     match &labels.rows {
         LabelRows::Half(rows) => {
             cost.aux_bytes += (rows.tokens() * width * 2) as u64;
-            Step { queries: &queries, d: width, ..step.clone() }.score_rows(rows.head(0), cost)
+            dots(&gathered, rows.head(0), width, cost)
         }
         LabelRows::Quantised(rows) => {
-            let mut scores = vec![0.0; step.group() * rows.tokens()];
-            rows.scores(&queries, &mut scores);
+            let mut scores = vec![0.0; queries.count() * rows.tokens()];
+            rows.scores(&gathered, &mut scores);
             cost.aux_bytes += rows.bytes() as u64;
             // A multiply-add a number, and two products a range.
-            cost.score_flops += (2 * step.group() * width * (rows.tokens() + rows.groups())) as u64;
+            cost.score_flops += (2 * queries.count() * width * (rows.tokens() + rows.groups())) as u64;
             scores
         }
     }
@@ -369,8 +401,8 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
+    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
-    use crate::attention::{Context, Depth, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -407,37 +439,12 @@ mod tests {
         keys.chunks_mut(d).for_each(|k| (k[3], k[17]) = (30.0 + 8.0 * k[3], 5.0 * k[17] - 20.0));
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
-        let (layer, kv_head, seed, scale, context) = (0, 0, 0, 1.0, Context::new(n + 1, &(0..n)));
-        let head = HeadPrefix {
-            layer,
-            kv_head,
-            keys: rows,
-            values: rows,
-            d,
-            dtype: KvDtype::F32,
-            candidates: 0..n,
-            prompt: PromptHead::default(),
-            seed,
-        };
-        let step = Step {
-            layer,
-            depth: Depth::default(),
-            kv_head,
-            queries: &queries,
-            d,
-            scale,
-            keys: rows,
-            values: rows,
-            tail_keys: Rows::F32(&[]),
-            candidates: 0..n,
-            context,
-            generated: 0,
-            seed,
-        };
+        let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
+        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype, candidates: 0..n, prompt, seed: 0 };
+        let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d, scale: 1.0 };
         let scores = |bits: usize| {
-            let (channels, kind, per) = (Channels::Share(2), Kind::Random, Granularity::QueryHead);
-            let method = DoubleSparsity { channels, bits, kind, rankings: None, budget: Budget::Tokens(1), per };
-            label_scores(&step, &Method::build(&method, &head), &mut Cost::default())
+            let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };
+            label_scores(&asked, &scorer.build(&head), &mut Cost::default())
         };
         let (exact, four, two) = (scores(16), scores(4), scores(2));
         assert!(correlation(&exact, &four) > 0.98, "{}", correlation(&exact, &four));
@@ -489,9 +496,8 @@ mod tests {
     fn planted_channels_come_first_by_each_measure_summed_over_the_group() {
         let artefact = planted();
         let ranking = |kind, kv_head| {
-            let (channels, budget, per) = (Channels::Share(4), Budget::Tokens(1), Granularity::QueryHead);
-            let method = DoubleSparsity { channels, bits: 4, kind, rankings: None, budget, per };
-            method.with_rankings(&artefact).unwrap().ranking(0, kv_head, 8)
+            let scorer = LabelScores { channels: Channels::Share(4), bits: 4, kind, rankings: None };
+            scorer.with_rankings(&artefact).unwrap().ranking(0, kv_head, 8)
         };
         assert_eq!(ranking(Kind::Calibrated("q"), 0)[..2], [5, 1]);
         assert_eq!(ranking(Kind::Calibrated("k"), 0)[0], 2);

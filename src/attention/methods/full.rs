@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::MethodEntry;
-use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step};
+use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step, TailRule};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -29,6 +29,10 @@ impl Method for Full {
     }
 
     fn start(&self, (): &()) {}
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("it attends everything")
+    }
 
     fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         Selection::PerHead(Vec::new())

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
@@ -209,6 +209,12 @@ impl Method for H2o {
     /// The window slides over what follows the prefix too.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         last_tokens(policy, self.recent.tokens(prefix_tokens), total_tokens)
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own(
+            "its recent window moves on by itself, and what leaves it must be a heavy hitter to stay: set recent",
+        )
     }
 
     fn follows_tail(&self) -> bool {

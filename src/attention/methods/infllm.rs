@@ -12,8 +12,11 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
-use crate::attention::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix, PromptNeed};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 use crate::kv::KvStore;
@@ -32,6 +35,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "64",
             about: "tokens whose queries choose the representatives before them",
         },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -65,42 +70,45 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let page = params.get_positive("page", 128)?;
-        let budget = params.budget(Budget::Ratio(0.0625))?;
-        let representatives = params.get_minor("representatives", 4)?.min(page);
+        let picker = Choice::by_logits(Budget::Ratio(0.0625)).read(params)?;
+        let count = params.get_minor("representatives", 4)?.min(page);
         let window = params.get_minor("window", 64)?;
-        Ok(Arc::new(InfLlm { page, budget, representatives, window, per: Granularity::read(params)? }))
+        let scorer = Representatives { page, count, window };
+        Ok(Arc::new(Scored::with(scorer, picker, Granularity::read(params)?).at_least(1)))
     },
 };
 
-/// Blocks looked up by representative keys.
-struct InfLlm {
+/// Sums of `q·k` over the representative keys of blocks.
+#[derive(Clone)]
+struct Representatives {
     page: usize,
-    budget: Budget,
-    representatives: usize,
+    count: usize,
     window: usize,
-    per: Granularity,
 }
 
-impl Method for InfLlm {
+impl Scorer for Representatives {
     /// Copies of the representative keys, block after block.
     type Index = KvStore;
-    type State = ();
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         vec![PromptNeed::FollowingScores(self.window)]
     }
 
     fn index_key(&self) -> String {
-        format!("{},{},{}", self.page, self.representatives, self.window)
+        format!("{},{},{}", self.page, self.count, self.window)
+    }
+
+    fn page(&self) -> usize {
+        self.page
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
         let scores = &prefix.prompt.following_scores(self.window)[prefix.candidates.clone()];
         let blocks = scores.len().div_ceil(self.page);
-        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.representatives);
+        let mut keys = KvStore::new(prefix.dtype, 1, prefix.d, blocks * self.count);
         let mut key = vec![0.0; prefix.d];
         for (block, scores) in scores.chunks(self.page).enumerate() {
-            for token in top_k(scores, self.representatives) {
+            for token in top_k(scores, self.count) {
                 prefix.keys.read(prefix.candidates.start + block * self.page + token as usize, &mut key);
                 keys.append(&key);
             }
@@ -108,30 +116,36 @@ impl Method for InfLlm {
         keys
     }
 
+    fn growth(&self) -> Growth {
+        Growth::None("representatives are chosen by the queries of the prompt, of which generated tokens have none")
+    }
+
+    fn empty(&self, place: Place, _: Option<&KvStore>) -> KvStore {
+        KvStore::new(place.dtype, 1, place.d, 0)
+    }
+
+    fn append(&self, _: &mut KvStore, _: usize, _: &NewTokens<'_>) {
+        unreachable!("an index that does not grow")
+    }
+
     fn index_bytes(&self, keys: &KvStore) -> usize {
         keys.bytes()
     }
 
-    fn start(&self, _: &KvStore) {}
-
-    fn select(&self, step: &Step<'_>, keys: &KvStore, (): &mut (), cost: &mut Cost) -> Selection {
-        let rows = keys.head(0);
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
+        let (keys, rows) = (segment.index, segment.index.head(0));
         cost.aux_bytes += (rows.elements() * rows.elem_bytes()) as u64;
-        let dots = step.score_rows(rows, cost);
-        let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.representatives as f32 / dots.len() as f32;
-        let of_head = |dots: &[f32]| dots.chunks(self.representatives).map(block).collect::<Vec<f32>>();
-        let scores: Vec<f32> = dots.chunks_exact(keys.tokens()).flat_map(of_head).collect();
-        let wanted = self.budget.blocks(step.context, self.page).max(1);
-        self.per
-            .select(&scores, step.group(), |scores| page_tokens(&top_k(scores, wanted), self.page, &step.candidates))
+        let dots = queries.dots(rows, cost);
+        let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.count as f32 / dots.len() as f32;
+        let of_query = |dots: &[f32]| dots.chunks(self.count).map(block).collect::<Vec<f32>>();
+        dots.chunks_exact(keys.tokens()).flat_map(of_query).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Stepper, none};
-    use super::*;
-    use crate::attention::{Picks, Policy};
+    use crate::attention::{Picks, Policy, Selection};
 
     fn best(scores: &[f64], k: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..scores.len()).collect();

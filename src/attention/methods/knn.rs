@@ -23,7 +23,7 @@ use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
-use crate::attention::{Budget, HeadPrefix, Method, Params, Selection, Step};
+use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step};
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::top_k;
@@ -166,7 +166,9 @@ impl Method for Knn {
         }
         let scores = step.exact_scores(cost);
         let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+        self.per.select(&scores, step.group(), |_, scores| {
+            Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
+        })
     }
 }
 

@@ -15,10 +15,12 @@ use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::pca::{Components, Covariance};
-use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
 use crate::kernels::cpu::linear::linear_rows;
-use crate::kernels::cpu::topk::top_k;
 use crate::kv::KvStore;
 
 const NAME: &str = "loki";
@@ -35,6 +37,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "share of the context picked beyond the static tokens, above 0 to 1",
         },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -53,8 +57,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let rank = Channels::read(params, "rank", Channels::Count(32))?;
-        let budget = params.budget(Budget::Ratio(0.03))?;
-        Ok(Arc::new(Loki { rank, basis: None, budget, per: Granularity::read(params)? }))
+        Ok(Arc::new(Scored::read(params, Loki { rank, basis: None }, Choice::by_logits(Budget::Ratio(0.03)))?))
     },
 };
 
@@ -66,13 +69,11 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     start: |assignment, _| Ok(Box::new(KeyCovariances::new(assignment.model))),
 };
 
-/// Top-k in the basis of principal components.
+/// `q·k` on the first principal components.
 #[derive(Clone)]
 struct Loki {
     rank: Channels,
     basis: Option<Basis>,
-    budget: Budget,
-    per: Granularity,
 }
 
 /// Components of every KV head, and the hash of the artefact they come from.
@@ -83,12 +84,12 @@ struct Basis {
     sha256: String,
 }
 
-impl Method for Loki {
+impl Scorer for Loki {
+    /// Keys on the components, `[candidate][component]`.
     type Index = KvStore;
-    type State = ();
 
-    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
-        Some(CalibrationNeed { kind: NAME, load: Self::with_basis })
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
+        Some(ScorerCalibration { kind: NAME, load: Self::with_basis })
     }
 
     fn channels_asked(&self) -> Option<(&'static str, usize)> {
@@ -100,34 +101,47 @@ impl Method for Loki {
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> KvStore {
-        let rank = self.rank.of(prefix.d);
-        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        let projected = project(&keys, self.components(prefix.layer, prefix.kv_head, prefix.d), prefix.d);
-        let mut rows = KvStore::new(prefix.dtype, 1, rank, prefix.candidates.len());
-        projected.chunks_exact(rank).for_each(|row| rows.append(row));
+        let place = Place::from(prefix);
+        let mut rows = self.empty(place, None);
+        rows.truncate(0, prefix.candidates.len());
+        self.push(&mut rows, place, &prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32());
         rows
     }
 
-    fn index_bytes(&self, rows: &KvStore) -> usize {
-        rows.bytes()
+    fn growth(&self) -> Growth {
+        Growth::Free("new keys are appended on the same components")
     }
 
-    fn start(&self, _: &KvStore) {}
+    fn empty(&self, place: Place, _: Option<&KvStore>) -> KvStore {
+        KvStore::new(place.dtype, 1, self.rank.of(place.d), 0)
+    }
 
-    fn select(&self, step: &Step<'_>, rows: &KvStore, (): &mut (), cost: &mut Cost) -> Selection {
-        let components = self.components(step.layer, step.kv_head, step.d);
-        let queries = project(step.queries, components, step.d);
-        cost.score_flops += 2 * (step.group() * components.len()) as u64;
-        let rows = rows.head(0);
+    fn append(&self, rows: &mut KvStore, kept: usize, new: &NewTokens<'_>) {
+        rows.truncate(kept, kept);
+        self.push(rows, new.place, new.keys);
+    }
+
+    fn index_bytes(&self, rows: &KvStore) -> usize {
+        rows.stored_bytes()
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, KvStore>, cost: &mut Cost) -> Vec<f32> {
+        let components = self.components(queries.layer, queries.kv_head, queries.d);
+        let projected = project(queries.numbers, components, queries.d);
+        cost.score_flops += 2 * (queries.count() * components.len()) as u64;
+        let rows = segment.index.head(0);
         cost.aux_bytes += (size_of_val(components) + rows.elements() * rows.elem_bytes()) as u64;
-        let scores = Step { queries: &queries, d: self.rank.of(step.d), ..step.clone() }.score_rows(rows, cost);
-        let k = self.budget.tokens(step.context);
-        let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+        dots(&projected, rows, self.rank.of(queries.d), cost)
     }
 }
 
 impl Loki {
+    /// Adds `keys: [token][d]` on the components.
+    fn push(&self, rows: &mut KvStore, place: Place, keys: &[f32]) {
+        let projected = project(keys, self.components(place.layer, place.kv_head, place.d), place.d);
+        projected.chunks_exact(rows.d()).for_each(|row| rows.append(row));
+    }
+
     fn with_basis(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         let ModelShape { layers, kv_heads, head_dim: d, .. } = artefact.info().model;
         let layer = |layer: usize| {
@@ -204,7 +218,7 @@ impl Collector for KeyCovariances {
 mod tests {
     use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, select};
     use super::*;
-    use crate::attention::Picks;
+    use crate::attention::{Picks, Selection};
     use crate::kv::KvDtype;
 
     #[test]

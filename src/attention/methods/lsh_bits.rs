@@ -26,7 +26,10 @@ use rayon::prelude::*;
 use super::planes::RandomPlanes;
 use super::signatures::{Signatures, halves, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
-use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::Choice;
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
 
@@ -61,63 +64,108 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let by_norm = params.choice("label", &["a", "av"])? == "av";
         let center = params.choice("center", &["false", "true"])? == "true";
         let seed = params.get_minor_as("seed", 1u64, SEED)?;
-        let budget = params.budget(Budget::Tokens(64))?;
-        let planes = RandomPlanes::new(bits, seed);
-        Ok(Arc::new(LshBits { bits, by_norm, center, seed, planes, budget, per: Granularity::read(params)? }))
+        let planes = Arc::new(RandomPlanes::new(bits, seed));
+        let random = RandomSignatures { bits, by_norm, center, seed, planes };
+        Ok(Arc::new(Scored::read(params, random, Choice::by_order(Budget::Tokens(64)))?))
     },
 };
 
-/// Search by signs of random projections.
-struct LshBits {
+/// Minus the Hamming distance of the signs of random projections.
+#[derive(Clone)]
+struct RandomSignatures {
     bits: usize,
     by_norm: bool,
     center: bool,
     seed: u64,
-    planes: RandomPlanes,
-    budget: Budget,
-    per: Granularity,
+    planes: Arc<RandomPlanes>,
 }
 
-impl Method for LshBits {
-    type Index = Signatures;
-    type State = ();
+/// Signatures, and what those of further keys have to agree with.
+struct Signed {
+    signatures: Signatures,
+    learned: Learned,
+}
+
+/// What the keys of a prefix have in common.
+#[derive(Clone, Default)]
+struct Learned {
+    /// Mean key, if it is subtracted.
+    mean: Option<Vec<f32>>,
+    /// Norm of the shortest value, as which a zero counts.
+    shortest: f64,
+    /// Norm of the longest key, with its further coordinate, to which all are lengthened.
+    longest: f64,
+}
+
+impl Scorer for RandomSignatures {
+    type Index = Signed;
 
     fn index_key(&self) -> String {
         let Self { bits, by_norm, center, seed, .. } = self;
         format!("bits={bits},by_norm={by_norm},center={center},seed={seed}")
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Signatures {
-        let d = prefix.d;
-        let mut keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
-        if self.center {
-            subtract_mean(&mut keys, d);
-        }
-        let norms = self.by_norm.then(|| {
-            let values = prefix.values.slice(prefix.candidates.clone(), d).to_f32();
-            scaled_log_norms(&values, d)
-        });
-        let augmented = augment_keys(&keys, d, norms.as_deref());
-        let planes = self.planes.of_width(self.width(d));
-        Signatures::new(&side_signatures(&planes, &augmented), words_of(self.bits))
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Signed {
+        let [keys, values] =
+            [prefix.keys, prefix.values].map(|rows| rows.slice(prefix.candidates.clone(), prefix.d).to_f32());
+        let learned = self.learn(&keys, &values, prefix.d);
+        let signatures = Signatures::new(&self.signatures(&learned, &keys, &values, prefix.d), words_of(self.bits));
+        Signed { signatures, learned }
     }
 
-    fn index_bytes(&self, signatures: &Signatures) -> usize {
-        signatures.bytes()
+    fn growth(&self) -> Growth {
+        Growth::OfPrefix(
+            "signatures of new keys are appended; a key longer than the prefix's longest counts as that long",
+        )
     }
 
-    fn start(&self, _: &Signatures) {}
+    fn empty(&self, _: Place, like: Option<&Signed>) -> Signed {
+        let learned = like.map_or_else(Learned::default, |like| like.learned.clone());
+        Signed { signatures: Signatures::new(&[], words_of(self.bits)), learned }
+    }
 
-    fn select(&self, step: &Step<'_>, keys: &Signatures, (): &mut (), cost: &mut Cost) -> Selection {
-        let planes = self.planes.of_width(self.width(step.d));
-        let queries = self.augment_queries(step.queries, step.d);
-        cost.score_flops += 2 * (queries.len() * planes.count()) as u64;
+    fn append(&self, index: &mut Signed, kept: usize, new: &NewTokens<'_>) {
+        let signatures = self.signatures(&index.learned, new.keys, new.values, new.place.d);
+        index.signatures.replace_from(kept, &signatures);
+    }
+
+    fn index_bytes(&self, index: &Signed) -> usize {
+        index.signatures.bytes()
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
+        let planes = self.planes.of_width(self.width(queries.d));
+        let augmented = self.augment_queries(queries.numbers, queries.d);
+        cost.score_flops += 2 * (augmented.len() * planes.count()) as u64;
         cost.aux_bytes += planes.bytes() as u64;
-        keys.nearest(&side_signatures(&planes, &queries), step, self.budget, self.per, cost)
+        segment.index.signatures.counted_scores(&side_signatures(&planes, &augmented), cost)
     }
 }
 
-impl LshBits {
+impl RandomSignatures {
+    /// What is common to `keys` and `values`, `[token][d]`.
+    fn learn(&self, keys: &[f32], values: &[f32], d: usize) -> Learned {
+        let mean = self.center.then(|| mean_row(keys, d));
+        let shortest = values.chunks_exact(d).map(norm).filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
+        let mut learned = Learned { mean, shortest: if shortest.is_finite() { shortest } else { 1.0 }, longest: 0.0 };
+        let further = self.further(&learned, values, d);
+        learned.longest = longest(&learned.centred(keys, d), d, further.as_deref());
+        learned
+    }
+
+    /// The further coordinate of each token, `√d·ln‖v‖`, if values count.
+    fn further(&self, learned: &Learned, values: &[f32], d: usize) -> Option<Vec<f32>> {
+        let of = |v: &[f32]| ((d as f64).sqrt() * norm(v).max(learned.shortest).ln()) as f32;
+        self.by_norm.then(|| values.chunks_exact(d).map(of).collect())
+    }
+
+    /// Packed signatures of tokens, `[token][word]`.
+    fn signatures(&self, learned: &Learned, keys: &[f32], values: &[f32], d: usize) -> Vec<u32> {
+        let further = self.further(learned, values, d);
+        let augmented = augment_to(learned.longest, &learned.centred(keys, d), d, further.as_deref());
+        side_signatures(&self.planes.of_width(self.width(d)), &augmented)
+    }
+
     /// Coordinates of augmented vectors.
     fn width(&self, d: usize) -> usize {
         d + 1 + usize::from(self.by_norm)
@@ -130,34 +178,46 @@ impl LshBits {
     }
 }
 
-fn subtract_mean(rows: &mut [f32], d: usize) {
+impl Learned {
+    /// `rows: [token][d]` less the mean, if it is subtracted.
+    fn centred(&self, rows: &[f32], d: usize) -> Vec<f32> {
+        let mut rows = rows.to_vec();
+        if let Some(mean) = &self.mean {
+            rows.chunks_exact_mut(d).for_each(|row| row.iter_mut().zip(mean).for_each(|(x, m)| *x -= m));
+        }
+        rows
+    }
+}
+
+fn mean_row(rows: &[f32], d: usize) -> Vec<f32> {
     let count = (rows.len() / d) as f64;
     let mut sums = vec![0.0f64; d];
     for row in rows.chunks_exact(d) {
         sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
     }
-    for row in rows.chunks_exact_mut(d) {
-        row.iter_mut().zip(&sums).for_each(|(x, sum)| *x -= (sum / count) as f32);
-    }
+    sums.into_iter().map(|sum| (sum / count) as f32).collect()
 }
 
-/// `√d·ln‖v‖` of each value; a zero counts as the shortest of the others.
-fn scaled_log_norms(values: &[f32], d: usize) -> Vec<f32> {
-    let norms: Vec<f64> = values.chunks_exact(d).map(norm).collect();
-    let shortest = norms.iter().copied().filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
-    let floor = if shortest.is_finite() { shortest } else { 1.0 };
-    norms.iter().map(|n| ((d as f64).sqrt() * n.max(floor).ln()) as f32).collect()
-}
-
-/// `ψ_k` of `keys: [token][d]`: each with its further coordinate of `with`, and lengthened to the longest.
+/// `ψ_k` of `keys: [token][d]`: each with its further coordinate of `with`, and lengthened to the longest of them.
 pub(super) fn augment_keys(keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec<f32> {
-    let further = |token: usize| with.map(|with| with[token]);
-    let norms: Vec<f64> =
-        keys.chunks_exact(d).enumerate().map(|(t, k)| norm(k).hypot(f64::from(further(t).unwrap_or(0.0)))).collect();
-    let longest = norms.iter().copied().fold(0.0, f64::max);
-    let lengthening = |n: &f64| (longest * longest - n * n).max(0.0).sqrt() as f32;
-    let rows = keys.chunks_exact(d).zip(&norms).enumerate();
-    rows.flat_map(|(t, (key, norm))| key.iter().copied().chain(further(t)).chain([lengthening(norm)])).collect()
+    augment_to(longest(keys, d, with), keys, d, with)
+}
+
+/// Norm of the longest key, with its further coordinate.
+fn longest(keys: &[f32], d: usize, with: Option<&[f32]>) -> f64 {
+    let length = |(t, key): (usize, &[f32])| norm(key).hypot(with.map_or(0.0, |with| f64::from(with[t])));
+    keys.chunks_exact(d).enumerate().map(length).fold(0.0, f64::max)
+}
+
+/// `ψ_k` of `keys: [token][d]`, lengthened to a norm; what is longer stays as it is.
+fn augment_to(longest: f64, keys: &[f32], d: usize, with: Option<&[f32]>) -> Vec<f32> {
+    let row = |(t, key): (usize, &[f32])| -> Vec<f32> {
+        let further = with.map(|with| with[t]);
+        let length = norm(key).hypot(f64::from(further.unwrap_or(0.0)));
+        let lengthening = (longest * longest - length * length).max(0.0).sqrt() as f32;
+        key.iter().copied().chain(further).chain([lengthening]).collect()
+    };
+    keys.chunks_exact(d).enumerate().flat_map(row).collect()
 }
 
 /// Packed sides of `vectors`, `[row][word]`.
@@ -181,7 +241,7 @@ mod tests {
     use super::super::planes::gaussians;
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::Picks;
+    use crate::attention::{Picks, Selection};
     use crate::kv::{KvDtype, LayerKv};
 
     fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -234,7 +294,9 @@ mod tests {
         let d = 24;
         let (keys, values, query) = (noise(200 * d, 1), noise(200 * d, 2), noise(d, 3));
         for by_norm in [false, true] {
-            let norms = by_norm.then(|| scaled_log_norms(&values, d));
+            let scorer =
+                RandomSignatures { bits: 8, by_norm, center: false, seed: 1, planes: RandomPlanes::new(8, 1).into() };
+            let norms = scorer.further(&scorer.learn(&keys, &values, d), &values, d);
             let augmented = augment_keys(&keys, d, norms.as_deref());
             let width = d + 1 + usize::from(by_norm);
             let longest = norm(&augmented[..width]);
@@ -299,10 +361,13 @@ mod tests {
 
     #[test]
     fn values_of_no_length_and_keys_of_no_length_have_signatures() {
-        let norms = scaled_log_norms(&[0.0, 0.0, 0.6, 0.8, 3.0, 4.0], 2);
+        let planes = Arc::new(RandomPlanes::new(8, 1));
+        let scorer = RandomSignatures { bits: 8, by_norm: true, center: false, seed: 1, planes };
+        let further = |values: &[f32]| scorer.further(&scorer.learn(values, values, 2), values, 2).unwrap();
+        let norms = further(&[0.0, 0.0, 0.6, 0.8, 3.0, 4.0]);
         assert_eq!(norms[0], norms[1]);
         assert!((norms[2] - 2f32.sqrt() * 5f32.ln()).abs() < 1e-5);
-        assert_eq!(scaled_log_norms(&[0.0; 4], 2), [0.0, 0.0]);
+        assert_eq!(further(&[0.0; 4]), [0.0, 0.0]);
         assert_eq!(augment_keys(&[0.0; 4], 2, None), [0.0; 6]);
     }
 }

@@ -18,9 +18,11 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::kmeans::kmeans;
-use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
-use crate::kernels::cpu::topk::top_k;
 use crate::kv::KvStore;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -37,6 +39,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
         ParamInfo { key: "iterations", default: "10", about: "iterations of k-means at most" },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -50,19 +54,19 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let subspaces = params.get_positive("subspaces", 2)?;
         let bits = params.get_within("bits", 6, 1..=8)?;
-        let budget = params.budget(Budget::Ratio(0.05))?;
+        let picker = Choice::by_logits(Budget::Ratio(0.05)).read(params)?;
         let iterations = params.get_minor_within("iterations", 10, 1..=1000)?;
-        Ok(Arc::new(PqCache { subspaces, bits, iterations, budget, per: Granularity::read(params)? }))
+        let codes = ProductCodes { subspaces, bits, iterations };
+        Ok(Arc::new(Scored::with(codes, picker, Granularity::read(params)?)))
     },
 };
 
-/// Top-k by product-quantised keys.
-struct PqCache {
+/// `q·k` of product-quantised keys.
+#[derive(Clone)]
+struct ProductCodes {
     subspaces: usize,
     bits: usize,
     iterations: usize,
-    budget: Budget,
-    per: Granularity,
 }
 
 /// The candidates' keys in one run of channels.
@@ -74,9 +78,8 @@ struct Subspace {
     codes: Vec<u8>,
 }
 
-impl Method for PqCache {
+impl Scorer for ProductCodes {
     type Index = Vec<Subspace>;
-    type State = ();
 
     fn channels_asked(&self) -> Option<(&'static str, usize)> {
         Some(("subspaces", self.subspaces))
@@ -94,21 +97,46 @@ impl Method for PqCache {
         channels.map(|channels| self.quantise(&keys, prefix, channels, &mut rng)).collect()
     }
 
+    fn growth(&self) -> Growth {
+        Growth::OfPrefix("new keys take the nearest centroids of the prefix")
+    }
+
+    fn empty(&self, _: Place, like: Option<&Vec<Subspace>>) -> Vec<Subspace> {
+        let bare =
+            |s: &Subspace| Subspace { channels: s.channels.clone(), centroids: s.centroids.clone(), codes: vec![] };
+        like.map_or_else(Vec::new, |like| like.iter().map(bare).collect())
+    }
+
+    fn append(&self, subspaces: &mut Vec<Subspace>, kept: usize, new: &NewTokens<'_>) {
+        for subspace in subspaces {
+            let nearest = |key: &[f32]| subspace.nearest(&key[subspace.channels.clone()]);
+            let codes: Vec<u8> = new.keys.chunks_exact(new.place.d).map(nearest).collect();
+            subspace.codes.truncate(kept);
+            subspace.codes.extend(codes);
+        }
+    }
+
     fn index_bytes(&self, subspaces: &Vec<Subspace>) -> usize {
         subspaces.iter().map(|s| s.centroids.bytes() + s.codes.len()).sum()
     }
 
-    fn start(&self, _: &Vec<Subspace>) {}
-
-    fn select(&self, step: &Step<'_>, subspaces: &Vec<Subspace>, (): &mut (), cost: &mut Cost) -> Selection {
-        let scores = approximate_scores(step, subspaces, cost);
-        let k = self.budget.tokens(step.context);
-        let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Subspace>>, cost: &mut Cost) -> Vec<f32> {
+        approximate_scores(queries, segment.index, cost)
     }
 }
 
-impl PqCache {
+impl Subspace {
+    /// The centroid nearest to a key's numbers in these channels; the first of equals.
+    fn nearest(&self, key: &[f32]) -> u8 {
+        let centroids = self.centroids.head(0).to_f32();
+        let distance = |c: &[f32]| c.iter().zip(key).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
+        let distances: Vec<f32> = centroids.chunks_exact(key.len()).map(distance).collect();
+        let less = |a: usize, b: usize| if distances[b] < distances[a] { b } else { a };
+        (0..distances.len()).reduce(less).unwrap_or(0) as u8
+    }
+}
+
+impl ProductCodes {
     fn quantise(
         &self,
         keys: &[f32],
@@ -127,18 +155,17 @@ impl PqCache {
     }
 }
 
-/// Sums of table entries, `[group][candidates]`; codes are read once for the group.
-fn approximate_scores(step: &Step<'_>, subspaces: &[Subspace], cost: &mut Cost) -> Vec<f32> {
-    let n = step.candidates.len();
-    let mut scores = vec![0.0f32; step.group() * n];
+/// Sums of table entries, `[query][candidate]`; codes are read once for all queries.
+fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: &mut Cost) -> Vec<f32> {
+    let n = subspaces.first().map_or(0, |s| s.codes.len());
+    let mut scores = vec![0.0f32; queries.count() * n];
     for subspace in subspaces {
-        let width = subspace.channels.len();
-        let queries: Vec<f32> =
-            (0..step.group()).flat_map(|h| &step.query(h)[subspace.channels.clone()]).copied().collect();
+        let part = |query: &[f32]| query[subspace.channels.clone()].to_vec();
+        let parts: Vec<f32> = queries.numbers.chunks_exact(queries.d).flat_map(part).collect();
         let centroids = subspace.centroids.head(0);
-        let products = Step { queries: &queries, d: width, ..step.clone() }.score_rows(centroids, cost);
+        let products = dots(&parts, centroids, subspace.channels.len(), cost);
         let count = subspace.centroids.tokens();
-        for (products, scores) in products.chunks_exact(count).zip(scores.chunks_exact_mut(n)) {
+        for (products, scores) in products.chunks_exact(count).zip(scores.chunks_exact_mut(n.max(1))) {
             // As long as a code can tell, so that no look-up has to be checked.
             let mut table = [0.0f32; 1 << u8::BITS];
             table[..count].copy_from_slice(products);
@@ -154,7 +181,7 @@ fn approximate_scores(step: &Step<'_>, subspaces: &[Subspace], cost: &mut Cost) 
 mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::{Context, Depth, Picks, PromptHead};
+    use crate::attention::{Picks, PromptHead, Selection};
     use crate::kernels::cpu::Rows;
     use crate::kv::KvDtype;
 
@@ -173,37 +200,13 @@ mod tests {
     fn scores(subspaces: usize, bits: usize) -> (Vec<f32>, Vec<f32>, Cost) {
         let (keys, queries) = (keys(), noise(2 * D, 3));
         let rows = Rows::F32(&keys);
-        let (layer, kv_head, seed, d, candidates) = (0, 0, 9, D, 0..N);
-        let head = HeadPrefix {
-            layer,
-            kv_head,
-            keys: rows,
-            values: rows,
-            d,
-            dtype: KvDtype::F32,
-            candidates: candidates.clone(),
-            prompt: PromptHead::default(),
-            seed,
-        };
-        let step = Step {
-            layer,
-            depth: Depth::default(),
-            kv_head,
-            queries: &queries,
-            d,
-            scale: 1.0,
-            keys: rows,
-            values: rows,
-            tail_keys: Rows::F32(&[]),
-            candidates,
-            context: Context::new(N + 1, &(0..N)),
-            generated: 0,
-            seed,
-        };
-        let (budget, per) = (Budget::Tokens(1), Granularity::QueryHead);
-        let index = Method::build(&PqCache { subspaces, bits, iterations: 10, budget, per }, &head);
+        let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
+        let candidates = 0..N;
+        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates, prompt, seed: 9 };
+        let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d: D, scale: 1.0 };
+        let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();
-        let scores = approximate_scores(&step, &index, &mut cost);
+        let scores = approximate_scores(&asked, &index, &mut cost);
         let decoded = |t: usize| {
             index.iter().flat_map(move |s| {
                 let code = usize::from(s.codes[t]);

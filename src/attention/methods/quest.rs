@@ -10,12 +10,16 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset, page_tokens};
-use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use super::{Granularity, MethodEntry, ParamInfo, Preset};
+#[cfg(test)]
+use crate::attention::Step;
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
-use crate::kernels::cpu::topk::top_k;
 use crate::kv::KvStore;
-use crate::kv::quantised::{QuantisedRows, Rounding};
+use crate::kv::quantised::{self, QuantisedRows, Rounding};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "quest",
@@ -27,6 +31,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as pages (rounded up to pages)" },
         ParamInfo { key: "summary_bits", default: "16", about: "16 | 4 | 2: bits a number of a page's bounds" },
         ParamInfo { key: "min_pages", default: "1", about: "pages read at least" },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -51,25 +57,24 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let page = params.get_positive("page", 16)?;
-        let budget = params.budget(Budget::Ratio(0.0625))?;
+        let picker = Choice::by_logits(Budget::Ratio(0.0625)).read(params)?;
         let summary_bits = match params.choice("summary_bits", &["16", "4", "2"])? {
             "4" => Some(4),
             "2" => Some(2),
             _ => None,
         };
-        let min_pages = params.get_minor("min_pages", 1)?;
-        Ok(Arc::new(Quest { page, budget, summary_bits, min_pages, per: Granularity::read(params)? }))
+        let least = params.get_minor("min_pages", 1)?;
+        let scored = Scored::with(Bounds { page, summary_bits }, picker, Granularity::read(params)?);
+        Ok(Arc::new(scored.at_least(least)))
     },
 };
 
-/// Page selection by channel-wise bounds.
-struct Quest {
+/// Upper bounds of `q·k` for each page, channel by channel.
+#[derive(Clone)]
+struct Bounds {
     page: usize,
-    budget: Budget,
     /// Bits of the bounds, if they are quantised.
     summary_bits: Option<usize>,
-    min_pages: usize,
-    per: Granularity,
 }
 
 /// Channel-wise bounds of each page, `[page][d]`.
@@ -80,55 +85,92 @@ enum Pages {
     Quantised { min: QuantisedRows, max: QuantisedRows },
 }
 
-impl Method for Quest {
+impl Scorer for Bounds {
     type Index = Pages;
-    type State = ();
 
     fn index_key(&self) -> String {
         format!("page={},summary_bits={:?}", self.page, self.summary_bits)
     }
 
+    fn page(&self) -> usize {
+        self.page
+    }
+
+    /// Pages whose bounds are quantised share a range.
+    fn grain(&self) -> usize {
+        self.page * self.summary_bits.map_or(1, |_| quantised::GROUP)
+    }
+
     fn build(&self, prefix: &HeadPrefix<'_>) -> Pages {
         let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        let d = prefix.d;
-        let bounds = |fold: fn(f32, f32) -> f32| -> Vec<f32> {
-            keys.chunks(self.page * d).flat_map(|page| fold_channels(page, d, fold)).collect()
-        };
-        let (min, max) = (bounds(f32::min), bounds(f32::max));
-        let store = |bounds: &[f32]| {
-            let mut store = KvStore::new(prefix.dtype, 1, d, bounds.len() / d);
-            bounds.chunks_exact(d).for_each(|page| store.append(page));
-            store
-        };
-        match self.summary_bits {
-            None => Pages::Exact { min: store(&min), max: store(&max) },
-            Some(bits) => Pages::Quantised {
-                min: QuantisedRows::rounded(&min, d, bits, Rounding::Down),
-                max: QuantisedRows::rounded(&max, d, bits, Rounding::Up),
-            },
+        let mut pages = self.empty(prefix.into(), None);
+        if let Pages::Exact { min, max } = &mut pages {
+            let room = prefix.candidates.len().div_ceil(self.page);
+            [min, max].into_iter().for_each(|rows| rows.truncate(0, room));
         }
+        self.push(&mut pages, &keys, prefix.d);
+        pages
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("new tokens fill the last page, then pages of their own")
+    }
+
+    fn empty(&self, place: Place, _: Option<&Pages>) -> Pages {
+        let (store, rows) = (KvStore::new(place.dtype, 1, place.d, 0), |bits| QuantisedRows::new(&[], place.d, bits));
+        match self.summary_bits {
+            None => Pages::Exact { min: store.clone(), max: store },
+            Some(bits) => Pages::Quantised { min: rows(bits), max: rows(bits) },
+        }
+    }
+
+    fn append(&self, pages: &mut Pages, kept: usize, new: &NewTokens<'_>) {
+        let kept = kept / self.page;
+        match pages {
+            Pages::Exact { min, max } => [min, max].into_iter().for_each(|rows| rows.truncate(kept, kept)),
+            Pages::Quantised { min, max } => [min, max].into_iter().for_each(|rows| rows.truncate(kept)),
+        }
+        self.push(pages, new.keys, new.place.d);
     }
 
     fn index_bytes(&self, pages: &Pages) -> usize {
         pages.bytes()
     }
 
-    fn start(&self, _: &Pages) {}
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Pages>, cost: &mut Cost) -> Vec<f32> {
+        page_bounds(queries, segment.index, cost)
+    }
+}
 
-    fn select(&self, step: &Step<'_>, pages: &Pages, (): &mut (), cost: &mut Cost) -> Selection {
-        let bounds = page_bounds(step, pages, cost);
-        let wanted = self.budget.blocks(step.context, self.page).max(self.min_pages);
-        self.per
-            .select(&bounds, step.group(), |bounds| page_tokens(&top_k(bounds, wanted), self.page, &step.candidates))
+impl Bounds {
+    /// Adds the bounds of `keys: [token][d]`, which begin with a page.
+    fn push(&self, pages: &mut Pages, keys: &[f32], d: usize) {
+        let bounds = |fold: fn(f32, f32) -> f32| -> Vec<f32> {
+            keys.chunks(self.page * d).flat_map(|page| fold_channels(page, d, fold)).collect()
+        };
+        let (lower, upper) = (bounds(f32::min), bounds(f32::max));
+        match pages {
+            Pages::Exact { min, max } => {
+                lower.chunks_exact(d).for_each(|page| min.append(page));
+                upper.chunks_exact(d).for_each(|page| max.append(page));
+            }
+            Pages::Quantised { min, max } => {
+                min.push(&lower, Rounding::Down);
+                max.push(&upper, Rounding::Up);
+            }
+        }
     }
 }
 
 impl Pages {
+    /// Bytes of the bounds, as stored.
     fn bytes(&self) -> usize {
         match self {
-            Pages::Exact { min, max } => min.bytes() + max.bytes(),
-            Pages::Quantised { min, max } => min.bytes() + max.bytes(),
+            Pages::Exact { min, max } => [min, max].map(KvStore::stored_bytes),
+            Pages::Quantised { min, max } => [min, max].map(QuantisedRows::bytes),
         }
+        .iter()
+        .sum()
     }
 }
 
@@ -140,19 +182,19 @@ fn fold_channels(rows: &[f32], d: usize, fold: fn(f32, f32) -> f32) -> Vec<f32> 
     folded
 }
 
-/// Upper bounds of `q·k` for each page, `[group][pages]`.
-fn page_bounds(step: &Step<'_>, pages: &Pages, cost: &mut Cost) -> Vec<f32> {
-    let part =
-        |keep: fn(f32) -> bool| -> Vec<f32> { step.queries.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect() };
+/// Upper bounds of `q·k` for each page, `[query][page]`.
+fn page_bounds(queries: &GroupQueries<'_>, pages: &Pages, cost: &mut Cost) -> Vec<f32> {
+    let part = |keep: fn(f32) -> bool| -> Vec<f32> {
+        queries.numbers.iter().map(|q| if keep(*q) { *q } else { 0.0 }).collect()
+    };
     let (positive, negative) = (part(|q| q > 0.0), part(|q| q <= 0.0));
     let (mut bounds, lower) = match pages {
         Pages::Exact { min, max } => {
-            let mut scores = |queries, rows| Step { queries, ..step.clone() }.score_rows(rows, cost);
-            (scores(&positive, max.head(0)), scores(&negative, min.head(0)))
+            (dots(&positive, max.head(0), queries.d, cost), dots(&negative, min.head(0), queries.d, cost))
         }
         Pages::Quantised { min, max } => {
             let mut scores = |queries: &[f32], rows: &QuantisedRows| {
-                let mut scores = vec![0.0; step.group() * rows.tokens()];
+                let mut scores = vec![0.0; queries.len() / rows.columns() * rows.tokens()];
                 rows.scores(queries, &mut scores);
                 // A multiply-add a number, and two products a range.
                 cost.score_flops += (2 * queries.len() * (rows.tokens() + rows.groups())) as u64;
@@ -173,7 +215,6 @@ pub(super) fn bounds_for_test(
     page: usize,
     summary_bits: Option<usize>,
 ) -> Vec<f32> {
-    let (budget, per) = (Budget::Tokens(1), Granularity::QueryHead);
-    let quest = Quest { page, budget, summary_bits, min_pages: 1, per };
-    page_bounds(step, &Method::build(&quest, prefix), &mut Cost::default())
+    let bounds = Bounds { page, summary_bits };
+    page_bounds(&step.group_queries(), &bounds.build(prefix), &mut Cost::default())
 }

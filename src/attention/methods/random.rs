@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rand::seq::index;
 
 use super::{Granularity, MethodEntry, ParamInfo};
-use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step};
+use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step, TailRule};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -53,6 +53,10 @@ impl Method for Random {
     }
 
     fn start(&self, (): &()) {}
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Indexed("nothing is stored: they are drawn like others")
+    }
 
     fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         match self.per {

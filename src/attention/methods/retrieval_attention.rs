@@ -18,7 +18,7 @@ use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::roar::{Roar, RoarParams};
-use crate::attention::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step};
+use crate::attention::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -100,6 +100,10 @@ impl Method for RetrievalAttention {
 
     fn start(&self, graph: &Roar) -> Beam {
         Beam::new(graph.nodes())
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("its graph is made from the prompt's queries, and its authors keep generated tokens exact")
     }
 
     fn select(&self, step: &Step<'_>, graph: &Roar, beam: &mut Beam, cost: &mut Cost) -> Selection {

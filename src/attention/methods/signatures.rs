@@ -1,10 +1,7 @@
 //! Packed bit signatures of the candidates, searched by Hamming distance.
 
-use super::Granularity;
-use crate::attention::{Budget, Selection, Step};
 use crate::cost::Cost;
 use crate::kernels::cpu::hamming::hamming_scores;
-use crate::kernels::cpu::topk::top_k;
 
 /// Words of 32 bits that hold a signature.
 pub(super) fn words_of(bits: usize) -> usize {
@@ -49,21 +46,27 @@ impl Signatures {
         scores
     }
 
-    /// The candidates nearest to `queries: [group][word]`; of equally near ones the earlier.
-    ///
-    /// Counts the signatures read, once for the group. Comparing bits takes no floating-point operation.
-    pub(super) fn nearest(
-        &self,
-        queries: &[u32],
-        step: &Step<'_>,
-        budget: Budget,
-        per: Granularity,
-        cost: &mut Cost,
-    ) -> Selection {
+    /// Candidates.
+    pub(super) fn candidates(&self) -> usize {
+        self.planes.len() / self.words
+    }
+
+    /// Keeps the first `kept` candidates, and adds `[candidate][word]` behind them.
+    pub(super) fn replace_from(&mut self, kept: usize, by_candidate: &[u32]) {
+        let (had, new) = (self.candidates(), by_candidate.len() / self.words);
+        let mut planes = Vec::with_capacity(self.words * (kept + new));
+        for word in 0..self.words {
+            planes.extend_from_slice(&self.planes[word * had..][..kept]);
+            planes.extend((0..new).map(|c| by_candidate[c * self.words + word]));
+        }
+        self.planes = planes;
+    }
+
+    /// As [`scores`](Self::scores); counts the signatures read, once for all queries. Comparing bits takes no
+    /// floating-point operation.
+    pub(super) fn counted_scores(&self, queries: &[u32], cost: &mut Cost) -> Vec<f32> {
         cost.aux_bytes += self.bytes() as u64;
-        let (k, first) = (budget.tokens(step.context), step.candidates.start as u32);
-        let scores = self.scores(queries);
-        per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+        self.scores(queries)
     }
 }
 

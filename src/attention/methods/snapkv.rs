@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step};
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
@@ -152,6 +152,10 @@ impl Method for SnapKv {
 
     fn start(&self, _: &Kept) {}
 
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Exact("SnapKV compresses the prompt once and keeps all that is generated (its §4)")
+    }
+
     fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), _: &mut Cost) -> Selection {
         if self.budget.is_none() {
             return self.per.nothing(step.group());
@@ -161,7 +165,7 @@ impl Method for SnapKv {
 
     /// The observation window stays, however short the policy's is.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
-        Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens)
+        Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens, prefix_tokens)
     }
 
     fn held(&self, kept: &Kept, (): &()) -> Option<usize> {

@@ -17,7 +17,10 @@
 use std::sync::Arc;
 
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step, Weighting};
+use crate::attention::pick::Choice;
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix, Picks, Selection, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::rows::{Elem, Rows, with_rows};
 use crate::kernels::cpu::softmax::softmax;
@@ -52,31 +55,41 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let r = Channels::read(params, "r", Channels::Share(8))?;
-        let budget = params.budget(Budget::Tokens(64))?;
+        // Its scores, over `τ`, are logits, but what they leave over is made up for by the mean value.
+        let picker = Choice::by_order(Budget::Tokens(64)).read(params)?;
         let by_channel = params.choice("storage", &["2xK", "1xK"])? == "2xK";
-        Ok(Arc::new(SparQ { r, budget, by_channel, per: Granularity::read(params)? }))
+        let per = Granularity::read(params)?;
+        Ok(Arc::new(Scored::with(QueryChannels { r, by_channel, per }, picker, per)))
     },
 };
 
-/// Top-k on the query's channels.
-struct SparQ {
+/// `q̂·k/τ` on the largest channels of each query, or of those of a group and position together.
+#[derive(Clone)]
+struct QueryChannels {
     r: Channels,
-    budget: Budget,
     by_channel: bool,
     per: Granularity,
 }
 
-/// What is kept of one KV head.
+/// What is kept of the candidates of one KV head.
 struct Kept {
-    /// Mean value of the candidates, `[d]`.
-    mean: Vec<f32>,
-    /// Keys of the candidates as `[channel][token]`, if a second copy is kept.
-    by_channel: Option<KvStore>,
+    /// Sum of their values, `[d]`.
+    sum: Vec<f64>,
+    tokens: usize,
+    copy: Copy,
 }
 
-impl Method for SparQ {
+/// The second copy of the keys.
+enum Copy {
+    None,
+    /// `[channel][token]`.
+    ByChannel(KvStore),
+    /// `[token][channel]`, of tokens that come one by one.
+    ByToken(KvStore),
+}
+
+impl Scorer for QueryChannels {
     type Index = Kept;
-    type State = ();
 
     fn channels_asked(&self) -> Option<(&'static str, usize)> {
         self.r.asked("r")
@@ -88,82 +101,138 @@ impl Method for SparQ {
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
         let (d, n) = (prefix.d, prefix.candidates.len());
-        let values = prefix.values.slice(prefix.candidates.clone(), d).to_f32();
-        let mean = |c: usize| values.iter().skip(c).step_by(d).map(|v| f64::from(*v)).sum::<f64>() / n as f64;
-        let by_channel = self.by_channel.then(|| {
+        let mut kept = Kept { sum: vec![0.0; d], tokens: 0, copy: Copy::None };
+        kept.add_values(&prefix.values.slice(prefix.candidates.clone(), d).to_f32());
+        if self.by_channel {
             let keys = prefix.keys.slice(prefix.candidates.clone(), d).to_f32();
             let mut store = KvStore::new(prefix.dtype, 1, n, d);
             for c in 0..d {
                 store.append(&keys.iter().skip(c).step_by(d).copied().collect::<Vec<_>>());
             }
-            store
-        });
-        Kept { mean: (0..d).map(|c| mean(c) as f32).collect(), by_channel }
+            kept.copy = Copy::ByChannel(store);
+        }
+        kept
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("new keys join the copy, new values the mean")
+    }
+
+    fn empty(&self, place: Place, _: Option<&Kept>) -> Kept {
+        let copy = match self.by_channel {
+            true => Copy::ByToken(KvStore::new(place.dtype, 1, place.d, 0)),
+            false => Copy::None,
+        };
+        Kept { sum: vec![0.0; place.d], tokens: 0, copy }
+    }
+
+    fn append(&self, kept: &mut Kept, from: usize, new: &NewTokens<'_>) {
+        debug_assert_eq!(from, kept.tokens, "each token is a grain");
+        kept.add_values(new.values);
+        if let Copy::ByToken(store) = &mut kept.copy {
+            new.keys.chunks_exact(new.place.d).for_each(|key| store.append(key));
+        }
     }
 
     fn index_bytes(&self, kept: &Kept) -> usize {
-        size_of_val(kept.mean.as_slice()) + kept.by_channel.as_ref().map_or(0, KvStore::bytes)
+        let copy = match &kept.copy {
+            Copy::None => 0,
+            Copy::ByChannel(store) | Copy::ByToken(store) => store.stored_bytes(),
+        };
+        kept.sum.len() * size_of::<f32>() + copy
     }
 
-    fn start(&self, _: &Kept) {}
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Kept>, cost: &mut Cost) -> Vec<f32> {
+        let (d, n, group) = (queries.d, segment.keys.tokens(), queries.group());
+        let mut scores = vec![0.0; queries.count() * n];
+        let query = |h: usize, row: usize| &queries.head(h)[row * d..][..d];
+        for row in 0..queries.rows {
+            let channels_of = |heads: std::ops::Range<usize>| {
+                let magnitude = |c: usize| heads.clone().map(|h| query(h, row)[c].abs()).sum::<f32>();
+                top_k(&(0..d).map(magnitude).collect::<Vec<_>>(), self.r.of(d))
+            };
+            for h in 0..group {
+                let channels = match self.per {
+                    Granularity::QueryHead => channels_of(h..h + 1),
+                    Granularity::KvHead(_) => channels_of(0..group),
+                };
+                let query = query(h, row);
+                let factor = 1.0 / temperature(query, &channels);
+                let weights: Vec<f32> = channels.iter().map(|c| query[*c as usize] * factor).collect();
+                segment.score(&channels, &weights, &mut scores[(h * queries.rows + row) * n..][..n]);
+            }
+        }
+        // Each query reads its channels by itself.
+        let products = queries.count() * self.r.of(d) * n;
+        let bytes = (products * segment.keys.elem_bytes()) as u64;
+        match segment.index.copy {
+            Copy::None => cost.kv_bytes += bytes,
+            _ => cost.aux_bytes += bytes,
+        }
+        cost.score_flops += 2 * products as u64;
+        scores
+    }
 
-    fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), cost: &mut Cost) -> Selection {
-        let heads = 0..step.group();
-        match self.per {
-            Granularity::QueryHead => Selection::PerHead(
-                heads
-                    .map(|h| {
-                        let scores = self.scores(step, h..h + 1, kept, cost);
-                        self.pick(step, &scores, &scores, kept, cost)
-                    })
-                    .collect(),
-            ),
-            Granularity::KvHead(reduce) => {
-                let scores = self.scores(step, heads, kept, cost);
-                let ranked = reduce.apply(&scores, step.candidates.len());
-                Selection::Shared(self.pick(step, &ranked, &scores, kept, cost))
+    /// What was picked gets its share of the candidates' softmax, the mean value the rest.
+    fn weigh(&self, from: &PickedFrom<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
+        let tokens: usize = from.parts.iter().map(|part| part.tokens).sum();
+        let mean = mean_value(from.parts, tokens);
+        let mut remainder = |picks: &mut Picks, logits: &[f32]| {
+            let top: Vec<u32> = picks.tokens.iter().map(|t| t - from.first as u32).collect();
+            let shares = logits.chunks_exact(tokens).map(|logits| rest_share(logits, &top)).collect();
+            picks.weighting = Weighting::Remainder { shares, value: mean.clone() };
+            cost.aux_bytes += size_of_val(mean.as_slice()) as u64;
+        };
+        match selection {
+            Selection::Shared(picks) => remainder(picks, from.scores),
+            Selection::PerHead(heads) => {
+                heads.iter_mut().zip(from.scores.chunks_exact(tokens)).for_each(|(picks, own)| remainder(picks, own));
             }
         }
     }
 }
 
-impl SparQ {
-    /// Logits `q̂·k/τ` of some heads on common channels, `[head][candidates]`.
-    fn scores(&self, step: &Step<'_>, heads: std::ops::Range<usize>, kept: &Kept, cost: &mut Cost) -> Vec<f32> {
-        let (d, n) = (step.d, step.candidates.len());
-        let queries = &step.queries[heads.start * d..heads.end * d];
-        let magnitudes: Vec<f32> = (0..d).map(|c| queries.iter().skip(c).step_by(d).map(|q| q.abs()).sum()).collect();
-        let channels = top_k(&magnitudes, self.r.of(d));
-        let mut scores = vec![0.0; heads.len() * n];
-        for (query, scores) in queries.chunks_exact(d).zip(scores.chunks_exact_mut(n)) {
-            let factor = 1.0 / temperature(query, &channels);
-            let weights: Vec<f32> = channels.iter().map(|c| query[*c as usize] * factor).collect();
-            match &kept.by_channel {
-                Some(store) => weighted_list(store.head(0), &channels, &weights, scores),
-                None => strided(step.keys.slice(step.candidates.clone(), d), d, &channels, &weights, scores),
+impl Kept {
+    fn add_values(&mut self, values: &[f32]) {
+        let d = self.sum.len();
+        self.tokens += values.len() / d;
+        for value in values.chunks_exact(d) {
+            self.sum.iter_mut().zip(value).for_each(|(sum, v)| *sum += f64::from(*v));
+        }
+    }
+}
+
+impl Segment<'_, Kept> {
+    /// Adds `Σ_i weights[i] · key[channels[i]]` of every key to `out`.
+    fn score(&self, channels: &[u32], weights: &[f32], out: &mut [f32]) {
+        let d = self.index.sum.len();
+        match &self.index.copy {
+            Copy::ByChannel(store) => weighted_list(store.head(0), channels, weights, out),
+            Copy::ByToken(store) => strided(store.head(0), d, channels, weights, out),
+            Copy::None => {
+                let [front, back] = self.keys.pieces();
+                let (of_front, of_back) = out.split_at_mut(front.elements() / d);
+                strided(front, d, channels, weights, of_front);
+                strided(back, d, channels, weights, of_back);
             }
         }
-        // Each head reads its channels by itself.
-        let bytes = (heads.len() * channels.len() * n * step.keys.elem_bytes()) as u64;
-        match kept.by_channel {
-            Some(_) => cost.aux_bytes += bytes,
-            None => cost.kv_bytes += bytes,
-        }
-        cost.score_flops += 2 * (heads.len() * channels.len() * n) as u64;
-        scores
     }
+}
 
-    /// The top `k` by `ranked: [candidates]`; what they leave over is by `logits: [head][candidates]`.
-    fn pick(&self, step: &Step<'_>, ranked: &[f32], logits: &[f32], kept: &Kept, cost: &mut Cost) -> Picks {
-        let top = top_k(ranked, self.budget.tokens(step.context));
-        let shares = logits.chunks_exact(ranked.len()).map(|logits| rest_share(logits, &top)).collect();
-        cost.aux_bytes += size_of_val(kept.mean.as_slice()) as u64;
-        let first = step.candidates.start as u32;
-        Picks {
-            tokens: top.into_iter().map(|t| t + first).collect(),
-            weighting: Weighting::Remainder { shares, value: kept.mean.clone() },
+/// Mean value of the `tokens` candidates in `parts`, `[d]`.
+fn mean_value(parts: &[Part<'_, Kept>], tokens: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f64; parts.first().map_or(0, |part| part.index.sum.len())];
+    for part in parts {
+        if part.tokens == part.index.tokens {
+            sums.iter_mut().zip(&part.index.sum).for_each(|(sum, own)| *sum += own);
+            continue;
+        }
+        // The index holds more than belongs to this position.
+        for value in part.values.to_f32().chunks_exact(sums.len()) {
+            sums.iter_mut().zip(value).for_each(|(sum, v)| *sum += f64::from(*v));
         }
     }
+    sums.into_iter().map(|sum| (sum / tokens as f64) as f32).collect()
 }
 
 /// `τ = √(d·‖q̂‖₁/‖q‖₁)`; `√d` for a query of zeros.

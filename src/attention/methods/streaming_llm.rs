@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::{
     BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, QueryBlock,
-    Selection, Step, Tuned,
+    Selection, Step, TailRule, Tuned,
 };
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
@@ -89,6 +89,10 @@ impl Method for SinkAndWindow {
     }
 
     /// A window that stays is chosen as of the end of the prefix; a density is then that of the prefix.
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("its window moves on by itself, and what leaves it is let go: set window or slide")
+    }
+
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         let end = if self.slides { total_tokens } else { prefix_tokens };
         last_tokens(policy, window_tokens(self.window, policy, end), end)

@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
 use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
+use crate::attention::granularity::Reduce;
 use crate::attention::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
     Selection, Step, expand_grid, mix_seed,
@@ -151,6 +152,9 @@ fn select_seeded(
         keys,
         values,
         tail_keys,
+        tail_values: tail_keys,
+        dtype,
+        indexed: candidates.clone(),
         candidates,
         context,
         generated: 0,
@@ -274,9 +278,11 @@ impl Stepper {
         let context = self.prefix_tokens + self.tail.tokens();
         let method = &self.method.method;
         let exact = method.exact(&self.method.policy, self.prefix_tokens, context);
-        let candidates = match method.follows_tail() {
+        let indexed = method.exact(&self.method.policy, self.prefix_tokens, self.prefix_tokens);
+        let indexed = indexed.candidates(self.prefix_tokens);
+        let candidates = match self.method.moves_on() {
             true => exact.sink..exact.recent,
-            false => exact.candidates(self.prefix_tokens),
+            false => indexed.clone(),
         };
         let step = Step {
             layer: 0,
@@ -288,6 +294,9 @@ impl Stepper {
             keys: self.prefix.layer(0).keys.head(0),
             values: self.prefix.layer(0).values.head(0),
             tail_keys: self.tail.keys.head(0),
+            tail_values: self.tail.values.head(0),
+            dtype: KvDtype::F32,
+            indexed,
             context: Context::new(context, &candidates),
             candidates,
             generated: self.tail.tokens() - 1,
@@ -328,7 +337,7 @@ impl Stepper {
 }
 
 pub(super) fn none() -> Policy {
-    Policy { sink: 0, local: 0, dense_layers: DenseLayers::default() }
+    Policy { sink: 0, local: 0, ..Policy::default() }
 }
 
 pub(super) fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
@@ -692,7 +701,7 @@ fn dense_layers_attend_everything_and_the_others_do_not() {
 #[test]
 fn only_what_evicts_holds_less_than_everything() {
     let prefix = prefix(2, 2, 300, D);
-    let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("0").unwrap() };
+    let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("0").unwrap(), ..none() };
     // Two heads of a dense layer hold all 305 tokens; what two heads of the other one do is the question.
     let of_sparse_layer = |spec: &str| {
         let (_, fork) = run(&prefix, spec, &policy, 4, 5);
@@ -992,6 +1001,7 @@ proptest! {
         let step = Step {
             layer: 0, depth: Depth::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
+            tail_values: Rows::F32(&[]), dtype: KvDtype::F32, indexed: 0..tokens,
             context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
         let prefix = HeadPrefix {
@@ -1024,6 +1034,9 @@ fn topk_picks_the_largest_scores() {
         keys,
         values: keys,
         tail_keys: Rows::F32(&[]),
+        tail_values: Rows::F32(&[]),
+        dtype: KvDtype::F32,
+        indexed: 10..100,
         candidates: 10..100,
         context: Context::new(121, &(10..100)),
         generated: 0,
@@ -1298,7 +1311,11 @@ fn settings_have_every_parameter_with_its_default() {
 #[test]
 fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];
-    let best = |per: Granularity| per.select(&scores, 2, |scores| crate::kernels::cpu::topk::top_k(scores, 1));
+    let best = |per: Granularity| {
+        per.select(&scores, 2, |_, scores| {
+            crate::attention::Picks::softmax(crate::kernels::cpu::topk::top_k(scores, 1))
+        })
+    };
     let shared = |token| Selection::Shared(crate::attention::Picks::softmax(vec![token]));
     assert_eq!(best(Granularity::KvHead(Reduce::Sum)), shared(0), "5, 5, 3: the lower of equals");
     assert_eq!(best(Granularity::KvHead(Reduce::Max)), shared(1), "4, 5, 3");

@@ -5,9 +5,11 @@
 use std::sync::Arc;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
-use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
@@ -16,6 +18,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones, from 0" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK,
+        SHARE,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -32,37 +36,35 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let budget = params.budget_from_zero(Budget::Tokens(64))?;
-        Ok(Arc::new(TopK { budget, per: Granularity::read(params)? }))
+        let choice = Choice { from_zero: true, ..Choice::by_logits(Budget::Tokens(64)) };
+        Ok(Arc::new(Scored::read(params, Exact, choice)?))
     },
 };
 
-/// Exact top-k over the candidates.
-struct TopK {
-    budget: Budget,
-    per: Granularity,
-}
+/// Exact `q·k` of every candidate; nothing is stored.
+#[derive(Clone)]
+pub(super) struct Exact;
 
-impl Method for TopK {
+impl Scorer for Exact {
     type Index = ();
-    type State = ();
 
     fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn growth(&self) -> Growth {
+        Growth::Free("nothing is stored: keys are scored where they are")
+    }
+
+    fn empty(&self, _: Place, _: Option<&()>) {}
+
+    fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
 
     fn index_bytes(&self, (): &()) -> usize {
         0
     }
 
-    fn start(&self, (): &()) {}
-
-    fn select(&self, step: &Step<'_>, (): &(), (): &mut (), cost: &mut Cost) -> Selection {
-        // Who picks nothing has no key to score.
-        if self.budget.is_none() {
-            return self.per.nothing(step.group());
-        }
-        let scores = step.exact_scores(cost);
-        let k = self.budget.tokens(step.context);
-        let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, cost: &mut Cost) -> Vec<f32> {
+        let keys = segment.keys;
+        cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
+        queries.dots_joined(keys, cost)
     }
 }

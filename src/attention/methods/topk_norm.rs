@@ -6,9 +6,11 @@
 use std::sync::Arc;
 
 use super::{Granularity, MethodEntry, ParamInfo};
-use crate::attention::{Budget, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::Choice;
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
-use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk_norm",
@@ -21,42 +23,52 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Granularity::REDUCE,
     ],
     presets: &[],
-    build: |params| {
-        let budget = params.budget(Budget::Tokens(64))?;
-        Ok(Arc::new(TopKNorm { budget, per: Granularity::read(params)? }))
-    },
+    build: |params| Ok(Arc::new(Scored::read(params, AttentionTimesNorm, Choice::by_order(Budget::Tokens(64)))?)),
 };
 
-/// Exact top-k by contribution over the candidates.
-struct TopKNorm {
-    budget: Budget,
-    per: Granularity,
+/// `s·q·k + ln‖v‖`, the logarithm of `a·‖v‖` up to a constant of the query.
+#[derive(Clone)]
+struct AttentionTimesNorm;
+
+/// `ln‖v‖` of each of `values: [token][d]`.
+fn log_norms(values: &[f32], d: usize) -> impl Iterator<Item = f32> {
+    values.chunks_exact(d).map(|v| 0.5 * v.iter().map(|x| x * x).sum::<f32>().ln())
 }
 
-impl Method for TopKNorm {
+impl Scorer for AttentionTimesNorm {
     /// `ln‖v‖` of every candidate.
     type Index = Vec<f32>;
-    type State = ();
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
-        let values = prefix.values.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        values.chunks_exact(prefix.d).map(|v| 0.5 * v.iter().map(|x| x * x).sum::<f32>().ln()).collect()
+        log_norms(&prefix.values.slice(prefix.candidates.clone(), prefix.d).to_f32(), prefix.d).collect()
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("norms of new values are appended")
+    }
+
+    fn empty(&self, _: Place, _: Option<&Vec<f32>>) -> Vec<f32> {
+        Vec::new()
+    }
+
+    fn append(&self, norms: &mut Vec<f32>, kept: usize, new: &NewTokens<'_>) {
+        norms.truncate(kept);
+        norms.extend(log_norms(new.values, new.place.d));
     }
 
     fn index_bytes(&self, norms: &Vec<f32>) -> usize {
         size_of_val(norms.as_slice())
     }
 
-    fn start(&self, _: &Vec<f32>) {}
-
-    fn select(&self, step: &Step<'_>, norms: &Vec<f32>, (): &mut (), cost: &mut Cost) -> Selection {
-        let mut scores = step.exact_scores(cost);
-        for head in scores.chunks_exact_mut(norms.len()) {
-            head.iter_mut().zip(norms).for_each(|(score, norm)| *score = step.scale * *score + norm);
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<f32>>, cost: &mut Cost) -> Vec<f32> {
+        let (keys, norms) = (segment.keys, segment.index);
+        cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
+        let mut scores = queries.dots_joined(keys, cost);
+        for scores in scores.chunks_exact_mut(norms.len().max(1)) {
+            scores.iter_mut().zip(norms).for_each(|(score, norm)| *score = queries.scale * *score + norm);
         }
         cost.score_flops += 2 * scores.len() as u64;
         cost.aux_bytes += size_of_val(norms.as_slice()) as u64;
-        let (k, first) = (self.budget.tokens(step.context), step.candidates.start as u32);
-        self.per.select(&scores, step.group(), |scores| top_k(scores, k).into_iter().map(|i| i + first).collect())
+        scores
     }
 }

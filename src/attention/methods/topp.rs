@@ -1,14 +1,14 @@
 //! `topp`: as many tokens as it takes to cover a share `p` of the attention, by exact weights (oracle top-p).
 //!
-//! The share is of the candidates' mass: static tokens are attended anyway. Where attention is sharp this takes few
-//! tokens, where it is flat many, so the budget is an outcome: read it in the density column. With `density=` one
-//! share is solved for all heads of an example, on the last queries of its prefix.
+//! The share is of the candidates' mass; see [`TopShare`].
 
 use std::sync::Arc;
 
+use super::topk::Exact;
 use super::{MethodEntry, ParamInfo};
-use crate::attention::{HeadPrefix, Method, Picks, Probe, Selection, Solved, Step, Tuned};
-use crate::cost::Cost;
+use crate::attention::granularity::Granularity;
+use crate::attention::pick::TopShare;
+use crate::attention::scored::Scored;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topp",
@@ -16,140 +16,5 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     reference: "an oracle; pruning by top-p: Twilight (Lin et al. 2025, arXiv:2502.02770)",
     params: &[ParamInfo { key: "p", default: "0.95", about: "share of the candidates' attention mass, above 0 to 1" }],
     presets: &[],
-    build: |params| {
-        const RANGE: &str = "a number above 0 and up to 1";
-        let p = params.tuned("p", 0.95, RANGE)?;
-        if let Tuned::Value(p) = p
-            && !(p > 0.0 && p <= 1.0)
-        {
-            return Err(params.bad_value("p", &p.to_string(), RANGE));
-        }
-        Ok(Arc::new(TopP { p }))
-    },
+    build: |params| Ok(Arc::new(Scored::new(Exact, TopShare::read(params)?, Granularity::QueryHead))),
 };
-
-/// The smallest set of candidates with a share of the mass.
-struct TopP {
-    p: Tuned<f64>,
-}
-
-/// Candidates by weight, the heaviest first.
-struct Ranking {
-    /// Positions among the candidates.
-    order: Vec<u32>,
-    /// Weights of the first so many, the largest weight being 1.
-    covered: Vec<f64>,
-}
-
-impl Ranking {
-    /// From unscaled scores.
-    fn new(scores: &[f32], scale: f32) -> Self {
-        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-        order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
-        let max = order.first().map_or(0.0, |i| scores[*i as usize]);
-        let mut total = 0.0;
-        let weights = order.iter().map(|i| f64::from((scale * (scores[*i as usize] - max)).exp()));
-        let covered = weights.map(|weight| {
-            total += weight;
-            total
-        });
-        Self { covered: covered.collect(), order }
-    }
-
-    /// How many of the heaviest it takes to cover a share `p`.
-    fn needed(&self, p: f64) -> usize {
-        let all = self.order.len();
-        let total = self.covered.last().copied().unwrap_or(0.0);
-        if p < 1.0 { (self.covered.partition_point(|covered| *covered < p * total) + 1).min(all) } else { all }
-    }
-}
-
-/// Shares that are tried for a density, by their log-odds: from 0.0003 to all but 10⁻⁷.
-fn ladder() -> impl Iterator<Item = f64> {
-    (-64..=128).map(|eighths| f64::from(eighths) / 8.0)
-}
-
-fn share(log_odds: f64) -> f64 {
-    1.0 / (1.0 + (-log_odds).exp())
-}
-
-impl Method for TopP {
-    type Index = ();
-    type State = ();
-
-    /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
-    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
-        let wanted = probe.tokens(self.p.density()?);
-        let heads = probe.measure(|head| {
-            let (mut needed, mut queries) = (vec![0.0; ladder().count()], 0.0);
-            head.each_logits(|logits| {
-                let ranking = Ranking::new(logits, 1.0);
-                needed.iter_mut().zip(ladder()).for_each(|(sum, rung)| *sum += ranking.needed(share(rung)) as f64);
-                queries += 1.0;
-            });
-            (needed, queries)
-        });
-        let queries: f64 = heads.iter().map(|(_, queries)| queries).sum();
-        let mean = |rung: usize| heads.iter().map(|(needed, _)| needed[rung]).sum::<f64>() / queries;
-        let rungs: Vec<(f64, f64)> = ladder().enumerate().map(|(i, log_odds)| (log_odds, mean(i))).collect();
-        let p = match rungs.iter().position(|(_, tokens)| *tokens >= wanted) {
-            _ if wanted >= probe.candidates() as f64 => 1.0,
-            None => 1.0,
-            Some(0) => share(rungs[0].0),
-            Some(above) => {
-                let [(low, fewer), (high, more)] = [rungs[above - 1], rungs[above]];
-                share(low + (high - low) * (wanted - fewer) / (more - fewer))
-            }
-        };
-        Some(Solved { method: Self { p: Tuned::Value(p) }, params: format!("p={p:.7}") })
-    }
-
-    fn build(&self, _: &HeadPrefix<'_>) {}
-
-    fn index_bytes(&self, (): &()) -> usize {
-        0
-    }
-
-    fn start(&self, (): &()) {}
-
-    fn select(&self, step: &Step<'_>, (): &(), (): &mut (), cost: &mut Cost) -> Selection {
-        let scores = step.exact_scores(cost);
-        let (n, first) = (step.candidates.len(), step.candidates.start as u32);
-        let of_head = |scores: &[f32]| {
-            let ranking = Ranking::new(scores, step.scale);
-            let needed = ranking.needed(self.p.value());
-            let mut tokens: Vec<u32> = ranking.order[..needed].iter().map(|i| i + first).collect();
-            tokens.sort_unstable();
-            Picks::softmax(tokens)
-        };
-        Selection::PerHead(scores.chunks_exact(n).map(of_head).collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cover(p: f64, scores: &[f32], scale: f32) -> Vec<u32> {
-        let ranking = Ranking::new(scores, scale);
-        ranking.order[..ranking.needed(p)].to_vec()
-    }
-
-    #[test]
-    fn covers_the_share_with_no_token_to_spare() {
-        let scores: Vec<f32> = (0..200).map(|i| ((i * 37) % 101) as f32 / 10.0).collect();
-        let weights: Vec<f64> = scores.iter().map(|s| f64::from(*s * 0.5).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        for p in [0.01, 0.3, 0.9, 0.999] {
-            let picked = cover(p, &scores, 0.5);
-            let mass = |picked: &[u32]| picked.iter().map(|i| weights[*i as usize]).sum::<f64>() / total;
-            assert!(mass(&picked) >= p - 1e-5, "{p}: {}", mass(&picked));
-            assert!(mass(&picked[..picked.len() - 1]) < p + 1e-5, "{p}");
-            let least = picked.iter().map(|i| scores[*i as usize]).fold(f32::INFINITY, f32::min);
-            assert!((0..200u32).all(|i| picked.contains(&i) || scores[i as usize] <= least), "{p}");
-        }
-        assert_eq!(cover(1.0, &scores, 0.5).len(), 200);
-        assert_eq!(cover(0.5, &[0.0, 100.0, 0.0], 1.0), [1]);
-        assert!(cover(0.5, &[], 1.0).is_empty());
-    }
-}

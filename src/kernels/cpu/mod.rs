@@ -16,5 +16,5 @@ pub mod softmax;
 pub mod topk;
 
 pub use attend::{Accumulator, attend_list, attend_range, weighted_list};
-pub use rows::{Elem, Rows};
+pub use rows::{Elem, Joined, Rows};
 pub use simd::{check_isa, isa_name};

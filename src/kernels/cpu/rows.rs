@@ -144,6 +144,77 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Rows of two places seen as one: those of the first come before those of the second.
+#[derive(Debug, Clone, Copy)]
+pub struct Joined<'a> {
+    front: Rows<'a>,
+    back: Rows<'a>,
+    d: usize,
+}
+
+impl<'a> Joined<'a> {
+    /// Rows of `d` numbers each.
+    pub fn new(front: Rows<'a>, back: Rows<'a>, d: usize) -> Self {
+        Self { front, back, d }
+    }
+
+    /// How many rows there are.
+    pub fn tokens(&self) -> usize {
+        self.front.elements() / self.d + self.back.elements() / self.d
+    }
+
+    /// Bytes of one number.
+    pub fn elem_bytes(&self) -> usize {
+        self.front.elem_bytes()
+    }
+
+    /// The rows of tokens `range`.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Joined<'a> {
+        let front = self.front.elements() / self.d;
+        let within =
+            |start: usize, end: usize| range.start.clamp(start, end) - start..range.end.clamp(start, end) - start;
+        Self {
+            front: self.front.slice(within(0, front), self.d),
+            back: self.back.slice(within(front, self.tokens()), self.d),
+            d: self.d,
+        }
+    }
+
+    /// The two places.
+    pub fn pieces(&self) -> [Rows<'a>; 2] {
+        [self.front, self.back]
+    }
+
+    /// Writes the row of `token` as f32.
+    pub fn read(&self, token: usize, out: &mut [f32]) {
+        match token.checked_sub(self.front.elements() / self.d) {
+            None => self.front.read(token, out),
+            Some(behind) => self.back.read(behind, out),
+        }
+    }
+
+    /// The rows of `tokens`, one after the other as f32.
+    ///
+    /// # Panics
+    /// If a token is out of range.
+    pub fn gather(&self, tokens: &[u32]) -> Vec<f32> {
+        let front = (self.front.elements() / self.d) as u32;
+        if tokens.iter().all(|token| *token < front) {
+            return self.front.gather(tokens, self.d);
+        }
+        let mut gathered = vec![0.0; tokens.len() * self.d];
+        tokens.iter().zip(gathered.chunks_exact_mut(self.d)).for_each(|(token, row)| self.read(*token as usize, row));
+        gathered
+    }
+
+    /// All rows as f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut rows = self.front.to_f32();
+        rows.extend(self.back.to_f32());
+        rows
+    }
+}
+
 dispatch! {
     fn gather_rows[T: Elem](data: &[T], tokens: &[u32], d: usize, out: &mut [f32]) = gather_rows_kernel
 }
@@ -178,6 +249,21 @@ mod tests {
                 tokens.iter().zip(expected.chunks_mut(d)).for_each(|(t, out)| rows.read(*t as usize, out));
                 assert_eq!(rows.gather(&tokens, d), expected);
             }
+        }
+    }
+
+    #[test]
+    fn joined_rows_are_those_of_one_place() {
+        let numbers: Vec<f32> = (0..60).map(|i| i as f32).collect();
+        for split in [0, 3, 10, 20] {
+            let (front, back) = numbers.split_at(split * 3);
+            let joined = Joined::new(Rows::F32(front), Rows::F32(back), 3);
+            assert_eq!((joined.tokens(), joined.to_f32()), (20, numbers.clone()));
+            for (start, end) in [(0, 20), (2, 2), (1, 9), (3, 11), (15, 20), (0, 3)] {
+                let part = joined.slice(start..end);
+                assert_eq!((part.tokens(), part.to_f32()), (end - start, numbers[start * 3..end * 3].to_vec()));
+            }
+            assert_eq!(joined.gather(&[19, 0, 3]), [57.0, 58.0, 59.0, 0.0, 1.0, 2.0, 9.0, 10.0, 11.0]);
         }
     }
 

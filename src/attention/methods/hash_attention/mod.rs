@@ -24,7 +24,10 @@ use self::net::SignNet;
 use super::signatures::{Signatures, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Params, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
-use crate::attention::{Budget, CalibrationNeed, HeadPrefix, Method, Selection, Step};
+use crate::attention::pick::Choice;
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment};
+use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
 use crate::error::UsageError;
 
@@ -66,8 +69,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let kind = NetKind::read(params)?;
-        let budget = params.budget(Budget::Tokens(64))?;
-        Ok(Arc::new(HashAttention { kind, nets: None, budget, per: Granularity::read(params)? }))
+        let learned = LearnedSignatures { kind, nets: None };
+        Ok(Arc::new(Scored::read(params, learned, Choice::by_order(Budget::Tokens(64)))?))
     },
 };
 
@@ -94,13 +97,11 @@ impl std::fmt::Display for NetKind {
     }
 }
 
-/// Search by learned signatures.
+/// Minus the Hamming distance of learned signatures.
 #[derive(Clone)]
-struct HashAttention {
+struct LearnedSignatures {
     kind: NetKind,
     nets: Option<Nets>,
-    budget: Budget,
-    per: Granularity,
 }
 
 /// Nets of all heads, and the hash of the artefact they come from.
@@ -118,12 +119,11 @@ struct LayerNets {
     queries: Vec<SignNet>,
 }
 
-impl Method for HashAttention {
+impl Scorer for LearnedSignatures {
     type Index = Signatures;
-    type State = ();
 
-    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
-        Some(CalibrationNeed { kind: NAME, load: Self::with_nets })
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
+        Some(ScorerCalibration { kind: NAME, load: Self::with_nets })
     }
 
     fn index_key(&self) -> String {
@@ -132,27 +132,42 @@ impl Method for HashAttention {
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Signatures {
         let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        let net = &self.layer(prefix.layer).keys[prefix.kv_head];
-        Signatures::new(&in_blocks(net, &keys, prefix.d), words_of(self.kind.bits))
+        Signatures::new(&self.key_signatures(prefix.into(), &keys), words_of(self.kind.bits))
+    }
+
+    fn growth(&self) -> Growth {
+        Growth::Free("signatures of new keys are appended")
+    }
+
+    fn empty(&self, _: Place, _: Option<&Signatures>) -> Signatures {
+        Signatures::new(&[], words_of(self.kind.bits))
+    }
+
+    fn append(&self, signatures: &mut Signatures, kept: usize, new: &NewTokens<'_>) {
+        signatures.replace_from(kept, &self.key_signatures(new.place, new.keys));
     }
 
     fn index_bytes(&self, signatures: &Signatures) -> usize {
         signatures.bytes()
     }
 
-    fn start(&self, _: &Signatures) {}
-
-    fn select(&self, step: &Step<'_>, keys: &Signatures, (): &mut (), cost: &mut Cost) -> Selection {
-        let group = step.group();
-        let nets = &self.layer(step.layer).queries[step.kv_head * group..][..group];
-        cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>();
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signatures>, cost: &mut Cost) -> Vec<f32> {
+        let group = queries.group();
+        let nets = &self.layer(queries.layer).queries[queries.kv_head * group..][..group];
+        cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>() * queries.rows as u64;
         cost.aux_bytes += nets.iter().map(SignNet::bytes).sum::<usize>() as u64;
-        let queries: Vec<u32> = nets.iter().enumerate().flat_map(|(h, net)| net.signatures(step.query(h))).collect();
-        keys.nearest(&queries, step, self.budget, self.per, cost)
+        let signatures: Vec<u32> =
+            nets.iter().enumerate().flat_map(|(h, net)| net.signatures(queries.head(h))).collect();
+        segment.index.counted_scores(&signatures, cost)
     }
 }
 
-impl HashAttention {
+impl LearnedSignatures {
+    /// Signatures of `keys: [token][d]`, `[token][word]`.
+    fn key_signatures(&self, place: Place, keys: &[f32]) -> Vec<u32> {
+        in_blocks(&self.layer(place.layer).keys[place.kv_head], keys, place.d)
+    }
+
     fn with_nets(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         artefact.check_setting(collector::NET_KIND, &self.kind.to_string())?;
         let ModelShape { layers, heads, kv_heads, head_dim: d, .. } = artefact.info().model;

@@ -9,9 +9,9 @@ use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, 
 use super::net::LAYERS;
 use super::training::{Adam, Batch, GroupNets, Shape, SoftNet, Wanted};
 use super::*;
-use crate::attention::Picks;
 use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
 use crate::attention::calibration::{Collected, Collector, PrefillChunk};
+use crate::attention::{Picks, Selection};
 use crate::kv::{KvDtype, LayerKv};
 
 // ---- the nets as they are used ----

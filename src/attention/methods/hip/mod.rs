@@ -310,7 +310,7 @@ impl BlockMask for Hip {
     }
 
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
-        let (candidates, context) = block.candidates(Exact::policy(block.policy, block.first + 1));
+        let (candidates, context) = block.candidates(Exact::policy(block.policy, block.first + 1, block.first + 1));
         let blocks = KeyBlocks { keys: block.keys, d: block.d, candidates: candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(context, self.key_block);
         let sampled = |queries: &[f32]| -> Vec<f32> {

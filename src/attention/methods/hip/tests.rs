@@ -8,7 +8,9 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use crate::attention::{AnyMethod, Context, Depth, IndexCache, Picks, Selection, Step, Weighting};
+use crate::attention::{
+    AnyMethod, Context, Depth, HeadPrefix, IndexCache, Picks, PromptHead, Selection, Step, Weighting,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::KvDtype;
@@ -47,6 +49,9 @@ impl Head {
             keys: Rows::F32(&self.keys),
             values: Rows::F32(&self.keys),
             tail_keys: Rows::F32(&[]),
+            tail_values: Rows::F32(&[]),
+            dtype: KvDtype::F32,
+            indexed: self.candidates.clone(),
             candidates: self.candidates.clone(),
             context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
             generated: 0,
@@ -66,20 +71,32 @@ fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
 /// A method with its state, stepped by hand.
 struct Run {
     method: Arc<dyn AnyMethod>,
-    state: Box<dyn Any + Send>,
+    state: Option<Box<dyn Any + Send>>,
 }
 
 impl Run {
     fn new(spec: &str) -> Self {
         let method = configured(spec, &none()).method;
-        let state = method.start(&());
-        Self { method, state }
+        Self { method, state: None }
     }
 
     /// Picks of each mask (one for a shared one) and what finding them cost.
     fn step(&mut self, step: &Step<'_>) -> (Vec<Vec<u32>>, Cost) {
         let mut cost = Cost::default();
-        let masks = match self.method.select(step, &(), self.state.as_mut(), &mut cost) {
+        let index = self.method.build(&HeadPrefix {
+            layer: step.layer,
+            kv_head: step.kv_head,
+            keys: step.keys,
+            values: step.values,
+            d: step.d,
+            dtype: step.dtype,
+            candidates: step.candidates.clone(),
+            prompt: PromptHead::default(),
+            seed: step.seed,
+        });
+        self.state.get_or_insert_with(|| self.method.start(index.as_ref()));
+        let state = self.state.as_mut().expect("just made");
+        let masks = match self.method.select(step, index.as_ref(), state.as_mut(), &mut cost) {
             Selection::Shared(picks) => vec![picks],
             Selection::PerHead(heads) => heads,
         };

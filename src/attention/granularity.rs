@@ -1,0 +1,134 @@
+//! For which heads a method makes a selection: each query head, or the GQA group as one.
+
+use super::{ParamInfo, Params, Picks, Selection, Step};
+use crate::error::UsageError;
+
+/// Whether each query head of a GQA group has a selection of its own, or the group has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Granularity {
+    /// Each has its own.
+    QueryHead,
+    /// Its scores are those of its heads, reduced.
+    KvHead(Reduce),
+}
+
+/// How the scores of a group become one; the mean picks what the sum picks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reduce {
+    /// Added.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+impl Granularity {
+    pub(super) const INFO: ParamInfo = ParamInfo {
+        key: "per",
+        default: "query_head",
+        about: "query_head | kv_head: a selection for each query head, or one for the GQA group",
+    };
+
+    pub(super) const REDUCE: ParamInfo = ParamInfo {
+        key: "reduce",
+        default: "sum",
+        about: "with per=kv_head: sum | max of the group's scores (the mean picks what the sum does)",
+    };
+
+    /// Reads `per` and `reduce`.
+    pub(super) fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let per = Self::read_per(params)?;
+        let is_reduced = params.is_given(Self::REDUCE.key);
+        let reduce = match params.choice(Self::REDUCE.key, &["sum", "max"])? {
+            "max" => Reduce::Max,
+            _ => Reduce::Sum,
+        };
+        match per {
+            Self::KvHead(_) => Ok(Self::KvHead(reduce)),
+            Self::QueryHead if is_reduced => {
+                Err(UsageError::new("`reduce` says how a GQA group comes to one selection, and none was asked for")
+                    .hint("add per=kv_head, or leave out reduce"))
+            }
+            Self::QueryHead => Ok(Self::QueryHead),
+        }
+    }
+
+    /// Reads `per` alone, for methods whose common selection is not made from scores.
+    pub(super) fn read_per(params: &mut Params) -> Result<Self, UsageError> {
+        Ok(match params.choice(Self::INFO.key, &["query_head", "kv_head"])? {
+            "kv_head" => Self::KvHead(Reduce::Sum),
+            _ => Self::QueryHead,
+        })
+    }
+
+    /// What the query heads `[group][n]` have to say: each for itself, or what the group's reduce to.
+    pub(super) fn merged(self, heads: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+        match self {
+            Self::QueryHead => heads,
+            Self::KvHead(reduce) => heads.into_iter().reduce(|a, b| reduce.pair(a, &b)).into_iter().collect(),
+        }
+    }
+
+    /// Tokens chosen for each of what [`merged`](Self::merged) gave.
+    pub(super) fn selection(self, mut tokens: Vec<Vec<u32>>) -> Selection {
+        match self {
+            Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
+            Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+        }
+    }
+
+    /// No token, for a group of so many query heads.
+    pub(super) fn nothing(self, group: usize) -> Selection {
+        self.selection(vec![Vec::new(); group])
+    }
+
+    /// All candidates of a step, without looking at any.
+    pub(super) fn all(self, step: &Step<'_>) -> Selection {
+        self.by_query(step, |_| step.candidates.clone().map(|token| token as u32).collect())
+    }
+
+    /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
+    /// that [`read_per`](Self::read_per).
+    pub(super) fn by_query(self, step: &Step<'_>, mut search: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {
+        match self {
+            Self::QueryHead => {
+                Selection::PerHead((0..step.group()).map(|h| Picks::softmax(search(step.query(h)))).collect())
+            }
+            Self::KvHead(_) => {
+                let sum = Reduce::Sum.apply(step.queries, step.d);
+                Selection::Shared(Picks::softmax(search(&sum)))
+            }
+        }
+    }
+
+    /// What `pick(head, scores)` makes of the scores `[group][n]` of each query head, or once, as for head 0, of what the
+    /// group's reduce to.
+    pub(super) fn select(
+        self,
+        scores: &[f32],
+        group: usize,
+        mut pick: impl FnMut(usize, &[f32]) -> Picks,
+    ) -> Selection {
+        let n = scores.len() / group;
+        match self {
+            Self::QueryHead => Selection::PerHead((0..group).map(|h| pick(h, &scores[h * n..][..n])).collect()),
+            Self::KvHead(reduce) => Selection::Shared(pick(0, &reduce.apply(scores, n))),
+        }
+    }
+}
+
+impl Reduce {
+    /// Scores `[group][n]` to `[n]`.
+    pub(super) fn apply(self, scores: &[f32], n: usize) -> Vec<f32> {
+        scores[n..].chunks_exact(n).fold(scores[..n].to_vec(), |reduced, head| self.pair(reduced, head))
+    }
+
+    /// Two of a group to one.
+    fn pair(self, mut reduced: Vec<f32>, head: &[f32]) -> Vec<f32> {
+        let pairs = reduced.iter_mut().zip(head);
+        match self {
+            Self::Sum => pairs.for_each(|(r, x)| *r += x),
+            Self::Max => pairs.for_each(|(r, x)| *r = r.max(*x)),
+        }
+        reduced
+    }
+}

@@ -1,0 +1,122 @@
+//! Prompts of which every row attends its own picks: those that a decoding step at its position would have.
+//!
+//! A [`RowMask`] keeps an index for each KV head that grows as the prompt is read, and picks for some rows at a time;
+//! [`RowReader`] attends what was picked, row by row, as the engine attends a step.
+
+use std::any::Any;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::Configured;
+use super::calibration::PrefillChunk;
+use super::engine::head_seed;
+use super::head::{HeadKv, Queries};
+use super::method::{Exact, Selection};
+use super::policy::Policy;
+use super::prefill::{BlockCost, QueryBlock};
+use super::scorer::Place;
+use crate::cost::Cost;
+use crate::kernels::cpu::Rows;
+
+/// Picks for each row of a prompt.
+pub(super) trait RowMask: Send + Sync {
+    /// What is stored of a KV head before its first token.
+    fn begin(&self) -> Box<dyn Any + Send + Sync>;
+
+    /// Takes in the tokens that may be picked by the last row that was read.
+    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>);
+
+    /// What each row of a block picks, all of whose candidates were taken in. Adds what scoring cost (`score_flops`).
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection>;
+}
+
+/// Keys and values `[token][d]` of a KV head, as far as they were read.
+pub(super) struct RowHead<'a> {
+    /// Which one.
+    pub place: Place,
+    /// Rotated keys.
+    pub keys: Rows<'a>,
+    /// Values.
+    pub values: Rows<'a>,
+}
+
+/// Reads a prompt row by row.
+pub(super) struct RowReader<'a> {
+    mask: &'a dyn RowMask,
+    policy: &'a Policy,
+    seed: u64,
+    /// What is stored, `[layer][kv_head]`.
+    states: Vec<Vec<Box<dyn Any + Send + Sync>>>,
+}
+
+impl<'a> RowReader<'a> {
+    /// Rows that are scored together.
+    pub const ROWS: usize = 32;
+
+    pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
+        Self { mask, policy: &method.policy, seed, states: (0..layers).map(|_| Vec::new()).collect() }
+    }
+
+    /// Attends a chunk into `out: [token][head][d]`; what each block of rows cost.
+    pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+        let (kv_heads, end) = (chunk.kv.keys.kv_heads(), chunk.first + chunk.tokens());
+        let states = &mut self.states[chunk.layer];
+        states.resize_with(kv_heads, || self.mask.begin());
+        let Exact { sink, recent } = Exact::sliding(self.policy, end);
+        if sink < recent {
+            states.par_iter_mut().enumerate().for_each(|(kv_head, state)| {
+                self.mask.take_in(state.as_mut(), &row_head(chunk, kv_head), sink..recent);
+            });
+        }
+        let width = chunk.heads * chunk.d();
+        let blocks = out.par_chunks_mut(Self::ROWS * width).enumerate().with_max_len(1);
+        blocks.map(|(block, out)| self.attend_block(chunk, block * Self::ROWS, out)).collect()
+    }
+
+    /// The block whose first row is the chunk's `skipped`-th.
+    fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
+        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv.keys.kv_heads());
+        let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
+        let queries = &chunk.queries[skipped * width..][..out.len()];
+        let rows = out.len() / width;
+        let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
+        for kv_head in 0..kv_heads {
+            let head = row_head(chunk, kv_head);
+            let own = QueryBlock::group_major(queries, (heads, d), kv_head * group..(kv_head + 1) * group);
+            let block = QueryBlock {
+                layer: chunk.layer,
+                kv_head,
+                queries: &own,
+                rows,
+                first,
+                d,
+                keys: head.keys,
+                policy: self.policy,
+                seed: head_seed(self.seed, chunk.layer, kv_head),
+            };
+            let state = self.states[chunk.layer][kv_head].as_ref();
+            let selections = self.mask.picks(&block, &head, state, &mut cost);
+            for (row, selection) in selections.iter().enumerate() {
+                let place = row * width + kv_head * group * d;
+                let of_row = place..place + group * d;
+                let seen = HeadKv::of_row(&head, first + row + 1);
+                let exact = Exact::sliding(self.policy, first + row + 1);
+                let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
+                let tokens = seen.attend(&scaled, exact, Some(selection), &mut out[of_row], &mut Cost::default());
+                attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
+            }
+        }
+        let context = (first..first + rows).map(|position| position + 1).sum();
+        BlockCost::new(attended, context, rows, d).with(cost)
+    }
+}
+
+fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
+    let (layer, keys) = (chunk.layer, &chunk.kv.keys);
+    RowHead {
+        place: Place { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
+        keys: keys.head(kv_head),
+        values: chunk.kv.values.head(kv_head),
+    }
+}

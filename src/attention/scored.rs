@@ -1,0 +1,313 @@
+//! [`Scored`]: a scorer, a picker and a granularity as a method.
+//!
+//! In a step all candidates are scored and picked from: those of the prefix by the index that all runs share, those that
+//! left the window since (`--tail`) by one of the run's own, which grows by what left. An index is made of grains that
+//! depend on nothing but their own tokens, so only the last one is ever made again, and what is picked at a step is what an
+//! index made from scratch would pick. Read row by row, a prompt is the same thing: each row has the picks that a step
+//! at its position would have.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::artefact::{Artefact, ArtefactError};
+use super::budget::Context;
+use super::granularity::Granularity;
+use super::method::{CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed};
+use super::pick::{Choice, Picker, ScoredRow};
+use super::prefill::{PrefillPattern, QueryBlock};
+use super::prefill_rows::{RowHead, RowMask};
+use super::probe::Probe;
+use super::prompt::PromptNeed;
+use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment, joined_scores};
+use super::spec::Params;
+use crate::cost::Cost;
+use crate::error::UsageError;
+use crate::kernels::cpu::Joined;
+
+/// A method of the form SCORE → SELECT.
+#[derive(Clone)]
+pub(super) struct Scored<S> {
+    scorer: S,
+    picker: Arc<dyn Picker>,
+    per: Granularity,
+    /// Pages picked at least.
+    least: usize,
+}
+
+impl<S: Scorer> Scored<S> {
+    /// Reads how it picks (`pick` and its budget, `per`, `reduce`).
+    pub fn read(params: &mut Params, scorer: S, choice: Choice) -> Result<Self, UsageError> {
+        Ok(Self { scorer, picker: choice.read(params)?, per: Granularity::read(params)?, least: 0 })
+    }
+
+    /// With a picker that was read before.
+    pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
+        Self { scorer, picker, per, least: 0 }
+    }
+
+    /// With a picker of its own.
+    pub fn new(scorer: S, picker: impl Picker + 'static, per: Granularity) -> Self {
+        Self { scorer, picker: Arc::new(picker), per, least: 0 }
+    }
+
+    /// Picks so many pages at least.
+    pub fn at_least(self, least: usize) -> Self {
+        Self { least, ..self }
+    }
+
+    fn with_artefact(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        match self.scorer.calibration() {
+            Some(need) => Ok(Self { scorer: (need.load)(&self.scorer, artefact)?, ..self.clone() }),
+            None => Ok(self.clone()),
+        }
+    }
+
+    /// What is picked by `scores: [query of the group][page]` of the candidates of one position.
+    fn select_by(&self, scores: &[f32], at: &At) -> Selection {
+        self.per.select(scores, at.group, |head, scores| {
+            self.picker.pick(&ScoredRow {
+                scores,
+                page: self.scorer.page(),
+                least: self.least,
+                candidates: at.candidates.clone(),
+                context: at.context,
+                scale: at.scale,
+                seed: at.seed,
+                head,
+            })
+        })
+    }
+}
+
+/// One position that picks.
+struct At {
+    candidates: Range<usize>,
+    context: Context,
+    scale: f32,
+    seed: u64,
+    group: usize,
+}
+
+/// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
+pub(super) type PrefixIndex<I> = Option<I>;
+
+/// What left the window since the prefix was read.
+pub(super) struct Grown<I> {
+    index: Option<I>,
+    /// Candidates that it holds.
+    tokens: usize,
+}
+
+impl<S: Scorer> Method for Scored<S> {
+    type Index = PrefixIndex<S::Index>;
+    type State = Grown<S::Index>;
+
+    fn calibration(&self) -> Option<CalibrationNeed<Self>> {
+        self.scorer.calibration().map(|need| CalibrationNeed { kind: need.kind, load: Self::with_artefact })
+    }
+
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        self.scorer.channels_asked()
+    }
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        self.scorer.prompt_needs()
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let Solved { method: picker, params } = self.picker.solve(probe)?;
+        Some(Solved { method: Self { picker, ..self.clone() }, params })
+    }
+
+    fn index_key(&self) -> String {
+        self.scorer.index_key()
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> PrefixIndex<S::Index> {
+        match (prefix.candidates.is_empty(), self.scorer.growth()) {
+            (false, _) => Some(self.scorer.build(prefix)),
+            (true, Growth::Free(_)) => Some(self.scorer.empty(prefix.into(), None)),
+            (true, _) => None,
+        }
+    }
+
+    fn index_bytes(&self, index: &PrefixIndex<S::Index>) -> usize {
+        index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
+    }
+
+    fn start(&self, _: &PrefixIndex<S::Index>) -> Grown<S::Index> {
+        Grown { index: None, tokens: 0 }
+    }
+
+    fn state_bytes(&self, state: &Grown<S::Index>) -> usize {
+        state.index.as_ref().map_or(0, |index| self.scorer.index_bytes(index))
+    }
+
+    fn select(
+        &self,
+        step: &Step<'_>,
+        index: &PrefixIndex<S::Index>,
+        state: &mut Grown<S::Index>,
+        cost: &mut Cost,
+    ) -> Selection {
+        if self.picker.is_nothing() {
+            return self.per.nothing(step.group());
+        }
+        // What has to be learned of a prefix cannot be learned of none.
+        let Some(shared) = index else { return self.per.all(step) };
+        let candidates = step.candidates.clone();
+        let (indexed, keys, values) = (step.indexed.len(), step.all_keys(), step.all_values());
+        let queries = step.group_queries();
+        let at = At {
+            candidates: candidates.clone(),
+            context: step.context,
+            scale: step.scale,
+            seed: step.seed,
+            group: step.group(),
+        };
+        let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
+        if candidates.len() <= indexed {
+            let scores = self.scorer.scores(&queries, &of_prefix, cost);
+            let mut selection = self.select_by(&scores, &at);
+            let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
+            let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
+            self.scorer.weigh(&from, &mut selection, cost);
+            return selection;
+        }
+        // The prefix's last grain is not whole: it goes on in the run's own index.
+        let whole = indexed / self.scorer.grain() * self.scorer.grain();
+        let behind = candidates.start + whole..candidates.end;
+        let place = Place { layer: step.layer, kv_head: step.kv_head, d: step.d, dtype: step.dtype };
+        let own =
+            state.grow(&self.scorer, place, Some(shared), keys.slice(behind.clone()), values.slice(behind.clone()));
+        let mut parts = Vec::with_capacity(2);
+        let mut scores = Vec::new();
+        if whole > 0 {
+            scores = self.scorer.scores(&queries, &of_prefix, cost);
+            parts.push(Part { index: shared, tokens: whole, values: values.slice(candidates.start..behind.start) });
+        }
+        let more = self.scorer.scores(&queries, &Segment { index: own, keys: keys.slice(behind.clone()) }, cost);
+        let scores = joined_scores(queries.count(), (&scores, whole / self.scorer.page()), &more);
+        parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
+        let mut selection = self.select_by(&scores, &at);
+        let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
+        self.scorer.weigh(&from, &mut selection, cost);
+        selection
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        match self.scorer.growth() {
+            Growth::None(why) => TailRule::Exact(why),
+            Growth::OfPrefix(how) | Growth::Free(how) => TailRule::Indexed(how),
+        }
+    }
+
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        match self.scorer.growth() {
+            Growth::Free(_) => Some(PrefillPattern::Rows(self)),
+            _ => None,
+        }
+    }
+}
+
+impl<I> Grown<I> {
+    /// Takes in all of `keys` and `values` that it does not hold yet, and makes its last grain anew.
+    fn grow<S: Scorer<Index = I>>(
+        &mut self,
+        scorer: &S,
+        place: Place,
+        like: Option<&I>,
+        keys: Joined<'_>,
+        values: Joined<'_>,
+    ) -> &I {
+        let index = self.index.get_or_insert_with(|| scorer.empty(place, like));
+        let tokens = keys.tokens();
+        if tokens > self.tokens {
+            let kept = self.tokens / scorer.grain() * scorer.grain();
+            let (keys, values) = (keys.slice(kept..tokens).to_f32(), values.slice(kept..tokens).to_f32());
+            scorer.append(index, kept, &NewTokens { place, keys: &keys, values: &values });
+            self.tokens = tokens;
+        }
+        index
+    }
+}
+
+impl<S: Scorer> RowMask for Scored<S> {
+    fn begin(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(Grown::<S::Index> { index: None, tokens: 0 })
+    }
+
+    fn take_in(&self, state: &mut (dyn Any + Send + Sync), head: &RowHead<'_>, candidates: Range<usize>) {
+        let grown: &mut Grown<S::Index> = state.downcast_mut().expect("what this method began");
+        let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
+        let d = head.place.d;
+        let nothing = head.keys.slice(0..0, d);
+        let keys = Joined::new(head.keys, nothing, d).slice(whole.clone());
+        let values = Joined::new(head.values, head.values.slice(0..0, d), d).slice(whole);
+        grown.grow(&self.scorer, head.place, None, keys, values);
+    }
+
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
+        let grown: &Grown<S::Index> = state.downcast_ref().expect("what this method began");
+        let index = grown.index.as_ref().expect("what was taken in");
+        let (group, d, page) = (block.group(), block.d, self.scorer.page());
+        let scale = 1.0 / (d as f32).sqrt();
+        let nothing = self.picker.is_nothing();
+        let rows = block.rows;
+        let exact: Vec<Exact> = (0..rows).map(|row| Exact::sliding(block.policy, block.first + row + 1)).collect();
+        let sink = exact[rows - 1].sink;
+        let keys = Joined::new(head.keys, head.keys.slice(0..0, d), d);
+        let values = Joined::new(head.values, head.values.slice(0..0, d), d);
+        let queries =
+            GroupQueries { layer: block.layer, kv_head: block.kv_head, numbers: block.queries, rows, d, scale };
+        let (mut scores, mut scoring) = (Vec::new(), Cost::default());
+        if !nothing && grown.tokens > 0 {
+            let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
+            scores = self.scorer.scores(&queries, &segment, &mut scoring);
+        }
+        let columns = scores.len() / queries.count();
+        let mut used = 0;
+        let mut selections = Vec::with_capacity(rows);
+        for (row, exact) in exact.into_iter().enumerate() {
+            let candidates = exact.sink..exact.recent;
+            if nothing || candidates.is_empty() {
+                selections.push(self.per.nothing(group));
+                continue;
+            }
+            let whole = candidates.len() / self.scorer.grain() * self.scorer.grain();
+            let pages = whole / page;
+            used += pages;
+            let of_head = |h: usize| &scores[(h * rows + row) * columns..][..pages];
+            let mut own: Vec<f32> = (0..group).flat_map(of_head).copied().collect();
+            let mut parts = vec![Part { index, tokens: whole, values: values.slice(sink..sink + whole) }];
+            // The last grain is not whole: as this row sees it, it is made for this row.
+            let open = candidates.start + whole..candidates.end;
+            let mut last = Grown { index: None, tokens: 0 };
+            if !open.is_empty() {
+                let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
+                let queries = GroupQueries { numbers: &numbers, rows: 1, ..queries };
+                let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
+                let index = last.grow(&self.scorer, head.place, None, keys, values);
+                let more = self.scorer.scores(&queries, &Segment { index, keys }, cost);
+                own = joined_scores(group, (&own, pages), &more);
+                parts.push(Part { index, tokens: open.len(), values });
+            }
+            let total = block.first + row + 1;
+            let at = At {
+                context: Context::new(total, &candidates),
+                candidates,
+                scale,
+                seed: mix_seed(block.seed, total as u64),
+                group,
+            };
+            let mut selection = self.select_by(&own, &at);
+            self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
+            selections.push(selection);
+        }
+        // What later rows see of the index, earlier ones need not score.
+        let share = used as f64 / (rows * columns).max(1) as f64;
+        cost.score_flops += (scoring.score_flops as f64 * share) as u64;
+        selections
+    }
+}
