@@ -330,4 +330,8 @@ impl BlockMask for Hip {
 }
 
 #[cfg(test)]
+mod prefill_tests;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
+use super::reference::{Keys, Listing};
 use crate::attention::{AnyMethod, Context, Depth, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -59,7 +60,8 @@ impl Head {
     }
 }
 
-fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
+/// Noise of whole numbers from -3 to 3.
+pub(super) fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
     noise(n, seed).iter().map(|x| (x * 2.0).round()).collect()
 }
 
@@ -99,52 +101,15 @@ fn cost(spec: &str, step: &Step<'_>) -> Cost {
     Run::new(spec).step(step).1
 }
 
-/// Algorithm 1 as listed, on the keys as blocks of `b_k`: inclusive bounds, every round of `⌈log₂ T⌉`,
-/// every block product computed on its own.
-fn listing(head: &Head, rows: &[&[f32]], k: usize, b_k: usize, b_sk: usize, place: f64) -> Vec<u32> {
-    let first = head.candidates.start as i64;
-    let blocks = head.candidates.len().div_ceil(b_k) as i64;
-    let block_score = |block: i64| {
-        let mut largest = f32::NEG_INFINITY;
-        for row in rows {
-            for n in (0..b_k as i64).step_by(b_sk) {
-                let token = first + block * b_k as i64 + n;
-                if token < head.candidates.end as i64 {
-                    largest = largest.max(head.score(row, token as usize));
-                }
-            }
-        }
-        largest
-    };
-    let nearest = |x: f64| (x + 0.5).floor() as i64;
-    let keep = k.div_ceil(b_k).min(blocks as usize);
-    let bound = |j: usize| nearest(j as f64 * blocks as f64 / keep as f64);
-    let mut nodes: Vec<(i64, i64)> = (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect();
-    for _ in 0..(blocks as f64).log2().ceil() as usize {
-        let mut branches = Vec::new();
-        for (f, l) in nodes {
-            let m = nearest((f + l) as f64 / 2.0);
-            branches.extend([(f, m - 1), (m, l)].into_iter().filter(|(f, l)| f <= l));
-        }
-        let representative = |(f, l): (i64, i64)| f + nearest(place * (l - f) as f64);
-        let mut order: Vec<usize> = (0..branches.len()).collect();
-        order.sort_by(|a, b| {
-            let score = |i: &usize| block_score(representative(branches[*i]));
-            score(b).total_cmp(&score(a)).then(a.cmp(b))
-        });
-        order.truncate(keep);
-        order.sort_unstable();
-        nodes = order.into_iter().map(|i| branches[i]).collect();
-    }
-    let tokens = |block: i64| (0..b_k as i64).map(move |n| first + block * b_k as i64 + n);
-    let of_node = |(f, l): (i64, i64)| {
-        assert_eq!(f, l, "every branch ends as one block");
-        tokens(f).filter(|t| *t < head.candidates.end as i64)
-    };
-    nodes.into_iter().flat_map(of_node).map(|t| t as u32).collect()
+/// Tokens that Algorithm 1 picks for rows that share a mask.
+fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32> {
+    let keys = Keys { keys: &head.keys, d: head.d, candidates: head.candidates.clone() };
+    let found = listing.search(&keys, rows, k.div_ceil(listing.b_k));
+    found.blocks.into_iter().flat_map(|block| listing.tokens(&keys, block)).map(|token| token as u32).collect()
 }
 
-const PLACES: [(&str, f64); 7] =
+/// The places of Table 16.
+pub(super) const PLACES: [(&str, f64); 7] =
     [("first", 0.0), ("0.2", 0.2), ("0.4", 0.4), ("middle", 0.5), ("0.6", 0.6), ("0.8", 0.8), ("last", 1.0)];
 
 proptest! {
@@ -163,10 +128,11 @@ proptest! {
         let step = head.step(&queries, seed);
         let (name, place) = PLACES[place];
         let spec = format!("hip:k={k},b_k={b_k},b_sk={b_sk},representative={name}");
+        let search = Listing { b_k, b_sk, place, top_r: None };
         let rows: Vec<&[f32]> = queries.chunks(8).collect();
-        let each: Vec<Vec<u32>> = rows.iter().map(|row| listing(&head, &[row], k, b_k, b_sk, place)).collect();
+        let each: Vec<Vec<u32>> = rows.iter().map(|row| listing(&head, &[row], k, &search)).collect();
         prop_assert_eq!(picks(&spec, &step), each);
-        let together = listing(&head, &rows, k, b_k, b_sk, place);
+        let together = listing(&head, &rows, k, &search);
         prop_assert_eq!(picks(&format!("{spec},per=kv_head"), &step), [together]);
     }
 
@@ -328,24 +294,19 @@ fn the_middle_represents_a_branch_better_than_its_ends() {
 
 #[test]
 fn a_mask_is_kept_until_the_next_is_due() {
-    let head = Head { keys: noise(500 * 16, 11), d: 16, candidates: 4..480 };
-    for (r_m, ensemble) in [(1, ""), (3, ""), (8, ""), (3, ",n_e=3"), (8, ",per=kv_head")] {
-        let spec = |r_m: usize| format!("hip:k=32,r_m={r_m}{ensemble}");
-        let mut run = Run::new(&spec(r_m));
-        let mut kept = Vec::new();
+    let head = Head::whole_numbers(4..480, 20, 16, 11);
+    let search = Listing { b_k: 2, b_sk: 1, place: 0.5, top_r: None };
+    for r_m in [1, 3, 8] {
+        let mut run = Run::new(&format!("hip:k=32,r_m={r_m}"));
+        let queries_of = |t: usize| whole_numbers(2 * 16, 100 + t as u64);
         for t in 0..20 {
-            let queries = noise(2 * 16, 100 + t as u64);
-            let step = Step { generated: t, ..head.step(&queries, t as u64) };
-            let (masks, cost) = run.step(&step);
-            let (fresh, fresh_cost) = Run::new(&spec(1)).step(&step);
-            if t % r_m == 0 {
-                assert_eq!((&masks, cost), (&fresh, fresh_cost), "r_m={r_m}, step {t}: estimated anew");
-                assert!(cost.score_flops > 0 && cost.kv_bytes > 0);
-                kept = masks;
-            } else {
-                assert_eq!((&masks, cost), (&kept, Cost::default()), "r_m={r_m}, step {t}: kept, at no cost");
-                assert_ne!(masks, fresh, "queries differ enough to see it");
-            }
+            let queries = queries_of(t);
+            let (masks, cost) = run.step(&Step { generated: t, ..head.step(&queries, t as u64) });
+            // Algorithm 2, line 7: estimated where the length generated is divisible by the period.
+            let estimated = queries_of(t - t % r_m);
+            let expected: Vec<Vec<u32>> = estimated.chunks(16).map(|row| listing(&head, &[row], 32, &search)).collect();
+            assert_eq!(masks, expected, "r_m={r_m}, step {t}");
+            assert_eq!(cost != Cost::default(), t % r_m == 0, "r_m={r_m}, step {t}: a kept mask costs nothing");
         }
     }
 }

@@ -1,0 +1,117 @@
+//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling) and §B.3.1 (top-r) add to it. Written from the paper
+//! alone; tests compare the masks of the method with these.
+
+use std::ops::Range;
+
+/// Keys of one KV head, and which of them may be picked.
+pub(super) struct Keys<'a> {
+    /// `[token][d]`.
+    pub keys: &'a [f32],
+    pub d: usize,
+    pub candidates: Range<usize>,
+}
+
+/// Parameters of the search, by the paper's names.
+#[derive(Debug, Clone)]
+pub(super) struct Listing {
+    pub b_k: usize,
+    pub b_sk: usize,
+    /// Place of the representative in its branch, from 0 to 1 (Table 16).
+    pub place: f64,
+    /// `r` of §B.3.1.
+    pub top_r: Option<usize>,
+}
+
+/// What a search found.
+#[derive(Debug, PartialEq)]
+pub(super) struct Found {
+    /// Key blocks, ascending.
+    pub blocks: Vec<usize>,
+    /// Products of a query row with a key.
+    pub products: u64,
+}
+
+/// First and last block of a node, both included.
+type Node = (usize, usize);
+
+impl Listing {
+    /// The `keep` blocks that `rows` find.
+    pub fn search(&self, keys: &Keys<'_>, rows: &[&[f32]], keep: usize) -> Found {
+        let count = keys.candidates.len().div_ceil(self.b_k);
+        if keep >= count {
+            return Found { blocks: (0..count).collect(), products: 0 };
+        }
+        let channels = self.channels(rows, keys.d);
+        let mut nodes = first_nodes(count, keep);
+        let mut products = 0;
+        while nodes.iter().any(|(f, l)| f < l) {
+            let branches: Vec<Node> = nodes.iter().flat_map(|node| branches_of(*node)).collect();
+            let mut order = Vec::new();
+            for (index, branch) in branches.iter().enumerate() {
+                let (score, made) = self.score(keys, rows, &channels, self.representative(*branch));
+                products += made;
+                order.push((score, index));
+            }
+            // Equal scores favour the lower position.
+            order.sort_by(|a: &(f64, usize), b| b.0.partial_cmp(&a.0).expect("numbers").then(a.1.cmp(&b.1)));
+            order.truncate(keep);
+            order.sort_by_key(|(_, index)| *index);
+            nodes = order.into_iter().map(|(_, index)| branches[index]).collect();
+        }
+        Found { blocks: nodes.into_iter().map(|(f, _)| f).collect(), products }
+    }
+
+    /// Tokens of a block.
+    pub fn tokens(&self, keys: &Keys<'_>, block: usize) -> Range<usize> {
+        let first = keys.candidates.start + block * self.b_k;
+        first..(first + self.b_k).min(keys.candidates.end)
+    }
+
+    /// Algorithm 1, line 10.
+    fn representative(&self, (f, l): Node) -> usize {
+        f + nearest(self.place * (l - f) as f64)
+    }
+
+    /// Algorithm 1, line 11: the largest product of a row with a sampled key of the block, and how many were made.
+    fn score(&self, keys: &Keys<'_>, rows: &[&[f32]], channels: &[usize], block: usize) -> (f64, u64) {
+        let (mut largest, mut products) = (f64::NEG_INFINITY, 0);
+        for row in rows {
+            for token in self.tokens(keys, block).step_by(self.b_sk) {
+                let product: f64 =
+                    channels.iter().map(|c| f64::from(row[*c]) * f64::from(keys.keys[token * keys.d + c])).sum();
+                largest = largest.max(product);
+                products += 1;
+            }
+        }
+        (largest, products)
+    }
+
+    /// The channels in which the rows are largest, all of them without top-r.
+    fn channels(&self, rows: &[&[f32]], d: usize) -> Vec<usize> {
+        let magnitude = |c: &usize| -> f64 { rows.iter().map(|row| f64::from(row[*c]).abs()).sum() };
+        let mut channels: Vec<usize> = (0..d).collect();
+        channels.sort_by(|a, b| magnitude(b).total_cmp(&magnitude(a)).then(a.cmp(b)));
+        channels.truncate(self.top_r.unwrap_or(d));
+        channels
+    }
+}
+
+/// Algorithm 1, line 4.
+fn first_nodes(count: usize, keep: usize) -> Vec<Node> {
+    let bound = |j: usize| nearest(j as f64 * count as f64 / keep as f64);
+    (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect()
+}
+
+/// Algorithm 1, lines 7 and 8; a node of a single block is its own only branch.
+fn branches_of((f, l): Node) -> Vec<Node> {
+    if f == l {
+        return vec![(f, l)];
+    }
+    let m = nearest((f + l) as f64 / 2.0);
+    vec![(f, m - 1), (m, l)]
+}
+
+/// Rounds to the nearest whole number, halves up.
+fn nearest(x: f64) -> usize {
+    (x + 0.5).floor() as usize
+}
