@@ -17,10 +17,11 @@
 //! - In prefill the candidates of a query block lie between the sinks and the `local` tokens before its first
 //!   row, so every row may see them all; what follows, up to the row itself, is attended by every row. So no
 //!   token falls between mask and window, and the search needs no causal mask.
-//! - Ensemble (§C.5): of `n_e` searches the first is the plain one. In the others the representatives of
-//!   the middle round move by up to `r_e` key blocks, drawn uniformly, within the candidates; the paper
-//!   names neither unit nor distribution. Moves may leave the branch: where the middle round has
-//!   branches of one block, as at 4K tokens with `k=512`, nothing else could make the searches differ.
+//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration branches
+//!   out, which §E.9 calls randomness in branching decisions. So with `n_e` above 1 each of the searches raises the scores
+//!   by which its middle round (the second of two or three) chooses branches, each by a number drawn uniformly from 0 to
+//!   `r_e`; what is scored stays the same. The paper names neither unit nor distribution: here it is logits, `q·k/√d`.
+//!   An ensemble of one is plain HiP.
 
 mod search;
 
@@ -30,7 +31,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 
-use self::search::{Displacement, KeyBlocks, Representative, Search};
+use self::search::{KeyBlocks, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{
     BlockMask, Budget, Exact, HeadPrefix, Masks, Method, Params, Picks, PrefillPattern, QueryBlock, Selection, Step,
@@ -62,9 +63,13 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "block that stands for a branch: first, middle, last, or a place between 0 and 1",
         },
         ParamInfo { key: "top_r", default: "all", about: "channels scored, those where the query is largest" },
-        ParamInfo { key: "n_e", default: "1", about: "masks in the ensemble, the first without randomness" },
+        ParamInfo { key: "n_e", default: "1", about: "masks in the ensemble, each with randomness; 1 is plain HiP" },
         ParamInfo { key: "theta_vote", default: "1", about: "votes a block needs: 1 is union, n_e intersection" },
-        ParamInfo { key: "r_e", default: "5", about: "randomness: key blocks that representatives move by, at most" },
+        ParamInfo {
+            key: "r_e",
+            default: "5",
+            about: "randomness: most that the middle round adds to a branch's logit",
+        },
         ParamInfo { key: "tau", default: "0", about: "1: only the k tokens with most votes; 0: all that have enough" },
         ParamInfo { key: "l_e", default: "all", about: "first layers that use the ensemble; the others use one mask" },
         ParamInfo {
@@ -129,7 +134,7 @@ struct Ensemble {
     searches: usize,
     /// `θ_vote`.
     votes: usize,
-    /// `r_e`, in key blocks.
+    /// `r_e`, in logits.
     reach: f64,
     /// `τ = 1`.
     truncate: bool,
@@ -199,9 +204,11 @@ impl Hip {
     ) -> Vec<u32> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
-        for search in 0..searches {
-            let displacement = (search > 0).then_some(Displacement { reach: self.ensemble.reach, rng: &mut rng });
-            for block in self.search.find(queries, blocks, keep, displacement, cost) {
+        // A score is a product that the logit's scale has not been applied to.
+        let reach = (self.ensemble.reach * (blocks.d as f64).sqrt()) as f32;
+        for _ in 0..searches {
+            let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
+            for block in self.search.find(queries, blocks, keep, randomness, cost) {
                 votes[block] += 1.0;
             }
         }
@@ -243,6 +250,8 @@ fn read_block(
 impl Ensemble {
     /// Searches that can be asked for: each is made at every step. The publication has 5.
     const MOST_SEARCHES: usize = 64;
+    /// Far more than logits differ by: with it, branches are chosen by the draw alone.
+    const MOST_RANDOMNESS: f64 = 1e6;
 
     fn read(params: &mut Params, limit: &str) -> Result<Self, UsageError> {
         let searches = params.get_minor_within("n_e", 1, 1..=Self::MOST_SEARCHES)?;
@@ -252,8 +261,9 @@ impl Ensemble {
             return Err(params.bad_value("theta_vote", &votes.to_string(), &most));
         }
         let reach: f64 = params.get_minor_as("r_e", 5.0, "a number from 0")?;
-        if !reach.is_finite() || reach < 0.0 {
-            return Err(params.bad_value("r_e", &reach.to_string(), "a number from 0"));
+        if !(0.0..=Self::MOST_RANDOMNESS).contains(&reach) {
+            let bounds = format!("a number from 0 to {}", Self::MOST_RANDOMNESS);
+            return Err(params.bad_value("r_e", &reach.to_string(), &bounds));
         }
         let truncate = params.choice("tau", &["0", "1"])? == "1";
         let layers = params.get_minor_as("l_e", Limit(None), limit)?;

@@ -1,17 +1,22 @@
 //! Masks and costs of prefill against Algorithm 1 in plain loops, row by row.
 
 use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 
 use super::super::tests::configured;
-use super::reference::{Keys, Listing};
-use super::tests::{PLACES, whole_numbers};
+use super::reference::{Ensemble, Found, Keys, Listing};
+use super::tests::{PLACES, ensembles, whole_numbers};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Configured, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill};
+use crate::attention::engine::head_seed;
+use crate::attention::{Configured, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv};
 
 const D: usize = 4;
+/// Of what is drawn for a context.
+const SEED: u64 = 3;
 
 /// What keys are like.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +87,7 @@ impl Prompt {
             d: D,
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
             policy: &method.policy,
-            seed: 0,
+            seed: head_seed(SEED, 0, kv_head),
         };
         let mut cost = Cost::default();
         let masks = match mask.masks(&block, &mut cost) {
@@ -94,7 +99,7 @@ impl Prompt {
 
     /// What was counted while the whole prompt was read in chunks of about 50 rows.
     fn cost(&self, method: &Configured) -> Cost {
-        let mut sparse = SparsePrefill::new(method, 1, 0).unwrap();
+        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap();
         let mut kv = LayerKv::new(KvDtype::F32, self.kv_heads, D, self.tokens);
         let width = self.heads() * D;
         let rows = sparse.chunk_rows(50);
@@ -121,6 +126,7 @@ struct Case {
     /// Name of the representative's place.
     place: &'static str,
     is_shared: bool,
+    ensemble: Ensemble,
     sink: usize,
     local: usize,
 }
@@ -136,7 +142,8 @@ impl Case {
         let Self { k, b_q, b_sq, search: Listing { b_k, b_sk, top_r, .. }, place, .. } = self;
         let top_r = top_r.map_or(String::new(), |r| format!(",top_r={r}"));
         let per = if self.is_shared { ",per=kv_head" } else { "" };
-        let spec = format!("hip:k={k},b_q={b_q},b_sq={b_sq},b_k={b_k},b_sk={b_sk},representative={place}{top_r}{per}");
+        let blocks = format!("b_q={b_q},b_sq={b_sq},b_k={b_k},b_sk={b_sk}");
+        let spec = format!("hip:k={k},{blocks},representative={place}{top_r}{per}{}", self.ensemble.spec());
         configured(&spec, &Policy { sink: self.sink, local: self.local, ..Policy::default() })
     }
 
@@ -153,8 +160,13 @@ impl Case {
             true => vec![(0..prompt.group).flat_map(sampled).collect()],
             false => (0..prompt.group).map(sampled).collect(),
         };
-        let found: Vec<_> =
-            searched.iter().map(|rows| self.search.search(&keys, rows, self.k.div_ceil(self.search.b_k))).collect();
+        let keep = self.k.div_ceil(self.search.b_k);
+        let seed = mix_seed(head_seed(SEED, 0, kv_head), first as u64);
+        let found = |(head, rows): (usize, &Vec<&[f32]>)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(seed, head as u64));
+            self.search.elect(&keys, rows, keep, &self.ensemble, &mut rng)
+        };
+        let found: Vec<Found> = searched.iter().enumerate().map(found).collect();
         let sees = |head: usize, position: usize, token: usize| {
             let blocks = &found[if self.is_shared { 0 } else { head }].blocks;
             let is_picked = blocks.iter().any(|block| self.search.tokens(&keys, *block).contains(&token));
@@ -203,11 +215,12 @@ proptest! {
         (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
         place in 0usize..7, top_r in prop::option::of(1..D), is_shared: bool,
         (sink, local) in (0usize..6, 0usize..30),
+        ensemble in ensembles(),
         shape in prop::sample::select(vec![Shape::Random, Shape::Needle, Shape::Clusters]), seed in 0u64..1 << 40,
     ) {
         let (name, at) = PLACES[place];
         let search = Listing { b_k, b_sk, place: at, top_r };
-        let case = Case { k, b_q, b_sq, search, place: name, is_shared, sink, local };
+        let case = Case { k, b_q, b_sq, search, place: name, is_shared, ensemble, sink, local };
         case.check(&Prompt::new(shape, tokens, kv_heads, group, seed));
     }
 }
@@ -215,7 +228,17 @@ proptest! {
 /// A case in which every parameter matters, with small budgets so that the tree is deep.
 fn ordinary() -> Case {
     let search = Listing { b_k: 2, b_sk: 1, place: 0.5, top_r: None };
-    Case { k: 12, b_q: 16, b_sq: 2, search, place: "middle", is_shared: false, sink: 4, local: 8 }
+    Case {
+        k: 12,
+        b_q: 16,
+        b_sq: 2,
+        search,
+        place: "middle",
+        is_shared: false,
+        ensemble: Ensemble::NONE,
+        sink: 4,
+        local: 8,
+    }
 }
 
 #[test]
@@ -234,6 +257,10 @@ fn each_parameter_alone_is_that_of_the_listing() {
     cases.extend([1, 2, 3].map(|r| search(&|s| s.top_r = Some(r))));
     cases.extend([1, 5, 30, 100].map(|k| Case { k, ..ordinary.clone() }));
     cases.push(Case { is_shared: true, ..ordinary.clone() });
+    cases.extend([(1, false), (2, false), (4, false), (1, true)].map(|(theta_vote, tau)| {
+        let ensemble = Ensemble { n_e: 4, theta_vote, r_e: 3.0, tau };
+        Case { ensemble, ..ordinary.clone() }
+    }));
     for shape in [Shape::Random, Shape::Needle, Shape::Clusters] {
         let prompt = Prompt::new(shape, 150, 2, 3, 5);
         cases.iter().for_each(|case| case.check(&prompt));

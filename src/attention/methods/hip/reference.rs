@@ -1,7 +1,10 @@
-//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling) and §B.3.1 (top-r) add to it. Written from the paper
-//! alone; tests compare the masks of the method with these.
+//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling), §B.3.1 (top-r) and §C.5 (ensemble) add to it. Written
+//! from the paper alone; tests compare the masks of the method with these.
 
 use std::ops::Range;
+
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
 
 /// Keys of one KV head, and which of them may be picked.
 pub(super) struct Keys<'a> {
@@ -22,6 +25,26 @@ pub(super) struct Listing {
     pub top_r: Option<usize>,
 }
 
+/// Parameters of the ensemble, by the paper's names; `r_e` in logits.
+#[derive(Debug, Clone)]
+pub(super) struct Ensemble {
+    pub n_e: usize,
+    pub theta_vote: usize,
+    pub r_e: f32,
+    pub tau: bool,
+}
+
+impl Ensemble {
+    /// Plain HiP.
+    pub const NONE: Self = Self { n_e: 1, theta_vote: 1, r_e: 5.0, tau: false };
+
+    /// The parameters of a spec, each with a comma before it.
+    pub fn spec(&self) -> String {
+        let Self { n_e, theta_vote, r_e, tau } = self;
+        format!(",n_e={n_e},theta_vote={theta_vote},r_e={r_e},tau={}", u8::from(*tau))
+    }
+}
+
 /// What a search found.
 #[derive(Debug, PartialEq)]
 pub(super) struct Found {
@@ -37,6 +60,11 @@ type Node = (usize, usize);
 impl Listing {
     /// The `keep` blocks that `rows` find.
     pub fn search(&self, keys: &Keys<'_>, rows: &[&[f32]], keep: usize) -> Found {
+        self.search_raised(keys, rows, keep, &mut |score| score)
+    }
+
+    /// The same where the scores of the middle round's branches, one after the other, become what `raise` makes of them.
+    fn search_raised(&self, keys: &Keys<'_>, rows: &[&[f32]], keep: usize, raise: &mut dyn FnMut(f64) -> f64) -> Found {
         let count = keys.candidates.len().div_ceil(self.b_k);
         if keep >= count {
             return Found { blocks: (0..count).collect(), products: 0 };
@@ -44,13 +72,19 @@ impl Listing {
         let channels = self.channels(rows, keys.d);
         let mut nodes = first_nodes(count, keep);
         let mut products = 0;
-        while nodes.iter().any(|(f, l)| f < l) {
+        let longest = nodes.iter().map(|(f, l)| l - f + 1).max().expect("a node");
+        let rounds = (longest as f64).log2().ceil() as usize;
+        for round in 0..rounds {
+            if nodes.iter().all(|(f, l)| f == l) {
+                // Further rounds would divide nothing, and need not be paid for.
+                break;
+            }
             let branches: Vec<Node> = nodes.iter().flat_map(|node| branches_of(*node)).collect();
             let mut order = Vec::new();
             for (index, branch) in branches.iter().enumerate() {
                 let (score, made) = self.score(keys, rows, &channels, self.representative(*branch));
                 products += made;
-                order.push((score, index));
+                order.push((if round == rounds / 2 { raise(score) } else { score }, index));
             }
             // Equal scores favour the lower position.
             order.sort_by(|a: &(f64, usize), b| b.0.partial_cmp(&a.0).expect("numbers").then(a.1.cmp(&b.1)));
@@ -58,7 +92,35 @@ impl Listing {
             order.sort_by_key(|(_, index)| *index);
             nodes = order.into_iter().map(|(_, index)| branches[index]).collect();
         }
+        assert!(nodes.iter().all(|(f, l)| f == l), "every branch ends as one block");
         Found { blocks: nodes.into_iter().map(|(f, _)| f).collect(), products }
+    }
+
+    /// The blocks that an ensemble elects, with the products of all its searches.
+    pub fn elect(
+        &self,
+        keys: &Keys<'_>,
+        rows: &[&[f32]],
+        keep: usize,
+        ensemble: &Ensemble,
+        rng: &mut ChaCha8Rng,
+    ) -> Found {
+        if ensemble.n_e == 1 {
+            return self.search(keys, rows, keep);
+        }
+        let reach = ensemble.r_e * (keys.d as f32).sqrt();
+        // In `f32`, as rounding would give other ties.
+        let mut raise = |score: f64| f64::from(score as f32 + reach * rng.random::<f32>());
+        let samples: Vec<Found> = (0..ensemble.n_e).map(|_| self.search_raised(keys, rows, keep, &mut raise)).collect();
+        let votes = |block: usize| samples.iter().filter(|found| found.blocks.contains(&block)).count();
+        let count = keys.candidates.len().div_ceil(self.b_k);
+        let mut elected: Vec<usize> = (0..count).filter(|block| votes(*block) >= ensemble.theta_vote).collect();
+        if ensemble.tau {
+            elected.sort_by_key(|block| (std::cmp::Reverse(votes(*block)), *block));
+            elected.truncate(keep);
+            elected.sort_unstable();
+        }
+        Found { blocks: elected, products: samples.iter().map(|found| found.products).sum() }
     }
 
     /// Tokens of a block.

@@ -96,19 +96,18 @@ impl fmt::Display for Representative {
     }
 }
 
-/// Moves the representatives of the middle round at random, so that searches differ (§C.5).
-pub(super) struct Displacement<'a> {
-    /// Farthest move, in key blocks.
-    pub reach: f64,
-    /// Where the moves are drawn from.
+/// Randomness of the branch decisions of the middle round, so that searches differ (§C.5).
+pub(super) struct Randomness<'a> {
+    /// Most that a branch's score is raised by, in units of `q·k`.
+    pub reach: f32,
+    /// Where the raises are drawn from.
     pub rng: &'a mut ChaCha8Rng,
 }
 
-impl Displacement<'_> {
-    fn displace(&mut self, representative: usize, blocks: usize) -> usize {
-        let reach = self.reach.min(blocks as f64);
-        let moved = representative as f64 + self.rng.random_range(-reach..=reach).round();
-        moved.clamp(0.0, (blocks - 1) as f64) as usize
+impl Randomness<'_> {
+    /// Raises each score by a number drawn uniformly from 0 to `reach`.
+    fn raise(&mut self, scores: &mut [f32]) {
+        scores.iter_mut().for_each(|score| *score += self.reach * self.rng.random::<f32>());
     }
 }
 
@@ -121,7 +120,7 @@ impl Search {
         queries: &[f32],
         blocks: &KeyBlocks<'_>,
         keep: usize,
-        mut displacement: Option<Displacement<'_>>,
+        mut randomness: Option<Randomness<'_>>,
         cost: &mut Cost,
     ) -> Vec<usize> {
         let count = blocks.count();
@@ -134,11 +133,11 @@ impl Search {
         let mut round = 0;
         while chunks.iter().any(|c| c.len() > 1) {
             let branches: Vec<Range<usize>> = chunks.iter().flat_map(halves).collect();
-            let mut representatives: Vec<usize> = branches.iter().map(|b| self.representative.of(b)).collect();
-            if let (Some(displacement), true) = (&mut displacement, round == middle) {
-                representatives.iter_mut().for_each(|r| *r = displacement.displace(*r, count));
+            let representatives: Vec<usize> = branches.iter().map(|b| self.representative.of(b)).collect();
+            let mut scores = self.scores(&rows, blocks, &representatives, cost);
+            if let (Some(randomness), true) = (&mut randomness, round == middle) {
+                randomness.raise(&mut scores);
             }
-            let scores = self.scores(&rows, blocks, &representatives, cost);
             chunks = top_k(&scores, keep).into_iter().map(|i| branches[i as usize].clone()).collect();
             round += 1;
         }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use super::reference::{Keys, Listing};
+use super::reference::{Ensemble, Keys, Listing};
 use crate::attention::{AnyMethod, Context, Depth, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -112,6 +112,14 @@ fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32
 pub(super) const PLACES: [(&str, f64); 7] =
     [("first", 0.0), ("0.2", 0.2), ("0.4", 0.4), ("middle", 0.5), ("0.6", 0.6), ("0.8", 0.8), ("last", 1.0)];
 
+/// Plain HiP as often as an ensemble.
+pub(super) fn ensembles() -> impl Strategy<Value = Ensemble> {
+    let ensemble = (2usize..5).prop_flat_map(|n_e| (Just(n_e), 1..=n_e, 0u8..20, any::<bool>()));
+    let ensemble =
+        ensemble.prop_map(|(n_e, theta_vote, r_e, tau)| Ensemble { n_e, theta_vote, r_e: f32::from(r_e) / 2.0, tau });
+    prop_oneof![Just(Ensemble::NONE), ensemble]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -177,6 +185,24 @@ proptest! {
     }
 
     #[test]
+    fn ensembles_elect_as_the_listing_does(
+        candidates in 1usize..200, k in 1usize..40, b_k in 1usize..4, group in 1usize..4,
+        ensemble in ensembles(), seed in 0u64..1 << 40,
+    ) {
+        let head = Head::whole_numbers(3..3 + candidates, 3, 4, seed);
+        let queries = whole_numbers(group * 4, seed + 1);
+        let step = head.step(&queries, seed);
+        let search = Listing { b_k, b_sk: 1, place: 0.5, top_r: None };
+        let keys = Keys { keys: &head.keys, d: 4, candidates: head.candidates.clone() };
+        let elected = |(head, query): (usize, &[f32])| -> Vec<u32> {
+            let found = search.elect(&keys, &[query], k.div_ceil(b_k), &ensemble, &mut step.rng(head));
+            found.blocks.into_iter().flat_map(|block| search.tokens(&keys, block)).map(|token| token as u32).collect()
+        };
+        let expected: Vec<Vec<u32>> = queries.chunks(4).enumerate().map(elected).collect();
+        prop_assert_eq!(picks(&format!("hip:k={k},b_k={b_k}{}", ensemble.spec()), &step), expected);
+    }
+
+    #[test]
     fn votes_nest_from_union_to_intersection(tokens in 100usize..400, k in 2usize..60, seed in 0u64..1 << 40) {
         let head = Head { keys: noise(tokens * 8, seed), d: 8, candidates: 0..tokens };
         let queries = noise(8, seed + 1);
@@ -185,8 +211,6 @@ proptest! {
         let within = |a: &[u32], b: &[u32]| a.iter().all(|t| b.contains(t));
         let by_votes: Vec<Vec<u32>> = (1..=5).map(|v| with(&format!("theta_vote={v}"))).collect();
         prop_assert!(by_votes.windows(2).all(|w| within(&w[1], &w[0])));
-        let plain = picks(&format!("hip:k={k},b_k=1"), &step).remove(0);
-        prop_assert!(within(&plain, &by_votes[0]) && within(&by_votes[4], &plain));
         // Truncation keeps k, those with more votes first.
         let truncated = with("tau=1");
         prop_assert_eq!(truncated.len(), k.min(tokens));
@@ -206,6 +230,43 @@ proptest! {
         let masked: Vec<f32> = query.iter().map(|q| if q.abs() > (8 - r) as f32 { *q } else { 0.0 }).collect();
         let approximated = picks(&format!("hip:k={k},top_r={r}"), &head.step(&query, seed));
         prop_assert_eq!(approximated, picks(&format!("hip:k={k}"), &head.step(&masked, seed)));
+    }
+}
+
+/// Eight tokens with one channel that is not zero, in logits; one of them is picked, so that there are three rounds. They
+/// compare token 2 with 6, then 1 with 3 or 5 with 7, then the two of a pair.
+fn tournament(logits: [f32; 8]) -> Head {
+    let keys = logits.iter().flat_map(|logit| [logit * 2.0, 0.0, 0.0, 0.0]).collect();
+    Head { keys, d: 4, candidates: 0..8 }
+}
+
+const QUERY: [f32; 4] = [1.0, 0.0, 0.0, 0.0];
+
+#[test]
+fn only_the_middle_round_is_decided_with_randomness() {
+    // Differences of 1 in the first and last round, of 100 in the middle one.
+    let head = tournament([0.0, 0.0, 100.0, 101.0, 0.0, 0.0, 99.0, 100.0]);
+    for seed in 0..200 {
+        let step = head.step(&QUERY, seed);
+        assert_eq!(picks("hip:k=1,b_k=1,n_e=4,r_e=5", &step), [[3]], "seed {seed}");
+    }
+}
+
+#[test]
+fn randomness_is_uniform_in_logits() {
+    const SEEDS: u64 = 4000;
+    for (gap, r_e) in [(1.0f32, 5.0f64), (3.0, 5.0), (0.5, 1.0)] {
+        // Far from each other but in the middle round, where token 1 lies `gap` below token 3.
+        let head = tournament([0.0, 100.0 - gap, 0.0, 100.0, -1000.0, -1000.0, -1000.0, -1000.0]);
+        let all_of_two = |seed: &u64| {
+            let picked = picks(&format!("hip:k=1,b_k=1,n_e=2,theta_vote=2,r_e={r_e}"), &head.step(&QUERY, *seed));
+            picked == [[3]]
+        };
+        let share = (0..SEEDS).filter(all_of_two).count() as f64 / SEEDS as f64;
+        // A difference of two uniform draws exceeds the gap with (1 - gap/r_e)²/2; both searches are drawn.
+        let expected = (1.0 - (1.0 - f64::from(gap) / r_e).powi(2) / 2.0).powi(2);
+        let deviation = (expected * (1.0 - expected) / SEEDS as f64).sqrt();
+        assert!((share - expected).abs() < 4.0 * deviation, "gap {gap} of {r_e}: {share} instead of {expected}");
     }
 }
 
