@@ -29,7 +29,10 @@ pub use method::{
     Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy};
-pub use prefill::{BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SparsePrefill, attend_densely};
+pub use prefill::{
+    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SparsePrefill, WeightedToken,
+    attend_densely,
+};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
 pub use spec::{MethodSpec, Params, Setting, expand_grid};
@@ -71,7 +74,12 @@ impl Configured {
 
     /// Whether it reads a prompt by a mask of its own, where it may.
     pub fn masks_prefill(&self) -> bool {
-        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_)))
+        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_) | PrefillPattern::Whole(_)))
+    }
+
+    /// Whether that mask needs all of the prompt at a layer at once.
+    pub fn masks_whole_prompt(&self) -> bool {
+        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
     }
 
     /// `name` or `name:params`, as a user would write it.
