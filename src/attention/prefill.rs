@@ -746,7 +746,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 9] = [
+    const SPECS: [&str; 10] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -756,6 +756,7 @@ mod tests {
         "hip:density=0.25,b_q=64",
         "hip:ratio=0.1,b_q=1,b_k=1,b_sq=1",
         "hip:k=16,n_e=3,top_r=4",
+        "hip:k=16,b_q=24,window=row,query_offset=last,chunks=aligned",
     ];
 
     #[test]
@@ -819,6 +820,7 @@ mod tests {
             ("a_shape:window=170", Policy::default()),
             ("bigbird:window=5,blocks=100,block=16", Policy::default()),
             ("hip:k=200", Policy::default()),
+            ("hip:k=200,window=row", Policy { sink: 4, local: 3, ..Policy::default() }),
             ("hip:ratio=1,b_k=7,per=kv_head", Policy::default()),
             ("streaming_llm:window=3", dense.clone()),
             ("hip:k=2", dense),

@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::super::tests::configured;
-use super::reference::{Ensemble, Found, Keys, Listing};
+use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
 use super::tests::{PLACES, ensembles, whole_numbers};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::engine::head_seed;
@@ -126,6 +126,10 @@ struct Case {
     /// Name of the representative's place.
     place: &'static str,
     is_shared: bool,
+    /// Of each stride the last row is scored, not the first.
+    last_rows: bool,
+    /// Each row has a window of its own.
+    row_windows: bool,
     ensemble: Ensemble,
     sink: usize,
     local: usize,
@@ -139,30 +143,44 @@ struct Expected {
 
 impl Case {
     fn method(&self) -> Configured {
-        let Self { k, b_q, b_sq, search: Listing { b_k, b_sk, top_r, .. }, place, .. } = self;
+        let Self { k, b_q, b_sq, search: Listing { b_k, b_sk, top_r, last_keys, aligned, .. }, place, .. } = self;
+        let choose = |chosen: bool, text: &str| if chosen { text.to_owned() } else { String::new() };
+        let chosen = choose(self.is_shared, ",per=kv_head")
+            + &choose(self.last_rows, ",query_offset=last")
+            + &choose(self.row_windows, ",window=row")
+            + &choose(*last_keys, ",key_offset=last")
+            + &choose(*aligned, ",chunks=aligned");
         let top_r = top_r.map_or(String::new(), |r| format!(",top_r={r}"));
-        let per = if self.is_shared { ",per=kv_head" } else { "" };
         let blocks = format!("b_q={b_q},b_sq={b_sq},b_k={b_k},b_sk={b_sk}");
-        let spec = format!("hip:k={k},{blocks},representative={place}{top_r}{per}{}", self.ensemble.spec());
+        let spec = format!("hip:k={k},{blocks},representative={place}{top_r}{chosen}{}", self.ensemble.spec());
         configured(&spec, &Policy { sink: self.sink, local: self.local, ..Policy::default() })
     }
 
-    /// Rows see the first tokens, the blocks that the sampled rows find, and all from the first row's window on.
+    /// Rows see the first tokens, the blocks that the sampled rows find, and all from their window on.
     fn expected(&self, prompt: &Prompt, (first, rows): (usize, usize), kv_head: usize) -> Expected {
-        let window = (first + 1).saturating_sub(self.local);
-        let sink = self.sink.min(window);
-        let keys = Keys { keys: &prompt.keys[kv_head], d: D, candidates: sink..window.min(first).max(sink) };
-        let sampled = |head: usize| {
-            let of_head = move |row: usize| prompt.query(first + row, kv_head * prompt.group + head);
-            (0..rows).step_by(self.b_sq).map(of_head).collect::<Vec<&[f32]>>()
+        // Whose window ends the candidates.
+        let decisive = if self.row_windows { first + rows - 1 } else { first };
+        let window = |position: usize| (position + 1).saturating_sub(self.local).min(position);
+        let sink = self.sink.min((decisive + 1).saturating_sub(self.local));
+        let keys = Keys { keys: &prompt.keys[kv_head], d: D, candidates: sink..window(decisive).max(sink) };
+        let start = |position: usize| match self.row_windows {
+            true => window(position),
+            false => keys.candidates.end,
         };
-        let searched: Vec<Vec<&[f32]>> = match self.is_shared {
-            true => vec![(0..prompt.group).flat_map(sampled).collect()],
-            false => (0..prompt.group).map(sampled).collect(),
+        let of_head = |head: usize| {
+            let row = move |row: usize| Row {
+                query: prompt.query(first + row, kv_head * prompt.group + head),
+                end: start(first + row),
+            };
+            sampled(0..rows, self.b_sq, self.last_rows).into_iter().map(row).collect::<Vec<Row>>()
+        };
+        let searched: Vec<Vec<Row>> = match self.is_shared {
+            true => vec![(0..prompt.group).flat_map(of_head).collect()],
+            false => (0..prompt.group).map(of_head).collect(),
         };
         let keep = self.k.div_ceil(self.search.b_k);
         let seed = mix_seed(head_seed(SEED, 0, kv_head), first as u64);
-        let found = |(head, rows): (usize, &Vec<&[f32]>)| {
+        let found = |(head, rows): (usize, &Vec<Row>)| {
             let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(seed, head as u64));
             self.search.elect(&keys, rows, keep, &self.ensemble, &mut rng)
         };
@@ -170,7 +188,7 @@ impl Case {
         let sees = |head: usize, position: usize, token: usize| {
             let blocks = &found[if self.is_shared { 0 } else { head }].blocks;
             let is_picked = blocks.iter().any(|block| self.search.tokens(&keys, *block).contains(&token));
-            token <= position && (token < sink || is_picked || token >= keys.candidates.end)
+            token <= position && (token < sink || is_picked || token >= start(position))
         };
         let of_row = |head: usize, row: usize| (0..=first + row).filter(|t| sees(head, first + row, *t)).collect();
         let seen = (0..prompt.group).map(|head| (0..rows).map(|row| of_row(head, row)).collect()).collect();
@@ -213,21 +231,23 @@ proptest! {
         tokens in 1usize..170, (kv_heads, group) in (1usize..3, 1usize..4), k in 1usize..60,
         (b_q, b_sq) in (1usize..40).prop_flat_map(|b_q| (Just(b_q), 1..=b_q.min(6))),
         (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
-        place in 0usize..7, top_r in prop::option::of(1..D), is_shared: bool,
+        place in 0usize..7, top_r in prop::option::of(1..D),
+        (is_shared, last_rows, row_windows, last_keys, aligned) in any::<(bool, bool, bool, bool, bool)>(),
         (sink, local) in (0usize..6, 0usize..30),
         ensemble in ensembles(),
         shape in prop::sample::select(vec![Shape::Random, Shape::Needle, Shape::Clusters]), seed in 0u64..1 << 40,
     ) {
         let (name, at) = PLACES[place];
-        let search = Listing { b_k, b_sk, place: at, top_r };
-        let case = Case { k, b_q, b_sq, search, place: name, is_shared, ensemble, sink, local };
+        let search = Listing { b_k, b_sk, place: at, top_r, last_keys, aligned };
+        let case =
+            Case { k, b_q, b_sq, search, place: name, is_shared, last_rows, row_windows, ensemble, sink, local };
         case.check(&Prompt::new(shape, tokens, kv_heads, group, seed));
     }
 }
 
 /// A case in which every parameter matters, with small budgets so that the tree is deep.
 fn ordinary() -> Case {
-    let search = Listing { b_k: 2, b_sk: 1, place: 0.5, top_r: None };
+    let search = Listing::ordinary();
     Case {
         k: 12,
         b_q: 16,
@@ -235,6 +255,8 @@ fn ordinary() -> Case {
         search,
         place: "middle",
         is_shared: false,
+        last_rows: false,
+        row_windows: false,
         ensemble: Ensemble::NONE,
         sink: 4,
         local: 8,
@@ -257,6 +279,10 @@ fn each_parameter_alone_is_that_of_the_listing() {
     cases.extend([1, 2, 3].map(|r| search(&|s| s.top_r = Some(r))));
     cases.extend([1, 5, 30, 100].map(|k| Case { k, ..ordinary.clone() }));
     cases.push(Case { is_shared: true, ..ordinary.clone() });
+    cases.push(Case { last_rows: true, b_sq: 3, ..ordinary.clone() });
+    cases.push(search(&|s| (s.b_k, s.b_sk, s.last_keys) = (3, 2, true)));
+    cases.extend([5, 20].map(|k| Case { k, ..search(&|s| s.aligned = true) }));
+    cases.extend([0, 3, 8, 40].map(|local| Case { row_windows: true, local, ..ordinary.clone() }));
     cases.extend([(1, false), (2, false), (4, false), (1, true)].map(|(theta_vote, tau)| {
         let ensemble = Ensemble { n_e: 4, theta_vote, r_e: 3.0, tau };
         Case { ensemble, ..ordinary.clone() }

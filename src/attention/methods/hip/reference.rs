@@ -23,6 +23,26 @@ pub(super) struct Listing {
     pub place: f64,
     /// `r` of §B.3.1.
     pub top_r: Option<usize>,
+    /// Of each stride the last key is scored, not the first.
+    pub last_keys: bool,
+    /// Chunks begin at multiples of the step that HiP's code works out.
+    pub aligned: bool,
+}
+
+/// A query row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row<'a> {
+    /// `[d]`.
+    pub query: &'a [f32],
+    /// The first token that it must not see.
+    pub end: usize,
+}
+
+impl<'a> Row<'a> {
+    /// One that sees all candidates.
+    pub fn all_seeing(query: &'a [f32]) -> Self {
+        Self { query, end: usize::MAX }
+    }
 }
 
 /// Parameters of the ensemble, by the paper's names; `r_e` in logits.
@@ -58,19 +78,30 @@ pub(super) struct Found {
 type Node = (usize, usize);
 
 impl Listing {
+    /// The defaults.
+    pub fn ordinary() -> Self {
+        Self { b_k: 2, b_sk: 1, place: 0.5, top_r: None, last_keys: false, aligned: false }
+    }
+
     /// The `keep` blocks that `rows` find.
-    pub fn search(&self, keys: &Keys<'_>, rows: &[&[f32]], keep: usize) -> Found {
+    pub fn search(&self, keys: &Keys<'_>, rows: &[Row<'_>], keep: usize) -> Found {
         self.search_raised(keys, rows, keep, &mut |score| score)
     }
 
     /// The same where the scores of the middle round's branches, one after the other, become what `raise` makes of them.
-    fn search_raised(&self, keys: &Keys<'_>, rows: &[&[f32]], keep: usize, raise: &mut dyn FnMut(f64) -> f64) -> Found {
+    fn search_raised(
+        &self,
+        keys: &Keys<'_>,
+        rows: &[Row<'_>],
+        keep: usize,
+        raise: &mut dyn FnMut(f64) -> f64,
+    ) -> Found {
         let count = keys.candidates.len().div_ceil(self.b_k);
         if keep >= count {
             return Found { blocks: (0..count).collect(), products: 0 };
         }
         let channels = self.channels(rows, keys.d);
-        let mut nodes = first_nodes(count, keep);
+        let mut nodes = self.first_nodes(count, keep);
         let mut products = 0;
         let longest = nodes.iter().map(|(f, l)| l - f + 1).max().expect("a node");
         let rounds = (longest as f64).log2().ceil() as usize;
@@ -100,7 +131,7 @@ impl Listing {
     pub fn elect(
         &self,
         keys: &Keys<'_>,
-        rows: &[&[f32]],
+        rows: &[Row<'_>],
         keep: usize,
         ensemble: &Ensemble,
         rng: &mut ChaCha8Rng,
@@ -135,13 +166,15 @@ impl Listing {
     }
 
     /// Algorithm 1, line 11: the largest product of a row with a sampled key of the block, and how many were made.
-    fn score(&self, keys: &Keys<'_>, rows: &[&[f32]], channels: &[usize], block: usize) -> (f64, u64) {
+    fn score(&self, keys: &Keys<'_>, rows: &[Row<'_>], channels: &[usize], block: usize) -> (f64, u64) {
         let (mut largest, mut products) = (f64::NEG_INFINITY, 0);
-        for row in rows {
-            for token in self.tokens(keys, block).step_by(self.b_sk) {
+        for Row { query, end } in rows {
+            for token in sampled(self.tokens(keys, block), self.b_sk, self.last_keys) {
                 let product: f64 =
-                    channels.iter().map(|c| f64::from(row[*c]) * f64::from(keys.keys[token * keys.d + c])).sum();
-                largest = largest.max(product);
+                    channels.iter().map(|c| f64::from(query[*c]) * f64::from(keys.keys[token * keys.d + c])).sum();
+                if token < *end {
+                    largest = largest.max(product);
+                }
                 products += 1;
             }
         }
@@ -149,19 +182,43 @@ impl Listing {
     }
 
     /// The channels in which the rows are largest, all of them without top-r.
-    fn channels(&self, rows: &[&[f32]], d: usize) -> Vec<usize> {
-        let magnitude = |c: &usize| -> f64 { rows.iter().map(|row| f64::from(row[*c]).abs()).sum() };
+    fn channels(&self, rows: &[Row<'_>], d: usize) -> Vec<usize> {
+        let magnitude = |c: &usize| -> f64 { rows.iter().map(|row| f64::from(row.query[*c]).abs()).sum() };
         let mut channels: Vec<usize> = (0..d).collect();
         channels.sort_by(|a, b| magnitude(b).total_cmp(&magnitude(a)).then(a.cmp(b)));
         channels.truncate(self.top_r.unwrap_or(d));
         channels
     }
+
+    /// Algorithm 1, line 4.
+    fn first_nodes(&self, count: usize, keep: usize) -> Vec<Node> {
+        if !self.aligned {
+            let bound = |j: usize| nearest(j as f64 * count as f64 / keep as f64);
+            return (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect();
+        }
+        // The largest power of two in the blocks, shared out, is the step; bounds are cut down to its multiples.
+        let mut power = 1;
+        while power * 2 <= count {
+            power *= 2;
+        }
+        let step = (power + keep - 1) / keep;
+        let bound = |j: usize| j * count / keep - j * count / keep % step;
+        (0..keep)
+            .map(|j| (bound(j), bound(j + 1)))
+            .filter(|(f, next)| f < next)
+            .map(|(f, next)| (f, next - 1))
+            .collect()
+    }
 }
 
-/// Algorithm 1, line 4.
-fn first_nodes(count: usize, keep: usize) -> Vec<Node> {
-    let bound = |j: usize| nearest(j as f64 * count as f64 / keep as f64);
-    (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect()
+/// The first or last place of each stride; a last one that is cut off has no last place, unless it is the only one.
+pub(super) fn sampled(places: Range<usize>, stride: usize, last: bool) -> Vec<usize> {
+    let offset = if last { stride - 1 } else { 0 };
+    let of_strides: Vec<usize> = places.clone().filter(|place| (place - places.start) % stride == offset).collect();
+    match of_strides.is_empty() {
+        true => places.last().into_iter().collect(),
+        false => of_strides,
+    }
 }
 
 /// Algorithm 1, lines 7 and 8; a node of a single block is its own only branch.

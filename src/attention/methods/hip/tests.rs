@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
-use super::reference::{Ensemble, Keys, Listing};
+use super::reference::{Ensemble, Keys, Listing, Row};
 use crate::attention::{AnyMethod, Context, Depth, IndexCache, Picks, Selection, Step, Weighting};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -104,7 +104,8 @@ fn cost(spec: &str, step: &Step<'_>) -> Cost {
 /// Tokens that Algorithm 1 picks for rows that share a mask.
 fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32> {
     let keys = Keys { keys: &head.keys, d: head.d, candidates: head.candidates.clone() };
-    let found = listing.search(&keys, rows, k.div_ceil(listing.b_k));
+    let rows: Vec<Row> = rows.iter().copied().map(Row::all_seeing).collect();
+    let found = listing.search(&keys, &rows, k.div_ceil(listing.b_k));
     found.blocks.into_iter().flat_map(|block| listing.tokens(&keys, block)).map(|token| token as u32).collect()
 }
 
@@ -127,7 +128,7 @@ proptest! {
     fn equals_the_listing(
         (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
         candidates in 1usize..260, sink in 0usize..5, k in 1usize..300,
-        group in 1usize..4, place in 0usize..7, seed in 0u64..1 << 40,
+        group in 1usize..4, place in 0usize..7, (last_keys, aligned) in any::<(bool, bool)>(), seed in 0u64..1 << 40,
     ) {
         // Small budgets, where the tree is deep, as often as large ones.
         let k = if seed % 2 == 0 { k % 24 + 1 } else { k };
@@ -135,8 +136,11 @@ proptest! {
         let queries = whole_numbers(group * 8, seed + 1);
         let step = head.step(&queries, seed);
         let (name, place) = PLACES[place];
-        let spec = format!("hip:k={k},b_k={b_k},b_sk={b_sk},representative={name}");
-        let search = Listing { b_k, b_sk, place, top_r: None };
+        let offset = if last_keys { "last" } else { "first" };
+        let chunks = if aligned { "aligned" } else { "equal" };
+        let spec =
+            format!("hip:k={k},b_k={b_k},b_sk={b_sk},key_offset={offset},representative={name},chunks={chunks}");
+        let search = Listing { b_k, b_sk, place, top_r: None, last_keys, aligned };
         let rows: Vec<&[f32]> = queries.chunks(8).collect();
         let each: Vec<Vec<u32>> = rows.iter().map(|row| listing(&head, &[row], k, &search)).collect();
         prop_assert_eq!(picks(&spec, &step), each);
@@ -192,10 +196,10 @@ proptest! {
         let head = Head::whole_numbers(3..3 + candidates, 3, 4, seed);
         let queries = whole_numbers(group * 4, seed + 1);
         let step = head.step(&queries, seed);
-        let search = Listing { b_k, b_sk: 1, place: 0.5, top_r: None };
+        let search = Listing { b_k, ..Listing::ordinary() };
         let keys = Keys { keys: &head.keys, d: 4, candidates: head.candidates.clone() };
         let elected = |(head, query): (usize, &[f32])| -> Vec<u32> {
-            let found = search.elect(&keys, &[query], k.div_ceil(b_k), &ensemble, &mut step.rng(head));
+            let found = search.elect(&keys, &[Row::all_seeing(query)], k.div_ceil(b_k), &ensemble, &mut step.rng(head));
             found.blocks.into_iter().flat_map(|block| search.tokens(&keys, block)).map(|token| token as u32).collect()
         };
         let expected: Vec<Vec<u32>> = queries.chunks(4).enumerate().map(elected).collect();
@@ -356,7 +360,7 @@ fn the_middle_represents_a_branch_better_than_its_ends() {
 #[test]
 fn a_mask_is_kept_until_the_next_is_due() {
     let head = Head::whole_numbers(4..480, 20, 16, 11);
-    let search = Listing { b_k: 2, b_sk: 1, place: 0.5, top_r: None };
+    let search = Listing::ordinary();
     for r_m in [1, 3, 8] {
         let mut run = Run::new(&format!("hip:k=32,r_m={r_m}"));
         let queries_of = |t: usize| whole_numbers(2 * 16, 100 + t as u64);
