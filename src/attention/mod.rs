@@ -35,7 +35,10 @@ pub use method::{
     TailRule, Weighting, mix_seed,
 };
 pub use policy::{DenseLayers, Policy, Tail};
-pub use prefill::{BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SparsePrefill, attend_densely};
+pub use prefill::{
+    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SparsePrefill, WeightedToken,
+    attend_densely,
+};
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
@@ -77,7 +80,12 @@ impl Configured {
 
     /// Whether it reads a prompt by a mask of its own, where it may.
     pub fn masks_prefill(&self) -> bool {
-        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_)))
+        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_) | PrefillPattern::Whole(_)))
+    }
+
+    /// Whether that mask needs all of the prompt at a layer at once.
+    pub fn masks_whole_prompt(&self) -> bool {
+        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
     }
 
     /// Whether its candidates change as tokens follow the prefix.

@@ -1,10 +1,12 @@
 //! Sparse attention while a prompt is read: blocks of query rows attend what a method's mask leaves them.
 //!
-//! A [`BlockMask`] says what the rows of a block attend at one KV head; [`SparsePrefill`] gathers those keys and values,
-//! attends and counts. What is read so becomes a prefix like any other, only that its keys and values are those that
+//! A [`BlockMask`] says what the rows of a block attend at one KV head; a [`PromptMask`] says it when it has seen all of the
+//! prompt at that head, which then passes a layer as a whole. [`SparsePrefill`] gathers those keys and values, attends and
+//! counts. What is read so becomes a prefix like any other, only that its keys and values are those that
 //! the method itself led to, so no other method shares it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -13,13 +15,14 @@ use rayon::prelude::*;
 use super::budget::Context;
 use super::calibration::PrefillChunk;
 use super::engine::head_seed;
-use super::method::Exact;
+use super::method::{Exact, Positions, Rotation};
 use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
 use super::{Configured, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
-use crate::kernels::cpu::prefill::{PackedHead, Sight, block_attention, causal_attention};
+use crate::kernels::cpu::prefill::{PackedHead, Sight, Single, block_attention, causal_attention};
+use crate::kv::MOST_TOKENS;
 
 /// How a method attends during prefill.
 #[derive(Clone, Copy)]
@@ -31,6 +34,20 @@ pub enum PrefillPattern<'a> {
     /// Every row attends its own picks.
     #[allow(private_interfaces)]
     Rows(&'a dyn RowMask),
+    /// As for blocks, picked when all of the prompt's queries and keys at a layer are there.
+    Whole(&'a dyn PromptMask),
+}
+
+impl PrefillPattern<'_> {
+    /// Query rows of a block; 1 where there are none.
+    fn query_rows(&self) -> usize {
+        match self {
+            Self::Dense => 1,
+            Self::Rows(_) => RowReader::ROWS,
+            Self::Blocks(mask) => mask.query_rows(),
+            Self::Whole(mask) => mask.query_rows(),
+        }
+    }
 }
 
 /// What blocks of query rows attend.
@@ -42,6 +59,20 @@ pub trait BlockMask: Send + Sync {
     /// caller.
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks;
 }
+
+/// What blocks of query rows attend, where that depends on tokens behind them: on the last queries, on what all tokens hash
+/// to. A prompt then passes layer by layer as a whole, so that its activations are in memory at once.
+pub trait PromptMask: Send + Sync {
+    /// Query rows of a block; blocks are counted from the first token. At least 1.
+    fn query_rows(&self) -> usize;
+
+    /// What blocks attend at one layer and KV head. `prompt` is the block of all rows. Adds what scoring cost
+    /// (`score_flops`) to `cost`; attending is counted by the caller.
+    fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
+}
+
+/// The masks of each block of a prompt at one layer and KV head.
+pub type PromptPlan<'p> = Box<dyn Fn(&QueryBlock<'_>) -> Masks + Send + Sync + 'p>;
 
 /// The query rows of one KV head's group in a block of tokens, and what they may look at.
 #[derive(Debug, Clone)]
@@ -67,11 +98,6 @@ pub struct QueryBlock<'a> {
 }
 
 impl QueryBlock<'_> {
-    /// Rows `[row][head][d]` of some heads as `[head][row][d]`.
-    pub(super) fn group_major(rows: &[f32], (heads, d): (usize, usize), some: Range<usize>) -> Vec<f32> {
-        some.flat_map(|head| rows.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
-    }
-
     /// Query heads in the group.
     pub fn group(&self) -> usize {
         self.queries.len() / (self.rows * self.d)
@@ -93,7 +119,7 @@ impl QueryBlock<'_> {
     /// The mask of rows that attend `picks` of the candidates, ascending, and all that is no candidate: the tokens before
     /// those, and from their end on. So nothing falls between what may be picked and a window.
     pub fn mask(&self, candidates: &Range<usize>, picks: impl IntoIterator<Item = u32>) -> Mask {
-        Mask { common: (0..candidates.start as u32).chain(picks).collect(), starts: vec![candidates.end; self.rows] }
+        Mask::new((0..candidates.start as u32).chain(picks).collect(), vec![candidates.end; self.rows])
     }
 
     /// A generator for one head of the group, the same whenever this block is read.
@@ -111,50 +137,134 @@ pub enum Masks {
     PerHead(Vec<Mask>),
 }
 
-/// What the rows of a block attend: causal whatever it says, and always the row's own token.
+/// What the rows of a block attend: causal whatever it says, always the row's own token, and each token once, however many
+/// parts name it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mask {
-    /// Tokens that all rows attend as far as they may see them, ascending. They lie before all of `starts`, or make up
-    /// all tokens from the first start to their last.
+    /// Tokens that all rows attend as far as they may see them, ascending.
     pub common: Vec<u32>,
     /// For each row the first token of a stretch that it attends up to its own; ascending.
     pub starts: Vec<usize>,
+    /// Diagonals, ascending: a row at position `i` attends token `i - offset` for each of these offsets.
+    pub slashes: Vec<usize>,
+    /// For each row further tokens, which it alone attends; empty if no row has any.
+    pub own: Vec<Vec<WeightedToken>>,
+}
+
+/// A token that stands for others too.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WeightedToken {
+    /// Its position.
+    pub token: u32,
+    /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone. Where another part
+    /// of the mask names the token, it stands for itself.
+    pub log_weight: f32,
+}
+
+impl WeightedToken {
+    /// One that stands for itself.
+    pub fn plain(token: u32) -> Self {
+        Self { token, log_weight: 0.0 }
+    }
 }
 
 impl Mask {
-    /// The tokens that some row attends, ascending, and what each row sees of these. `first` is the first row's position.
+    /// Of rows that attend tokens in common, and each a stretch from its start to itself.
+    pub fn new(common: Vec<u32>, starts: Vec<usize>) -> Self {
+        Self { common, starts, slashes: Vec::new(), own: Vec::new() }
+    }
+
+    /// The tokens up to `position` that the row there attends, in any order; `first` is the first row's position.
+    pub fn row_tokens(&self, first: usize, position: usize) -> Vec<u32> {
+        let (front, begin) = self.front(first);
+        let start = self.starts[position - first].min(position).max(begin);
+        let common = self.common[..front].iter().copied().take_while(|token| *token as usize <= position);
+        let singles = self.singles(position - first, position, front).into_iter().map(|single| single.token);
+        common.chain(singles).chain(start as u32..position as u32 + 1).collect()
+    }
+
+    /// The tokens that some row attends, and what each row sees of these. `first` is the first row's position.
+    ///
+    /// In front are the common tokens before all stretches, then single tokens, then all tokens from the first stretch on.
     fn resolve(&self, first: usize) -> (Vec<u32>, Vec<Sight>) {
-        let (front, end) = (self.common.len(), first + self.starts.len());
-        let behind_front = self.common.last().map_or(0, |last| *last as usize + 1);
-        let begin = self.starts.first().map_or(end, |start| behind_front.max(*start));
-        let tokens = self.common.iter().copied().chain(begin as u32..end as u32).collect();
-        let sight = |(row, start): (usize, &usize)| {
+        let end = first + self.starts.len();
+        let (front, begin) = self.front(first);
+        let singles: Vec<Vec<WeightedToken>> =
+            (0..self.starts.len()).map(|row| self.singles(row, first + row, front)).collect();
+        let (between, places) = pack(singles.iter().flatten().map(|single| single.token as usize), begin);
+        let behind = front + between.len();
+        let place = |token: usize| if token < begin { front + places[token] } else { behind + token - begin };
+        let sight = |(row, singles): (usize, &Vec<WeightedToken>)| {
             let position = first + row;
-            let place = |token: usize| front + token.saturating_sub(begin);
+            let start = self.starts[row].min(position).max(begin);
             Sight {
-                common: self.common.partition_point(|token| *token as usize <= position),
-                stretch: place((*start).min(position))..place(position + 1),
+                common: self.common[..front].partition_point(|token| *token as usize <= position),
+                stretch: place(start)..place((position + 1).max(start)),
+                singles: singles
+                    .iter()
+                    .map(|single| Single { place: place(single.token as usize), log_weight: single.log_weight })
+                    .collect(),
             }
         };
-        let sights = self.starts.iter().enumerate().map(sight).collect();
+        let sights = singles.iter().enumerate().map(sight).collect();
+        let tokens = self.common[..front].iter().copied().chain(between).chain(begin as u32..end as u32).collect();
         (tokens, sights)
     }
+
+    /// How many of the common tokens lie in front of all stretches or go on into them without a gap, and the token from
+    /// which on stretches are packed.
+    fn front(&self, first: usize) -> (usize, usize) {
+        let start = self.starts.first().map_or(first, |start| (*start).min(first));
+        let before = self.common.partition_point(|token| (*token as usize) < start);
+        let joined =
+            self.common[before..].iter().zip(start as u32..).take_while(|(token, next)| **token == *next).count();
+        (before + joined, start + joined)
+    }
+
+    /// What a row sees besides the `front` common tokens and its stretch, ascending.
+    fn singles(&self, row: usize, position: usize, front: usize) -> Vec<WeightedToken> {
+        let (front, late) = self.common.split_at(front);
+        let slashes = self.slashes.iter().rev().filter_map(|offset| position.checked_sub(*offset));
+        let plain = late.iter().copied().chain(slashes.map(|token| token as u32)).map(WeightedToken::plain);
+        let own = self.own.get(row).into_iter().flatten().copied();
+        let (start, behind_front) = (self.starts[row].min(position), front.last().map_or(0, |last| *last + 1));
+        let is_single = |single: &WeightedToken| {
+            let WeightedToken { token, .. } = *single;
+            (token as usize) < start && (token >= behind_front || front.binary_search(&token).is_err())
+        };
+        let mut singles: Vec<WeightedToken> = plain.chain(own).filter(is_single).collect();
+        // Stable: a token that stands for itself comes before the same with a weight.
+        singles.sort_by_key(|single| single.token);
+        singles.dedup_by_key(|single| single.token);
+        singles
+    }
+}
+
+/// The tokens before `end`, each once and ascending, and by token the place that it has among them.
+fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>, Vec<usize>) {
+    let mut tokens = tokens.filter(|token| *token < end).peekable();
+    if tokens.peek().is_none() {
+        return (Vec::new(), Vec::new());
+    }
+    let mut places = vec![usize::MAX; end];
+    tokens.for_each(|token| places[token] = 0);
+    let packed: Vec<u32> = (0..end as u32).filter(|token| places[*token as usize] == 0).collect();
+    packed.iter().enumerate().for_each(|(place, token)| places[*token as usize] = place);
+    (packed, places)
 }
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
-    reader: Reader<'a>,
+    pattern: PrefillPattern<'a>,
+    /// What is stored where every row has its own picks.
+    rows: Option<RowReader<'a>>,
     policy: &'a Policy,
+    positions: Positions,
+    rotation: Option<Arc<dyn Rotation>>,
     /// By layer: whether it attends everything by policy.
     dense: Vec<bool>,
     seed: u64,
     costs: LayerCosts,
-}
-
-/// How it is read.
-enum Reader<'a> {
-    Blocks(&'a dyn BlockMask),
-    Rows(RowReader<'a>),
 }
 
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
@@ -164,39 +274,50 @@ pub(super) struct BlockCost {
     context: usize,
 }
 
+/// What says which tokens a block attends.
+type Masking<'a> = dyn Fn(&QueryBlock<'_>, &mut Cost) -> Masks + Sync + 'a;
+
 impl<'a> SparsePrefill<'a> {
     /// For a method with a mask, in a model of so many layers; `seed` is the context's. `None` if the method reads
     /// densely or has no prefill pattern.
     pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
-        let reader = match method.method.prefill_pattern()? {
-            PrefillPattern::Dense => return None,
-            PrefillPattern::Blocks(mask) => Reader::Blocks(mask),
-            PrefillPattern::Rows(mask) => Reader::Rows(RowReader::new(mask, method, layers, seed)),
-        };
+        let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
         let dense = (0..layers).map(|layer| method.policy.dense_layers.contains(layer, layers)).collect();
-        Some(Self { reader, policy: &method.policy, dense, seed, costs: LayerCosts::new(layers) })
+        let (policy, positions) = (&method.policy, method.method.positions());
+        let rows = match pattern {
+            PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, layers, seed)),
+            _ => None,
+        };
+        Some(Self { pattern, rows, policy, positions, rotation: None, dense, seed, costs: LayerCosts::new(layers) })
     }
 
-    /// Whole blocks of rows, about `most` rows together, but at least one block.
+    /// How the model's positions are moved, for methods that attend at others than the original ones
+    /// ([`Positions`]); such a method cannot read without.
+    pub fn with_rotation(self, rotation: Option<Arc<dyn Rotation>>) -> Self {
+        Self { rotation, ..self }
+    }
+
+    /// Whole blocks of rows, about `most` rows together, but at least one block; all that there can be if the method has
+    /// to see the whole prompt.
     pub fn chunk_rows(&self, most: usize) -> usize {
-        let rows = match &self.reader {
-            Reader::Blocks(mask) => mask.query_rows(),
-            Reader::Rows(_) => RowReader::ROWS,
-        };
-        (most / rows).max(1) * rows
+        let rows = self.pattern.query_rows();
+        match self.pattern {
+            PrefillPattern::Whole(_) => MOST_TOKENS.next_multiple_of(rows),
+            _ => (most / rows).max(1) * rows,
+        }
     }
 
     /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
-        let counted: Vec<BlockCost> = match (self.dense[chunk.layer], &mut self.reader) {
-            (true, _) => vec![attend_all(chunk, out)],
-            (false, Reader::Rows(reader)) => reader.attend(chunk, out),
-            (false, Reader::Blocks(mask)) => {
-                let (mask, rows) = (*mask, mask.query_rows());
-                debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
-                let blocks = out.par_chunks_mut(rows * chunk.heads * chunk.d()).enumerate().with_max_len(1);
-                blocks.map(|(block, out)| self.attend_block(mask, chunk, block * rows, out)).collect()
+        let counted = match (self.dense[chunk.layer], self.pattern) {
+            (true, _) | (_, PrefillPattern::Dense) => vec![attend_all(chunk, out)],
+            (false, PrefillPattern::Rows(_)) => {
+                self.rows.as_mut().expect("made with the pattern").attend(chunk, out)
             }
+            (false, PrefillPattern::Blocks(mask)) => {
+                self.attend_blocks(chunk, &|block, cost| mask.masks(block, cost), out)
+            }
+            (false, PrefillPattern::Whole(mask)) => self.attend_whole(chunk, mask, out),
         };
         for BlockCost { cost, attended, context } in counted {
             // Bytes are those of a decoding step: here many rows share what is read.
@@ -205,11 +326,58 @@ impl<'a> SparsePrefill<'a> {
         }
     }
 
+    /// A chunk that is all of the prompt: what its blocks attend is planned first, for each KV head.
+    fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
+        assert_eq!(chunk.first, 0, "a mask over the whole prompt sees it in one chunk");
+        let group = chunk.heads / chunk.kv.keys.kv_heads();
+        let queries: Vec<Vec<f32>> = (0..chunk.kv.keys.kv_heads())
+            .map(|kv_head| by_head(chunk.queries, chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group))
+            .collect();
+        let plan = |kv_head: usize| {
+            let mut cost = Cost::default();
+            (mask.plan(&self.block(chunk, kv_head, 0, &queries[kv_head], chunk.tokens()), &mut cost), cost)
+        };
+        let (plans, costs): (Vec<PromptPlan>, Vec<Cost>) = (0..queries.len()).into_par_iter().map(plan).unzip();
+        let mut counted = self.attend_blocks(chunk, &|block, _| plans[block.kv_head](block), out);
+        let planning = costs.into_iter().map(|cost| BlockCost { cost, attended: vec![0; chunk.heads], context: 0 });
+        counted.extend(planning);
+        counted
+    }
+
+    fn attend_blocks(&self, chunk: &PrefillChunk<'_>, masking: &Masking<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+        let rows = self.pattern.query_rows();
+        debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
+        let blocks = out.par_chunks_mut(rows * chunk.heads * chunk.d()).enumerate().with_max_len(1);
+        blocks.map(|(block, out)| self.attend_block(chunk, masking, block * rows, out)).collect()
+    }
+
+    /// Some rows of one KV head's group, from the chunk's `skipped`-th on.
+    fn block<'b>(
+        &'b self,
+        chunk: &PrefillChunk<'b>,
+        kv_head: usize,
+        skipped: usize,
+        queries: &'b [f32],
+        rows: usize,
+    ) -> QueryBlock<'b> {
+        QueryBlock {
+            layer: chunk.layer,
+            kv_head,
+            queries,
+            rows,
+            first: chunk.first + skipped,
+            d: chunk.d(),
+            keys: chunk.kv.keys.head(kv_head),
+            policy: self.policy,
+            seed: head_seed(self.seed, chunk.layer, kv_head),
+        }
+    }
+
     /// The block whose first row is the chunk's `skipped`-th.
     fn attend_block(
         &self,
-        mask: &dyn BlockMask,
         chunk: &PrefillChunk<'_>,
+        masking: &Masking<'_>,
         skipped: usize,
         out: &mut [f32],
     ) -> BlockCost {
@@ -219,35 +387,62 @@ impl<'a> SparsePrefill<'a> {
         let queries = &chunk.queries[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
-            let own = QueryBlock::group_major(queries, (heads, d), kv_head * group..(kv_head + 1) * group);
-            let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
-            let block = QueryBlock {
-                layer: chunk.layer,
-                kv_head,
-                queries: &own,
-                rows,
-                first,
-                d,
-                keys,
-                policy: self.policy,
-                seed: head_seed(self.seed, chunk.layer, kv_head),
-            };
-            let (masks, sharing) = match mask.masks(&block, &mut cost) {
+            let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
+            let block = self.block(chunk, kv_head, skipped, &own, rows);
+            let (keys, values) = (block.keys, chunk.kv.values.head(kv_head));
+            let (masks, sharing) = match masking(&block, &mut cost) {
                 Masks::Shared(mask) => (vec![mask], group),
                 Masks::PerHead(masks) => (masks, 1),
             };
             for (first_head, mask) in (kv_head * group..).step_by(sharing).zip(&masks) {
                 let (tokens, sights) = mask.resolve(first);
-                let packed = PackedHead::gathered(keys, values, d, &tokens);
                 let seen = sights.iter().map(Sight::tokens).sum();
                 attended[first_head..first_head + sharing].fill(seen);
-                for head in first_head..first_head + sharing {
-                    block_attention(queries, (head, heads), &packed, &sights, scale(d), out);
+                let of = first_head..first_head + sharing;
+                match self.positions {
+                    Positions::Original => {
+                        let packed = PackedHead::gathered(keys, values, d, &tokens);
+                        for head in of {
+                            block_attention(queries, (head, heads), &packed, &sights, scale(d), out);
+                        }
+                    }
+                    Positions::WithinCache => {
+                        let cache = MovedCache::new(keys, values, d, &tokens, mask.common.len());
+                        for head in of {
+                            self.attend_moved(&cache, queries, (head, heads), &sights, out);
+                        }
+                    }
                 }
             }
         }
         let context = (first..first + rows).map(|position| position + 1).sum();
         BlockCost::new(attended, context, rows, d).with(cost)
+    }
+
+    /// Attends at positions within the cache of each row: its query stands nearer to the sinks by the tokens that the row
+    /// does not see.
+    fn attend_moved(
+        &self,
+        cache: &MovedCache,
+        queries: &[f32],
+        (head, heads): (usize, usize),
+        sights: &[Sight],
+        out: &mut [f32],
+    ) {
+        let d = cache.d;
+        let rotation = self.rotation.as_ref().expect("a method that moves positions is given the model's rotation");
+        let mut both = vec![0.0; sights.len() * 2 * d];
+        for (row, (both, sight)) in both.chunks_exact_mut(2 * d).zip(sights).enumerate() {
+            let query = &queries[(row * heads + head) * d..][..d];
+            both[..d].copy_from_slice(query);
+            both[d..].copy_from_slice(query);
+            rotation.turn_back(&mut both[..d], cache.gap(sight));
+        }
+        let mut moved = vec![0.0; both.len()];
+        block_attention(&both, (0, 1), &cache.packed, sights, scale(d), &mut moved);
+        for (row, moved) in moved.chunks_exact(2 * d).enumerate() {
+            out[(row * heads + head) * d..][..d].copy_from_slice(&moved[..d]);
+        }
     }
 
     /// What was counted.
@@ -293,50 +488,141 @@ pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     causal_attention(chunk.queries, &packed, chunk.heads, scale(d), out);
 }
 
+/// Keys and values of rows whose queries stand at two positions: one towards the sinks, one towards the window.
+///
+/// A key is twice as wide as a head, with zeros in the half that meets the other query, so that one product with both
+/// queries side by side has the right logit for either kind of token, and one softmax goes over all.
+struct MovedCache {
+    packed: PackedHead,
+    tokens: Vec<u32>,
+    d: usize,
+}
+
+impl MovedCache {
+    /// Of `tokens`, the first `sinks` of which are the sinks.
+    fn new(keys: Rows<'_>, values: Rows<'_>, d: usize, tokens: &[u32], sinks: usize) -> Self {
+        let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
+        let widened = |rows: &[f32], side: fn(usize, usize) -> usize| -> Vec<f32> {
+            let mut wide = vec![0.0; 2 * rows.len()];
+            for (at, (wide, row)) in wide.chunks_exact_mut(2 * d).zip(rows.chunks_exact(d)).enumerate() {
+                wide[side(at, sinks) * d..][..d].copy_from_slice(row);
+            }
+            wide
+        };
+        let keys = widened(&keys, |at, sinks| usize::from(at >= sinks));
+        let values = widened(&values, |_, _| 0);
+        let packed = PackedHead::new(Rows::F32(&keys), Rows::F32(&values), 2 * d);
+        Self { packed, tokens: tokens.to_vec(), d }
+    }
+
+    /// Tokens that lie between sinks and window, for a row that does not see them.
+    fn gap(&self, sight: &Sight) -> usize {
+        match sight.stretch.is_empty() {
+            true => 0,
+            false => self.tokens[sight.stretch.start] as usize - sight.common,
+        }
+    }
+}
+
+/// Rows `[row][head][d]` of some heads as `[head][row][d]`.
+pub(super) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize>) -> Vec<f32> {
+    some.flat_map(|head| queries.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
+}
+
 fn scale(d: usize) -> f32 {
     1.0 / (d as f32).sqrt()
 }
 
+/// Layers of noise, and what methods attend of them.
 #[cfg(test)]
-mod tests {
+pub(super) mod testing {
     use super::*;
+    use crate::attention::expand_grid;
     use crate::attention::methods::configure;
-    use crate::attention::{Picks, expand_grid};
     use crate::kv::{KvDtype, LayerKv};
     use rand::RngExt;
 
-    const D: usize = 16;
+    /// Width of a head.
+    pub(in crate::attention) const D: usize = 16;
 
-    fn noise(n: usize, seed: u64) -> Vec<f32> {
+    pub(in crate::attention) fn noise(n: usize, seed: u64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         (0..n).map(|_| rng.random_range(-1.5..1.5)).collect()
     }
 
-    fn method(spec: &str, policy: &Policy) -> Configured {
+    pub(in crate::attention) fn method(spec: &str, policy: &Policy) -> Configured {
         configure(&expand_grid(spec).unwrap()[0], policy).unwrap()
     }
 
-    /// Tokens at one layer.
-    struct Layer {
-        kv: LayerKv,
-        queries: Vec<f32>,
-        heads: usize,
+    pub(in crate::attention) fn assert_close(ours: &[f32], expected: &[f32], what: &str) {
+        assert_eq!(ours.len(), expected.len());
+        let worst = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-5, "{what}: off by {worst}");
     }
 
+    /// Tokens at one layer.
+    pub(in crate::attention) struct Layer {
+        pub(in crate::attention) kv: LayerKv,
+        /// `[token][head][D]`.
+        pub(in crate::attention) queries: Vec<f32>,
+        pub(in crate::attention) heads: usize,
+    }
+
+    /// Seed of what a context draws.
+    pub(in crate::attention) const SEED: u64 = 3;
+
     impl Layer {
-        fn new(tokens: usize, heads: usize, kv_heads: usize) -> Self {
+        /// Of noise.
+        pub(in crate::attention) fn new(tokens: usize, heads: usize, kv_heads: usize) -> Self {
             let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
             (0..tokens as u64).for_each(|t| kv.append(&noise(kv_heads * D, t), &noise(kv_heads * D, 50_000 + t)));
             Self { kv, queries: noise(tokens * heads * D, 99), heads }
         }
 
-        fn tokens(&self) -> usize {
+        /// With one KV head of these keys, one query head of these queries, and values of noise.
+        pub(in crate::attention) fn of(keys: &[Vec<f32>], queries: &[Vec<f32>]) -> Self {
+            let mut kv = LayerKv::new(KvDtype::F32, 1, D, keys.len());
+            (0..).zip(keys).for_each(|(t, key)| kv.append(key, &noise(D, 50_000 + t)));
+            Self { kv, queries: queries.concat(), heads: 1 }
+        }
+
+        pub(in crate::attention) fn tokens(&self) -> usize {
             self.kv.tokens()
         }
 
+        pub(in crate::attention) fn group(&self) -> usize {
+            self.heads / self.kv.keys.kv_heads()
+        }
+
+        /// `[D]`.
+        pub(in crate::attention) fn query(&self, position: usize, head: usize) -> &[f32] {
+            &self.queries[(position * self.heads + head) * D..][..D]
+        }
+
+        /// Keys `[token][D]` that a query head reads.
+        pub(in crate::attention) fn keys(&self, head: usize) -> Vec<Vec<f32>> {
+            self.kv.keys.head(head / self.group()).to_f32().chunks(D).map(<[f32]>::to_vec).collect()
+        }
+
+        /// Scaled `q·k`.
+        pub(in crate::attention) fn logit(&self, position: usize, head: usize, key: &[f32]) -> f64 {
+            let pairs = self.query(position, head).iter().zip(key);
+            pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
+        }
+
         /// Attends all tokens in chunks of about `most` rows; output and what was counted.
-        fn attend(&self, method: &Configured, most: usize) -> (Vec<f32>, LayerCosts) {
-            let mut sparse = SparsePrefill::new(method, 1, 3).unwrap();
+        pub(in crate::attention) fn attend(&self, method: &Configured, most: usize) -> (Vec<f32>, LayerCosts) {
+            self.attend_moved(method, most, None)
+        }
+
+        /// The same with the model's rotation.
+        pub(in crate::attention) fn attend_moved(
+            &self,
+            method: &Configured,
+            most: usize,
+            rotation: Option<Arc<dyn Rotation>>,
+        ) -> (Vec<f32>, LayerCosts) {
+            let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap().with_rotation(rotation);
             let (width, mut out) = (self.heads * D, Vec::new());
             for (i, queries) in self.queries.chunks(sparse.chunk_rows(most) * width).enumerate() {
                 let first = i * sparse.chunk_rows(most);
@@ -350,22 +636,22 @@ mod tests {
             (out, sparse.into_costs())
         }
 
-        /// Softmax over the tokens that `sees` leaves a row (position, head), computed one by one.
-        fn reference(&self, sees: impl Fn(usize, usize, usize) -> bool) -> Vec<f32> {
-            let (group, mut out) = (self.heads / self.kv.keys.kv_heads(), Vec::new());
-            for (at, query) in self.queries.chunks_exact(D).enumerate() {
-                let (position, head) = (at / self.heads, at % self.heads);
-                let rows = [&self.kv.keys, &self.kv.values].map(|store| store.head(head / group).to_f32());
-                let row = |of: &[f32], token: usize| of[token * D..][..D].to_vec();
-                let logit = |token: usize| -> f64 {
-                    query.iter().zip(row(&rows[0], token)).map(|(q, k)| f64::from(q * k)).sum::<f64>()
-                        / (D as f64).sqrt()
+        /// Softmax over the tokens that `sees` leaves a row (position, head, token) with a bias on their logits, computed one
+        /// by one.
+        pub(in crate::attention) fn reference(&self, sees: impl Fn(usize, usize, usize) -> Option<f32>) -> Vec<f32> {
+            let by_head = |head: usize| (self.keys(head), self.kv.values.head(head / self.group()).to_f32());
+            let (stored, mut out): (Vec<_>, _) = ((0..self.heads).map(by_head).collect(), Vec::new());
+            for (position, head) in (0..self.tokens()).flat_map(|position| (0..self.heads).map(move |h| (position, h)))
+            {
+                let (keys, values) = &stored[head];
+                let seen = (0..=position).filter_map(|token| Some((token, sees(position, head, token)?)));
+                let weighted = |(token, bias): (usize, f32)| {
+                    (token, (self.logit(position, head, &keys[token]) + f64::from(bias)).exp())
                 };
-                let seen: Vec<usize> = (0..=position).filter(|token| sees(position, head, *token)).collect();
-                let weights: Vec<f64> = seen.iter().map(|token| logit(*token).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let weights: Vec<(usize, f64)> = seen.map(weighted).collect();
+                let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
                 let channel = |c: usize| {
-                    let values = seen.iter().zip(&weights).map(|(token, w)| w * f64::from(row(&rows[1], *token)[c]));
+                    let values = weights.iter().map(|(token, weight)| weight * f64::from(values[token * D + c]));
                     (values.sum::<f64>() / sum) as f32
                 };
                 out.extend((0..D).map(channel));
@@ -373,47 +659,112 @@ mod tests {
             out
         }
 
-        /// The masks of the block with this position, as the method gives them for each query head.
-        fn masks(&self, method: &Configured) -> Vec<Vec<Mask>> {
-            let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { panic!("no mask") };
-            let (kv_heads, rows) = (self.kv.keys.kv_heads(), mask.query_rows());
-            let group = self.heads / kv_heads;
-            let of_block = |first: usize| {
-                let rows = rows.min(self.tokens() - first);
-                (0..kv_heads).flat_map(move |kv_head| {
-                    let of_head = |head: usize| {
-                        let row = move |row: usize| &self.queries[((first + row) * self.heads + head) * D..][..D];
-                        (0..rows).flat_map(row).copied().collect::<Vec<f32>>()
-                    };
-                    let queries: Vec<f32> = (kv_head * group..(kv_head + 1) * group).flat_map(of_head).collect();
-                    let block = QueryBlock {
-                        layer: 0,
-                        kv_head,
-                        queries: &queries,
-                        rows,
-                        first,
-                        d: D,
-                        keys: self.kv.keys.head(kv_head).slice(0..first + rows, D),
-                        policy: &method.policy,
-                        seed: head_seed(3, 0, kv_head),
-                    };
-                    match mask.masks(&block, &mut Cost::default()) {
-                        Masks::Shared(mask) => vec![mask; group],
-                        Masks::PerHead(masks) => masks,
-                    }
-                })
+        fn block<'b>(
+            &'b self,
+            method: &'b Configured,
+            kv_head: usize,
+            (first, rows): (usize, usize),
+            queries: &'b [f32],
+        ) -> QueryBlock<'b> {
+            QueryBlock {
+                layer: 0,
+                kv_head,
+                queries,
+                rows,
+                first,
+                d: D,
+                keys: self.kv.keys.head(kv_head),
+                policy: &method.policy,
+                seed: head_seed(SEED, 0, kv_head),
+            }
+        }
+
+        /// The masks of each block for each query head as the method gives them, and what giving them cost.
+        pub(in crate::attention) fn masks(&self, method: &Configured) -> (Vec<Vec<Mask>>, Cost) {
+            let pattern = method.method.prefill_pattern().expect("a mask");
+            let (kv_heads, tokens, mut cost) = (self.kv.keys.kv_heads(), self.tokens(), Cost::default());
+            let group = self.group();
+            let of = |kv_head: usize, first: usize, rows: usize| {
+                let queries = &self.queries[first * self.heads * D..][..rows * self.heads * D];
+                by_head(queries, self.heads, D, kv_head * group..(kv_head + 1) * group)
             };
-            (0..self.tokens()).step_by(rows).map(|first| of_block(first).collect()).collect()
+            let prompts: Vec<Vec<f32>> = (0..kv_heads).map(|kv_head| of(kv_head, 0, tokens)).collect();
+            let mut plans: Vec<PromptPlan> = Vec::new();
+            if let PrefillPattern::Whole(mask) = pattern {
+                for (kv_head, queries) in prompts.iter().enumerate() {
+                    plans.push(mask.plan(&self.block(method, kv_head, (0, tokens), queries), &mut cost));
+                }
+            }
+            let mut all = Vec::new();
+            for first in (0..tokens).step_by(pattern.query_rows()) {
+                let rows = pattern.query_rows().min(tokens - first);
+                let mut of_block = Vec::new();
+                for kv_head in 0..kv_heads {
+                    let queries = of(kv_head, first, rows);
+                    let block = self.block(method, kv_head, (first, rows), &queries);
+                    let masks = match pattern {
+                        PrefillPattern::Blocks(mask) => mask.masks(&block, &mut cost),
+                        _ => plans[kv_head](&block),
+                    };
+                    match masks {
+                        Masks::Shared(mask) => of_block.extend(vec![mask; group]),
+                        Masks::PerHead(masks) => of_block.extend(masks),
+                    }
+                }
+                all.push(of_block);
+            }
+            (all, cost)
+        }
+
+        /// What each row of each query head sees, `[head][position]`: tokens, ascending, and the biases on their logits.
+        pub(in crate::attention) fn seen(&self, method: &Configured) -> Vec<Vec<Vec<(usize, f32)>>> {
+            let rows = method.method.prefill_pattern().expect("a mask").query_rows();
+            let mut seen = vec![Vec::new(); self.heads];
+            for (block, masks) in self.masks(method).0.iter().enumerate() {
+                for (seen, mask) in seen.iter_mut().zip(masks) {
+                    seen.extend(resolved(mask, block * rows));
+                }
+            }
+            seen
         }
     }
 
-    fn assert_close(ours: &[f32], expected: &[f32], what: &str) {
-        assert_eq!(ours.len(), expected.len());
-        let worst = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 1e-5, "{what}: off by {worst}");
+    /// What each row of a mask sees, as it is attended.
+    pub(in crate::attention) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
+        let (tokens, sights) = mask.resolve(first);
+        let of_row = |sight: &Sight| {
+            let plain = (0..sight.common).chain(sight.stretch.clone()).map(|place| (place, 0.0));
+            let all = plain.chain(sight.singles.iter().map(|single| (single.place, single.log_weight)));
+            let mut seen: Vec<(usize, f32)> = all.map(|(place, bias)| (tokens[place] as usize, bias)).collect();
+            seen.sort_by_key(|(token, _)| *token);
+            seen
+        };
+        sights.iter().map(of_row).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{D, Layer, assert_close, method, resolved};
+    use super::*;
+    use crate::attention::Picks;
+    use proptest::prelude::*;
+
+    /// What a mask says of a token for a row, by what its parts mean: the bias on its logit, if the row attends it.
+    fn says(mask: &Mask, first: usize, position: usize, token: usize) -> Option<f32> {
+        let row = position - first;
+        let is_plain = token >= mask.starts[row].min(position)
+            || mask.common.contains(&(token as u32))
+            || mask.slashes.iter().any(|offset| token + offset == position);
+        let own = mask.own.get(row).into_iter().flatten().find(|own| own.token as usize == token);
+        match (token <= position, is_plain) {
+            (false, _) => None,
+            (true, true) => Some(0.0),
+            (true, false) => own.map(|own| own.log_weight),
+        }
     }
 
-    const SPECS: [&str; 9] = [
+    const SPECS: [&str; 10] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -423,6 +774,7 @@ mod tests {
         "hip:density=0.25,b_q=64",
         "hip:ratio=0.1,b_q=1,b_k=1,b_sq=1",
         "hip:k=16,n_e=3,top_r=4",
+        "hip:k=16,b_q=24,window=row,query_offset=last,chunks=aligned",
     ];
 
     #[test]
@@ -433,16 +785,21 @@ mod tests {
                 [(4, 20), (0, 0), (90, 5)].map(|(sink, local)| (spec, Policy { sink, local, ..Policy::default() }))
             }) {
                 let method = method(spec, &policy);
-                let (masks, rows) = (layer.masks(&method), SparsePrefill::new(&method, 1, 3).unwrap().chunk_rows(1));
+                let (masks, _) = layer.masks(&method);
+                let rows = method.method.prefill_pattern().unwrap().query_rows();
                 let sees = |position: usize, head: usize, token: usize| {
-                    let Mask { common, starts } = &masks[position / rows][head];
-                    token >= starts[position % rows] || common.contains(&(token as u32))
+                    says(&masks[position / rows][head], position - position % rows, position, token)
                 };
                 let what = format!("{spec} with {policy:?} on {tokens} tokens");
-                assert!((0..tokens).all(|at| (0..heads).all(|head| sees(at, head, at))), "{what}: the own token");
+                assert!(
+                    (0..tokens).all(|at| (0..heads).all(|head| sees(at, head, at) == Some(0.0))),
+                    "{what}: the own token"
+                );
                 let (out, costs) = layer.attend(&method, tokens);
                 assert_close(&out, &layer.reference(sees), &what);
-                let count = |head: usize, position: usize| (0..=position).filter(|t| sees(position, head, *t)).count();
+                let count = |head: usize, position: usize| {
+                    (0..=position).filter(|t| sees(position, head, *t).is_some()).count()
+                };
                 let all = (0..heads).flat_map(|head| (0..tokens).map(move |position| (head, position)));
                 let attended: usize = all.map(|(head, position)| count(head, position)).sum();
                 let total = costs.total(|_| true);
@@ -475,12 +832,13 @@ mod tests {
     #[test]
     fn with_all_tokens_left_it_is_exact_attention() {
         let layer = Layer::new(170, 4, 2);
-        let full = layer.reference(|_, _, _| true);
+        let full = layer.reference(|_, _, _| Some(0.0));
         let dense = Policy { dense_layers: crate::attention::DenseLayers::parse("0").unwrap(), ..Policy::default() };
         for (spec, policy) in [
             ("a_shape:window=170", Policy::default()),
             ("bigbird:window=5,blocks=100,block=16", Policy::default()),
             ("hip:k=200", Policy::default()),
+            ("hip:k=200,window=row", Policy { sink: 4, local: 3, ..Policy::default() }),
             ("hip:ratio=1,b_k=7,per=kv_head", Policy::default()),
             ("streaming_llm:window=3", dense.clone()),
             ("hip:k=2", dense),
@@ -499,9 +857,9 @@ mod tests {
             ["hip:k=24,b_q=1,b_sq=1", "hip:k=30,b_q=1,b_sq=1,b_k=3,per=kv_head", "hip:k=10,b_q=1,b_sq=1,top_r=3"]
         {
             let method = method(spec, &Policy { sink: 4, local: 11, ..Policy::default() });
-            let masks = layer.masks(&method);
+            let (masks, _) = layer.masks(&method);
             let found = |head: usize| {
-                let Mask { common, starts } = &masks[160][head];
+                let Mask { common, starts, .. } = &masks[160][head];
                 assert_eq!((common[..4].to_vec(), starts[0]), (vec![0, 1, 2, 3], 150), "ten before it, and itself");
                 common[4..].to_vec()
             };
@@ -517,7 +875,7 @@ mod tests {
                 values: keys.slice(0..160, D),
                 tail_keys: keys.slice(160..161, D),
                 tail_values: Rows::F32(&[]),
-                dtype: KvDtype::F32,
+                dtype: crate::kv::KvDtype::F32,
                 indexed: 4..150,
                 candidates: 4..150,
                 context: Context::new(161, &(4..150)),
@@ -531,5 +889,103 @@ mod tests {
             };
             assert_eq!(picked, [0, 1].map(|head| Picks::softmax(found(head))), "{spec}");
         }
+    }
+    /// Masks of any parts, which may overlap each other and lie behind the rows.
+    fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
+        (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
+            let end = first + rows;
+            let starts = proptest::collection::vec(0..end + 3, rows);
+            let set = |most: usize| proptest::collection::btree_set(0..end, 0..most);
+            let own = move || proptest::collection::btree_map(0..end as u32, -2.0f32..2.0, 0..12);
+            let own =
+                prop_oneof![Just(0), Just(rows)].prop_flat_map(move |rows| proptest::collection::vec(own(), rows));
+            (Just(first), starts, set(30), set(20), own, 0usize..60).prop_map(
+                |(first, starts, common, slashes, own, sinks)| {
+                    let (end, mut starts) = (first + starts.len(), starts);
+                    starts.sort_unstable();
+                    let mut common: std::collections::BTreeSet<usize> = common;
+                    common.extend(0..sinks.min(end) / 2);
+                    let own = own.into_iter().map(|row| {
+                        row.into_iter().map(|(token, log_weight)| WeightedToken { token, log_weight }).collect()
+                    });
+                    let common = common.into_iter().map(|token| token as u32).collect();
+                    (first, Mask { common, starts, slashes: slashes.into_iter().collect(), own: own.collect() })
+                },
+            )
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_row_sees_each_token_of_its_mask_once((first, mask) in any_mask()) {
+            for (row, seen) in resolved(&mask, first).iter().enumerate() {
+                let position = first + row;
+                let expected: Vec<(usize, f32)> = (0..=position)
+                    .filter_map(|token| Some((token, says(&mask, first, position, token)?)))
+                    .collect();
+                prop_assert_eq!(seen, &expected, "row {} of {:?}", row, mask);
+                let mut tokens: Vec<usize> = mask.row_tokens(first, position).iter().map(|t| *t as usize).collect();
+                tokens.sort_unstable();
+                prop_assert_eq!(tokens, expected.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+            }
+        }
+
+        #[test]
+        fn packed_tokens_are_each_packed_once((first, mask) in any_mask()) {
+            let (tokens, _) = mask.resolve(first);
+            let distinct: std::collections::BTreeSet<u32> = tokens.iter().copied().collect();
+            prop_assert_eq!(distinct.len(), tokens.len());
+        }
+    }
+
+    /// A mask that is given, for all blocks.
+    struct Given(Vec<Mask>);
+
+    impl PromptMask for Given {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
+            Box::new(|block| Masks::Shared(self.0[block.first / 32].clone()))
+        }
+    }
+
+    #[test]
+    fn verticals_slashes_and_weighted_tokens_are_attended_in_one_softmax() {
+        let layer = Layer::new(150, 2, 1);
+        let weighted = |position: usize| {
+            let tokens = (0..position as u32).step_by(11);
+            tokens.map(|token| WeightedToken { token, log_weight: (token % 7) as f32 * 0.5 - 1.0 }).collect()
+        };
+        let mask = |first: usize| {
+            let rows = first..(first + 32).min(150);
+            Mask {
+                slashes: vec![9, 10, 40, 77],
+                own: rows.clone().map(weighted).collect(),
+                ..Mask::new(
+                    vec![0, 1, 30, 31, 90, 120],
+                    rows.map(|position: usize| position.saturating_sub(5)).collect(),
+                )
+            }
+        };
+        let given = Given((0..150).step_by(32).map(mask).collect());
+        let method = method("streaming_llm", &Policy::default());
+        let mut sparse = SparsePrefill::new(&method, 1, 3).unwrap();
+        sparse.pattern = PrefillPattern::Whole(&given);
+        let mut out = vec![f32::NAN; layer.queries.len()];
+        sparse.attend(&PrefillChunk { layer: 0, first: 0, queries: &layer.queries, heads: 2, kv: &layer.kv }, &mut out);
+        let sees = |position: usize, token: usize| {
+            let distance = position - token;
+            let is_plain =
+                distance <= 5 || [9, 10, 40, 77].contains(&distance) || [0, 1, 30, 31, 90, 120].contains(&token);
+            match is_plain {
+                true => Some(0.0),
+                false => token.is_multiple_of(11).then_some((token % 7) as f32 * 0.5 - 1.0),
+            }
+        };
+        assert_close(&out, &layer.reference(|position, _, token| sees(position, token)), "by hand");
+        let pairs = (0..150).map(|position| (0..=position).filter(|token| sees(position, *token).is_some()).count());
+        assert_eq!(sparse.into_costs().total(|_| true).attended_tokens as usize, 2 * pairs.sum::<usize>());
     }
 }

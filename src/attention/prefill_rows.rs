@@ -14,7 +14,7 @@ use super::engine::head_seed;
 use super::head::{HeadKv, Queries};
 use super::method::{Exact, Selection};
 use super::policy::Policy;
-use super::prefill::{BlockCost, QueryBlock};
+use super::prefill::{BlockCost, QueryBlock, by_head};
 use super::scorer::Place;
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -83,7 +83,7 @@ impl<'a> RowReader<'a> {
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
             let head = row_head(chunk, kv_head);
-            let own = QueryBlock::group_major(queries, (heads, d), kv_head * group..(kv_head + 1) * group);
+            let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
             let block = QueryBlock {
                 layer: chunk.layer,
                 kv_head,

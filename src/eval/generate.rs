@@ -216,7 +216,8 @@ impl<'a> SharedPrefix<'a> {
     /// How the method reads the prefix that is its own.
     fn sparse(&self, decoder: &Decoder) -> Option<SparsePrefill<'a>> {
         let method = self.methods.first().filter(|_| self.is_own)?;
-        SparsePrefill::new(method, decoder.config().layers, self.seed)
+        let sparse = SparsePrefill::new(method, decoder.config().layers, self.seed)?;
+        Some(sparse.with_rotation(decoder.rotation(self.longest)))
     }
 }
 

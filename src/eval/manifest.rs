@@ -130,7 +130,9 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
     let shape = model.dimensions.prompt_shape(tokens);
     // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
-    model.dimensions.prefill_bytes(tokens) + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+    let at_once = config.methods.iter().any(Configured::masks_whole_prompt);
+    model.dimensions.prefill_bytes(tokens, at_once)
+        + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.

@@ -157,10 +157,11 @@ impl Dimensions {
         2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()
     }
 
-    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights.
-    pub fn prefill_bytes(&self, tokens: usize) -> usize {
+    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
+    /// all of the prompt at each layer.
+    pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
         let c = &self.config;
-        let rows = tokens.min(PREFILL_CHUNK);
+        let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
         let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
         let packed = 2 * tokens * c.kv_heads * c.head_dim;
         tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)

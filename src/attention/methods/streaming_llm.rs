@@ -107,9 +107,8 @@ impl Method for SinkAndWindow {
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
-        // Keys at positions within the cache would have to be turned anew for every row; a window that stays is
-        // chosen when the prompt has been read.
-        (self.slides && self.positions == Positions::Original).then_some(PrefillPattern::Blocks(self))
+        // A window that stays is chosen when the prompt has been read.
+        self.slides.then_some(PrefillPattern::Blocks(self))
     }
 }
 
@@ -130,10 +129,7 @@ const WINDOW_ROWS: usize = 64;
 fn window_mask(block: &QueryBlock<'_>, window: Tuned<NonZero<usize>>) -> Mask {
     let end = block.first + block.rows;
     let start = |total: usize| last_tokens(block.policy, window_tokens(window, block.policy, total), total).recent;
-    Mask {
-        common: (0..block.policy.sink.min(end) as u32).collect(),
-        starts: (block.first + 1..=end).map(start).collect(),
-    }
+    Mask::new((0..block.policy.sink.min(end) as u32).collect(), (block.first + 1..=end).map(start).collect())
 }
 
 /// Tokens of a window that is given, or is to bring sink and window to a density.

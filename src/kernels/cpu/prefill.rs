@@ -75,35 +75,81 @@ impl PackedHead {
     }
 }
 
-/// What a query row sees of packed tokens: the first `common` of them, and a stretch behind those.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a query row sees of packed tokens: the first `common` of them, a stretch behind those, and single ones between.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Sight {
     /// Tokens at the front that it sees.
     pub common: usize,
     /// Further tokens that it sees; none of the front.
     pub stretch: Range<usize>,
+    /// Further tokens that it sees, ascending by place, all behind the front and before the stretch.
+    pub singles: Vec<Single>,
+}
+
+/// A packed token that a row sees by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Single {
+    /// Its place among the packed tokens.
+    pub place: usize,
+    /// Added to its scaled logit: the logarithm of how many tokens it stands for, 0 for itself alone.
+    pub log_weight: f32,
 }
 
 impl Sight {
-    /// How many tokens the row sees.
-    pub fn tokens(&self) -> usize {
-        self.common + self.stretch.len()
+    /// Of the first `common` packed tokens and a stretch.
+    pub fn new(common: usize, stretch: Range<usize>) -> Self {
+        Self { common, stretch, singles: Vec::new() }
     }
 
-    /// Gives what a row does not see of a block of logits, the first of which is of token `start`, no weight; whether
-    /// it sees any.
+    /// How many tokens the row sees.
+    pub fn tokens(&self) -> usize {
+        self.common + self.stretch.len() + self.singles.len()
+    }
+
+    /// End of the packed tokens that the row may see.
+    fn end(&self) -> usize {
+        let single = self.singles.last().map_or(0, |single| single.place + 1);
+        self.common.max(self.stretch.end).max(single)
+    }
+
+    /// Gives what a row does not see of a block of logits, the first of which is of token `start`, no weight, and single
+    /// tokens theirs; whether the row sees any.
     fn mask(&self, start: usize, logits: &mut [f32]) -> bool {
         let within = |token: usize| token.clamp(start, start + KEY_BLOCK) - start;
         let (common, stretch) = (within(self.common), within(self.stretch.start)..within(self.stretch.end));
-        if common == 0 && stretch.is_empty() {
+        let singles = self.singles_from(start);
+        if common == 0 && stretch.is_empty() && singles.is_empty() {
             return false;
         }
         let hidden = if stretch.is_empty() { common..KEY_BLOCK } else { common..stretch.start.max(common) };
-        logits[hidden].fill(f32::NEG_INFINITY);
+        let mut from = hidden.start;
+        for single in singles {
+            let at = single.place - start;
+            logits[from..at].fill(f32::NEG_INFINITY);
+            logits[at] += single.log_weight;
+            from = at + 1;
+        }
+        logits[from..hidden.end].fill(f32::NEG_INFINITY);
         if !stretch.is_empty() {
             logits[stretch.end..].fill(f32::NEG_INFINITY);
         }
         true
+    }
+
+    /// The single tokens of the block of packed tokens that begins at `start`.
+    fn singles_from(&self, start: usize) -> &[Single] {
+        if self.singles.is_empty() {
+            return &[];
+        }
+        let before = |place: usize| self.singles.partition_point(|single| single.place < place);
+        &self.singles[before(start)..before(start + KEY_BLOCK)]
+    }
+
+    /// Whether single tokens are in order, and between front and stretch.
+    fn is_sound(&self) -> bool {
+        let places = self.singles.iter().map(|single| single.place);
+        let end = if self.stretch.is_empty() { usize::MAX } else { self.stretch.start };
+        places.clone().all(|place| (self.common..end).contains(&place)) && places.is_sorted_by(|a, b| a < b)
     }
 }
 
@@ -128,7 +174,7 @@ pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale:
         let queries = &queries[first * width..][..out.len()];
         for head in 0..heads {
             let kv = &kv[head / group];
-            let seen = |row: usize| Sight { common: 0, stretch: 0..kv.tokens - rows + first + row + 1 };
+            let seen = |row: usize| Sight::new(0, 0..kv.tokens - rows + first + row + 1);
             let sights: Vec<Sight> = (0..out.len() / width).map(seen).collect();
             attend_tile(Tile { queries, heads, head, scale, sights: &sights }, kv, out);
         }
@@ -150,7 +196,8 @@ pub fn block_attention(
     let width = heads * kv.d;
     assert_eq!(queries.len(), sights.len() * width, "queries are not whole rows");
     assert_eq!(out.len(), queries.len(), "output shape");
-    assert!(sights.iter().all(|s| s.tokens() > 0 && s.common.max(s.stretch.end) <= kv.tokens), "tokens that are there");
+    assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
+    debug_assert!(sights.iter().all(Sight::is_sound), "single tokens between front and stretch");
     let tiles = queries.chunks(QUERY_ROWS * width).zip(out.chunks_mut(QUERY_ROWS * width));
     for ((queries, out), sights) in tiles.zip(sights.chunks(QUERY_ROWS)) {
         attend_tile(Tile { queries, heads, head, scale, sights }, kv, out);
@@ -188,7 +235,7 @@ unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, out: &mut [f3
     let mut sum = [0.0f32; QUERY_ROWS];
     let mut acc = vec![0.0f32; QUERY_ROWS * d];
     let mut logits = vec![0.0f32; QUERY_ROWS * KEY_BLOCK];
-    let seen = tile.sights.iter().map(|sight| sight.common.max(sight.stretch.end)).max().unwrap_or(0);
+    let seen = tile.sights.iter().map(Sight::end).max().unwrap_or(0);
     for block in 0..seen.div_ceil(KEY_BLOCK) {
         let start = block * KEY_BLOCK;
         let keys = &kv.keys[start * d..][..KEY_BLOCK * d];
@@ -417,7 +464,7 @@ mod tests {
             [(40, 40, 9), (5, 130, 40), (0, 150, 1), (130, 130, 0), (128, 128, 0), (1, 90, 38)]
         {
             let sights: Vec<Sight> =
-                (0..rows).map(|i| Sight { common, stretch: begin + i / 2..begin + i / 2 + length }).collect();
+                (0..rows).map(|i| Sight::new(common, begin + i / 2..begin + i / 2 + length)).collect();
             let mut out = vec![f32::NAN; q.len()];
             (0..heads).for_each(|head| block_attention(&q, (head, heads), &kv, &sights, 0.125, &mut out));
             for (i, sight) in sights.iter().enumerate() {
@@ -432,6 +479,39 @@ mod tests {
                     for (a, b) in out[at..at + d].iter().zip(&row) {
                         assert!((a - b).abs() < 2e-5, "row {i} of {common}, {begin}: {a} against {b}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_see_single_tokens_with_their_weights() {
+        let (tokens, d, rows) = (500, 32, 60);
+        let (q, k, v) = (noise(rows * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
+        let kv = PackedHead::new(Rows::F32(&k), Rows::F32(&v), d);
+        // Every row has single tokens of its own, over several blocks; some rows have nothing else.
+        for (common, stretch) in [(3, 450..460), (0, 470..470), (130, 400..500), (40, 499..500)] {
+            let sight = |i: usize| {
+                let places = (common..stretch.start).skip(i % 7).step_by(3 + i * 4);
+                let singles = places.map(|place| Single { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
+                Sight { singles: singles.collect(), ..Sight::new(common, stretch.clone()) }
+            };
+            let sights: Vec<Sight> = (0..rows).map(sight).collect();
+            let mut out = vec![f32::NAN; q.len()];
+            block_attention(&q, (0, 1), &kv, &sights, 0.2, &mut out);
+            for (i, sight) in sights.iter().enumerate() {
+                let mut seen: Vec<(usize, f64)> = (0..common).chain(stretch.clone()).map(|at| (at, 0.0)).collect();
+                seen.extend(sight.singles.iter().map(|single| (single.place, f64::from(single.log_weight))));
+                assert_eq!(seen.len(), sight.tokens());
+                let weight = |(at, bias): &(usize, f64)| {
+                    let pairs = q[i * d..][..d].iter().zip(&k[at * d..]);
+                    (pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * 0.2 + bias).exp()
+                };
+                let sum: f64 = seen.iter().map(weight).sum();
+                for c in 0..d {
+                    let expected: f64 = seen.iter().map(|s| weight(s) * f64::from(v[s.0 * d + c])).sum::<f64>() / sum;
+                    let got = out[i * d + c];
+                    assert!((f64::from(got) - expected).abs() < 2e-5, "row {i}, {common}: {got} against {expected}");
                 }
             }
         }

@@ -14,26 +14,32 @@
 //!   query blocks of prefill, change nothing there. The paper estimates a mask for each head and says
 //!   nothing about groups: `per=query_head` does that; with `per=kv_head` the group's queries are the rows
 //!   of one query block and share a mask.
-//! - In prefill the candidates of a query block lie between the sinks and the `local` tokens before its first
-//!   row, so every row may see them all; what follows, up to the row itself, is attended by every row. So no
-//!   token falls between mask and window, and the search needs no causal mask.
-//! - Ensemble (§C.5): of `n_e` searches the first is the plain one. In the others the representatives of
-//!   the middle round move by up to `r_e` key blocks, drawn uniformly, within the candidates; the paper
-//!   names neither unit nor distribution. Moves may leave the branch: where the middle round has
-//!   branches of one block, as at 4K tokens with `k=512`, nothing else could make the searches differ.
+//! - In prefill with `window=block` the candidates of a query block lie between the sinks and the `local` tokens up to its
+//!   first row, so every row may see them all; what follows, up to the row itself, is attended by every row. So no token
+//!   falls between mask and window, and the search needs no causal mask. With `window=row`, as in HiP's code, each row
+//!   attends its own last `local` tokens; candidates go up to the window of the last row, and those that lie in a row's
+//!   window or behind it count for other rows alone (the causal mask of Algorithm 1, line 11).
+//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration branches
+//!   out, which §E.9 calls randomness in branching decisions. So with `n_e` above 1 each of the searches raises the scores
+//!   by which its middle round (the second of two or three) chooses branches, each by a number drawn uniformly from 0 to
+//!   `r_e`; what is scored stays the same. The paper names neither unit nor distribution: here it is logits, `q·k/√d`.
+//!   An ensemble of one is plain HiP.
 
 mod search;
 
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 
-use self::search::{Displacement, KeyBlocks, Representative, Search};
+use self::search::{Chunks, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{
-    BlockMask, Budget, Exact, HeadPrefix, Masks, Method, Params, Picks, PrefillPattern, QueryBlock, Selection, Step,
+    BlockMask, Budget, Context, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, PrefillPattern, QueryBlock,
+    Selection, Step,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -53,8 +59,20 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         ParamInfo { key: "b_k", default: "2", about: "tokens a key block" },
         ParamInfo { key: "b_sk", default: "1", about: "stride of the keys scored in a block, at most b_k" },
+        ParamInfo { key: "key_offset", default: "first", about: "first | last: which key of each stride is scored" },
         ParamInfo { key: "b_q", default: "32", about: "query rows a block in prefill; a decoding step is one row" },
         ParamInfo { key: "b_sq", default: "2", about: "stride of the query rows scored in a block, at most b_q" },
+        ParamInfo { key: "query_offset", default: "first", about: "first | last: which row of each stride is scored" },
+        ParamInfo {
+            key: "chunks",
+            default: "equal",
+            about: "equal | aligned: where the search begins; aligned to a power of two as in HiP's code",
+        },
+        ParamInfo {
+            key: "window",
+            default: "block",
+            about: "block | row: rows of a block attend from the first one's window on, or each its own window",
+        },
         ParamInfo { key: "r_m", default: "8", about: "generated tokens that use a mask before the next is estimated" },
         ParamInfo {
             key: "representative",
@@ -62,9 +80,13 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             about: "block that stands for a branch: first, middle, last, or a place between 0 and 1",
         },
         ParamInfo { key: "top_r", default: "all", about: "channels scored, those where the query is largest" },
-        ParamInfo { key: "n_e", default: "1", about: "masks in the ensemble, the first without randomness" },
+        ParamInfo { key: "n_e", default: "1", about: "masks in the ensemble, each with randomness; 1 is plain HiP" },
         ParamInfo { key: "theta_vote", default: "1", about: "votes a block needs: 1 is union, n_e intersection" },
-        ParamInfo { key: "r_e", default: "5", about: "randomness: key blocks that representatives move by, at most" },
+        ParamInfo {
+            key: "r_e",
+            default: "5",
+            about: "randomness: most that the middle round adds to a branch's logit",
+        },
         ParamInfo { key: "tau", default: "0", about: "1: only the k tokens with most votes; 0: all that have enough" },
         ParamInfo { key: "l_e", default: "all", about: "first layers that use the ensemble; the others use one mask" },
         ParamInfo {
@@ -96,6 +118,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("b_sq", "2"),
                 ("b_k", "2"),
                 ("b_sk", "1"),
+                ("key_offset", "last"),
+                ("query_offset", "last"),
+                ("window", "row"),
+                ("chunks", "aligned"),
                 ("r_m", "8"),
                 ("representative", "middle"),
                 ("sink", "16"),
@@ -103,7 +129,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("dense_layers", "0-2"),
             ],
             source: "HiP's code, v1_1/attention2_draft_prefetch.py (the kernel the paper names): mask_k 512, blocks 64 \
-                     and 2, window 256, 16 sinks; its branches compete within a chunk, here as in Algorithm 1",
+                     and 2, window 256, 16 sinks, a window for each row, samples and chunks; its 16-bit sigmoid of the scores, in which large ones \
+                     become equal, is left out",
         },
     ],
     build: |params| Ok(Arc::new(Hip::read(params)?)),
@@ -117,6 +144,8 @@ struct Hip {
     query_block: usize,
     /// `b_sq`.
     query_stride: usize,
+    query_offset: Offset,
+    window: Window,
     search: Search,
     refresh: usize,
     ensemble: Ensemble,
@@ -129,12 +158,51 @@ struct Ensemble {
     searches: usize,
     /// `θ_vote`.
     votes: usize,
-    /// `r_e`, in key blocks.
+    /// `r_e`, in logits.
     reach: f64,
     /// `τ = 1`.
     truncate: bool,
     /// `l_e`.
     layers: Limit,
+}
+
+/// Where the windows of the rows of a query block begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Window {
+    /// Where that of the first row begins.
+    Block,
+    /// Each its own.
+    Row,
+}
+
+/// What the rows of a query block choose from, and what they attend anyway.
+struct View {
+    candidates: Range<usize>,
+    context: Context,
+    /// For each row the beginning of its window.
+    starts: Vec<usize>,
+}
+
+impl Window {
+    fn view(self, block: &QueryBlock<'_>) -> View {
+        match self {
+            Self::Block => {
+                let (candidates, context) = block.candidates(Exact::sliding(block.policy, block.first + 1));
+                View { starts: vec![candidates.end; block.rows], candidates, context }
+            }
+            Self::Row => {
+                let last = block.first + block.rows - 1;
+                let candidates = Exact::sliding(block.policy, last + 1).candidates(last);
+                // Without a window the row itself still is in it.
+                let start = |position: usize| Exact::sliding(block.policy, position + 1).recent.min(position);
+                View {
+                    context: Context::new(last + 1, &candidates),
+                    candidates,
+                    starts: (block.first..=last).map(start).collect(),
+                }
+            }
+        }
+    }
 }
 
 /// A number from 1, or no limit.
@@ -166,12 +234,24 @@ impl Hip {
         const LIMIT: &str = "a whole number from 1, or all";
         let budget = params.budget(Budget::Tokens(512))?;
         let (key_block, key_stride) = read_block(params, ("b_k", 2), ("b_sk", 1))?;
+        let key_offset = read_offset(params, "key_offset")?;
         let (query_block, query_stride) = read_block(params, ("b_q", 32), ("b_sq", 2))?;
+        let query_offset = read_offset(params, "query_offset")?;
+        let window = match params.choice("window", &["block", "row"])? {
+            "block" => Window::Block,
+            _ => Window::Row,
+        };
+        let chunks = match params.choice("chunks", &["equal", "aligned"])? {
+            "equal" => Chunks::Equal,
+            _ => Chunks::Aligned,
+        };
         Ok(Self {
             budget,
             key_block,
             query_block,
             query_stride,
+            query_offset,
+            window,
             refresh: params.get_minor("r_m", 8)?,
             search: Search {
                 representative: params.get_minor_as(
@@ -180,6 +260,8 @@ impl Hip {
                     "first, middle, last, or a number from 0 to 1",
                 )?,
                 key_stride,
+                key_offset,
+                chunks,
                 channels: params.get_minor_as("top_r", Limit(None), LIMIT)?,
             },
             ensemble: Ensemble::read(params, LIMIT)?,
@@ -187,11 +269,11 @@ impl Hip {
         })
     }
 
-    /// The mask of `queries: [row][d]`, the rows of one query block: tokens of at least `keep` blocks, if there are so
-    /// many, ascending.
+    /// The mask of `queries`, the rows of one query block: tokens of at least `keep` blocks, if there are so many,
+    /// ascending.
     fn mask(
         &self,
-        queries: &[f32],
+        queries: &Queries<'_>,
         blocks: &KeyBlocks<'_>,
         keep: usize,
         (layer, mut rng): (usize, ChaCha8Rng),
@@ -199,9 +281,11 @@ impl Hip {
     ) -> Vec<u32> {
         let searches = self.ensemble.searches_in(layer);
         let mut votes = vec![0.0; blocks.count()];
-        for search in 0..searches {
-            let displacement = (search > 0).then_some(Displacement { reach: self.ensemble.reach, rng: &mut rng });
-            for block in self.search.find(queries, blocks, keep, displacement, cost) {
+        // A score is a product that the logit's scale has not been applied to.
+        let reach = (self.ensemble.reach * (blocks.d as f64).sqrt()) as f32;
+        for _ in 0..searches {
+            let randomness = (searches > 1).then_some(Randomness { reach, rng: &mut rng });
+            for block in self.search.find(queries, blocks, keep, randomness, cost) {
                 votes[block] += 1.0;
             }
         }
@@ -209,12 +293,25 @@ impl Hip {
         elected.flat_map(|block| blocks.tokens(block)).map(|token| token as u32).collect()
     }
 
+    /// The rows of some heads that are scored; `starts` are those of their windows.
+    fn sampled(&self, block: &QueryBlock<'_>, heads: Range<usize>, starts: &[usize]) -> Queries<'static> {
+        let sampled = || self.query_offset.sample(0..block.rows, self.query_stride);
+        let row = |(head, row): (usize, usize)| &block.head(head)[row * block.d..][..block.d];
+        let rows = heads.clone().flat_map(|head| sampled().map(move |row| (head, row)));
+        let ends = match self.window {
+            Window::Block => Vec::new(),
+            Window::Row => heads.flat_map(|_| sampled().map(|row| starts[row])).collect(),
+        };
+        Queries { rows: Cow::Owned(rows.flat_map(row).copied().collect()), ends }
+    }
+
     fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
         let blocks =
             KeyBlocks { keys: step.keys, d: step.d, candidates: step.candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(step.context, self.key_block);
         let mut mask = |head: usize, queries: &[f32]| {
-            Picks::softmax(self.mask(queries, &blocks, keep, (step.layer, step.rng(head)), cost))
+            let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new() };
+            Picks::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
         };
         match self.per {
             Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries)),
@@ -240,9 +337,15 @@ fn read_block(
     Ok((size, stride))
 }
 
+fn read_offset(params: &mut Params, key: &'static str) -> Result<Offset, UsageError> {
+    Ok(if params.choice(key, &["first", "last"])? == "first" { Offset::First } else { Offset::Last })
+}
+
 impl Ensemble {
     /// Searches that can be asked for: each is made at every step. The publication has 5.
     const MOST_SEARCHES: usize = 64;
+    /// Far more than logits differ by: with it, branches are chosen by the draw alone.
+    const MOST_RANDOMNESS: f64 = 1e6;
 
     fn read(params: &mut Params, limit: &str) -> Result<Self, UsageError> {
         let searches = params.get_minor_within("n_e", 1, 1..=Self::MOST_SEARCHES)?;
@@ -252,8 +355,9 @@ impl Ensemble {
             return Err(params.bad_value("theta_vote", &votes.to_string(), &most));
         }
         let reach: f64 = params.get_minor_as("r_e", 5.0, "a number from 0")?;
-        if !reach.is_finite() || reach < 0.0 {
-            return Err(params.bad_value("r_e", &reach.to_string(), "a number from 0"));
+        if !(0.0..=Self::MOST_RANDOMNESS).contains(&reach) {
+            let bounds = format!("a number from 0 to {}", Self::MOST_RANDOMNESS);
+            return Err(params.bad_value("r_e", &reach.to_string(), &bounds));
         }
         let truncate = params.choice("tau", &["0", "1"])? == "1";
         let layers = params.get_minor_as("l_e", Limit(None), limit)?;
@@ -310,24 +414,24 @@ impl BlockMask for Hip {
     }
 
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
-        let (candidates, context) = block.candidates(Exact::policy(block.policy, block.first + 1, block.first + 1));
+        let View { candidates, context, starts } = self.window.view(block);
         let blocks = KeyBlocks { keys: block.keys, d: block.d, candidates: candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(context, self.key_block);
-        let sampled = |queries: &[f32]| -> Vec<f32> {
-            queries.chunks_exact(block.d).step_by(self.query_stride).flatten().copied().collect()
+        let mut mask = |first: usize, heads: Range<usize>| {
+            let queries = self.sampled(block, heads, &starts);
+            let picks = self.mask(&queries, &blocks, keep, (block.layer, block.rng(first)), cost);
+            Mask::new((0..candidates.start as u32).chain(picks).collect(), starts.clone())
         };
-        let mut mask = |head: usize, queries: Vec<f32>| {
-            block.mask(&candidates, self.mask(&queries, &blocks, keep, (block.layer, block.rng(head)), cost))
-        };
-        let heads = 0..block.group();
         match self.per {
-            Granularity::KvHead(_) => {
-                Masks::Shared(mask(0, heads.flat_map(|head| sampled(block.head(head))).collect()))
-            }
-            Granularity::QueryHead => Masks::PerHead(heads.map(|head| mask(head, sampled(block.head(head)))).collect()),
+            Granularity::KvHead(_) => Masks::Shared(mask(0, 0..block.group())),
+            Granularity::QueryHead => Masks::PerHead((0..block.group()).map(|h| mask(h, h..h + 1)).collect()),
         }
     }
 }
 
+#[cfg(test)]
+mod prefill_tests;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

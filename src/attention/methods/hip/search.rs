@@ -2,11 +2,13 @@
 //!
 //! The candidates are cut into key blocks, and these into as many equal chunks as blocks are to be
 //! kept. Each round halves every chunk, scores each half by one representative block and keeps the best
-//! halves; chunks of a single block are the answer. Keeping `k` of `n` tokens scores `O(k·log(n/k))` keys.
+//! halves of all, whichever chunks they come from; chunks of a single block are the answer. Keeping `k` of `n` tokens
+//! scores `O(k·log(n/k))` keys.
 //!
-//! Every query row must be allowed to see every candidate: causality is in the choice of candidates,
-//! the search masks nothing. A decoding step has one row for each head that shares the mask.
+//! Candidates that a query row must not see count for the other rows alone. A decoding step has one row for each head
+//! that shares the mask, and these see all of them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -28,6 +30,10 @@ pub(super) struct Search {
     pub representative: Representative,
     /// Distance of the keys of a block that are scored (`b_sk`).
     pub key_stride: usize,
+    /// Which key of each stride that is.
+    pub key_offset: Offset,
+    /// How the blocks are cut into the first chunks.
+    pub chunks: Chunks,
     /// Channels that enter a score (`r` of §B.3.1).
     pub channels: Limit,
 }
@@ -39,7 +45,7 @@ pub(super) struct KeyBlocks<'a> {
     pub keys: Rows<'a>,
     /// Width of a head.
     pub d: usize,
-    /// Tokens to choose from; every query row may see all of them.
+    /// Tokens to choose from.
     pub candidates: Range<usize>,
     /// Tokens a block (`b_k`).
     pub size: usize,
@@ -96,32 +102,83 @@ impl fmt::Display for Representative {
     }
 }
 
-/// Moves the representatives of the middle round at random, so that searches differ (§C.5).
-pub(super) struct Displacement<'a> {
-    /// Farthest move, in key blocks.
-    pub reach: f64,
-    /// Where the moves are drawn from.
-    pub rng: &'a mut ChaCha8Rng,
+/// Which of the rows or keys in a stride is sampled (§3.2 names the strides alone).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offset {
+    /// The first.
+    First,
+    /// The last, as HiP's code has it.
+    Last,
 }
 
-impl Displacement<'_> {
-    fn displace(&mut self, representative: usize, blocks: usize) -> usize {
-        let reach = self.reach.min(blocks as f64);
-        let moved = representative as f64 + self.rng.random_range(-reach..=reach).round();
-        moved.clamp(0.0, (blocks - 1) as f64) as usize
+impl Offset {
+    /// The sampled ones of `places`: one for each stride, at least one where there are any.
+    pub fn sample(self, places: Range<usize>, stride: usize) -> impl ExactSizeIterator<Item = usize> + use<> {
+        let first = match self {
+            Self::First => places.start,
+            // Of a stride that is cut off the last; a last stride that is not whole goes without.
+            Self::Last => (places.start + stride).min(places.end).saturating_sub(1),
+        };
+        (first..places.end).step_by(stride)
     }
 }
 
+/// How key blocks are cut into the chunks that a search begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Chunks {
+    /// At equal distances, rounded to whole blocks (Algorithm 1, line 4).
+    Equal,
+    /// The same, but rounded down to multiples of a chunk of the largest power of two in the blocks, as in HiP's code.
+    /// Blocks behind the last multiple are never found.
+    Aligned,
+}
+
+impl Chunks {
+    /// `count` blocks as up to `keep` chunks, none empty; `keep` is at most `count`.
+    fn cut(self, count: usize, keep: usize) -> Vec<Range<usize>> {
+        let step = (1usize << count.ilog2()).div_ceil(keep);
+        let bound = |j: usize| match self {
+            Self::Equal => (2 * j * count + keep) / (2 * keep),
+            Self::Aligned => j * count / keep / step * step,
+        };
+        (0..keep).map(|j| bound(j)..bound(j + 1)).filter(|chunk| !chunk.is_empty()).collect()
+    }
+}
+
+/// Randomness of the branch decisions of the middle round, so that searches differ (§C.5).
+pub(super) struct Randomness<'a> {
+    /// Most that a branch's score is raised by, in units of `q·k`.
+    pub reach: f32,
+    /// Where the raises are drawn from.
+    pub rng: &'a mut ChaCha8Rng,
+}
+
+impl Randomness<'_> {
+    /// Raises each score by a number drawn uniformly from 0 to `reach`.
+    fn raise(&mut self, scores: &mut [f32]) {
+        scores.iter_mut().for_each(|score| *score += self.reach * self.rng.random::<f32>());
+    }
+}
+
+/// The rows of a query block that are scored.
+#[derive(Debug, Clone)]
+pub(super) struct Queries<'a> {
+    /// `[row][d]`.
+    pub rows: Cow<'a, [f32]>,
+    /// For each row the first token that it does not see; empty if all rows see all candidates.
+    pub ends: Vec<usize>,
+}
+
 impl Search {
-    /// The `keep` blocks found for `queries: [rows][d]`, ascending; all blocks if there are no more.
+    /// The `keep` blocks found for `queries`, ascending; all blocks if there are no more.
     ///
     /// Equal scores favour the lower position. Adds the FLOPs and bytes of the keys scored to `cost`.
     pub fn find(
         &self,
-        queries: &[f32],
+        queries: &Queries<'_>,
         blocks: &KeyBlocks<'_>,
         keep: usize,
-        mut displacement: Option<Displacement<'_>>,
+        mut randomness: Option<Randomness<'_>>,
         cost: &mut Cost,
     ) -> Vec<usize> {
         let count = blocks.count();
@@ -129,16 +186,16 @@ impl Search {
             return (0..count).collect();
         }
         let rows = QueryRows::new(queries, blocks.d, self.channels);
-        let mut chunks = equal_chunks(count, keep);
+        let mut chunks = self.chunks.cut(count, keep);
         let middle = rounds(&chunks) / 2;
         let mut round = 0;
         while chunks.iter().any(|c| c.len() > 1) {
             let branches: Vec<Range<usize>> = chunks.iter().flat_map(halves).collect();
-            let mut representatives: Vec<usize> = branches.iter().map(|b| self.representative.of(b)).collect();
-            if let (Some(displacement), true) = (&mut displacement, round == middle) {
-                representatives.iter_mut().for_each(|r| *r = displacement.displace(*r, count));
+            let representatives: Vec<usize> = branches.iter().map(|b| self.representative.of(b)).collect();
+            let mut scores = self.scores(&rows, blocks, &representatives, cost);
+            if let (Some(randomness), true) = (&mut randomness, round == middle) {
+                randomness.raise(&mut scores);
             }
-            let scores = self.scores(&rows, blocks, &representatives, cost);
             chunks = top_k(&scores, keep).into_iter().map(|i| branches[i as usize].clone()).collect();
             round += 1;
         }
@@ -146,8 +203,8 @@ impl Search {
     }
 
     /// For each of `wanted` blocks the largest score of a query row and a sampled key.
-    fn scores(&self, rows: &QueryRows, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
-        let sampled = |block: &usize| blocks.tokens(*block).step_by(self.key_stride);
+    fn scores(&self, rows: &QueryRows<'_>, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
+        let sampled = |block: &usize| self.key_offset.sample(blocks.tokens(*block), self.key_stride);
         let tokens: Vec<u32> = wanted.iter().flat_map(sampled).map(|token| token as u32).collect();
         let largest = rows.largest_products(blocks, &tokens, cost);
         let mut first = 0;
@@ -159,13 +216,6 @@ impl Search {
         }
         scores
     }
-}
-
-/// `count` blocks as `chunks` chunks that differ by at most one block, bounds rounded to nearest
-/// (Algorithm 1, line 4); `chunks` is at most `count`.
-fn equal_chunks(count: usize, chunks: usize) -> Vec<Range<usize>> {
-    let bound = |j: usize| (2 * j * count + chunks) / (2 * chunks);
-    (0..chunks).map(|j| bound(j)..bound(j + 1)).collect()
 }
 
 /// The two branches of a chunk; the second is the longer one. A single block is not divided.
@@ -180,20 +230,23 @@ fn rounds(chunks: &[Range<usize>]) -> u32 {
 }
 
 /// Query rows reduced to the channels that enter a score.
-struct QueryRows {
+struct QueryRows<'a> {
     /// `[rows][width]`.
-    values: Vec<f32>,
+    values: Cow<'a, [f32]>,
     width: usize,
+    /// As in [`Queries`].
+    ends: &'a [usize],
     /// The channels, ascending; `None` for all.
     channels: Option<Vec<u32>>,
 }
 
-impl QueryRows {
+impl<'a> QueryRows<'a> {
     /// Keeps the channels in which the queries are largest, by `Σ |q_c|` over the rows: with one row
     /// eq. 6; with several they share their channels, so that each key is fetched once.
-    fn new(queries: &[f32], d: usize, channels: Limit) -> Self {
+    fn new(queries: &'a Queries<'_>, d: usize, channels: Limit) -> Self {
+        let Queries { rows: queries, ends } = queries;
         let Some(width) = channels.0.filter(|r| *r < d) else {
-            return Self { values: queries.to_vec(), width: d, channels: None };
+            return Self { values: Cow::Borrowed(queries), width: d, ends, channels: None };
         };
         let mut magnitudes = vec![0.0; d];
         for row in queries.chunks_exact(d) {
@@ -204,7 +257,7 @@ impl QueryRows {
         for row in queries.chunks_exact(d) {
             values.extend(channels.iter().map(|c| row[*c as usize]));
         }
-        Self { values, width, channels: Some(channels) }
+        Self { values: Cow::Owned(values), width, ends, channels: Some(channels) }
     }
 
     /// For each of `tokens` the largest product of a row with its key, with the cost of all products.
@@ -214,12 +267,15 @@ impl QueryRows {
         cost.score_flops += 2 * (rows * read) as u64;
         cost.kv_bytes += (read * blocks.keys.elem_bytes()) as u64;
         let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
-        let mut raise = |products: &[f32]| largest.iter_mut().zip(products).for_each(|(most, x)| *most = most.max(*x));
+        let mut raise = |row: usize, products: &mut [f32]| {
+            self.hide(row, tokens, products);
+            largest.iter_mut().zip(products).for_each(|(most, x)| *most = most.max(*x));
+        };
         if rows <= FEW_ROWS && self.channels.is_none() {
             let mut products = vec![0.0; tokens.len()];
-            for query in self.values.chunks_exact(self.width) {
+            for (row, query) in self.values.chunks_exact(self.width).enumerate() {
                 with_rows!(blocks.keys, keys => linear::scores_of(query, keys, tokens, &mut products));
-                raise(&products);
+                raise(row, &mut products);
             }
             return largest;
         }
@@ -230,12 +286,24 @@ impl QueryRows {
         let mut products = vec![0.0; rows * tokens.len()];
         if rows <= FEW_ROWS {
             linear::scores(&self.values, &gathered, self.width, &mut products);
-            products.chunks_exact(tokens.len()).for_each(raise);
+            products.chunks_exact_mut(tokens.len()).enumerate().for_each(|(row, products)| raise(row, products));
             return largest;
         }
         matmul(&gathered, self.width, &transposed(&self.values, self.width), rows, &mut products);
         let larger = |a: f32, b: f32| if b > a { b } else { a };
-        products.chunks_exact(rows).map(|of_token| of_token.iter().copied().fold(f32::NEG_INFINITY, larger)).collect()
+        let of_token = |(products, token): (&mut [f32], &u32)| {
+            let hidden = products.iter_mut().zip(self.ends).filter(|(_, end)| *token as usize >= **end);
+            hidden.for_each(|(product, _)| *product = f32::NEG_INFINITY);
+            products.iter().copied().fold(f32::NEG_INFINITY, larger)
+        };
+        products.chunks_exact_mut(rows).zip(tokens).map(of_token).collect()
+    }
+
+    /// Gives what a row does not see the lowest score.
+    fn hide(&self, row: usize, tokens: &[u32], products: &mut [f32]) {
+        let Some(end) = self.ends.get(row) else { return };
+        let hidden = tokens.iter().zip(products).filter(|(token, _)| **token as usize >= *end);
+        hidden.for_each(|(_, product)| *product = f32::NEG_INFINITY);
     }
 }
 

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::tests::{configured, noise, none, prefix};
+use super::reference::{Ensemble, Keys, Listing, Row};
 use crate::attention::{
     AnyMethod, Context, Depth, HeadPrefix, IndexCache, Picks, PromptHead, Selection, Step, Weighting,
 };
@@ -64,7 +65,8 @@ impl Head {
     }
 }
 
-fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
+/// Noise of whole numbers from -3 to 3.
+pub(super) fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
     noise(n, seed).iter().map(|x| (x * 2.0).round()).collect()
 }
 
@@ -116,53 +118,25 @@ fn cost(spec: &str, step: &Step<'_>) -> Cost {
     Run::new(spec).step(step).1
 }
 
-/// Algorithm 1 as listed, on the keys as blocks of `b_k`: inclusive bounds, every round of `⌈log₂ T⌉`,
-/// every block product computed on its own.
-fn listing(head: &Head, rows: &[&[f32]], k: usize, b_k: usize, b_sk: usize, place: f64) -> Vec<u32> {
-    let first = head.candidates.start as i64;
-    let blocks = head.candidates.len().div_ceil(b_k) as i64;
-    let block_score = |block: i64| {
-        let mut largest = f32::NEG_INFINITY;
-        for row in rows {
-            for n in (0..b_k as i64).step_by(b_sk) {
-                let token = first + block * b_k as i64 + n;
-                if token < head.candidates.end as i64 {
-                    largest = largest.max(head.score(row, token as usize));
-                }
-            }
-        }
-        largest
-    };
-    let nearest = |x: f64| (x + 0.5).floor() as i64;
-    let keep = k.div_ceil(b_k).min(blocks as usize);
-    let bound = |j: usize| nearest(j as f64 * blocks as f64 / keep as f64);
-    let mut nodes: Vec<(i64, i64)> = (0..keep).map(|j| (bound(j), bound(j + 1) - 1)).collect();
-    for _ in 0..(blocks as f64).log2().ceil() as usize {
-        let mut branches = Vec::new();
-        for (f, l) in nodes {
-            let m = nearest((f + l) as f64 / 2.0);
-            branches.extend([(f, m - 1), (m, l)].into_iter().filter(|(f, l)| f <= l));
-        }
-        let representative = |(f, l): (i64, i64)| f + nearest(place * (l - f) as f64);
-        let mut order: Vec<usize> = (0..branches.len()).collect();
-        order.sort_by(|a, b| {
-            let score = |i: &usize| block_score(representative(branches[*i]));
-            score(b).total_cmp(&score(a)).then(a.cmp(b))
-        });
-        order.truncate(keep);
-        order.sort_unstable();
-        nodes = order.into_iter().map(|i| branches[i]).collect();
-    }
-    let tokens = |block: i64| (0..b_k as i64).map(move |n| first + block * b_k as i64 + n);
-    let of_node = |(f, l): (i64, i64)| {
-        assert_eq!(f, l, "every branch ends as one block");
-        tokens(f).filter(|t| *t < head.candidates.end as i64)
-    };
-    nodes.into_iter().flat_map(of_node).map(|t| t as u32).collect()
+/// Tokens that Algorithm 1 picks for rows that share a mask.
+fn listing(head: &Head, rows: &[&[f32]], k: usize, listing: &Listing) -> Vec<u32> {
+    let keys = Keys { keys: &head.keys, d: head.d, candidates: head.candidates.clone() };
+    let rows: Vec<Row> = rows.iter().copied().map(Row::all_seeing).collect();
+    let found = listing.search(&keys, &rows, k.div_ceil(listing.b_k));
+    found.blocks.into_iter().flat_map(|block| listing.tokens(&keys, block)).map(|token| token as u32).collect()
 }
 
-const PLACES: [(&str, f64); 7] =
+/// The places of Table 16.
+pub(super) const PLACES: [(&str, f64); 7] =
     [("first", 0.0), ("0.2", 0.2), ("0.4", 0.4), ("middle", 0.5), ("0.6", 0.6), ("0.8", 0.8), ("last", 1.0)];
+
+/// Plain HiP as often as an ensemble.
+pub(super) fn ensembles() -> impl Strategy<Value = Ensemble> {
+    let ensemble = (2usize..5).prop_flat_map(|n_e| (Just(n_e), 1..=n_e, 0u8..20, any::<bool>()));
+    let ensemble =
+        ensemble.prop_map(|(n_e, theta_vote, r_e, tau)| Ensemble { n_e, theta_vote, r_e: f32::from(r_e) / 2.0, tau });
+    prop_oneof![Just(Ensemble::NONE), ensemble]
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
@@ -171,7 +145,7 @@ proptest! {
     fn equals_the_listing(
         (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
         candidates in 1usize..260, sink in 0usize..5, k in 1usize..300,
-        group in 1usize..4, place in 0usize..7, seed in 0u64..1 << 40,
+        group in 1usize..4, place in 0usize..7, (last_keys, aligned) in any::<(bool, bool)>(), seed in 0u64..1 << 40,
     ) {
         // Small budgets, where the tree is deep, as often as large ones.
         let k = if seed % 2 == 0 { k % 24 + 1 } else { k };
@@ -179,11 +153,15 @@ proptest! {
         let queries = whole_numbers(group * 8, seed + 1);
         let step = head.step(&queries, seed);
         let (name, place) = PLACES[place];
-        let spec = format!("hip:k={k},b_k={b_k},b_sk={b_sk},representative={name}");
+        let offset = if last_keys { "last" } else { "first" };
+        let chunks = if aligned { "aligned" } else { "equal" };
+        let spec =
+            format!("hip:k={k},b_k={b_k},b_sk={b_sk},key_offset={offset},representative={name},chunks={chunks}");
+        let search = Listing { b_k, b_sk, place, top_r: None, last_keys, aligned };
         let rows: Vec<&[f32]> = queries.chunks(8).collect();
-        let each: Vec<Vec<u32>> = rows.iter().map(|row| listing(&head, &[row], k, b_k, b_sk, place)).collect();
+        let each: Vec<Vec<u32>> = rows.iter().map(|row| listing(&head, &[row], k, &search)).collect();
         prop_assert_eq!(picks(&spec, &step), each);
-        let together = listing(&head, &rows, k, b_k, b_sk, place);
+        let together = listing(&head, &rows, k, &search);
         prop_assert_eq!(picks(&format!("{spec},per=kv_head"), &step), [together]);
     }
 
@@ -228,6 +206,24 @@ proptest! {
     }
 
     #[test]
+    fn ensembles_elect_as_the_listing_does(
+        candidates in 1usize..200, k in 1usize..40, b_k in 1usize..4, group in 1usize..4,
+        ensemble in ensembles(), seed in 0u64..1 << 40,
+    ) {
+        let head = Head::whole_numbers(3..3 + candidates, 3, 4, seed);
+        let queries = whole_numbers(group * 4, seed + 1);
+        let step = head.step(&queries, seed);
+        let search = Listing { b_k, ..Listing::ordinary() };
+        let keys = Keys { keys: &head.keys, d: 4, candidates: head.candidates.clone() };
+        let elected = |(head, query): (usize, &[f32])| -> Vec<u32> {
+            let found = search.elect(&keys, &[Row::all_seeing(query)], k.div_ceil(b_k), &ensemble, &mut step.rng(head));
+            found.blocks.into_iter().flat_map(|block| search.tokens(&keys, block)).map(|token| token as u32).collect()
+        };
+        let expected: Vec<Vec<u32>> = queries.chunks(4).enumerate().map(elected).collect();
+        prop_assert_eq!(picks(&format!("hip:k={k},b_k={b_k}{}", ensemble.spec()), &step), expected);
+    }
+
+    #[test]
     fn votes_nest_from_union_to_intersection(tokens in 100usize..400, k in 2usize..60, seed in 0u64..1 << 40) {
         let head = Head { keys: noise(tokens * 8, seed), d: 8, candidates: 0..tokens };
         let queries = noise(8, seed + 1);
@@ -236,8 +232,6 @@ proptest! {
         let within = |a: &[u32], b: &[u32]| a.iter().all(|t| b.contains(t));
         let by_votes: Vec<Vec<u32>> = (1..=5).map(|v| with(&format!("theta_vote={v}"))).collect();
         prop_assert!(by_votes.windows(2).all(|w| within(&w[1], &w[0])));
-        let plain = picks(&format!("hip:k={k},b_k=1"), &step).remove(0);
-        prop_assert!(within(&plain, &by_votes[0]) && within(&by_votes[4], &plain));
         // Truncation keeps k, those with more votes first.
         let truncated = with("tau=1");
         prop_assert_eq!(truncated.len(), k.min(tokens));
@@ -257,6 +251,43 @@ proptest! {
         let masked: Vec<f32> = query.iter().map(|q| if q.abs() > (8 - r) as f32 { *q } else { 0.0 }).collect();
         let approximated = picks(&format!("hip:k={k},top_r={r}"), &head.step(&query, seed));
         prop_assert_eq!(approximated, picks(&format!("hip:k={k}"), &head.step(&masked, seed)));
+    }
+}
+
+/// Eight tokens with one channel that is not zero, in logits; one of them is picked, so that there are three rounds. They
+/// compare token 2 with 6, then 1 with 3 or 5 with 7, then the two of a pair.
+fn tournament(logits: [f32; 8]) -> Head {
+    let keys = logits.iter().flat_map(|logit| [logit * 2.0, 0.0, 0.0, 0.0]).collect();
+    Head { keys, d: 4, candidates: 0..8 }
+}
+
+const QUERY: [f32; 4] = [1.0, 0.0, 0.0, 0.0];
+
+#[test]
+fn only_the_middle_round_is_decided_with_randomness() {
+    // Differences of 1 in the first and last round, of 100 in the middle one.
+    let head = tournament([0.0, 0.0, 100.0, 101.0, 0.0, 0.0, 99.0, 100.0]);
+    for seed in 0..200 {
+        let step = head.step(&QUERY, seed);
+        assert_eq!(picks("hip:k=1,b_k=1,n_e=4,r_e=5", &step), [[3]], "seed {seed}");
+    }
+}
+
+#[test]
+fn randomness_is_uniform_in_logits() {
+    const SEEDS: u64 = 4000;
+    for (gap, r_e) in [(1.0f32, 5.0f64), (3.0, 5.0), (0.5, 1.0)] {
+        // Far from each other but in the middle round, where token 1 lies `gap` below token 3.
+        let head = tournament([0.0, 100.0 - gap, 0.0, 100.0, -1000.0, -1000.0, -1000.0, -1000.0]);
+        let all_of_two = |seed: &u64| {
+            let picked = picks(&format!("hip:k=1,b_k=1,n_e=2,theta_vote=2,r_e={r_e}"), &head.step(&QUERY, *seed));
+            picked == [[3]]
+        };
+        let share = (0..SEEDS).filter(all_of_two).count() as f64 / SEEDS as f64;
+        // A difference of two uniform draws exceeds the gap with (1 - gap/r_e)²/2; both searches are drawn.
+        let expected = (1.0 - (1.0 - f64::from(gap) / r_e).powi(2) / 2.0).powi(2);
+        let deviation = (expected * (1.0 - expected) / SEEDS as f64).sqrt();
+        assert!((share - expected).abs() < 4.0 * deviation, "gap {gap} of {r_e}: {share} instead of {expected}");
     }
 }
 
@@ -345,24 +376,19 @@ fn the_middle_represents_a_branch_better_than_its_ends() {
 
 #[test]
 fn a_mask_is_kept_until_the_next_is_due() {
-    let head = Head { keys: noise(500 * 16, 11), d: 16, candidates: 4..480 };
-    for (r_m, ensemble) in [(1, ""), (3, ""), (8, ""), (3, ",n_e=3"), (8, ",per=kv_head")] {
-        let spec = |r_m: usize| format!("hip:k=32,r_m={r_m}{ensemble}");
-        let mut run = Run::new(&spec(r_m));
-        let mut kept = Vec::new();
+    let head = Head::whole_numbers(4..480, 20, 16, 11);
+    let search = Listing::ordinary();
+    for r_m in [1, 3, 8] {
+        let mut run = Run::new(&format!("hip:k=32,r_m={r_m}"));
+        let queries_of = |t: usize| whole_numbers(2 * 16, 100 + t as u64);
         for t in 0..20 {
-            let queries = noise(2 * 16, 100 + t as u64);
-            let step = Step { generated: t, ..head.step(&queries, t as u64) };
-            let (masks, cost) = run.step(&step);
-            let (fresh, fresh_cost) = Run::new(&spec(1)).step(&step);
-            if t % r_m == 0 {
-                assert_eq!((&masks, cost), (&fresh, fresh_cost), "r_m={r_m}, step {t}: estimated anew");
-                assert!(cost.score_flops > 0 && cost.kv_bytes > 0);
-                kept = masks;
-            } else {
-                assert_eq!((&masks, cost), (&kept, Cost::default()), "r_m={r_m}, step {t}: kept, at no cost");
-                assert_ne!(masks, fresh, "queries differ enough to see it");
-            }
+            let queries = queries_of(t);
+            let (masks, cost) = run.step(&Step { generated: t, ..head.step(&queries, t as u64) });
+            // Algorithm 2, line 7: estimated where the length generated is divisible by the period.
+            let estimated = queries_of(t - t % r_m);
+            let expected: Vec<Vec<u32>> = estimated.chunks(16).map(|row| listing(&head, &[row], 32, &search)).collect();
+            assert_eq!(masks, expected, "r_m={r_m}, step {t}");
+            assert_eq!(cost != Cost::default(), t % r_m == 0, "r_m={r_m}, step {t}: a kept mask costs nothing");
         }
     }
 }

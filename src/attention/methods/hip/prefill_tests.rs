@@ -1,0 +1,324 @@
+//! Masks and costs of prefill against Algorithm 1 in plain loops, row by row.
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::super::tests::configured;
+use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
+use super::tests::{PLACES, ensembles, whole_numbers};
+use crate::attention::calibration::PrefillChunk;
+use crate::attention::engine::head_seed;
+use crate::attention::{Configured, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
+use crate::cost::Cost;
+use crate::kernels::cpu::Rows;
+use crate::kv::{KvDtype, LayerKv};
+
+const D: usize = 4;
+/// Of what is drawn for a context.
+const SEED: u64 = 3;
+
+/// What keys are like.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    /// All alike.
+    Random,
+    /// One key that every query agrees with, far more than with any other.
+    Needle,
+    /// Stretches of 16 tokens with keys of one direction.
+    Clusters,
+}
+
+/// Keys and queries of a prompt at one layer: small whole numbers, so that products are exact in any order.
+struct Prompt {
+    tokens: usize,
+    kv_heads: usize,
+    group: usize,
+    /// By KV head, `[token][D]`.
+    keys: Vec<Vec<f32>>,
+    /// `[token][head][D]`.
+    queries: Vec<f32>,
+}
+
+impl Prompt {
+    fn new(shape: Shape, tokens: usize, kv_heads: usize, group: usize, seed: u64) -> Self {
+        let queries = whole_numbers(tokens * kv_heads * group * D, seed + 1000);
+        let keys = (0..kv_heads as u64).map(|head| Self::keys_of(shape, tokens, 10 * seed + head)).collect();
+        let mut prompt = Self { tokens, kv_heads, group, keys, queries };
+        if matches!(shape, Shape::Needle) {
+            // All queries look along the first channel, where only the needle is large.
+            prompt.queries.chunks_exact_mut(D).for_each(|query| query[0] = 3.0);
+            prompt.keys.iter_mut().for_each(|keys| keys[seed as usize % tokens * D] = 40.0);
+        }
+        prompt
+    }
+
+    fn keys_of(shape: Shape, tokens: usize, seed: u64) -> Vec<f32> {
+        let mut keys = whole_numbers(tokens * D, seed);
+        if matches!(shape, Shape::Clusters) {
+            for (cluster, keys) in keys.chunks_mut(16 * D).enumerate() {
+                let centre = whole_numbers(D, seed + 77 * cluster as u64);
+                keys.iter_mut().enumerate().for_each(|(i, x)| *x += 4.0 * centre[i % D]);
+            }
+        }
+        keys
+    }
+
+    fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    fn query(&self, position: usize, head: usize) -> &[f32] {
+        &self.queries[(position * self.heads() + head) * D..][..D]
+    }
+
+    /// The masks that the method gives for a block of rows at one KV head, one for each query head, and their cost.
+    fn masks(&self, method: &Configured, (first, rows): (usize, usize), kv_head: usize) -> (Vec<Mask>, Cost) {
+        let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { panic!("no mask") };
+        let heads = kv_head * self.group..(kv_head + 1) * self.group;
+        let row = |head: usize| (first..first + rows).flat_map(move |position| self.query(position, head));
+        let queries: Vec<f32> = heads.flat_map(row).copied().collect();
+        let block = QueryBlock {
+            layer: 0,
+            kv_head,
+            queries: &queries,
+            rows,
+            first,
+            d: D,
+            keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
+            policy: &method.policy,
+            seed: head_seed(SEED, 0, kv_head),
+        };
+        let mut cost = Cost::default();
+        let masks = match mask.masks(&block, &mut cost) {
+            Masks::Shared(mask) => vec![mask; self.group],
+            Masks::PerHead(masks) => masks,
+        };
+        (masks, cost)
+    }
+
+    /// What was counted while the whole prompt was read in chunks of about 50 rows.
+    fn cost(&self, method: &Configured) -> Cost {
+        let mut sparse = SparsePrefill::new(method, 1, SEED).unwrap();
+        let mut kv = LayerKv::new(KvDtype::F32, self.kv_heads, D, self.tokens);
+        let width = self.heads() * D;
+        let rows = sparse.chunk_rows(50);
+        for (chunk, queries) in self.queries.chunks(rows * width).enumerate() {
+            for token in chunk * rows..chunk * rows + queries.len() / width {
+                let key: Vec<f32> = self.keys.iter().flat_map(|keys| &keys[token * D..][..D]).copied().collect();
+                kv.append(&key, &key);
+            }
+            let mut out = vec![0.0; queries.len()];
+            let chunk = PrefillChunk { layer: 0, first: chunk * rows, queries, heads: self.heads(), kv: &kv };
+            sparse.attend(&chunk, &mut out);
+        }
+        sparse.into_costs().total(|_| true)
+    }
+}
+
+/// Parameters and policy of a run.
+#[derive(Debug, Clone)]
+struct Case {
+    k: usize,
+    b_q: usize,
+    b_sq: usize,
+    search: Listing,
+    /// Name of the representative's place.
+    place: &'static str,
+    is_shared: bool,
+    /// Of each stride the last row is scored, not the first.
+    last_rows: bool,
+    /// Each row has a window of its own.
+    row_windows: bool,
+    ensemble: Ensemble,
+    sink: usize,
+    local: usize,
+}
+
+/// What the rows of a block see, by head and row, and how many products that took.
+struct Expected {
+    seen: Vec<Vec<Vec<usize>>>,
+    products: u64,
+}
+
+impl Case {
+    fn method(&self) -> Configured {
+        let Self { k, b_q, b_sq, search: Listing { b_k, b_sk, top_r, last_keys, aligned, .. }, place, .. } = self;
+        let choose = |chosen: bool, text: &str| if chosen { text.to_owned() } else { String::new() };
+        let chosen = choose(self.is_shared, ",per=kv_head")
+            + &choose(self.last_rows, ",query_offset=last")
+            + &choose(self.row_windows, ",window=row")
+            + &choose(*last_keys, ",key_offset=last")
+            + &choose(*aligned, ",chunks=aligned");
+        let top_r = top_r.map_or(String::new(), |r| format!(",top_r={r}"));
+        let blocks = format!("b_q={b_q},b_sq={b_sq},b_k={b_k},b_sk={b_sk}");
+        let spec = format!("hip:k={k},{blocks},representative={place}{top_r}{chosen}{}", self.ensemble.spec());
+        configured(&spec, &Policy { sink: self.sink, local: self.local, ..Policy::default() })
+    }
+
+    /// Rows see the first tokens, the blocks that the sampled rows find, and all from their window on.
+    fn expected(&self, prompt: &Prompt, (first, rows): (usize, usize), kv_head: usize) -> Expected {
+        // Whose window ends the candidates.
+        let decisive = if self.row_windows { first + rows - 1 } else { first };
+        let window = |position: usize| (position + 1).saturating_sub(self.local).min(position);
+        let sink = self.sink.min((decisive + 1).saturating_sub(self.local));
+        let keys = Keys { keys: &prompt.keys[kv_head], d: D, candidates: sink..window(decisive).max(sink) };
+        let start = |position: usize| match self.row_windows {
+            true => window(position),
+            false => keys.candidates.end,
+        };
+        let of_head = |head: usize| {
+            let row = move |row: usize| Row {
+                query: prompt.query(first + row, kv_head * prompt.group + head),
+                end: start(first + row),
+            };
+            sampled(0..rows, self.b_sq, self.last_rows).into_iter().map(row).collect::<Vec<Row>>()
+        };
+        let searched: Vec<Vec<Row>> = match self.is_shared {
+            true => vec![(0..prompt.group).flat_map(of_head).collect()],
+            false => (0..prompt.group).map(of_head).collect(),
+        };
+        let keep = self.k.div_ceil(self.search.b_k);
+        let seed = mix_seed(head_seed(SEED, 0, kv_head), first as u64);
+        let found = |(head, rows): (usize, &Vec<Row>)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(mix_seed(seed, head as u64));
+            self.search.elect(&keys, rows, keep, &self.ensemble, &mut rng)
+        };
+        let found: Vec<Found> = searched.iter().enumerate().map(found).collect();
+        let sees = |head: usize, position: usize, token: usize| {
+            let blocks = &found[if self.is_shared { 0 } else { head }].blocks;
+            let is_picked = blocks.iter().any(|block| self.search.tokens(&keys, *block).contains(&token));
+            token <= position && (token < sink || is_picked || token >= start(position))
+        };
+        let of_row = |head: usize, row: usize| (0..=first + row).filter(|t| sees(head, first + row, *t)).collect();
+        let seen = (0..prompt.group).map(|head| (0..rows).map(|row| of_row(head, row)).collect()).collect();
+        Expected { seen, products: found.iter().map(|found| found.products).sum() }
+    }
+
+    fn check(&self, prompt: &Prompt) {
+        let method = self.method();
+        let (mut flops, mut attended) = (0, 0);
+        for first in (0..prompt.tokens).step_by(self.b_q) {
+            let rows = self.b_q.min(prompt.tokens - first);
+            for kv_head in 0..prompt.kv_heads {
+                let (masks, cost) = prompt.masks(&method, (first, rows), kv_head);
+                let expected = self.expected(prompt, (first, rows), kv_head);
+                for (head, seen) in expected.seen.iter().enumerate() {
+                    assert_eq!(&seen_by_rows(&masks[head], first), seen, "rows from {first}, head {head} of {kv_head}");
+                }
+                let products = 2 * self.search.top_r.unwrap_or(D) as u64 * expected.products;
+                assert_eq!(cost.score_flops, products, "rows from {first}");
+                flops += products;
+                attended += expected.seen.iter().flatten().map(Vec::len).sum::<usize>() as u64;
+            }
+        }
+        let whole = prompt.cost(&method);
+        assert_eq!((whole.score_flops, whole.attended_tokens), (flops, attended), "the whole prompt");
+    }
+}
+
+/// The tokens that each row of a block sees by its mask.
+fn seen_by_rows(mask: &Mask, first: usize) -> Vec<Vec<usize>> {
+    let sees = |row: usize, token: usize| token >= mask.starts[row] || mask.common.contains(&(token as u32));
+    (0..mask.starts.len()).map(|row| (0..=first + row).filter(|t| sees(row, *t)).collect()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn masks_and_costs_are_those_of_the_listing(
+        tokens in 1usize..170, (kv_heads, group) in (1usize..3, 1usize..4), k in 1usize..60,
+        (b_q, b_sq) in (1usize..40).prop_flat_map(|b_q| (Just(b_q), 1..=b_q.min(6))),
+        (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
+        place in 0usize..7, top_r in prop::option::of(1..D),
+        (is_shared, last_rows, row_windows, last_keys, aligned) in any::<(bool, bool, bool, bool, bool)>(),
+        (sink, local) in (0usize..6, 0usize..30),
+        ensemble in ensembles(),
+        shape in prop::sample::select(vec![Shape::Random, Shape::Needle, Shape::Clusters]), seed in 0u64..1 << 40,
+    ) {
+        let (name, at) = PLACES[place];
+        let search = Listing { b_k, b_sk, place: at, top_r, last_keys, aligned };
+        let case =
+            Case { k, b_q, b_sq, search, place: name, is_shared, last_rows, row_windows, ensemble, sink, local };
+        case.check(&Prompt::new(shape, tokens, kv_heads, group, seed));
+    }
+}
+
+/// A case in which every parameter matters, with small budgets so that the tree is deep.
+fn ordinary() -> Case {
+    let search = Listing::ordinary();
+    Case {
+        k: 12,
+        b_q: 16,
+        b_sq: 2,
+        search,
+        place: "middle",
+        is_shared: false,
+        last_rows: false,
+        row_windows: false,
+        ensemble: Ensemble::NONE,
+        sink: 4,
+        local: 8,
+    }
+}
+
+#[test]
+fn each_parameter_alone_is_that_of_the_listing() {
+    let ordinary = ordinary();
+    let search = |of: &dyn Fn(&mut Listing)| {
+        let mut search = ordinary.search.clone();
+        of(&mut search);
+        Case { search, ..ordinary.clone() }
+    };
+    let mut cases: Vec<Case> =
+        PLACES.iter().map(|(place, at)| Case { place, ..search(&|s: &mut Listing| s.place = *at) }).collect();
+    cases.extend([1, 3, 7, 16].map(|b_sq| Case { b_sq, ..ordinary.clone() }));
+    cases.extend([1, 5, 64].map(|b_q| Case { b_q, b_sq: 1, ..ordinary.clone() }));
+    cases.extend([1, 2, 3].map(|b_sk| search(&|s| (s.b_k, s.b_sk) = (3, b_sk))));
+    cases.extend([1, 2, 3].map(|r| search(&|s| s.top_r = Some(r))));
+    cases.extend([1, 5, 30, 100].map(|k| Case { k, ..ordinary.clone() }));
+    cases.push(Case { is_shared: true, ..ordinary.clone() });
+    cases.push(Case { last_rows: true, b_sq: 3, ..ordinary.clone() });
+    cases.push(search(&|s| (s.b_k, s.b_sk, s.last_keys) = (3, 2, true)));
+    cases.extend([5, 20].map(|k| Case { k, ..search(&|s| s.aligned = true) }));
+    cases.extend([0, 3, 8, 40].map(|local| Case { row_windows: true, local, ..ordinary.clone() }));
+    cases.extend([(1, false), (2, false), (4, false), (1, true)].map(|(theta_vote, tau)| {
+        let ensemble = Ensemble { n_e: 4, theta_vote, r_e: 3.0, tau };
+        Case { ensemble, ..ordinary.clone() }
+    }));
+    for shape in [Shape::Random, Shape::Needle, Shape::Clusters] {
+        let prompt = Prompt::new(shape, 150, 2, 3, 5);
+        cases.iter().for_each(|case| case.check(&prompt));
+    }
+}
+
+/// Share of rows, of those that have it among their candidates, whose head 0 sees a token by its mask.
+fn share_that_sees(case: &Case, prompt: &Prompt, token: usize) -> f64 {
+    let method = case.method();
+    let (mut rows_with, mut all) = (0, 0);
+    for first in (0..prompt.tokens - case.b_q).step_by(case.b_q).filter(|first| token + case.local < *first) {
+        let (masks, _) = prompt.masks(&method, (first, case.b_q), 0);
+        let sees = seen_by_rows(&masks[0], first).iter().filter(|seen| seen.contains(&token)).count();
+        (rows_with, all) = (rows_with + sees, all + case.b_q);
+    }
+    assert!(all > 0);
+    rows_with as f64 / all as f64
+}
+
+#[test]
+fn every_row_sees_a_cluster_that_one_of_the_sampled_rows_looks_at() {
+    // A cluster of 32 tokens covers the representative of some branch in every round.
+    let mut prompt = Prompt::new(Shape::Random, 320, 1, 1, 9);
+    (40..72).for_each(|token| prompt.keys[0][token * D] = 50.0);
+    let with_looking = |row: usize| {
+        let mut queries = prompt.queries.clone();
+        let look = |(position, query): (usize, &mut [f32])| query[0] = if position % 16 == row { 3.0 } else { 0.0 };
+        queries.chunks_exact_mut(D).enumerate().for_each(look);
+        Prompt { queries, keys: prompt.keys.clone(), ..prompt }
+    };
+    let case = Case { k: 32, ..ordinary() };
+    let share = |row: usize| share_that_sees(&case, &with_looking(row), 56);
+    assert_eq!((share(0), share(6), share(14)), (1.0, 1.0, 1.0), "any sampled row, not the first alone");
+    assert!(share(7) < 1.0, "rows between the sampled ones are not looked at (b_sq=2)");
+}
