@@ -24,6 +24,13 @@ pub struct Cost {
     pub kv_bytes: u64,
     /// Bytes of auxiliary data (index, summaries, labels) read.
     pub aux_bytes: u64,
+    /// Bytes that all heads, layers and sequences share (hyperplanes), each time that one of them used them. They are small
+    /// and stay near the cores, so they are no part of what is read from memory.
+    pub shared_bytes: u64,
+    /// Bytes of scores and counts written and passed over to pick from them.
+    pub select_bytes: u64,
+    /// Of the tokens attended, those after the prefix that were so beside the budget, the current one left out.
+    pub free_tokens: u64,
 }
 
 impl Cost {
@@ -57,6 +64,9 @@ impl AddAssign for Cost {
         self.full_flops += other.full_flops;
         self.kv_bytes += other.kv_bytes;
         self.aux_bytes += other.aux_bytes;
+        self.shared_bytes += other.shared_bytes;
+        self.select_bytes += other.select_bytes;
+        self.free_tokens += other.free_tokens;
     }
 }
 

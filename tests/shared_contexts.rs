@@ -77,7 +77,7 @@ fn bits(outcome: &Outcome) -> Vec<String> {
             r.cost1,
             r.cost2,
             r.aux_bits,
-            r.kv_bytes_per_step,
+            r.bytes.map(|bytes| bytes.read.to_bits()),
             r.kv_bytes_held,
             r.fidelity
         )

@@ -451,6 +451,9 @@ impl Fork {
         cost.steps += attended.len() as u64;
         cost.context_tokens += (attended.len() * total) as u64;
         cost.attended_tokens += attended.iter().sum::<usize>() as u64;
+        if !self.dense[layer] && !moves_on {
+            cost.free_tokens += (attended.len() * (total - prefix_tokens - 1)) as u64;
+        }
         let per_token = 4 * kv.d as u64;
         cost.attend_flops += per_token * attended.iter().sum::<usize>() as u64;
         cost.full_flops += per_token * (attended.len() * total) as u64;

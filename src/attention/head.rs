@@ -133,15 +133,27 @@ impl<'a> HeadKv<'a> {
                     let mut own = Accumulator::new(1, self.d);
                     self.attend_picks(&scaled[h * self.d..][..self.d], picks, &mut own);
                     acc.merge_query(h, &own);
-                    read += picks.tokens.len();
                     attended[h] += picks.tokens.len();
                 }
+                read += self.union(heads);
             }
         }
         cost.kv_bytes += (read * self.row_bytes()) as u64;
         cost.attend_flops += selection.map_or(0, |s| s.remainders() * 2 * self.d) as u64;
         acc.finish(out);
         attended
+    }
+
+    /// How many different tokens the heads of a group picked: what a kernel that takes them together reads.
+    fn union(&self, heads: &[Picks]) -> usize {
+        if let [only] = heads {
+            return only.tokens.len();
+        }
+        let mut seen = vec![0u64; self.total().div_ceil(u64::BITS as usize)];
+        for token in heads.iter().flat_map(|picks| &picks.tokens) {
+            seen[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS);
+        }
+        seen.into_iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Attends tokens of prefix and tail, with a bias for each or none.

@@ -345,12 +345,16 @@ impl Step<'_> {
         gathered
     }
 
-    /// Exact `q·k` (unscaled) of some tokens of the prefix for one head of the group, with its cost.
-    pub fn exact_scores_of(&self, head: usize, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
+    /// Exact `q·k` (unscaled) of some tokens of prefix and tail for one head of the group; counts nothing.
+    pub fn exact_scores_of(&self, head: usize, tokens: &[u32]) -> Vec<f32> {
         let mut scores = vec![0.0; tokens.len()];
-        score_some(self.query(head), self.keys, tokens, &mut scores);
-        cost.score_flops += 2 * (tokens.len() * self.d) as u64;
-        cost.kv_bytes += (tokens.len() * self.d * self.keys.elem_bytes()) as u64;
+        let prefix = self.prefix_tokens() as u32;
+        if tokens.iter().all(|token| *token < prefix) {
+            score_some(self.query(head), self.keys, tokens, &mut scores);
+            return scores;
+        }
+        let keys = self.all_keys().gather(tokens);
+        linear::scores(self.query(head), &keys, self.d, &mut scores);
         scores
     }
 

@@ -80,7 +80,10 @@ impl Configured {
 
     /// Whether it reads a prompt by a mask of its own, where it may.
     pub fn masks_prefill(&self) -> bool {
-        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_) | PrefillPattern::Whole(_)))
+        matches!(
+            self.method.prefill_pattern(),
+            Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_) | PrefillPattern::Whole(_))
+        )
     }
 
     /// Whether that mask needs all of the prompt at a layer at once.

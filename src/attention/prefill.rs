@@ -311,9 +311,7 @@ impl<'a> SparsePrefill<'a> {
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
         let counted = match (self.dense[chunk.layer], self.pattern) {
             (true, _) | (_, PrefillPattern::Dense) => vec![attend_all(chunk, out)],
-            (false, PrefillPattern::Rows(_)) => {
-                self.rows.as_mut().expect("made with the pattern").attend(chunk, out)
-            }
+            (false, PrefillPattern::Rows(_)) => self.rows.as_mut().expect("made with the pattern").attend(chunk, out),
             (false, PrefillPattern::Blocks(mask)) => {
                 self.attend_blocks(chunk, &|block, cost| mask.masks(block, cost), out)
             }

@@ -120,3 +120,92 @@ fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
         values: chunk.kv.values.head(kv_head),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::prefill::testing::{D, Layer, SEED, assert_close, method};
+    use super::*;
+    use crate::attention::{IndexCache, Tail};
+    use crate::kv::{KvDtype, LayerKv, Prefix};
+
+    const SPECS: &[&str] = &[
+        "topk:k=9",
+        "topk:k=9,per=kv_head",
+        "topk:k=0",
+        "topk:pick=topp,p=0.6",
+        "topk_norm:k=9",
+        "topp:p=0.8",
+        "oracle_sampling:budget=12",
+        "random:k=9",
+        "quest:page=4,k=12",
+        "quest:page=5,k=12,summary_bits=4",
+        "double_sparsity:k=9,kind=random",
+        "double_sparsity:k=9,kind=random,label_bits=16,per=kv_head",
+        "sparq:k=9,r=3",
+        "sparq:k=9,r=3,storage=1xK,per=kv_head",
+    ];
+
+    /// What a decoding step gives whose token is the last of the first `tokens`, the others being its prefix.
+    fn step(layer: &Layer, method: &Configured, tokens: usize) -> Vec<f32> {
+        let (kv_heads, heads) = (layer.kv.keys.kv_heads(), layer.heads);
+        let mut prefix = LayerKv::new(KvDtype::F32, kv_heads, D, tokens);
+        let row = |token: usize, of: &crate::kv::KvStore| -> Vec<f32> {
+            (0..kv_heads).flat_map(|head| of.head(head).slice(token..token + 1, D).to_f32()).collect()
+        };
+        (0..tokens - 1).for_each(|t| prefix.append(&row(t, &layer.kv.keys), &row(t, &layer.kv.values)));
+        let mut method = method.clone();
+        method.policy.tail = Tail::Indexed;
+        let mut fork = IndexCache::new(Prefix::new(vec![prefix]), KvDtype::F32, SEED).fork(&method, false);
+        let (key, value) = (row(tokens - 1, &layer.kv.keys), row(tokens - 1, &layer.kv.values));
+        let mut out = vec![f32::NAN; heads * D];
+        fork.step(0, &layer.queries[(tokens - 1) * heads * D..][..heads * D], &key, &value, &mut out);
+        out
+    }
+
+    #[test]
+    fn every_row_attends_what_a_step_at_its_place_would() {
+        let layer = Layer::new(150, 4, 2);
+        for spec in SPECS {
+            for (sink, local) in [(4, 20), (0, 0), (2, 1)] {
+                let method = method(spec, &Policy { sink, local, ..Policy::default() });
+                let (out, _) = layer.attend(&method, 40);
+                for tokens in (1..=150).filter(|tokens| *tokens < 60 || tokens % 7 == 0) {
+                    let expected = step(&layer, &method, tokens);
+                    let what = format!("{spec}, sink {sink}, local {local}, row {}", tokens - 1);
+                    assert_close(&out[(tokens - 1) * 4 * D..][..4 * D], &expected, &what);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_and_threads_change_no_bit() {
+        let layer = Layer::new(200, 4, 2);
+        for spec in SPECS {
+            let method = method(spec, &Policy::default());
+            let on = |threads: usize, most: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| layer.attend(&method, most))
+            };
+            let ((once, _), (again, _)) = (on(1, 200), on(3, 200));
+            assert!(once == again, "{spec}");
+            assert!(once == on(2, 64).0, "{spec} in chunks");
+        }
+    }
+
+    /// `topk` computes each row's products with every candidate it has, two FLOPs a channel, and no other.
+    #[test]
+    fn scoring_costs_what_each_row_may_look_at() {
+        let (tokens, sink, local) = (160, 4, 16);
+        let layer = Layer::new(tokens, 4, 2);
+        let method = method("topk:k=9", &Policy { sink, local, ..Policy::default() });
+        let (_, costs) = layer.attend(&method, 64);
+        let total = costs.total(|_| true);
+        let candidates: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local)).sum();
+        let expected = (4 * 2 * D * candidates) as f64;
+        assert!((total.score_flops as f64 / expected - 1.0).abs() < 1e-3, "{} against {expected}", total.score_flops);
+        let attended: usize = (1..=tokens).map(|total| total.min(sink + local + 9)).sum();
+        assert_eq!(total.attended_tokens, 4 * attended as u64);
+        assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
+    }
+}

@@ -64,9 +64,9 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// What is picked by `scores: [query of the group][page]` of the candidates of one position.
-    fn select_by(&self, scores: &[f32], at: &At) -> Selection {
+    fn select_by(&self, scores: &[f32], at: &At, cost: &mut Cost) -> Selection {
         self.per.select(scores, at.group, |head, scores| {
-            self.picker.pick(&ScoredRow {
+            let row = ScoredRow {
                 scores,
                 page: self.scorer.page(),
                 least: self.least,
@@ -75,7 +75,8 @@ impl<S: Scorer> Scored<S> {
                 scale: at.scale,
                 seed: at.seed,
                 head,
-            })
+            };
+            self.picker.pick(&row, cost)
         })
     }
 }
@@ -151,7 +152,7 @@ impl<S: Scorer> Method for Scored<S> {
         state: &mut Grown<S::Index>,
         cost: &mut Cost,
     ) -> Selection {
-        if self.picker.is_nothing() {
+        if self.picker.is_nothing() || step.candidates.is_empty() {
             return self.per.nothing(step.group());
         }
         // What has to be learned of a prefix cannot be learned of none.
@@ -169,7 +170,7 @@ impl<S: Scorer> Method for Scored<S> {
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
             let scores = self.scorer.scores(&queries, &of_prefix, cost);
-            let mut selection = self.select_by(&scores, &at);
+            let mut selection = self.select_by(&scores, &at, cost);
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
             self.scorer.weigh(&from, &mut selection, cost);
@@ -190,7 +191,7 @@ impl<S: Scorer> Method for Scored<S> {
         let more = self.scorer.scores(&queries, &Segment { index: own, keys: keys.slice(behind.clone()) }, cost);
         let scores = joined_scores(queries.count(), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
-        let mut selection = self.select_by(&scores, &at);
+        let mut selection = self.select_by(&scores, &at, cost);
         let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
         self.scorer.weigh(&from, &mut selection, cost);
         selection
@@ -250,8 +251,9 @@ impl<S: Scorer> RowMask for Scored<S> {
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
         let grown: &Grown<S::Index> = state.downcast_ref().expect("what this method began");
-        let index = grown.index.as_ref().expect("what was taken in");
         let (group, d, page) = (block.group(), block.d, self.scorer.page());
+        // No row read so far has a candidate.
+        let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
         let scale = 1.0 / (d as f32).sqrt();
         let nothing = self.picker.is_nothing();
         let rows = block.rows;
@@ -301,7 +303,7 @@ impl<S: Scorer> RowMask for Scored<S> {
                 seed: mix_seed(block.seed, total as u64),
                 group,
             };
-            let mut selection = self.select_by(&own, &at);
+            let mut selection = self.select_by(&own, &at, cost);
             self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
             selections.push(selection);
         }

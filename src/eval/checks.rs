@@ -42,6 +42,8 @@ pub enum Check {
     TimedApart,
     /// Generations that ran into the token limit where dense ones stop.
     Truncated,
+    /// Most of what was attended was not picked: it followed the prefix.
+    FreeTokens,
 }
 
 impl fmt::Display for Check {
@@ -59,6 +61,7 @@ impl fmt::Display for Check {
             Check::Cut => "cut",
             Check::TimedApart => "timed_apart",
             Check::Truncated => "truncated",
+            Check::FreeTokens => "free_tokens",
         })
     }
 }
@@ -136,6 +139,8 @@ const EMPTY_SHARE: f64 = 0.05;
 const LEAST_REFERENCE: f64 = 0.5;
 /// From this share of generations cut off at the token limit on.
 const TRUNCATED_SHARE: f64 = 0.5;
+/// From this share of tokens attended beside the budget on.
+const FREE_SHARE: f64 = 0.5;
 /// By this share of it a density asked for may be missed.
 const DENSITY_TOLERANCE: f64 = 0.25;
 /// From this factor on, a density or an output error counts as larger than another.
@@ -159,7 +164,7 @@ pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
         warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
         for cell in cells {
-            warnings.extend([repeated(cell), empty(cell), density_missed(cell)].into_iter().flatten());
+            warnings.extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
             if let Some(full) = full {
                 warnings.extend([truncated(cell, full), above(cell, full, &real)].into_iter().flatten());
             }
@@ -302,6 +307,20 @@ fn density_missed(cell: &Cell) -> Option<Warning> {
         );
         of_cell(Check::DensityMissed, cell, message)
     })
+}
+
+fn free_tokens(cell: &Cell) -> Option<Warning> {
+    let shares: Vec<f64> = cell.records.iter().filter_map(|r| r.free_share).collect();
+    let share = if shares.is_empty() { 0.0 } else { stats::mean(&shares) };
+    if share < FREE_SHARE || cell.head().method == REFERENCE {
+        return None;
+    }
+    let message = format!(
+        "{:.0} % of the tokens attended followed the prefix and were attended beside the budget; --tail indexed lets them be \
+         picked like others",
+        100.0 * share
+    );
+    Some(of_cell(Check::FreeTokens, cell, message))
 }
 
 fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {

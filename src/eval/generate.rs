@@ -15,6 +15,7 @@ use super::stats;
 use crate::attention::{
     Configured, Fork, IndexCache, IndexTime, PromptNeed, PromptStats, RecentQueries, SparsePrefill,
 };
+use crate::cost::Cost;
 use crate::kernels::cpu::topk::argmax;
 use crate::kv::Prefix;
 use crate::model::Model;
@@ -138,8 +139,10 @@ pub struct Run {
     pub cost2: f64,
     /// Bits per prefix token per KV head.
     pub aux_bits: f64,
-    /// Bytes of K, V and auxiliary data read per step, all layers.
-    pub kv_bytes_per_step: f64,
+    /// Bytes per step, all layers; `None` if there was no step.
+    pub bytes: Option<StepBytes>,
+    /// Share of the tokens attended that followed the prefix and were beside the budget.
+    pub free_share: f64,
     /// Bytes of K and V that the method alone would have to keep in the end.
     pub kv_bytes_held: u64,
     /// The same in tokens.
@@ -532,6 +535,28 @@ impl<'a> Lane<'a> {
     }
 }
 
+/// Bytes of a step, summed over layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepBytes {
+    /// Of K, V and auxiliary data, read.
+    pub read: f64,
+    /// Of what everything shares, as if every head read it anew.
+    pub shared: f64,
+    /// Of scores and counts, written and passed over to pick.
+    pub select: f64,
+}
+
+impl StepBytes {
+    fn of(cost: &Cost, steps: usize) -> Self {
+        let each = |bytes: u64| bytes as f64 / steps as f64;
+        Self {
+            read: each(cost.kv_bytes + cost.aux_bytes),
+            shared: each(cost.shared_bytes),
+            select: each(cost.select_bytes),
+        }
+    }
+}
+
 impl Run {
     /// What `fork` counted over so many steps; nothing was generated.
     pub(super) fn of(fork: &Fork, steps: usize, decode: Duration) -> Self {
@@ -550,7 +575,8 @@ impl Run {
             cost1: all.cost1(),
             cost2: all.cost2(),
             aux_bits: fork.aux_bits(),
-            kv_bytes_per_step: (all.kv_bytes + all.aux_bytes) as f64 / steps.max(1) as f64,
+            bytes: (steps > 0).then(|| StepBytes::of(&all, steps)),
+            free_share: sparse.free_tokens as f64 / sparse.attended_tokens.max(1) as f64,
             kv_bytes_held: fork.kv_bytes_held(),
             kv_tokens: KvTokens { held: fork.kv_tokens_held(), context: fork.tokens() },
             density_by_layer: fork.costs().layers().iter().map(|cost| four_digits(cost.density())).collect(),

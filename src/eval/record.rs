@@ -98,10 +98,21 @@ pub struct Record {
     pub cost1: f64,
     /// FLOPs of the gathered attention over FLOPs of full attention.
     pub cost2: f64,
-    /// Auxiliary memory: bits per token of the prefix per KV head, mean over layers.
+    /// Auxiliary memory: bits per token that is indexed per KV head, mean over the layers that are not dense by policy.
     pub aux_bits: f64,
-    /// Bytes of K, V and auxiliary data read per token decoded or read after the prefix, over all layers.
-    pub kv_bytes_per_token: f64,
+    /// Bytes of K, V and auxiliary data read per token decoded or read after the prefix, over all layers: what a GQA group
+    /// reads together counts once. `None` if there was no such token.
+    pub kv_bytes_per_token: Option<f64>,
+    /// Bytes of what all heads and layers share (hyperplanes), as if every KV head read them anew; no part of the above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_bytes_per_token: Option<f64>,
+    /// Bytes of scores and counts that were written and passed over to pick from them; no part of the above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select_bytes_per_token: Option<f64>,
+    /// Of the tokens attended in layers that are not dense, the share that followed the prefix and was attended beside the
+    /// budget (`--tail exact`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_share: Option<f64>,
     /// Bytes of K and V that this method alone would have to keep in the end, over all layers: all of the
     /// context, less what it evicted; `None` in records from before it was kept.
     #[serde(default)]
@@ -394,8 +405,8 @@ pub struct SummaryRow {
     pub cost_total: f64,
     /// Auxiliary bits per token per KV head.
     pub aux_bits: f64,
-    /// Bytes read per token after the prefix.
-    pub kv_bytes_per_token: f64,
+    /// Bytes read per token after the prefix; empty if there were none.
+    pub kv_bytes_per_token: Option<f64>,
     /// Mean relative output error; only with `--fidelity`.
     pub output_error: Option<f64>,
     /// Mean recall; only with `--fidelity`.
@@ -478,6 +489,15 @@ pub struct SummaryRow {
     /// The true difference to `full`, in points, that would be found beyond noise in 80 % of such runs; only for scores.
     #[serde(default)]
     pub detectable: Option<f64>,
+    /// Bytes per token of what all heads share; see [`Record::shared_bytes_per_token`].
+    #[serde(default)]
+    pub shared_bytes_per_token: Option<f64>,
+    /// Bytes per token of picking; see [`Record::select_bytes_per_token`].
+    #[serde(default)]
+    pub select_bytes_per_token: Option<f64>,
+    /// Share of the tokens attended that were beside the budget; see [`Record::free_share`].
+    #[serde(default)]
+    pub free_share: Option<f64>,
 }
 
 #[cfg(test)]
@@ -521,7 +541,10 @@ pub(crate) mod tests {
             cost1: 0.01,
             cost2: 0.1,
             aux_bits: 32.0,
-            kv_bytes_per_token: 4096.0,
+            kv_bytes_per_token: Some(4096.0),
+            shared_bytes_per_token: None,
+            select_bytes_per_token: None,
+            free_share: None,
             kv_bytes_held: Some(1 << 20),
             kv_tokens: None,
             prefill_s: 1.0,

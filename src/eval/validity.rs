@@ -34,7 +34,6 @@ impl Record {
             ("cost1", self.cost1),
             ("cost2", self.cost2),
             ("aux_bits", self.aux_bits),
-            ("kv_bytes_per_token", self.kv_bytes_per_token),
             ("prefill_s", self.prefill_s),
             ("prefill_reused_s", self.prefill_reused_s),
             ("index_s", self.index_s),
@@ -42,6 +41,13 @@ impl Record {
             ("decode_s", self.decode_s),
         ];
         amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))?;
+        let bytes = [
+            ("kv_bytes_per_token", self.kv_bytes_per_token),
+            ("shared_bytes_per_token", self.shared_bytes_per_token),
+            ("select_bytes_per_token", self.select_bytes_per_token),
+        ];
+        bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
         if let Some(spread) = self.density_spread {
             shares_of("density_spread", &[spread.min, spread.median, spread.max])?;

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 54] = [
+pub const COLUMNS: [&str; 57] = [
     "model",
     "task",
     "length",
@@ -59,6 +59,9 @@ pub const COLUMNS: [&str; 54] = [
     "timed",
     "contexts",
     "detectable",
+    "shared_bytes_per_token",
+    "select_bytes_per_token",
+    "free_share",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -77,7 +80,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 54] {
+fn fields(r: &SummaryRow) -> [String; 57] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -101,7 +104,7 @@ fn fields(r: &SummaryRow) -> [String; 54] {
         fixed(r.cost2, SHARE),
         fixed(r.cost_total, SHARE),
         fixed(r.aux_bits, SIZE),
-        fixed(r.kv_bytes_per_token, SIZE),
+        optional(r.kv_bytes_per_token, SIZE),
         optional(r.output_error, SHARE),
         optional(r.recall, SHARE),
         fixed(r.prefill_s, TIME),
@@ -137,6 +140,9 @@ fn fields(r: &SummaryRow) -> [String; 54] {
         r.timed.clone().unwrap_or_default(),
         r.contexts.to_string(),
         optional(r.detectable, PERCENT),
+        optional(r.shared_bytes_per_token, SIZE),
+        optional(r.select_bytes_per_token, SIZE),
+        optional(r.free_share, SHARE),
     ]
 }
 

@@ -40,7 +40,7 @@ pub const MEASURED: [Column; 7] = [
     column("cost1", |r| number(r.cost1)),
     column("cost2", |r| number(r.cost2)),
     column("aux bits", |r| number(r.aux_bits)),
-    column("KB/token", |r| number(r.kv_bytes_per_token / 1000.0)),
+    column("KB/token", |r| r.kv_bytes_per_token.map_or(String::new(), |bytes| number(bytes / 1000.0))),
     Column { heading: "ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) },
 ];
 

@@ -159,6 +159,11 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
     let (score, delta, step) = (score(&of_rows)?, delta(&of_rows), step_ms(&of_rows));
     let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
+    // A mean of some of the tasks only would stand beside means of all.
+    let known = |value: fn(&SummaryRow) -> Option<f64>| {
+        let values: Option<Vec<f64>> = of_rows.iter().map(|r| value(r)).collect();
+        values.map(|values| stats::mean(&values))
+    };
     Some(SummaryRow {
         n: of_rows.iter().map(|r| r.n).sum(),
         score: score.mean,
@@ -175,7 +180,10 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         cost2: over(|r| r.cost2),
         cost_total: over(|r| r.cost_total),
         aux_bits: over(|r| r.aux_bits),
-        kv_bytes_per_token: over(|r| r.kv_bytes_per_token),
+        kv_bytes_per_token: known(|r| r.kv_bytes_per_token),
+        shared_bytes_per_token: known(|r| r.shared_bytes_per_token),
+        select_bytes_per_token: known(|r| r.select_bytes_per_token),
+        free_share: known(|r| r.free_share),
         prefill_s: over(|r| r.prefill_s),
         index_s: over(|r| r.index_s),
         decode_ms_per_token: step.map(|ms| ms.mean),

@@ -179,7 +179,7 @@ struct Records {
     density: Vec<f64>,
     cost1: Vec<f64>,
     cost2: Vec<f64>,
-    kv_bytes_per_token: Vec<f64>,
+    kv_bytes_per_token: Vec<Option<f64>>,
     index_s: Vec<f64>,
     decode_s: Vec<f64>,
     steps: Vec<usize>,
@@ -254,7 +254,7 @@ impl Samples {
         to.density.push(four_digits(r.density));
         to.cost1.push(four_digits(r.cost1));
         to.cost2.push(four_digits(r.cost2));
-        to.kv_bytes_per_token.push(four_digits(r.kv_bytes_per_token));
+        to.kv_bytes_per_token.push(r.kv_bytes_per_token.map(four_digits));
         to.index_s.push(four_digits(r.index_s));
         to.decode_s.push(four_digits(r.decode_s));
         to.steps.push(r.steps);

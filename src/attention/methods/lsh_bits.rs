@@ -14,7 +14,7 @@
 //! `ln‖v‖` leaves out that logits are scaled by `1/√d`; both follow the lemma here. A bit is the side of a
 //! random hyperplane on which a vector lies: two vectors at the angle `θ` agree in a share `1 − θ/π` of
 //! them. Hyperplanes are drawn from the parameter `seed` and shared by all heads; they belong to no KV
-//! head, so index bytes leave them out, but reading them for a step's queries counts.
+//! head, so index bytes leave them out, and they are counted apart (`shared_bytes`).
 //!
 //! `center` subtracts the candidates' mean key first, which takes the same from all inner products of a
 //! query; the paper does not.
@@ -137,7 +137,7 @@ impl Scorer for RandomSignatures {
         let planes = self.planes.of_width(self.width(queries.d));
         let augmented = self.augment_queries(queries.numbers, queries.d);
         cost.score_flops += 2 * (augmented.len() * planes.count()) as u64;
-        cost.aux_bytes += planes.bytes() as u64;
+        cost.shared_bytes += planes.bytes() as u64;
         segment.index.signatures.counted_scores(&side_signatures(&planes, &augmented), cost)
     }
 }
@@ -355,7 +355,8 @@ mod tests {
         let (_, fork) = run(&prefix, "lsh_bits:bits=40,k=10", &none(), 4, 1);
         let cost = fork.costs().total(|_| true);
         assert_eq!(fork.aux_bits(), 64.0, "two words of 32 bits");
-        assert_eq!(cost.aux_bytes, 1000 * 8 + 40 * 33 * 4, "signatures and planes, once for the group");
+        assert_eq!(cost.aux_bytes, 1000 * 8, "signatures, once for the group");
+        assert_eq!(cost.shared_bytes, 40 * 33 * 4, "planes, once for the group");
         assert_eq!(cost.score_flops, 2 * 4 * 40 * 33);
     }
 

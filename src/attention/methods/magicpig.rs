@@ -13,7 +13,8 @@
 //!
 //! **Hyperplanes** are drawn once from the parameter `seed` and shared by all layers, heads and examples,
 //! as in the paper (§4.4); other draws are other methods of a grid, `seed=1..5`. They belong to no KV head:
-//! index bytes leave them out, but the bytes read for hashing a step's queries count, as they are read.
+//! index bytes leave them out, and so do the bytes of a step: one matrix that everything shares stays near the cores
+//! (at the paper's size 384 KB). `shared_bytes` counts them as if every KV head read them anew.
 //!
 //! **`density=`** solves L for all heads of an example: the least for which the expected share of candidates that
 //! collide often enough (`u` above) meets the density, over the angles measured between the last queries of the prefix
@@ -42,12 +43,12 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use self::probability::{LogProbability, agreement, sampling_probability};
-use self::tables::{Codes, CollisionCounter, HashTables, Shape};
+use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::{
-    HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, Tuned, Weighting,
-    least_reaching,
+    HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, TailRule, Tuned,
+    Weighting, least_reaching,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -201,29 +202,48 @@ impl MagicPig {
         head.each_logits(|logits| {
             let dots: Vec<f32> = logits.iter().map(|x| x * to_dot).collect();
             let query = queries.next().expect("logits come query by query");
-            let cosines = geometry.cosines(query, &dots, &tokens, &mut Cost::default());
+            let cosines = geometry.cosines(query, &dots, &tokens, [&geometry.norms; 2], &mut Cost::default());
             cosines.into_iter().for_each(|cos| agreements.add(agreement(cos)));
         });
         agreements
     }
 
-    /// The sampled tokens of one query head and their weights; `sides` is the query's hash.
+    /// The sampled tokens of one query head and their weights; `sides` is the query's hash. The products of query and
+    /// sampled keys are those of attending, and counted there.
     fn picks(
         &self,
         step: &Step<'_>,
         head: usize,
         sides: &[u64],
         index: &HashIndex,
-        counter: &mut CollisionCounter,
+        state: &mut Sampling,
         cost: &mut Cost,
     ) -> Picks {
-        let sampled = counter.sample(&index.tables, sides, self.hashing.min_collisions, &mut cost.aux_bytes);
+        let least = self.hashing.min_collisions;
+        let mut sampled = state.counter.sample(&index.tables, sides, least, &mut cost.aux_bytes);
+        let behind = index.tables.tokens() as u32;
+        sampled.extend(state.tail.codes.sample(sides, state.tail.codes.tokens(), least).map(|t| t + behind));
+        cost.aux_bytes += state.tail.codes.bytes() as u64;
+        // Counts of all tokens, set and passed over.
+        cost.select_bytes += 2 * u64::from(behind);
         let first = step.candidates.start as u32;
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
-        let dots = step.exact_scores_of(head, &tokens, cost);
-        let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, cost);
+        let dots = step.exact_scores_of(head, &tokens);
+        let norms = [&index.geometry.norms, &state.tail.norms];
+        let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
         let log_u = self.log_probability.as_ref().expect("K and L are solved before a step");
         Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+    }
+
+    /// The vectors `[token][planes.d()]` that stand for `keys: [token][d]` in the hash, and the norms that their cosines
+    /// are taken by.
+    fn hashed(&self, geometry: &Geometry, keys: &[f32], d: usize) -> (Vec<f32>, Norms) {
+        let keys = Keys { rows: Rows::F32(keys), d, mean: geometry.mean.clone() };
+        let norms = keys.norms();
+        match geometry.norms {
+            Norms::Each(_) => (keys.centred(0..norms.len()), Norms::Each(norms)),
+            Norms::Common(longest) => (keys.simple_lsh(0..norms.len(), &norms, longest), Norms::Common(longest)),
+        }
     }
 }
 
@@ -232,6 +252,18 @@ struct HashIndex {
     planes: Arc<Hyperplanes>,
     tables: HashTables,
     geometry: Geometry,
+}
+
+/// What a run carries from step to step.
+struct Sampling {
+    counter: CollisionCounter,
+    tail: HashedTail,
+}
+
+/// Tokens that left the window since the prefix was read, by its mean and, for `simple_lsh`, its longest key.
+struct HashedTail {
+    codes: CodeRows,
+    norms: Norms,
 }
 
 /// Where the hashed vectors of the candidates lie.
@@ -251,7 +283,7 @@ enum Norms {
 
 impl Method for MagicPig {
     type Index = HashIndex;
-    type State = CollisionCounter;
+    type State = Sampling;
 
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
         let wanted = probe.tokens(self.tables.density()?) / probe.candidates() as f64;
@@ -291,14 +323,39 @@ impl Method for MagicPig {
         index.tables.bytes() + (norms + mean.as_ref().map_or(0, Vec::len)) * size_of::<f32>()
     }
 
-    fn start(&self, index: &HashIndex) -> CollisionCounter {
-        CollisionCounter::new(index.tables.tokens())
+    fn start(&self, index: &HashIndex) -> Sampling {
+        let norms = match index.geometry.norms {
+            Norms::Each(_) => Norms::Each(Vec::new()),
+            Norms::Common(longest) => Norms::Common(longest),
+        };
+        let tail = HashedTail { codes: CodeRows::new(self.shape()), norms };
+        Sampling { counter: CollisionCounter::new(index.tables.tokens()), tail }
     }
 
-    fn select(&self, step: &Step<'_>, index: &HashIndex, counter: &mut CollisionCounter, cost: &mut Cost) -> Selection {
+    fn state_bytes(&self, state: &Sampling) -> usize {
+        let norms = match &state.tail.norms {
+            Norms::Each(norms) => size_of_val(norms.as_slice()),
+            Norms::Common(_) => 0,
+        };
+        state.tail.codes.bytes() + norms
+    }
+
+    fn select(&self, step: &Step<'_>, index: &HashIndex, state: &mut Sampling, cost: &mut Cost) -> Selection {
+        let new = step.candidates.start + index.tables.tokens() + state.tail.codes.tokens()..step.candidates.end;
+        if !new.is_empty() {
+            let (vectors, norms) = self.hashed(&index.geometry, &step.all_keys().slice(new).to_f32(), step.d);
+            state.tail.codes.push(&index.planes, &vectors);
+            if let (Norms::Each(all), Norms::Each(new)) = (&mut state.tail.norms, norms) {
+                all.extend(new);
+            }
+        }
         let sides = index.hash_queries(step, cost);
         let heads = sides.chunks_exact(index.planes.words()).enumerate();
-        Selection::PerHead(heads.map(|(h, sides)| self.picks(step, h, sides, index, counter, cost)).collect())
+        Selection::PerHead(heads.map(|(h, sides)| self.picks(step, h, sides, index, state, cost)).collect())
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Indexed("new keys are hashed as the prefix's are, by its mean; their codes are compared one by one")
     }
 }
 
@@ -313,14 +370,15 @@ impl HashIndex {
         let mut sides = vec![0; step.group() * self.planes.words()];
         self.planes.side_bits(&queries, &mut sides);
         cost.score_flops += 2 * (queries.len() * self.planes.count()) as u64;
-        cost.aux_bytes += self.planes.bytes() as u64;
+        cost.shared_bytes += self.planes.bytes() as u64;
         sides
     }
 }
 
 impl Geometry {
-    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`.
-    fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], cost: &mut Cost) -> Vec<f64> {
+    /// Cosines of `query` with the hashed vectors of the `sampled` tokens, whose `q·k` are `dots`; `norms` are those of the
+    /// prefix and of what follows it.
+    fn cosines(&self, query: &[f32], dots: &[f32], sampled: &[u32], norms: [&Norms; 2], cost: &mut Cost) -> Vec<f64> {
         let query_norm = norm(query);
         let mut shift = [0.0];
         if let Some(mean) = &self.mean {
@@ -328,9 +386,12 @@ impl Geometry {
             cost.score_flops += 2 * query.len() as u64;
             cost.aux_bytes += size_of_val(mean.as_slice()) as u64;
         }
-        let key_norm = |token: u32| match &self.norms {
-            Norms::Each(norms) => norms[token as usize],
-            Norms::Common(length) => *length,
+        let key_norm = |token: u32| match norms {
+            [Norms::Common(length), _] | [_, Norms::Common(length)] => *length,
+            [Norms::Each(prefix), Norms::Each(tail)] => {
+                let token = token as usize;
+                prefix.get(token).copied().unwrap_or_else(|| tail[token - prefix.len()])
+            }
         };
         cost.aux_bytes += match &self.norms {
             Norms::Each(_) => size_of_val(sampled) as u64,
@@ -371,7 +432,7 @@ impl Keys<'_> {
                 sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
             }
         }
-        sums.into_iter().map(|sum| (sum / self.tokens() as f64) as f32).collect()
+        sums.into_iter().map(|sum| (sum / self.tokens().max(1) as f64) as f32).collect()
     }
 
     /// `k̄` of a range of tokens, `[token][d]`.

@@ -237,4 +237,6 @@ fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
 }
 
 #[cfg(test)]
+mod tail_tests;
+#[cfg(test)]
 mod tests;

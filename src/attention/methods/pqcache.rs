@@ -196,6 +196,33 @@ mod tests {
         keys
     }
 
+    #[test]
+    fn keys_that_follow_take_the_nearest_centroid_of_each_subspace() {
+        let (keys, new) = (keys(), noise(40 * D, 77));
+        let rows = Rows::F32(&keys);
+        let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
+        let head =
+            HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates: 0..N, prompt, seed: 9 };
+        let scorer = ProductCodes { subspaces: 3, bits: 5, iterations: 10 };
+        let built = scorer.build(&head);
+        let mut tail = scorer.empty(Place::from(&head), Some(&built));
+        for (kept, part) in [(0, &new[..15 * D]), (10, &new[10 * D..])] {
+            let tokens = NewTokens { place: Place::from(&head), keys: part, values: part };
+            scorer.append(&mut tail, kept, &tokens);
+        }
+        for (ours, learned) in tail.iter().zip(&built) {
+            let centroids = learned.centroids.head(0).to_f32();
+            assert_eq!((ours.codes.len(), ours.centroids.head(0).to_f32()), (40, centroids.clone()));
+            for (code, key) in ours.codes.iter().zip(new.chunks(D)) {
+                let key = &key[learned.channels.clone()];
+                let square = |c: &[f32]| c.iter().zip(key).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+                let least = centroids.chunks(key.len()).map(square).fold(f64::INFINITY, f64::min);
+                let own = square(&centroids[usize::from(*code) * key.len()..][..key.len()]);
+                assert!(own <= least + 1e-5, "{own} where {least} can be had");
+            }
+        }
+    }
+
     /// Approximate scores `[2][N]` of two queries, what they are by the keys that the codes stand for, and the cost.
     fn scores(subspaces: usize, bits: usize) -> (Vec<f32>, Vec<f32>, Cost) {
         let (keys, queries) = (keys(), noise(2 * D, 3));

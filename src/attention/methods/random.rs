@@ -5,7 +5,10 @@ use std::sync::Arc;
 use rand::seq::index;
 
 use super::{Granularity, MethodEntry, ParamInfo};
-use crate::attention::{Budget, HeadPrefix, Method, Picks, Selection, Step, TailRule};
+use crate::attention::pick::{Picker, ScoredRow};
+use crate::attention::scored::Scored;
+use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
+use crate::attention::{Budget, HeadPrefix, Picks};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -20,48 +23,53 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[],
     build: |params| {
         let budget = params.budget_from_zero(Budget::Ratio(0.0625))?;
-        Ok(Arc::new(Random { budget, per: Granularity::read_per(params)? }))
+        Ok(Arc::new(Scored::new(Blind, Uniform { budget }, Granularity::read_per(params)?)))
     },
 };
 
-/// Draws without replacement, seeded by example, layer, head and position.
-struct Random {
-    budget: Budget,
-    per: Granularity,
-}
+/// Looks at nothing: all scores are equal.
+#[derive(Clone)]
+struct Blind;
 
-impl Random {
-    fn draw(&self, step: &Step<'_>, head: usize) -> Picks {
-        let candidates = step.candidates.len();
-        let k = self.budget.tokens(step.context).min(candidates);
-        let first = step.candidates.start as u32;
-        let drawn = index::sample(&mut step.rng(head), candidates, k);
-        let mut tokens: Vec<u32> = drawn.iter().map(|i| i as u32 + first).collect();
-        tokens.sort_unstable();
-        Picks::softmax(tokens)
-    }
-}
-
-impl Method for Random {
+impl Scorer for Blind {
     type Index = ();
-    type State = ();
 
     fn build(&self, _: &HeadPrefix<'_>) {}
+
+    fn growth(&self) -> Growth {
+        Growth::Free("nothing is stored: they are drawn like others")
+    }
+
+    fn empty(&self, _: Place, _: Option<&()>) {}
+
+    fn append(&self, (): &mut (), _: usize, _: &NewTokens<'_>) {}
 
     fn index_bytes(&self, (): &()) -> usize {
         0
     }
 
-    fn start(&self, (): &()) {}
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, _: &mut Cost) -> Vec<f32> {
+        vec![0.0; queries.count() * segment.keys.tokens()]
+    }
+}
 
-    fn tail_rule(&self) -> TailRule {
-        TailRule::Indexed("nothing is stored: they are drawn like others")
+/// Distinct candidates, each as likely as any other.
+struct Uniform {
+    budget: Budget,
+}
+
+impl Picker for Uniform {
+    fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Picks {
+        let candidates = row.candidates.len();
+        let k = self.budget.tokens(row.context).min(candidates);
+        let first = row.candidates.start as u32;
+        let drawn = index::sample(&mut row.rng(), candidates, k);
+        let mut tokens: Vec<u32> = drawn.iter().map(|i| i as u32 + first).collect();
+        tokens.sort_unstable();
+        Picks::softmax(tokens)
     }
 
-    fn select(&self, step: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
-        match self.per {
-            Granularity::KvHead(_) => Selection::Shared(self.draw(step, 0)),
-            Granularity::QueryHead => Selection::PerHead((0..step.group()).map(|h| self.draw(step, h)).collect()),
-        }
+    fn is_nothing(&self) -> bool {
+        self.budget.is_none()
     }
 }

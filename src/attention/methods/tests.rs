@@ -244,7 +244,7 @@ impl Stepper {
     pub(super) fn new(spec: &str, policy: &Policy, prefix_tokens: usize, group: usize) -> Self {
         let kv = random_kv(KvDtype::F32, 1, prefix_tokens, D, 5);
         let prefix = Prefix::new(vec![kv]);
-        let method = configured(spec, policy);
+        let method = calibrated(configured(spec, policy), 1, group, 1, D);
         let stats = random_stats(&method.method, &prefix, group);
         let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
         let index = method.method.build(&HeadPrefix {
@@ -305,6 +305,60 @@ impl Stepper {
         let mut cost = Cost::default();
         let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
         (selection, cost)
+    }
+
+    /// What would be picked for the last step's queries by an index over all candidates of that step.
+    pub(super) fn from_scratch(&self) -> Selection {
+        let [prefix, tail] = [self.prefix.layer(0), &self.tail];
+        let (before, behind) = (self.prefix_tokens + tail.tokens() - 1, tail.tokens() - 1);
+        let rows = |of: fn(&LayerKv) -> &crate::kv::KvStore| {
+            let mut rows = of(prefix).head(0).to_f32();
+            rows.extend(of(tail).head(0).to_f32());
+            rows
+        };
+        let (keys, values) = (rows(|kv| &kv.keys), rows(|kv| &kv.values));
+        let (keys, last_key) = keys.split_at(before * D);
+        let (values, last_value) = values.split_at(before * D);
+        let method = &self.method.method;
+        let exact = method.exact(&self.method.policy, self.prefix_tokens, before + 1);
+        let candidates = exact.sink..exact.recent;
+        let index = method.build(&HeadPrefix {
+            layer: 0,
+            kv_head: 0,
+            keys: Rows::F32(keys),
+            values: Rows::F32(values),
+            d: D,
+            dtype: KvDtype::F32,
+            candidates: candidates.clone(),
+            prompt: PromptHead::default(),
+            seed: 1,
+        });
+        let step = Step {
+            layer: 0,
+            depth: Depth::default(),
+            kv_head: 0,
+            queries: &self.queries,
+            d: D,
+            scale: 1.0 / (D as f32).sqrt(),
+            keys: Rows::F32(keys),
+            values: Rows::F32(values),
+            tail_keys: Rows::F32(last_key),
+            tail_values: Rows::F32(last_value),
+            dtype: KvDtype::F32,
+            indexed: candidates.clone(),
+            context: Context::new(before + 1, &candidates),
+            candidates,
+            generated: behind,
+            seed: 1_000 + 3 * behind as u64,
+        };
+        method.select(&step, index.as_ref(), method.start(index.as_ref()).as_mut(), &mut Cost::default())
+    }
+
+    /// The candidates of the last step.
+    pub(super) fn candidates(&self) -> std::ops::Range<usize> {
+        let exact =
+            self.method.method.exact(&self.method.policy, self.prefix_tokens, self.prefix_tokens + self.tail.tokens());
+        exact.sink..exact.recent
     }
 
     /// Tokens held, as the engine reports it.

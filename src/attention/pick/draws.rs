@@ -12,6 +12,7 @@ use rand::RngExt;
 
 use super::{Picker, ScoredRow};
 use crate::attention::{Histogram, Picks, Probe, Solved, Tuned, Weighting, least_reaching};
+use crate::cost::Cost;
 
 /// Independent draws from the exact weights of the candidates.
 pub(in crate::attention) struct Draws {
@@ -47,7 +48,9 @@ impl Picker for Draws {
         Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") })
     }
 
-    fn pick(&self, row: &ScoredRow<'_>) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        // Written, and passed over for the largest and for the sums.
+        cost.select_bytes += 3 * row.pass();
         let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut cumulative = Vec::with_capacity(row.scores.len());
         let mut total = 0.0f64;

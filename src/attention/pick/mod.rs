@@ -21,6 +21,7 @@ use super::budget::{Budget, Context};
 use super::method::{Picks, Solved, mix_seed};
 use super::probe::Probe;
 use super::spec::{ParamInfo, Params};
+use crate::cost::Cost;
 use crate::error::UsageError;
 
 /// What scores are, as far as pickers must know.
@@ -88,8 +89,8 @@ impl Choice {
 
 /// Chooses among scored candidates.
 pub(super) trait Picker: Send + Sync {
-    /// What is picked by the scores of one query.
-    fn pick(&self, row: &ScoredRow<'_>) -> Picks;
+    /// What is picked by the scores of one query. Adds the passes over them (`select_bytes`).
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks;
 
     /// Whether it picks nothing whatever the scores, so that they need not be computed.
     fn is_nothing(&self) -> bool {
@@ -126,6 +127,11 @@ impl ScoredRow<'_> {
     /// Tokens of some pages, in their order.
     pub fn tokens(&self, pages: &[u32]) -> Vec<u32> {
         page_tokens(pages, self.page, &self.candidates)
+    }
+
+    /// Bytes of one pass over the scores.
+    pub fn pass(&self) -> u64 {
+        size_of_val(self.scores) as u64
     }
 
     /// A generator, the same whenever this row is picked from.

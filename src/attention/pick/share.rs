@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::{Picker, ScoredRow};
 use crate::attention::{Params, Picks, Probe, Solved, Tuned};
+use crate::cost::Cost;
 use crate::error::UsageError;
 
 /// The smallest set of candidates with a share of the mass.
@@ -97,7 +98,9 @@ impl Picker for TopShare {
     }
 
     /// Pages have as many tokens, so a page's share is that of its score.
-    fn pick(&self, row: &ScoredRow<'_>) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        // Written, sorted in as many passes as halves can be merged, and summed up.
+        cost.select_bytes += row.pass() * (2 + u64::from(row.scores.len().next_power_of_two().trailing_zeros()));
         let ranking = Ranking::new(row.scores, row.scale);
         let needed = ranking.needed(self.p.value()).max(row.least).min(row.scores.len());
         let mut pages = ranking.order[..needed].to_vec();

@@ -2,6 +2,7 @@
 
 use super::{Picker, ScoredRow};
 use crate::attention::{Budget, Picks};
+use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 
 /// The pages with the largest scores; of equal ones the earlier.
@@ -11,7 +12,9 @@ pub(in crate::attention) struct Top {
 }
 
 impl Picker for Top {
-    fn pick(&self, row: &ScoredRow<'_>) -> Picks {
+    fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        // Written once, and passed over once: what a sample has not ruled out is few.
+        cost.select_bytes += 2 * row.pass();
         let pages = self.budget.blocks(row.context, row.page).max(row.least);
         Picks::softmax(row.tokens(&top_k(row.scores, pages)))
     }

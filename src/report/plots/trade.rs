@@ -71,7 +71,7 @@ const COSTS: [Cost; 4] = [
         name: "bytes",
         title: "bytes read",
         label: "MB read per token",
-        of: |r| r.kv_bytes_per_token / 1e6,
+        of: |r| r.kv_bytes_per_token.unwrap_or(0.0) / 1e6,
         has_dense: true,
         is_time: false,
     },
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn texts_read_in_one_pass_have_no_steps_to_be_set_against() {
-        let read = |method| Record { kv_bytes_per_token: 0.0, decode_s: 0.0, ..perplexity(method, 0, 2.0) };
+        let read = |method| Record { kv_bytes_per_token: None, decode_s: 0.0, ..perplexity(method, 0, 2.0) };
         let names = ["perplexity_vs_density.svg", "perplexity_vs_cost.svg"];
         assert_eq!(files(&drawn(&[read("full"), read("hip")])), names);
         assert_eq!(files(&drawn(&[perplexity("full", 0, 2.0), read("hip")])).len(), 4, "where one has steps");

@@ -43,6 +43,13 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The codes in all tables.
+    fn codes_of(self, sides: &[u64]) -> impl Iterator<Item = u16> {
+        (0..self.tables).map(move |table| self.code(sides, table) as u16)
+    }
+}
+
 /// The codes of all tokens, from which tables are sorted.
 pub(super) struct Codes {
     shape: Shape,
@@ -86,6 +93,52 @@ impl Codes {
             let tokens = block.len() / self.shape.tables;
             &block[table * tokens..][..tokens]
         })
+    }
+}
+
+/// Codes of tokens one after the other, compared with a query's one by one: of tokens too few, or seen too seldom, to be
+/// sorted into tables.
+#[derive(Debug, Clone)]
+pub(super) struct CodeRows {
+    shape: Shape,
+    /// `[token][table]`.
+    codes: Vec<u16>,
+}
+
+impl CodeRows {
+    /// Of no token.
+    pub fn new(shape: Shape) -> Self {
+        Self { shape, codes: Vec::new() }
+    }
+
+    /// Adds `vectors: [token][planes.d()]`.
+    pub fn push(&mut self, planes: &Hyperplanes, vectors: &[f32]) {
+        let mut sides = vec![0; vectors.len() / planes.d() * planes.words()];
+        planes.side_bits(vectors, &mut sides);
+        for sides in sides.chunks_exact(planes.words()) {
+            self.codes.extend(self.shape.codes_of(sides));
+        }
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.codes.len() / self.shape.tables
+    }
+
+    /// Bytes of all codes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
+    }
+
+    /// The first `tokens` of those that have the code of a vector on `sides` in `least` tables or more.
+    pub fn sample(&self, sides: &[u64], tokens: usize, least: u8) -> impl Iterator<Item = u32> {
+        let query: Vec<u16> = self.shape.codes_of(sides).collect();
+        let rows = (0u32..).zip(self.codes.chunks_exact(self.shape.tables)).take(tokens);
+        let collides = move |row: &[u16]| {
+            let equal: u16 = row.iter().zip(&query).map(|(a, b)| u16::from(a == b)).sum();
+            equal >= u16::from(least)
+        };
+        rows.filter(move |(_, row)| collides(row)).map(|(token, _)| token)
     }
 }
 

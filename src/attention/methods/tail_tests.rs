@@ -1,0 +1,158 @@
+//! What follows the prefix, once it has left the exact window: picked from as if the index had been made with it.
+
+use super::tests::{Stepper, configured, none, prefix, run};
+use super::*;
+use crate::attention::{Picks, Selection, TailRule, Weighting};
+
+/// Specs of every method whose index does not depend on what else is in it.
+const GROWING: &[&str] = &[
+    "topk:k=12",
+    "topk:pick=topp,p=0.7",
+    "topk:k=7,per=kv_head,reduce=max",
+    "topk_norm:k=12",
+    "topp:p=0.5",
+    "oracle_sampling:budget=9",
+    "random:k=9",
+    "quest:page=4,k=12",
+    "quest:page=7,k=20,per=kv_head",
+    "quest:page=1,k=9,summary_bits=4",
+    "quest:page=2,k=9,summary_bits=2",
+    "double_sparsity:k=12",
+    "double_sparsity:k=12,kind=random,label_bits=2",
+    "double_sparsity:k=12,label_bits=16,channels=3",
+    "loki:k=12,rank=5",
+    "sparq:k=12,r=4",
+    "sparq:k=12,r=4,storage=1xK,per=kv_head",
+    "hash_attention:k=12",
+    "magicpig:K=4,L=12,center=false",
+    "magicpig:K=3,L=9,center=false,min_collisions=1",
+];
+
+/// Picks of each head, in ascending order with their weights.
+fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
+    let heads = match selection {
+        Selection::Shared(picks) => std::slice::from_ref(picks),
+        Selection::PerHead(heads) => heads,
+    };
+    heads.iter().map(|Picks { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
+}
+
+fn assert_same(ours: &Selection, expected: &Selection, what: &str) {
+    let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    for ((tokens, weighting), (other, expected)) in sorted(ours).iter().zip(sorted(expected)) {
+        assert_eq!(*tokens, other, "{what}");
+        let same = match (weighting, &expected) {
+            (Weighting::Softmax, Weighting::Softmax) => true,
+            (Weighting::LogBias(a), Weighting::LogBias(b)) => close(a, b),
+            (Weighting::Direct { weights: a, log_mass: x }, Weighting::Direct { weights: b, log_mass: y }) => {
+                close(a, b) && (x - y).abs() < 1e-4
+            }
+            (Weighting::Remainder { shares: a, value: x }, Weighting::Remainder { shares: b, value: y }) => {
+                close(a, b) && close(x, y)
+            }
+            _ => false,
+        };
+        assert!(same, "{what}: {weighting:?} instead of {expected:?}");
+    }
+}
+
+#[test]
+fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
+    for spec in GROWING {
+        for (tail, prefix_tokens, steps) in [("indexed", 90, 60), ("window:3", 40, 150), ("window:30", 20, 80)] {
+            let policy = Policy { sink: 3, local: 8, tail: tail.parse().unwrap(), ..none() };
+            let mut stepper = Stepper::new(spec, &policy, prefix_tokens, 2);
+            for step in 0..steps {
+                let (ours, _) = stepper.step();
+                if stepper.candidates().is_empty() {
+                    continue;
+                }
+                assert_same(&ours, &stepper.from_scratch(), &format!("{spec}, {tail}, step {step}"));
+            }
+            assert!(stepper.candidates().end > prefix_tokens, "some of the tail can be picked");
+        }
+    }
+}
+
+#[test]
+fn every_rule_but_exact_is_tested_here() {
+    for entry in METHODS {
+        let rule = configured(entry.name, &none()).method.tail_rule();
+        let is_tested = GROWING.iter().any(|spec| spec.split(':').next() == Some(entry.name))
+            || ["lsh_bits", "pqcache"].contains(&entry.name);
+        assert_eq!(matches!(rule, TailRule::Indexed(_)), is_tested, "{}: {rule:?}", entry.name);
+    }
+}
+
+/// The tokens that a step attends are the picks, the sinks and the window, and no other: a run's budget holds however
+/// long the answer is.
+#[test]
+fn a_long_answer_stays_within_the_budget() {
+    let prefix = prefix(1, 1, 60, 32);
+    for spec in GROWING.iter().filter(|spec| spec.contains("k=12") && !spec.contains("topp")) {
+        let policy = Policy { sink: 4, local: 8, tail: Tail::Indexed, ..none() };
+        let (_, fork) = run(&prefix, spec, &policy, 2, 300);
+        let cost = fork.costs().total(|_| true);
+        let page = if spec.starts_with("quest") { 4 } else { 1 };
+        assert!(cost.attended_tokens <= cost.steps * (4 + 8 + 12 + page), "{spec}: {cost:?}");
+        let (_, exact) = run(&prefix, spec, &Policy { tail: Tail::Exact, ..policy }, 2, 300);
+        let free = exact.costs().total(|_| true).attended_tokens;
+        assert!(free > 5 * cost.attended_tokens, "{spec}: an exact tail grows with the answer, {free}");
+    }
+}
+
+#[test]
+fn auxiliary_memory_is_that_of_all_that_can_be_looked_up() {
+    let prefix = prefix(1, 1, 64, 32);
+    let policy = Policy { tail: Tail::Window(1), ..none() };
+    // 64 tokens in the index, 64 of the tail in another; the last token is in none.
+    let (_, fork) = run(&prefix, "loki:k=4,rank=8", &policy, 2, 65);
+    assert_eq!(fork.aux_bits(), 8.0 * 32.0 * 128.0 / 129.0);
+}
+
+/// A key that is appended gets the signature that it would have had in the prefix, but for what is learned of all keys.
+#[test]
+fn what_is_learned_of_a_prefix_holds_for_what_follows() {
+    for spec in [
+        "lsh_bits:k=12,bits=64",
+        "lsh_bits:k=12,bits=64,label=av",
+        "lsh_bits:k=12,bits=64,center=true",
+        "magicpig:K=3,L=9",
+        "magicpig:K=3,L=9,simple_lsh=true",
+    ] {
+        let policy = Policy { sink: 3, local: 8, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 200, 2);
+        let (mut overlap, mut of_tail, mut picked) = (0, 0, 0);
+        for _ in 0..120 {
+            let ours = stepper.step().0;
+            for ((ours, _), (exact, _)) in sorted(&ours).iter().zip(sorted(&stepper.from_scratch())) {
+                overlap += ours.iter().filter(|token| exact.contains(token)).count();
+                of_tail += ours.iter().filter(|token| **token >= 200).count();
+                picked += ours.len();
+            }
+        }
+        // The longest key, the shortest value and the mean key may be others.
+        assert!(overlap * 10 > picked * 7, "{spec}: {overlap} of {picked} as if learned anew");
+        // Tokens of the tail are 0 to 112 of 189 to 301 candidates: a fifth on average, like any others.
+        assert!((picked / 7..picked / 3).contains(&of_tail), "{spec}: {of_tail} of {picked} follow the prefix");
+    }
+}
+
+#[test]
+fn who_keeps_generated_tokens_says_why_and_goes_on_to() {
+    let indexed = Policy { tail: Tail::Indexed, ..Policy::default() };
+    for name in ["snapkv", "infllm", "retrieval_attention", "full"] {
+        assert_eq!(configured(name, &indexed).policy.tail, Tail::Exact, "{name}");
+        let spec = crate::attention::expand_grid(&format!("{name}:tail=indexed")).unwrap().remove(0);
+        let refused = configure(&spec, &Policy::default()).unwrap_err();
+        assert!(refused.what.contains("tail=indexed") && refused.hint.is_some(), "{refused:?}");
+    }
+    let setting = |spec: &str| {
+        let settings = configured(spec, &indexed).settings;
+        settings.into_iter().find(|s| s.key == "tail").map(|s| (s.value, s.is_named))
+    };
+    assert_eq!(setting("snapkv"), Some(("exact".to_owned(), false)));
+    assert_eq!(setting("h2o"), Some(("own".to_owned(), false)));
+    assert_eq!(setting("topk"), Some(("indexed".to_owned(), true)));
+    assert_eq!(setting("topk:tail=exact"), Some(("exact".to_owned(), false)));
+}
