@@ -357,6 +357,7 @@ const SELECT_ALL: &[&str] = &[
     "a_shape:window=100000",
     "bigbird:blocks=100000,window=7",
     "bigbird:blocks=100000,window=1,block=5,per=kv_head",
+    "bigbird:blocks=100000,window=1,block=5,block_q=3",
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
@@ -429,6 +430,7 @@ const ORDINARY: &[&str] = &[
     "a_shape:window=16",
     "bigbird:window=16,block=8",
     "bigbird:window=16,block=8,blocks=1,per=kv_head",
+    "bigbird:window=16,block=8,block_q=3",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
     "h2o",
@@ -1169,6 +1171,8 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
     assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
     assert_eq!(label("bigbird:block=64"), "bigbird:blocks=3,window=256");
+    assert_eq!(label("bigbird:block=32,block_q=32"), "bigbird:blocks=3,window=256,block=32");
+    assert_eq!(label("bigbird:block_q=32"), "bigbird:blocks=3,window=256,block_q=32");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1182,6 +1186,7 @@ fn specs_are_checked_and_canonical() {
         "streaming_llm:slide=no",
         "a_shape:slide=false",
         "bigbird:blocks=0",
+        "bigbird:block_q=0",
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
