@@ -523,6 +523,7 @@ pub(super) mod testing {
     use crate::attention::methods::configure;
     use crate::kv::{KvDtype, LayerKv};
     use rand::RngExt;
+    use std::collections::BTreeMap;
 
     /// Width of a head.
     pub(in crate::attention) const D: usize = 16;
@@ -709,6 +710,48 @@ pub(super) mod testing {
             }
             seen
         }
+    }
+
+    /// Checks that each row sees what `expected` says of its head and position: tokens with the biases on their logits.
+    pub(in crate::attention) fn assert_sees(
+        layer: &Layer,
+        spec: &str,
+        policy: &Policy,
+        expected: impl Fn(usize, usize) -> BTreeMap<usize, f32>,
+    ) {
+        for (head, rows) in layer.seen(&method(spec, policy)).iter().enumerate() {
+            assert_eq!(rows.len(), layer.tokens());
+            for (position, seen) in rows.iter().enumerate() {
+                let (seen, expected) = (seen.iter().copied().collect::<BTreeMap<_, _>>(), expected(head, position));
+                let tokens = |seen: &BTreeMap<usize, f32>| seen.keys().copied().collect::<Vec<_>>();
+                assert_eq!(tokens(&seen), tokens(&expected), "{spec} with {policy:?}: head {head}, row {position}");
+                let off = seen.values().zip(expected.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(off < 1e-5, "{spec}: head {head}, row {position}: biases are off by {off}");
+            }
+        }
+    }
+
+    /// Tokens that stand for themselves.
+    pub(in crate::attention) fn plain(tokens: impl Iterator<Item = usize>) -> BTreeMap<usize, f32> {
+        tokens.map(|token| (token, 0.0)).collect()
+    }
+
+    /// Whether a row sees a token as one of the sinks, or in a window that holds at least the row itself.
+    pub(in crate::attention) fn is_static(policy: &Policy, position: usize, token: usize) -> bool {
+        token < policy.sink || token + policy.local.max(1) > position
+    }
+
+    /// Softmax in `f64` over the tokens up to a row.
+    pub(in crate::attention) fn softmax_up_to(layer: &Layer, position: usize, head: usize) -> Vec<f64> {
+        let keys = layer.keys(head);
+        let weights: Vec<f64> = keys[..=position].iter().map(|key| layer.logit(position, head, key).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+
+    /// FLOPs of scoring that a method counts when it reads a layer.
+    pub(in crate::attention) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
+        layer.attend(&method(spec, policy), 64).1.total(|_| true).score_flops as usize
     }
 
     /// What each row of a mask sees, as it is attended.
@@ -925,6 +968,52 @@ mod tests {
 
         fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
             Box::new(|block| Masks::Shared(self.0[block.first / 32].clone()))
+        }
+    }
+
+    /// A mask of windows that costs something to find, for each KV head of a layer and for each of its blocks.
+    struct Costly {
+        plan: u64,
+        block: u64,
+    }
+
+    impl BlockMask for Costly {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
+            cost.score_flops += self.block;
+            Masks::Shared(Mask::new(Vec::new(), (block.first..block.first + block.rows).collect()))
+        }
+    }
+
+    impl PromptMask for Costly {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn plan<'p>(&'p self, _: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
+            cost.score_flops += self.plan;
+            Box::new(|block| self.masks(block, &mut Cost::default()))
+        }
+    }
+
+    #[test]
+    fn what_finding_a_mask_costs_is_counted_once() {
+        let layer = Layer::new(150, 4, 2);
+        let costly = Costly { plan: 1000, block: 7 };
+        let window = method("streaming_llm", &Policy::default());
+        for (pattern, flops) in
+            [(PrefillPattern::Blocks(&costly), 2 * 5 * 7), (PrefillPattern::Whole(&costly), 2 * 1000)]
+        {
+            let mut sparse = SparsePrefill::new(&window, 1, 3).unwrap();
+            sparse.pattern = pattern;
+            let mut out = vec![f32::NAN; layer.queries.len()];
+            let chunk = PrefillChunk { layer: 0, first: 0, queries: &layer.queries, heads: 4, kv: &layer.kv };
+            sparse.attend(&chunk, &mut out);
+            let total = sparse.into_costs().total(|_| true);
+            assert_eq!((total.score_flops, total.attended_tokens, total.steps), (flops, 4 * 150, 4 * 150));
         }
     }
 
