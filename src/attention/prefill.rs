@@ -789,7 +789,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 9] = [
+    const SPECS: [&str; 12] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -799,6 +799,9 @@ mod tests {
         "hip:density=0.25,b_q=64",
         "hip:ratio=0.1,b_q=1,b_k=1,b_sq=1",
         "hip:k=16,n_e=3,top_r=4",
+        "vertical_slash:vertical=9,slash=7",
+        "vertical_slash:vertical=20,slash=0,snapshot=3,per=kv_head",
+        "vertical_slash:density=0.3",
     ];
 
     #[test]
@@ -864,6 +867,10 @@ mod tests {
             ("hip:k=200", Policy::default()),
             ("hip:ratio=1,b_k=7,per=kv_head", Policy::default()),
             ("streaming_llm:window=3", dense.clone()),
+            ("vertical_slash:vertical=200,slash=0", Policy::default()),
+            ("vertical_slash:vertical=0,slash=200", Policy::default()),
+            ("vertical_slash:density=1", Policy::default()),
+            ("vertical_slash:vertical=0,slash=0", dense.clone()),
             ("hip:k=2", dense),
         ] {
             let (out, costs) = layer.attend(&method(spec, &policy), 64);
