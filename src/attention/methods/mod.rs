@@ -6,6 +6,7 @@
 mod a_shape;
 mod bigbird;
 mod double_sparsity;
+mod flexprefill;
 mod full;
 mod graph_search;
 mod h2o;
@@ -127,6 +128,7 @@ pub const METHODS: &[MethodEntry] = &[
     a_shape::ENTRY,
     bigbird::ENTRY,
     vertical_slash::ENTRY,
+    flexprefill::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
     infllm::ENTRY,
