@@ -789,7 +789,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 16] = [
+    const SPECS: [&str; 18] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -802,6 +802,8 @@ mod tests {
         "vertical_slash:vertical=9,slash=7",
         "vertical_slash:vertical=20,slash=0,snapshot=3,per=kv_head",
         "vertical_slash:density=0.3",
+        "minference:k=30,block=16",
+        "minference:density=0.3,snapshot=5",
         "flexprefill:block=24,tau=0",
         "flexprefill:gamma=0.3,block=10,tau=1",
         "flexprefill:gamma=0.3,block=16,min_budget=40",
@@ -874,6 +876,8 @@ mod tests {
             ("vertical_slash:vertical=200,slash=0", Policy::default()),
             ("vertical_slash:vertical=0,slash=200", Policy::default()),
             ("vertical_slash:density=1", Policy::default()),
+            ("minference:k=200", Policy::default()),
+            ("minference:density=1,block=16", Policy::default()),
             ("flexprefill:gamma=1,tau=0", Policy::default()),
             ("flexprefill:gamma=1,tau=1,block=16", Policy::default()),
             ("flexprefill:min_budget=170,tau=0", Policy::default()),

@@ -18,6 +18,7 @@ mod lines;
 mod loki;
 mod lsh_bits;
 mod magicpig;
+mod minference;
 mod oracle_sampling;
 mod planes;
 mod pqcache;
@@ -128,6 +129,7 @@ pub const METHODS: &[MethodEntry] = &[
     a_shape::ENTRY,
     bigbird::ENTRY,
     vertical_slash::ENTRY,
+    minference::ENTRY,
     flexprefill::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,

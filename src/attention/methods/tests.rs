@@ -359,6 +359,7 @@ const SELECT_ALL: &[&str] = &[
     "bigbird:blocks=100000,window=1,block=5,per=kv_head",
     "bigbird:blocks=100000,window=1,block=5,block_q=3",
     "vertical_slash",
+    "minference",
     "flexprefill",
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
@@ -434,6 +435,7 @@ const ORDINARY: &[&str] = &[
     "bigbird:window=16,block=8,blocks=1,per=kv_head",
     "bigbird:window=16,block=8,block_q=3",
     "vertical_slash:vertical=3,slash=3",
+    "minference:k=8",
     "flexprefill:block=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
@@ -668,6 +670,7 @@ fn every_mask_over_a_whole_prompt_meets_a_density() {
     let policy = Policy { sink: 4, local: 16, ..none() };
     // Large blocks cannot meet a small density closely.
     let fine = |name: &'static str| match name {
+        "minference" => "minference:block=8",
         "flexprefill" => "flexprefill:block=32",
         name => name,
     };
@@ -678,7 +681,7 @@ fn every_mask_over_a_whole_prompt_meets_a_density() {
         "flexprefill:tau=1,block=16",
     ];
     let mut specs: Vec<&str> = every.chain(more).collect();
-    assert!(specs.len() >= 5);
+    assert!(specs.len() >= 6);
     for spec in specs.drain(..) {
         for density in [0.1, 0.3, 0.6] {
             let given = format!("{spec}{}density={density}", if spec.contains(':') { "," } else { ":" });
@@ -695,7 +698,7 @@ fn what_is_sparse_while_the_prompt_is_read_alone_decodes_densely() {
     let prefill_only: Vec<&MethodEntry> = METHODS.iter().filter(|m| m.phase() == "prefill").collect();
     assert_eq!(
         prefill_only.iter().map(|m| m.name).collect::<Vec<_>>(),
-        ["vertical_slash", "flexprefill"]
+        ["vertical_slash", "minference", "flexprefill"]
     );
     for entry in prefill_only {
         let method = configured(entry.name, &none());
@@ -1242,6 +1245,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("vertical_slash:density=0.1"), "vertical_slash:density=0.1");
     assert_eq!(label("vertical_slash:density=0.1,slash=9"), "vertical_slash:density=0.1,slash=9");
     assert_eq!(label("vertical_slash:preset=repo"), "vertical_slash:vertical=1000,slash=6096,sink=30,local=100");
+    assert_eq!(label("minference:block=64,snapshot=9"), "minference:k=1024,snapshot=9");
     assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
@@ -1260,6 +1264,7 @@ fn specs_are_checked_and_canonical() {
         "vertical_slash:vertical=-1",
         "vertical_slash:density=0.1,vertical=3",
         "vertical_slash:snapshot=0",
+        "minference:k=0",
         "flexprefill:gamma=0",
         "flexprefill:gamma=1.1",
         "flexprefill:tau=-0.1",
