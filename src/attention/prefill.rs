@@ -789,7 +789,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 18] = [
+    const SPECS: [&str; 22] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -808,6 +808,10 @@ mod tests {
         "flexprefill:gamma=0.3,block=10,tau=1",
         "flexprefill:gamma=0.3,block=16,min_budget=40",
         "flexprefill:density=0.3,block=16",
+        "hyper_attention:sample=9,block=8,min_seq_len=10",
+        "hyper_attention:sample=0,block=16",
+        "hyper_attention:sample=300,block=1,min_seq_len=1,lsh_num_projs=16",
+        "hyper_attention:density=0.4,block=4,min_seq_len=8",
     ];
 
     #[test]
@@ -881,6 +885,8 @@ mod tests {
             ("flexprefill:gamma=1,tau=0", Policy::default()),
             ("flexprefill:gamma=1,tau=1,block=16", Policy::default()),
             ("flexprefill:min_budget=170,tau=0", Policy::default()),
+            ("hyper_attention:min_seq_len=170", Policy::default()),
+            ("hyper_attention:block=100,sample=0", Policy::default()),
             ("vertical_slash:vertical=0,slash=0", dense.clone()),
             ("hip:k=2", dense),
         ] {

@@ -12,6 +12,7 @@ mod graph_search;
 mod h2o;
 mod hash_attention;
 mod hip;
+mod hyper_attention;
 mod infllm;
 mod knn;
 mod lines;
@@ -131,6 +132,7 @@ pub const METHODS: &[MethodEntry] = &[
     vertical_slash::ENTRY,
     minference::ENTRY,
     flexprefill::ENTRY,
+    hyper_attention::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
     infllm::ENTRY,

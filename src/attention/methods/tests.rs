@@ -361,6 +361,7 @@ const SELECT_ALL: &[&str] = &[
     "vertical_slash",
     "minference",
     "flexprefill",
+    "hyper_attention",
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
@@ -437,6 +438,7 @@ const ORDINARY: &[&str] = &[
     "vertical_slash:vertical=3,slash=3",
     "minference:k=8",
     "flexprefill:block=8",
+    "hyper_attention:sample=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
     "h2o",
@@ -672,6 +674,7 @@ fn every_mask_over_a_whole_prompt_meets_a_density() {
     let fine = |name: &'static str| match name {
         "minference" => "minference:block=8",
         "flexprefill" => "flexprefill:block=32",
+        "hyper_attention" => "hyper_attention:block=4,min_seq_len=8",
         name => name,
     };
     let every = METHODS.iter().filter(|m| m.phase() == "prefill").map(|m| fine(m.name));
@@ -679,9 +682,10 @@ fn every_mask_over_a_whole_prompt_meets_a_density() {
         "vertical_slash:slash=10,snapshot=5,per=kv_head",
         "flexprefill:tau=0",
         "flexprefill:tau=1,block=16",
+        "hyper_attention:preset=paper,block=4,min_seq_len=8,local=16",
     ];
     let mut specs: Vec<&str> = every.chain(more).collect();
-    assert!(specs.len() >= 6);
+    assert!(specs.len() >= 8);
     for spec in specs.drain(..) {
         for density in [0.1, 0.3, 0.6] {
             let given = format!("{spec}{}density={density}", if spec.contains(':') { "," } else { ":" });
@@ -698,7 +702,7 @@ fn what_is_sparse_while_the_prompt_is_read_alone_decodes_densely() {
     let prefill_only: Vec<&MethodEntry> = METHODS.iter().filter(|m| m.phase() == "prefill").collect();
     assert_eq!(
         prefill_only.iter().map(|m| m.name).collect::<Vec<_>>(),
-        ["vertical_slash", "minference", "flexprefill"]
+        ["vertical_slash", "minference", "flexprefill", "hyper_attention"]
     );
     for entry in prefill_only {
         let method = configured(entry.name, &none());
@@ -1247,6 +1251,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("vertical_slash:preset=repo"), "vertical_slash:vertical=1000,slash=6096,sink=30,local=100");
     assert_eq!(label("minference:block=64,snapshot=9"), "minference:k=1024,snapshot=9");
     assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
+    assert_eq!(label("hyper_attention:preset=paper"), "hyper_attention:sample=1024");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1269,6 +1274,9 @@ fn specs_are_checked_and_canonical() {
         "flexprefill:gamma=1.1",
         "flexprefill:tau=-0.1",
         "flexprefill:tau=nan",
+        "hyper_attention:block=0",
+        "hyper_attention:lsh_num_projs=17",
+        "hyper_attention:min_seq_len=0",
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
