@@ -789,7 +789,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 22] = [
+    const SPECS: [&str; 25] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -812,6 +812,9 @@ mod tests {
         "hyper_attention:sample=0,block=16",
         "hyper_attention:sample=300,block=1,min_seq_len=1,lsh_num_projs=16",
         "hyper_attention:density=0.4,block=4,min_seq_len=8",
+        "reformer:bucket=10",
+        "reformer:bucket=16,hashes=3",
+        "reformer:density=0.3",
     ];
 
     #[test]
@@ -887,6 +890,8 @@ mod tests {
             ("flexprefill:min_budget=170,tau=0", Policy::default()),
             ("hyper_attention:min_seq_len=170", Policy::default()),
             ("hyper_attention:block=100,sample=0", Policy::default()),
+            ("reformer:bucket=170", Policy::default()),
+            ("reformer:density=1", Policy::default()),
             ("vertical_slash:vertical=0,slash=0", dense.clone()),
             ("hip:k=2", dense),
         ] {

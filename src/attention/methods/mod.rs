@@ -26,6 +26,7 @@ mod pqcache;
 mod prefill_only;
 mod quest;
 mod random;
+mod reformer;
 mod retrieval_attention;
 mod signatures;
 mod snapkv;
@@ -133,6 +134,7 @@ pub const METHODS: &[MethodEntry] = &[
     minference::ENTRY,
     flexprefill::ENTRY,
     hyper_attention::ENTRY,
+    reformer::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
     infllm::ENTRY,

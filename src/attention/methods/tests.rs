@@ -362,6 +362,7 @@ const SELECT_ALL: &[&str] = &[
     "minference",
     "flexprefill",
     "hyper_attention",
+    "reformer",
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
@@ -439,6 +440,7 @@ const ORDINARY: &[&str] = &[
     "minference:k=8",
     "flexprefill:block=8",
     "hyper_attention:sample=8",
+    "reformer:bucket=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
     "h2o",
@@ -682,10 +684,11 @@ fn every_mask_over_a_whole_prompt_meets_a_density() {
         "vertical_slash:slash=10,snapshot=5,per=kv_head",
         "flexprefill:tau=0",
         "flexprefill:tau=1,block=16",
+        "reformer:hashes=3",
         "hyper_attention:preset=paper,block=4,min_seq_len=8,local=16",
     ];
     let mut specs: Vec<&str> = every.chain(more).collect();
-    assert!(specs.len() >= 8);
+    assert!(specs.len() >= 10);
     for spec in specs.drain(..) {
         for density in [0.1, 0.3, 0.6] {
             let given = format!("{spec}{}density={density}", if spec.contains(':') { "," } else { ":" });
@@ -702,7 +705,7 @@ fn what_is_sparse_while_the_prompt_is_read_alone_decodes_densely() {
     let prefill_only: Vec<&MethodEntry> = METHODS.iter().filter(|m| m.phase() == "prefill").collect();
     assert_eq!(
         prefill_only.iter().map(|m| m.name).collect::<Vec<_>>(),
-        ["vertical_slash", "minference", "flexprefill", "hyper_attention"]
+        ["vertical_slash", "minference", "flexprefill", "hyper_attention", "reformer"]
     );
     for entry in prefill_only {
         let method = configured(entry.name, &none());
@@ -1252,6 +1255,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("minference:block=64,snapshot=9"), "minference:k=1024,snapshot=9");
     assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
     assert_eq!(label("hyper_attention:preset=paper"), "hyper_attention:sample=1024");
+    assert_eq!(label("reformer:preset=paper,hashes=2"), "reformer:bucket=512,hashes=2,dense_layers=0-2");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1277,6 +1281,8 @@ fn specs_are_checked_and_canonical() {
         "hyper_attention:block=0",
         "hyper_attention:lsh_num_projs=17",
         "hyper_attention:min_seq_len=0",
+        "reformer:bucket=0",
+        "reformer:hashes=0",
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
