@@ -6,21 +6,27 @@
 mod a_shape;
 mod bigbird;
 mod double_sparsity;
+mod flexprefill;
 mod full;
 mod graph_search;
 mod h2o;
 mod hash_attention;
 mod hip;
+mod hyper_attention;
 mod infllm;
 mod knn;
+mod lines;
 mod loki;
 mod lsh_bits;
 mod magicpig;
+mod minference;
 mod oracle_sampling;
 mod planes;
 mod pqcache;
+mod prefill_only;
 mod quest;
 mod random;
+mod reformer;
 mod retrieval_attention;
 mod signatures;
 mod snapkv;
@@ -29,6 +35,7 @@ mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
+mod vertical_slash;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -37,7 +44,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::calibration::Calibration;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Picks, Policy, Selection, Step};
+use super::{AnyMethod, Configured, DenseLayers, Mask, Masks, MethodSpec, Params, Picks, Policy, Selection, Step};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -67,6 +74,7 @@ impl MethodEntry {
     pub fn phase(&self) -> &'static str {
         let spec = MethodSpec { name: self.name.to_owned(), params: Vec::new() };
         match (self.build)(&mut Params::new(&spec)) {
+            Ok(method) if method.decodes_densely() => "prefill",
             Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
             _ => "decode",
         }
@@ -122,6 +130,11 @@ pub const METHODS: &[MethodEntry] = &[
     streaming_llm::ENTRY,
     a_shape::ENTRY,
     bigbird::ENTRY,
+    vertical_slash::ENTRY,
+    minference::ENTRY,
+    flexprefill::ENTRY,
+    hyper_attention::ENTRY,
+    reformer::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
     infllm::ENTRY,
@@ -336,6 +349,22 @@ impl Granularity {
         match self {
             Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
             Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+        }
+    }
+
+    /// What each query head of a group has, or what `add` makes of all of them.
+    fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
+        match self {
+            Self::QueryHead => heads,
+            Self::KvHead(_) => heads.into_iter().reduce(|sum, head| add(sum, &head)).into_iter().collect(),
+        }
+    }
+
+    /// Masks of the query heads, or the only one of the group.
+    fn masks(self, mut masks: Vec<Mask>) -> Masks {
+        match self {
+            Self::QueryHead => Masks::PerHead(masks),
+            Self::KvHead(_) => Masks::Shared(masks.pop().expect("the group's mask")),
         }
     }
 
