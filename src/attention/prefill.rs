@@ -789,7 +789,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 26] = [
+    const SPECS: [&str; 27] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -800,6 +800,7 @@ mod tests {
         "hip:ratio=0.1,b_q=1,b_k=1,b_sq=1",
         "hip:k=16,n_e=3,top_r=4",
         "hip:k=16,b_q=24,window=row,query_offset=last,chunks=aligned",
+        "hip:k=16,b_q=24,window=row,vd=true,vertical=6,slash=5,snapshot=9",
         "vertical_slash:vertical=9,slash=7",
         "vertical_slash:vertical=20,slash=0,snapshot=3,per=kv_head",
         "vertical_slash:density=0.3",
@@ -879,6 +880,8 @@ mod tests {
             ("a_shape:window=170", Policy::default()),
             ("bigbird:window=5,blocks=100,block=16", Policy::default()),
             ("hip:k=200", Policy::default()),
+            ("hip:k=2,vd=true,vertical=200", Policy::default()),
+            ("hip:k=2,vd=true,slash=200", Policy::default()),
             ("hip:k=200,window=row", Policy { sink: 4, local: 3, ..Policy::default() }),
             ("hip:ratio=1,b_k=7,per=kv_head", Policy::default()),
             ("streaming_llm:window=3", dense.clone()),
