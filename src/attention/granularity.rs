@@ -1,6 +1,6 @@
 //! For which heads a method makes a selection: each query head, or the GQA group as one.
 
-use super::{ParamInfo, Params, Picks, Selection, Step};
+use super::{Mask, Masks, ParamInfo, Params, Picks, Selection, Step};
 use crate::error::UsageError;
 
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
@@ -73,6 +73,22 @@ impl Granularity {
         match self {
             Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
             Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+        }
+    }
+
+    /// What each query head of a group has, or what `add` makes of all of them.
+    pub(super) fn reduced<T>(self, heads: Vec<T>, add: impl Fn(T, &T) -> T) -> Vec<T> {
+        match self {
+            Self::QueryHead => heads,
+            Self::KvHead(_) => heads.into_iter().reduce(|sum, head| add(sum, &head)).into_iter().collect(),
+        }
+    }
+
+    /// Masks of the query heads, or the only one of the group.
+    pub(super) fn masks(self, mut masks: Vec<Mask>) -> Masks {
+        match self {
+            Self::QueryHead => Masks::PerHead(masks),
+            Self::KvHead(_) => Masks::Shared(masks.pop().expect("the group's mask")),
         }
     }
 

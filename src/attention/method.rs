@@ -120,6 +120,12 @@ pub trait Method: Send + Sync + 'static {
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         None
     }
+
+    /// Whether it attends everything once the prompt has been read: it is sparse by its [prefill
+    /// pattern](Self::prefill_pattern) alone, and has nothing to do where a prompt is read densely.
+    fn decodes_densely(&self) -> bool {
+        false
+    }
 }
 
 /// An artefact that a method needs, and how the method takes it in.
@@ -508,6 +514,8 @@ pub trait AnyMethod: Send + Sync {
     fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>>;
+    /// See [`Method::decodes_densely`].
+    fn decodes_densely(&self) -> bool;
 }
 
 const OWN: &str = "the engine returns to a method what that method made";
@@ -565,6 +573,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         Method::prefill_pattern(self)
+    }
+    fn decodes_densely(&self) -> bool {
+        Method::decodes_densely(self)
     }
 }
 

@@ -539,6 +539,7 @@ pub(super) mod testing {
     use crate::attention::methods::configure;
     use crate::kv::{KvDtype, LayerKv};
     use rand::RngExt;
+    use std::collections::BTreeMap;
 
     /// Width of a head.
     pub(in crate::attention) const D: usize = 16;
@@ -727,6 +728,48 @@ pub(super) mod testing {
         }
     }
 
+    /// Checks that each row sees what `expected` says of its head and position: tokens with the biases on their logits.
+    pub(in crate::attention) fn assert_sees(
+        layer: &Layer,
+        spec: &str,
+        policy: &Policy,
+        expected: impl Fn(usize, usize) -> BTreeMap<usize, f32>,
+    ) {
+        for (head, rows) in layer.seen(&method(spec, policy)).iter().enumerate() {
+            assert_eq!(rows.len(), layer.tokens());
+            for (position, seen) in rows.iter().enumerate() {
+                let (seen, expected) = (seen.iter().copied().collect::<BTreeMap<_, _>>(), expected(head, position));
+                let tokens = |seen: &BTreeMap<usize, f32>| seen.keys().copied().collect::<Vec<_>>();
+                assert_eq!(tokens(&seen), tokens(&expected), "{spec} with {policy:?}: head {head}, row {position}");
+                let off = seen.values().zip(expected.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(off < 1e-5, "{spec}: head {head}, row {position}: biases are off by {off}");
+            }
+        }
+    }
+
+    /// Tokens that stand for themselves.
+    pub(in crate::attention) fn plain(tokens: impl Iterator<Item = usize>) -> BTreeMap<usize, f32> {
+        tokens.map(|token| (token, 0.0)).collect()
+    }
+
+    /// Whether a row sees a token as one of the sinks, or in a window that holds at least the row itself.
+    pub(in crate::attention) fn is_static(policy: &Policy, position: usize, token: usize) -> bool {
+        token < policy.sink || token + policy.local.max(1) > position
+    }
+
+    /// Softmax in `f64` over the tokens up to a row.
+    pub(in crate::attention) fn softmax_up_to(layer: &Layer, position: usize, head: usize) -> Vec<f64> {
+        let keys = layer.keys(head);
+        let weights: Vec<f64> = keys[..=position].iter().map(|key| layer.logit(position, head, key).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+
+    /// FLOPs of scoring that a method counts when it reads a layer.
+    pub(in crate::attention) fn score_flops(layer: &Layer, spec: &str, policy: &Policy) -> usize {
+        layer.attend(&method(spec, policy), 64).1.total(|_| true).score_flops as usize
+    }
+
     /// What each row of a mask sees, as it is attended.
     pub(in crate::attention) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
         let (tokens, sights) = mask.resolve(first);
@@ -762,7 +805,7 @@ mod tests {
         }
     }
 
-    const SPECS: [&str; 10] = [
+    const SPECS: [&str; 27] = [
         "streaming_llm:window=37",
         "a_shape:density=0.3",
         "bigbird:window=10,blocks=3,block=8",
@@ -773,6 +816,23 @@ mod tests {
         "hip:ratio=0.1,b_q=1,b_k=1,b_sq=1",
         "hip:k=16,n_e=3,top_r=4",
         "hip:k=16,b_q=24,window=row,query_offset=last,chunks=aligned",
+        "hip:k=16,b_q=24,window=row,vd=true,vertical=6,slash=5,snapshot=9",
+        "vertical_slash:vertical=9,slash=7",
+        "vertical_slash:vertical=20,slash=0,snapshot=3,per=kv_head",
+        "vertical_slash:density=0.3",
+        "minference:k=30,block=16",
+        "minference:density=0.3,snapshot=5",
+        "flexprefill:block=24,tau=0",
+        "flexprefill:gamma=0.3,block=10,tau=1",
+        "flexprefill:gamma=0.3,block=16,min_budget=40",
+        "flexprefill:density=0.3,block=16",
+        "hyper_attention:sample=9,block=8,min_seq_len=10",
+        "hyper_attention:sample=0,block=16",
+        "hyper_attention:sample=300,block=1,min_seq_len=1,lsh_num_projs=16",
+        "hyper_attention:density=0.4,block=4,min_seq_len=8",
+        "reformer:bucket=10",
+        "reformer:bucket=16,hashes=3",
+        "reformer:density=0.3",
     ];
 
     #[test]
@@ -836,9 +896,24 @@ mod tests {
             ("a_shape:window=170", Policy::default()),
             ("bigbird:window=5,blocks=100,block=16", Policy::default()),
             ("hip:k=200", Policy::default()),
+            ("hip:k=2,vd=true,vertical=200", Policy::default()),
+            ("hip:k=2,vd=true,slash=200", Policy::default()),
             ("hip:k=200,window=row", Policy { sink: 4, local: 3, ..Policy::default() }),
             ("hip:ratio=1,b_k=7,per=kv_head", Policy::default()),
             ("streaming_llm:window=3", dense.clone()),
+            ("vertical_slash:vertical=200,slash=0", Policy::default()),
+            ("vertical_slash:vertical=0,slash=200", Policy::default()),
+            ("vertical_slash:density=1", Policy::default()),
+            ("minference:k=200", Policy::default()),
+            ("minference:density=1,block=16", Policy::default()),
+            ("flexprefill:gamma=1,tau=0", Policy::default()),
+            ("flexprefill:gamma=1,tau=1,block=16", Policy::default()),
+            ("flexprefill:min_budget=170,tau=0", Policy::default()),
+            ("hyper_attention:min_seq_len=170", Policy::default()),
+            ("hyper_attention:block=100,sample=0", Policy::default()),
+            ("reformer:bucket=170", Policy::default()),
+            ("reformer:density=1", Policy::default()),
+            ("vertical_slash:vertical=0,slash=0", dense.clone()),
             ("hip:k=2", dense),
         ] {
             let (out, costs) = layer.attend(&method(spec, &policy), 64);
@@ -946,6 +1021,52 @@ mod tests {
 
         fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
             Box::new(|block| Masks::Shared(self.0[block.first / 32].clone()))
+        }
+    }
+
+    /// A mask of windows that costs something to find, for each KV head of a layer and for each of its blocks.
+    struct Costly {
+        plan: u64,
+        block: u64,
+    }
+
+    impl BlockMask for Costly {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
+            cost.score_flops += self.block;
+            Masks::Shared(Mask::new(Vec::new(), (block.first..block.first + block.rows).collect()))
+        }
+    }
+
+    impl PromptMask for Costly {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn plan<'p>(&'p self, _: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
+            cost.score_flops += self.plan;
+            Box::new(|block| self.masks(block, &mut Cost::default()))
+        }
+    }
+
+    #[test]
+    fn what_finding_a_mask_costs_is_counted_once() {
+        let layer = Layer::new(150, 4, 2);
+        let costly = Costly { plan: 1000, block: 7 };
+        let window = method("streaming_llm", &Policy::default());
+        for (pattern, flops) in
+            [(PrefillPattern::Blocks(&costly), 2 * 5 * 7), (PrefillPattern::Whole(&costly), 2 * 1000)]
+        {
+            let mut sparse = SparsePrefill::new(&window, 1, 3).unwrap();
+            sparse.pattern = pattern;
+            let mut out = vec![f32::NAN; layer.queries.len()];
+            let chunk = PrefillChunk { layer: 0, first: 0, queries: &layer.queries, heads: 4, kv: &layer.kv };
+            sparse.attend(&chunk, &mut out);
+            let total = sparse.into_costs().total(|_| true);
+            assert_eq!((total.score_flops, total.attended_tokens, total.steps), (flops, 4 * 150, 4 * 150));
         }
     }
 

@@ -456,7 +456,14 @@ fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
 
 fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
     if protocol != Protocol::Prefill {
-        return Ok(());
+        return match methods.iter().find(|m| m.method.decodes_densely()) {
+            None => Ok(()),
+            Some(m) => Err(UsageError::new(format!(
+                "method `{}` is sparse only while the prompt is read, so it cannot be sparse from {protocol}",
+                m.label()
+            ))
+            .hint("use --sparse-from prefill for it; after a dense prompt it would be full attention")),
+        };
     }
     match methods.iter().find(|m| m.method.prefill_pattern().is_none()) {
         None => Ok(()),
@@ -552,5 +559,17 @@ mod tests {
         let e = resolve("sparse_from = 'prefill'\nmethods = ['topk']").unwrap_err();
         assert!(e.what.contains("topk") && e.what.contains("prefill pattern"));
         assert!(resolve("sparse_from = 'prefill'\nmethods = []").is_ok());
+    }
+
+    #[test]
+    fn what_decodes_densely_is_refused_where_prompts_are_read_densely() {
+        for sparse_from in ["decode", "question", "last:5"] {
+            let e = resolve(&format!("sparse_from = '{sparse_from}'\nmethods = ['vertical_slash']")).unwrap_err();
+            assert!(e.what.contains("`vertical_slash:") && e.what.ends_with(&format!("sparse from {sparse_from}")));
+            assert!(e.hint.unwrap().contains("--sparse-from prefill"));
+        }
+        assert!(resolve("sparse_from = 'prefill'\nmethods = ['vertical_slash']").is_ok());
+        let both = Settings::parse("sparse_from = ['prefill', 'decode']\nmethods = ['vertical_slash']", "test.toml");
+        assert!(RunConfig::resolve(both.unwrap()).unwrap_err().what.contains("sparse from decode"));
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! BigBird draws, for every block of queries, the blocks of keys that it attends besides the global tokens
 //! (here the first `sink`) and the window. While decoding, the block of queries is that of the current
-//! position: the draw stays for `block` tokens and is then made anew, from a seed of the example, layer, head
-//! and query block. Blocks are cut over what lies between sink and window, which slides over generated
-//! tokens too.
+//! position: the draw stays for `block_q` tokens and is then made anew, from a seed of the example, layer, head
+//! and query block. Blocks of keys, of `block` tokens, are cut over what lies between sink and window, which slides over
+//! generated tokens too. The paper's code has one size for both, as `block` alone does here.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -27,7 +27,12 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" },
         ParamInfo { key: "blocks", default: "3", about: "random blocks" },
-        ParamInfo { key: "block", default: "64", about: "tokens a block, and tokens that share a draw" },
+        ParamInfo { key: "block", default: "64", about: "tokens a block of keys" },
+        ParamInfo {
+            key: "block_q",
+            default: "64",
+            about: "tokens a block of queries, which share a draw; as many as in `block` if it is not given",
+        },
         Granularity::INFO,
     ],
     presets: &[Preset {
@@ -46,7 +51,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             _ => Tuned::Value(NonZero::new(params.get_positive("window", 256)?).expect("not 0")),
         };
         let block = params.get_minor("block", 64)?;
-        Ok(Arc::new(BigBird { window, blocks, block, per: Granularity::read_per(params)? }))
+        let query_block = params.get_minor("block_q", block)?;
+        Ok(Arc::new(BigBird { window, blocks, block, query_block, per: Granularity::read_per(params)? }))
     },
 };
 
@@ -54,7 +60,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 struct BigBird {
     window: Tuned<NonZero<usize>>,
     blocks: Tuned<NonZero<usize>>,
+    /// Tokens a block of keys.
     block: usize,
+    /// Tokens a block of queries.
+    query_block: usize,
     per: Granularity,
 }
 
@@ -94,7 +103,7 @@ impl Method for BigBird {
     fn start(&self, _: &u64) {}
 
     fn select(&self, step: &Step<'_>, seed: &u64, (): &mut (), _: &mut Cost) -> Selection {
-        let of_block = mix_seed(*seed, ((step.context.tokens - 1) / self.block) as u64);
+        let of_block = mix_seed(*seed, ((step.context.tokens - 1) / self.query_block) as u64);
         let count = self.count(step.context);
         let draw = |head: usize| Picks::softmax(self.draw(&step.candidates, count, mix_seed(of_block, head as u64)));
         match self.per {
@@ -122,14 +131,14 @@ impl Method for BigBird {
 
 impl BlockMask for BigBird {
     fn query_rows(&self) -> usize {
-        self.block
+        self.query_block
     }
 
     /// The draw is the one that decoding makes for these positions, from what lies between sinks and the first row's
     /// window, which is that of all rows.
     fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
         let (candidates, context) = block.candidates(self.exact(block.policy, 0, block.first + 1));
-        let (count, of_block) = (self.count(context), mix_seed(block.seed, (block.first / self.block) as u64));
+        let (count, of_block) = (self.count(context), mix_seed(block.seed, (block.first / self.query_block) as u64));
         let drawn =
             |head: usize| block.mask(&candidates, self.draw(&candidates, count, mix_seed(of_block, head as u64)));
         match self.per {
@@ -143,6 +152,7 @@ impl BlockMask for BigBird {
 mod tests {
     use super::super::tests::{Stepper, none};
     use crate::attention::Tuned;
+    use crate::attention::prefill::testing::{Layer, assert_sees, method, plain};
     use crate::attention::{Policy, Selection};
     use std::collections::BTreeSet;
 
@@ -186,6 +196,7 @@ mod tests {
             window: Tuned::Density(0.5),
             blocks: Tuned::Density(0.5),
             block: 5,
+            query_block: 5,
             per: super::Granularity::QueryHead,
         };
         let mut counts = [0usize; 12];
@@ -194,5 +205,66 @@ mod tests {
         }
         // 4000 · 3 / 12 = 1000 with a standard deviation of 27.
         assert!(counts.iter().all(|c| (870..1130).contains(c)), "{counts:?}");
+    }
+    /// Blocks of keys that a row of a prompt sees between sinks and its block's window, checked to be whole.
+    fn drawn(seen: &[(usize, f32)], (sink, end): (usize, usize), block: usize) -> BTreeSet<usize> {
+        let tokens: Vec<usize> = seen.iter().map(|(token, _)| *token).filter(|t| (sink..end).contains(t)).collect();
+        let blocks: BTreeSet<usize> = tokens.iter().map(|t| (t - sink) / block).collect();
+        let whole = blocks.iter().flat_map(|b| sink + b * block..(sink + (b + 1) * block).min(end));
+        assert_eq!(tokens, whole.collect::<Vec<_>>());
+        blocks
+    }
+
+    #[test]
+    fn each_block_of_queries_of_a_prompt_has_draws_of_its_own() {
+        let (tokens, sink, window) = (600, 5, 30);
+        let policy = Policy { sink, ..none() };
+        let layer = Layer::new(tokens, 4, 2);
+        for (block, query_block, blocks, per) in
+            [(8, 8, 3, "query_head"), (8, 20, 3, "query_head"), (20, 4, 2, "query_head"), (8, 8, 3, "kv_head")]
+        {
+            let size = if query_block == block { String::new() } else { format!(",block_q={query_block}") };
+            let spec = format!("bigbird:window={window},blocks={blocks},block={block}{size},per={per}");
+            let seen = layer.seen(&method(&spec, &policy));
+            let (mut all, mut equal, mut equal_heads) = (BTreeSet::new(), 0, 0);
+            let of = |head: usize, first: usize| {
+                let end = (first + 1 - window).max(sink);
+                let of_rows: Vec<BTreeSet<usize>> = (first..(first + query_block).min(tokens))
+                    .map(|row| {
+                        let rest: Vec<usize> = seen[head][row].iter().map(|(t, _)| *t).filter(|t| *t >= end).collect();
+                        assert_eq!(rest, (end..=row).collect::<Vec<_>>(), "{spec}: all from the first row's window on");
+                        assert!(seen[head][row][..sink].iter().map(|(t, _)| *t).eq(0..sink), "sinks");
+                        drawn(&seen[head][row], (sink, end), block)
+                    })
+                    .collect();
+                assert!(of_rows.iter().all(|rows| *rows == of_rows[0]), "{spec}: rows of a block share a draw");
+                let there = (end - sink).div_ceil(block);
+                assert_eq!(of_rows[0].len(), blocks.min(there), "{spec}: row {first}");
+                of_rows[0].clone()
+            };
+            let firsts: Vec<usize> = (0..tokens).step_by(query_block).filter(|first| *first >= 400).collect();
+            for pair in firsts.windows(2) {
+                let draws: Vec<BTreeSet<usize>> = (0..4).map(|head| of(head, pair[0])).collect();
+                equal += usize::from(draws[0] == of(0, pair[1]));
+                equal_heads += usize::from(draws[0] == draws[1]);
+                all.extend(draws[0].iter().copied());
+            }
+            // A draw is seldom the one before, and together they meet what so many would of the blocks that are there.
+            let there = 560.0 / block as f64;
+            let met = there * (1.0 - (1.0 - blocks as f64 / there).powi(firsts.len() as i32 - 1));
+            assert!(equal * 5 < firsts.len(), "{spec}: {equal} of {} draws are the one before", firsts.len());
+            assert!(all.len() as f64 > 0.7 * met, "{spec}: {all:?}, where {met} were expected");
+            match per {
+                "kv_head" => assert_eq!(equal_heads, firsts.len() - 1, "one draw for the group"),
+                _ => assert!(equal_heads * 5 < firsts.len(), "{spec}: heads draw for themselves"),
+            }
+        }
+    }
+
+    #[test]
+    fn early_rows_of_a_prompt_see_all_that_is_there() {
+        let layer = Layer::new(36, 1, 1);
+        let policy = Policy { sink: 2, ..none() };
+        assert_sees(&layer, "bigbird:window=10,blocks=3,block=8,block_q=4", &policy, |_, position| plain(0..=position));
     }
 }

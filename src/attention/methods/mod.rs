@@ -6,21 +6,27 @@
 mod a_shape;
 mod bigbird;
 mod double_sparsity;
+mod flexprefill;
 mod full;
 mod graph_search;
 mod h2o;
 mod hash_attention;
 mod hip;
+mod hyper_attention;
 mod infllm;
 mod knn;
+mod lines;
 mod loki;
 mod lsh_bits;
 mod magicpig;
+mod minference;
 mod oracle_sampling;
 mod planes;
 mod pqcache;
+mod prefill_only;
 mod quest;
 mod random;
+mod reformer;
 mod retrieval_attention;
 mod signatures;
 mod snapkv;
@@ -29,6 +35,7 @@ mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
+mod vertical_slash;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -67,6 +74,7 @@ impl MethodEntry {
     pub fn phase(&self) -> &'static str {
         let spec = MethodSpec { name: self.name.to_owned(), params: Vec::new() };
         match (self.build)(&mut Params::new(&spec)) {
+            Ok(method) if method.decodes_densely() => "prefill",
             Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
             _ => "decode",
         }
@@ -112,6 +120,11 @@ pub const METHODS: &[MethodEntry] = &[
     streaming_llm::ENTRY,
     a_shape::ENTRY,
     bigbird::ENTRY,
+    vertical_slash::ENTRY,
+    minference::ENTRY,
+    flexprefill::ENTRY,
+    hyper_attention::ENTRY,
+    reformer::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
     infllm::ENTRY,

@@ -152,11 +152,12 @@ pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> Exact {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Turn, angle, assert_close, configured, noise, none};
+    use crate::attention::prefill::testing::Layer;
     use crate::attention::{IndexCache, Policy};
     use crate::kv::{KvDtype, LayerKv, Prefix};
     use std::sync::Arc;
 
-    const D: usize = 8;
+    const D: usize = crate::attention::prefill::testing::D;
 
     /// `x` at `position`, from the definition of RoPE.
     fn rotated(x: &[f32], position: usize) -> Vec<f32> {
@@ -249,6 +250,29 @@ mod tests {
         for (prefix_tokens, sink, window) in SHAPES {
             let kept = (0..prefix_tokens).filter(|t| *t < sink || t + window >= prefix_tokens).collect();
             check_rolling(&format!("window={window},slide=false"), (prefix_tokens, sink), kept, |_| ());
+        }
+    }
+    #[test]
+    fn a_prompt_is_read_as_by_a_cache_that_is_rotated_anew_for_every_token() {
+        let tokens = Tokens(11);
+        for (read, sink, window) in [(200, 4, 9), (90, 0, 20), (70, 6, 1), (50, 30, 10), (40, 3, 100)] {
+            let keys: Vec<Vec<f32>> = (0..read).map(|t| rotated(&tokens.key(t), t)).collect();
+            let mut kv = LayerKv::new(KvDtype::F32, 1, D, read);
+            (0..read).for_each(|t| kv.append(&keys[t], &tokens.value(t)));
+            let queries = (0..read).flat_map(|t| tokens.queries(t).into_iter().flat_map(move |q| rotated(&q, t)));
+            let layer = Layer { kv, queries: queries.collect(), heads: 2 };
+            let spec = format!("streaming_llm:rolling=true,window={window}");
+            let method = configured(&spec, &Policy { sink, ..none() });
+            let (out, costs) = layer.attend_moved(&method, 64, Some(Arc::new(Turn)));
+            let mut attended = 0;
+            for (position, out) in out.chunks(2 * D).enumerate() {
+                let cache: Vec<usize> = (0..=position).filter(|t| *t < sink || t + window > position).collect();
+                attended += 2 * cache.len();
+                for (query, out) in tokens.queries(position).iter().zip(out.chunks(D)) {
+                    assert_close(out, &tokens.reference(query, &cache), 1e-4, &format!("{spec}, row {position}"));
+                }
+            }
+            assert_eq!(costs.total(|_| true).attended_tokens as usize, attended);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
-    Selection, Step, expand_grid, mix_seed,
+    Selection, SparsePrefill, Step, expand_grid, mix_seed,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -420,6 +420,12 @@ const SELECT_ALL: &[&str] = &[
     "a_shape:window=100000",
     "bigbird:blocks=100000,window=7",
     "bigbird:blocks=100000,window=1,block=5,per=kv_head",
+    "bigbird:blocks=100000,window=1,block=5,block_q=3",
+    "vertical_slash",
+    "minference",
+    "flexprefill",
+    "hyper_attention",
+    "reformer",
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
@@ -492,6 +498,12 @@ const ORDINARY: &[&str] = &[
     "a_shape:window=16",
     "bigbird:window=16,block=8",
     "bigbird:window=16,block=8,blocks=1,per=kv_head",
+    "bigbird:window=16,block=8,block_q=3",
+    "vertical_slash:vertical=3,slash=3",
+    "minference:k=8",
+    "flexprefill:block=8",
+    "hyper_attention:sample=8",
+    "reformer:bucket=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
     "h2o",
@@ -517,6 +529,7 @@ const ORDINARY: &[&str] = &[
     "hip:k=9,b_k=4,b_sk=2,representative=last,r_m=1",
     "hip:ratio=0.1,per=kv_head,top_r=8",
     "hip:k=16,n_e=3",
+    "hip:k=16,vd=true,vertical=9",
     "hip:k=16,b_k=3,b_sk=2,key_offset=last,query_offset=last,window=row,chunks=aligned",
     "topk:density=0.1",
     "topk:k=8,per=kv_head,reduce=max",
@@ -671,7 +684,7 @@ fn specs_with_density(density: f64) -> Vec<String> {
         "infllm" => "infllm:page=4",
         name => name,
     };
-    let every = METHODS.iter().filter(|m| !m.params.is_empty()).map(|m| fine(m.name));
+    let every = METHODS.iter().filter(|m| !m.params.is_empty() && m.phase() != "prefill").map(|m| fine(m.name));
     let more = [
         "topk:per=kv_head",
         "quest:page=16,per=kv_head,reduce=max",
@@ -702,6 +715,71 @@ fn every_method_meets_a_density() {
             let tolerance = if fork.solved().is_some() { 0.2 } else { 0.1 };
             assert!((achieved / density - 1.0).abs() < tolerance, "{spec}: {achieved}");
         }
+    }
+}
+
+/// What a method attends of a prompt of noise that it reads by its mask, as a share.
+fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
+    let (heads, kv) = (4, random_kv(KvDtype::F32, 2, tokens, D, 5));
+    let method = configured(spec, policy);
+    let mut sparse = SparsePrefill::new(&method, 1, 7).unwrap();
+    let rows = sparse.chunk_rows(tokens);
+    for first in (0..tokens).step_by(rows) {
+        let mut read = kv.clone();
+        read.truncate((first + rows).min(tokens), tokens);
+        let queries = noise((read.tokens() - first) * heads * D, first as u64);
+        let chunk = PrefillChunk { layer: 0, first, queries: &queries, heads, kv: &read };
+        sparse.attend(&chunk, &mut vec![0.0; queries.len()]);
+    }
+    sparse.into_costs().total(|_| true).density()
+}
+
+#[test]
+fn every_mask_over_a_whole_prompt_meets_a_density() {
+    let policy = Policy { sink: 4, local: 16, ..none() };
+    // Large blocks cannot meet a small density closely.
+    let fine = |name: &'static str| match name {
+        "minference" => "minference:block=8",
+        "flexprefill" => "flexprefill:block=32",
+        "hyper_attention" => "hyper_attention:block=4,min_seq_len=8",
+        name => name,
+    };
+    let every = METHODS.iter().filter(|m| m.phase() == "prefill").map(|m| fine(m.name));
+    let more = [
+        "vertical_slash:slash=10,snapshot=5,per=kv_head",
+        "flexprefill:tau=0",
+        "flexprefill:tau=1,block=16",
+        "reformer:hashes=3",
+        "hyper_attention:preset=paper,block=4,min_seq_len=8,local=16",
+    ];
+    let mut specs: Vec<&str> = every.chain(more).collect();
+    assert!(specs.len() >= 10);
+    for spec in specs.drain(..) {
+        for density in [0.1, 0.3, 0.6] {
+            let given = format!("{spec}{}density={density}", if spec.contains(':') { "," } else { ":" });
+            let achieved = density_of_reading(&given, &policy, 700);
+            assert!((achieved / density - 1.0).abs() < 0.07, "{given}: {achieved}");
+        }
+    }
+}
+
+#[test]
+fn what_is_sparse_while_the_prompt_is_read_alone_decodes_densely() {
+    let prefix = prefix(2, 2, 90, D);
+    let full = run(&prefix, "full", &none(), 4, 3).0;
+    let prefill_only: Vec<&MethodEntry> = METHODS.iter().filter(|m| m.phase() == "prefill").collect();
+    assert_eq!(
+        prefill_only.iter().map(|m| m.name).collect::<Vec<_>>(),
+        ["vertical_slash", "minference", "flexprefill", "hyper_attention", "reformer"]
+    );
+    for entry in prefill_only {
+        let method = configured(entry.name, &none());
+        assert!(method.method.decodes_densely() && method.masks_prefill() && method.masks_whole_prompt());
+        let (out, fork) = run(&prefix, entry.name, &none(), 4, 3);
+        assert_eq!((out, fork.costs().total(|_| true).density()), (full.clone(), 1.0), "{}", entry.name);
+    }
+    for other in ["full", "hip", "bigbird", "a_shape", "streaming_llm", "topk"] {
+        assert!(!configured(other, &none()).method.decodes_densely(), "{other}");
     }
 }
 
@@ -1237,6 +1315,16 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
     assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
     assert_eq!(label("bigbird:block=64"), "bigbird:blocks=3,window=256");
+    assert_eq!(label("bigbird:block=32,block_q=32"), "bigbird:blocks=3,window=256,block=32");
+    assert_eq!(label("bigbird:block_q=32"), "bigbird:blocks=3,window=256,block_q=32");
+    assert_eq!(label("vertical_slash"), "vertical_slash:vertical=256,slash=256");
+    assert_eq!(label("vertical_slash:density=0.1"), "vertical_slash:density=0.1");
+    assert_eq!(label("vertical_slash:density=0.1,slash=9"), "vertical_slash:density=0.1,slash=9");
+    assert_eq!(label("vertical_slash:preset=repo"), "vertical_slash:vertical=1000,slash=6096,sink=30,local=100");
+    assert_eq!(label("minference:block=64,snapshot=9"), "minference:k=1024,snapshot=9");
+    assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
+    assert_eq!(label("hyper_attention:preset=paper"), "hyper_attention:sample=1024");
+    assert_eq!(label("reformer:preset=paper,hashes=2"), "reformer:bucket=512,hashes=2,dense_layers=0-2");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1250,6 +1338,20 @@ fn specs_are_checked_and_canonical() {
         "streaming_llm:slide=no",
         "a_shape:slide=false",
         "bigbird:blocks=0",
+        "bigbird:block_q=0",
+        "vertical_slash:vertical=-1",
+        "vertical_slash:density=0.1,vertical=3",
+        "vertical_slash:snapshot=0",
+        "minference:k=0",
+        "flexprefill:gamma=0",
+        "flexprefill:gamma=1.1",
+        "flexprefill:tau=-0.1",
+        "flexprefill:tau=nan",
+        "hyper_attention:block=0",
+        "hyper_attention:lsh_num_projs=17",
+        "hyper_attention:min_seq_len=0",
+        "reformer:bucket=0",
+        "reformer:hashes=0",
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
@@ -1312,6 +1414,10 @@ fn specs_are_checked_and_canonical() {
         "hip:query_offset=2",
         "hip:window=4",
         "hip:chunks=even",
+        "hip:vd=1",
+        "hip:vertical=x",
+        "hip:slash=-1",
+        "hip:snapshot=0",
         "lsh_bits:bits=0",
         "lsh_bits:bits=5000",
         "lsh_bits:label=v",

@@ -7,24 +7,32 @@
 //! cached mask stays valid.
 //!
 //! Decisions where the paper leaves room:
-//! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of
-//!   them (rounded up) are kept, and a score is the maximum over query rows and sampled keys. Halving
-//!   rounds up, as rounding to even would never divide a chunk of two blocks.
-//! - A decoding step has one query row for each head, so `b_q` and `b_sq`, which size and sample the
-//!   query blocks of prefill, change nothing there. The paper estimates a mask for each head and says
-//!   nothing about groups: `per=query_head` does that; with `per=kv_head` the group's queries are the rows
-//!   of one query block and share a mask.
-//! - In prefill with `window=block` the candidates of a query block lie between the sinks and the `local` tokens up to its
-//!   first row, so every row may see them all; what follows, up to the row itself, is attended by every row. So no token
-//!   falls between mask and window, and the search needs no causal mask. With `window=row`, as in HiP's code, each row
-//!   attends its own last `local` tokens; candidates go up to the window of the last row, and those that lie in a row's
-//!   window or behind it count for other rows alone (the causal mask of Algorithm 1, line 11).
-//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration branches
-//!   out, which §E.9 calls randomness in branching decisions. So with `n_e` above 1 each of the searches raises the scores
-//!   by which its middle round (the second of two or three) chooses branches, each by a number drawn uniformly from 0 to
-//!   `r_e`; what is scored stays the same. The paper names neither unit nor distribution: here it is logits, `q·k/√d`.
-//!   An ensemble of one is plain HiP.
+//! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of them (rounded
+//!   up) are kept, and a score is the maximum over query rows and sampled keys. Halving rounds up, as rounding to
+//!   even would never divide a chunk of two blocks.
+//! - A decoding step has one query row for each head, so `b_q` and `b_sq`, which size and sample the query blocks of
+//!   prefill, change nothing there. The paper estimates a mask for each head and says nothing about groups:
+//!   `per=query_head` does that; with `per=kv_head` the group's queries are the rows of one query block and share a
+//!   mask.
+//! - In prefill with `window=block` the candidates of a query block lie between the sinks and the `local` tokens up
+//!   to its first row, so every row may see them all; what follows, up to the row itself, is attended by every row.
+//!   So no token falls between mask and window, and the search needs no causal mask. With `window=row`, as in HiP's
+//!   code, each row attends its own last `local` tokens; candidates go up to the window of the last row, and those
+//!   that lie in a row's window or behind it count for other rows alone (the causal mask of Algorithm 1, line 11).
+//! - The paper samples rows and keys at strides without saying where in a stride, and cuts the first chunks at equal
+//!   distances. HiP's code takes the last of each stride (`query_offset`, `key_offset`) and cuts at multiples of a
+//!   power of two (`chunks`); `preset=repo` does so too.
+//! - `vd=true` adds AVD's lines to the masks of prefill, beside the budget ("HiP + VD", §5.2–5.3): the tokens and
+//!   distances that the prompt's last queries attend most, as `vertical_slash` chooses them. The paper gives no
+//!   numbers for them; the defaults are those of HiP's code, which votes with products instead of attention, pools
+//!   them and joins all heads. Decoding has no lines.
+//! - Ensemble (§C.5): the paper adds the randomness `r_e` "to the branch direction" where the middle iteration
+//!   branches out, which §E.9 calls randomness in branching decisions. So with `n_e` above 1 each of the searches
+//!   raises the scores by which its middle round (the second of two or three) chooses branches, each by a number
+//!   drawn uniformly from 0 to `r_e`; what is scored stays the same. The paper names neither unit nor distribution:
+//!   here it is logits, `q·k/√d`. An ensemble of one is plain HiP.
 
+mod lined;
 mod search;
 
 use std::borrow::Cow;
@@ -35,6 +43,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 
+use self::lined::LineBudget;
 use self::search::{Chunks, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{
@@ -89,6 +98,18 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "tau", default: "0", about: "1: only the k tokens with most votes; 0: all that have enough" },
         ParamInfo { key: "l_e", default: "all", about: "first layers that use the ensemble; the others use one mask" },
+        ParamInfo { key: "vd", default: "false", about: "true: add vertical and diagonal lines in prefill (HiP + VD)" },
+        ParamInfo { key: "vertical", default: "32", about: "with vd: tokens that all rows attend, beyond the sinks" },
+        ParamInfo {
+            key: "slash",
+            default: "256",
+            about: "with vd: distances at which all rows attend, beyond the window",
+        },
+        ParamInfo {
+            key: "snapshot",
+            default: "128",
+            about: "with vd: last queries of the prompt, which choose the lines",
+        },
         ParamInfo {
             key: "per",
             default: "query_head",
@@ -129,8 +150,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("dense_layers", "0-2"),
             ],
             source: "HiP's code, v1_1/attention2_draft_prefetch.py (the kernel the paper names): mask_k 512, blocks 64 \
-                     and 2, window 256, 16 sinks, a window for each row, samples and chunks; its 16-bit sigmoid of the scores, in which large ones \
-                     become equal, is left out",
+                     and 2, window 256 for each row, 16 sinks, samples and chunks; its 16-bit sigmoid of the scores, in \
+                     which large ones become equal, is left out",
         },
     ],
     build: |params| Ok(Arc::new(Hip::read(params)?)),
@@ -149,6 +170,9 @@ struct Hip {
     search: Search,
     refresh: usize,
     ensemble: Ensemble,
+    /// Whether a prompt's masks have lines too.
+    has_lines: bool,
+    lines: LineBudget,
     per: Granularity,
 }
 
@@ -265,6 +289,12 @@ impl Hip {
                 channels: params.get_minor_as("top_r", Limit(None), LIMIT)?,
             },
             ensemble: Ensemble::read(params, LIMIT)?,
+            has_lines: params.choice("vd", &["false", "true"])? == "true",
+            lines: LineBudget {
+                vertical: params.get_minor_within("vertical", 32, 0..=MOST_TOKENS)?,
+                slash: params.get_minor_within("slash", 256, 0..=MOST_TOKENS)?,
+                snapshot: params.get_minor("snapshot", 128)?,
+            },
             per: Granularity::read_per(params)?,
         })
     }
@@ -404,7 +434,7 @@ impl Method for Hip {
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
-        Some(PrefillPattern::Blocks(self))
+        Some(if self.has_lines { PrefillPattern::Whole(self) } else { PrefillPattern::Blocks(self) })
     }
 }
 

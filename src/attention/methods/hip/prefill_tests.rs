@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::super::tests::configured;
+use super::super::tests::{configured, noise};
 use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
 use super::tests::{PLACES, ensembles, whole_numbers};
 use crate::attention::calibration::PrefillChunk;
@@ -27,6 +27,8 @@ enum Shape {
     Needle,
     /// Stretches of 16 tokens with keys of one direction.
     Clusters,
+    /// Keys and queries of any numbers, so that no two lines get the same votes.
+    Noise,
 }
 
 /// Keys and queries of a prompt at one layer: small whole numbers, so that products are exact in any order.
@@ -45,6 +47,9 @@ impl Prompt {
         let queries = whole_numbers(tokens * kv_heads * group * D, seed + 1000);
         let keys = (0..kv_heads as u64).map(|head| Self::keys_of(shape, tokens, 10 * seed + head)).collect();
         let mut prompt = Self { tokens, kv_heads, group, keys, queries };
+        if matches!(shape, Shape::Noise) {
+            prompt.queries = noise(prompt.queries.len(), seed + 2000);
+        }
         if matches!(shape, Shape::Needle) {
             // All queries look along the first channel, where only the needle is large.
             prompt.queries.chunks_exact_mut(D).for_each(|query| query[0] = 3.0);
@@ -54,6 +59,9 @@ impl Prompt {
     }
 
     fn keys_of(shape: Shape, tokens: usize, seed: u64) -> Vec<f32> {
+        if matches!(shape, Shape::Noise) {
+            return noise(tokens * D, seed);
+        }
         let mut keys = whole_numbers(tokens * D, seed);
         if matches!(shape, Shape::Clusters) {
             for (cluster, keys) in keys.chunks_mut(16 * D).enumerate() {
@@ -72,29 +80,59 @@ impl Prompt {
         &self.queries[(position * self.heads() + head) * D..][..D]
     }
 
-    /// The masks that the method gives for a block of rows at one KV head, one for each query head, and their cost.
-    fn masks(&self, method: &Configured, (first, rows): (usize, usize), kv_head: usize) -> (Vec<Mask>, Cost) {
-        let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { panic!("no mask") };
+    /// `[head of the group][row][D]`.
+    fn rows(&self, kv_head: usize, (first, rows): (usize, usize)) -> Vec<f32> {
         let heads = kv_head * self.group..(kv_head + 1) * self.group;
         let row = |head: usize| (first..first + rows).flat_map(move |position| self.query(position, head));
-        let queries: Vec<f32> = heads.flat_map(row).copied().collect();
-        let block = QueryBlock {
+        heads.flat_map(row).copied().collect()
+    }
+
+    fn block<'a>(
+        &'a self,
+        method: &'a Configured,
+        (first, rows): (usize, usize),
+        kv_head: usize,
+        queries: &'a [f32],
+    ) -> QueryBlock<'a> {
+        QueryBlock {
             layer: 0,
             kv_head,
-            queries: &queries,
+            queries,
             rows,
             first,
             d: D,
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
             policy: &method.policy,
             seed: head_seed(SEED, 0, kv_head),
-        };
-        let mut cost = Cost::default();
-        let masks = match mask.masks(&block, &mut cost) {
+        }
+    }
+
+    fn by_head(&self, masks: Masks) -> Vec<Mask> {
+        match masks {
             Masks::Shared(mask) => vec![mask; self.group],
             Masks::PerHead(masks) => masks,
+        }
+    }
+
+    /// The masks that the method gives for a block of rows at one KV head, one for each query head, and their cost.
+    fn masks(&self, method: &Configured, rows: (usize, usize), kv_head: usize) -> (Vec<Mask>, Cost) {
+        let Some(PrefillPattern::Blocks(mask)) = method.method.prefill_pattern() else { panic!("no mask") };
+        let (queries, mut cost) = (self.rows(kv_head, rows), Cost::default());
+        let masks = mask.masks(&self.block(method, rows, kv_head, &queries), &mut cost);
+        (self.by_head(masks), cost)
+    }
+
+    /// The masks of the blocks of all rows at one KV head, where the method sees the whole prompt first.
+    fn planned(&self, method: &Configured, kv_head: usize) -> (Vec<Vec<Mask>>, Cost) {
+        let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("no plan") };
+        let (all, mut cost) = (self.rows(kv_head, (0, self.tokens)), Cost::default());
+        let plan = mask.plan(&self.block(method, (0, self.tokens), kv_head, &all), &mut cost);
+        let of_block = |first: usize| {
+            let rows = (first, mask.query_rows().min(self.tokens - first));
+            let queries = self.rows(kv_head, rows);
+            self.by_head(plan(&self.block(method, rows, kv_head, &queries)))
         };
-        (masks, cost)
+        ((0..self.tokens).step_by(mask.query_rows()).map(of_block).collect(), cost)
     }
 
     /// What was counted while the whole prompt was read in chunks of about 50 rows.
@@ -142,7 +180,7 @@ struct Expected {
 }
 
 impl Case {
-    fn method(&self) -> Configured {
+    fn spec(&self) -> String {
         let Self { k, b_q, b_sq, search: Listing { b_k, b_sk, top_r, last_keys, aligned, .. }, place, .. } = self;
         let choose = |chosen: bool, text: &str| if chosen { text.to_owned() } else { String::new() };
         let chosen = choose(self.is_shared, ",per=kv_head")
@@ -152,8 +190,15 @@ impl Case {
             + &choose(*aligned, ",chunks=aligned");
         let top_r = top_r.map_or(String::new(), |r| format!(",top_r={r}"));
         let blocks = format!("b_q={b_q},b_sq={b_sq},b_k={b_k},b_sk={b_sk}");
-        let spec = format!("hip:k={k},{blocks},representative={place}{top_r}{chosen}{}", self.ensemble.spec());
-        configured(&spec, &Policy { sink: self.sink, local: self.local, ..Policy::default() })
+        format!("hip:k={k},{blocks},representative={place}{top_r}{chosen}{}", self.ensemble.spec())
+    }
+
+    fn policy(&self) -> Policy {
+        Policy { sink: self.sink, local: self.local, ..Policy::default() }
+    }
+
+    fn method(&self) -> Configured {
+        configured(&self.spec(), &self.policy())
     }
 
     /// Rows see the first tokens, the blocks that the sampled rows find, and all from their window on.
@@ -219,7 +264,10 @@ impl Case {
 
 /// The tokens that each row of a block sees by its mask.
 fn seen_by_rows(mask: &Mask, first: usize) -> Vec<Vec<usize>> {
-    let sees = |row: usize, token: usize| token >= mask.starts[row] || mask.common.contains(&(token as u32));
+    let sees = |row: usize, token: usize| {
+        let is_on_slash = || mask.slashes.iter().any(|distance| token + distance == first + row);
+        token >= mask.starts[row] || mask.common.contains(&(token as u32)) || is_on_slash()
+    };
     (0..mask.starts.len()).map(|row| (0..=first + row).filter(|t| sees(row, *t)).collect()).collect()
 }
 
@@ -321,4 +369,88 @@ fn every_row_sees_a_cluster_that_one_of_the_sampled_rows_looks_at() {
     let share = |row: usize| share_that_sees(&case, &with_looking(row), 56);
     assert_eq!((share(0), share(6), share(14)), (1.0, 1.0, 1.0), "any sampled row, not the first alone");
     assert!(share(7) < 1.0, "rows between the sampled ones are not looked at (b_sq=2)");
+}
+
+/// Lines that are added to a case's masks, by the names of the parameters.
+#[derive(Debug, Clone, Copy)]
+struct Lines {
+    vertical: usize,
+    slash: usize,
+    snapshot: usize,
+}
+
+impl Lines {
+    /// Tokens and distances that get most of the softmax of the last queries of some heads, computed one by one.
+    fn chosen(self, case: &Case, prompt: &Prompt, heads: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let n = prompt.tokens;
+        let (mut by_token, mut by_distance) = (vec![0.0; n], vec![0.0; n]);
+        for (head, position) in heads.iter().flat_map(|h| (n.saturating_sub(self.snapshot)..n).map(move |p| (*h, p))) {
+            let keys = &prompt.keys[head / prompt.group];
+            let logit = |token: usize| -> f64 {
+                let pairs = prompt.query(position, head).iter().zip(&keys[token * D..][..D]);
+                pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (D as f64).sqrt()
+            };
+            let weights: Vec<f64> = (0..=position).map(|token| logit(token).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for (token, weight) in weights.iter().enumerate() {
+                by_token[token] += weight / sum;
+                by_distance[position - token] += weight / sum;
+            }
+        }
+        let best = |sums: &[f64], first: usize, count: usize| {
+            let mut order: Vec<usize> = (first.min(n)..n).collect();
+            order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
+            order.truncate(count);
+            order
+        };
+        (best(&by_token, case.sink, self.vertical), best(&by_distance, case.local.max(1), self.slash))
+    }
+
+    fn check(self, case: &Case, prompt: &Prompt) {
+        let Self { vertical, slash, snapshot } = self;
+        let spec = format!("{},vd=true,vertical={vertical},slash={slash},snapshot={snapshot}", case.spec());
+        let method = configured(&spec, &case.policy());
+        let mut flops = 0;
+        for kv_head in 0..prompt.kv_heads {
+            let heads: Vec<usize> = (kv_head * prompt.group..(kv_head + 1) * prompt.group).collect();
+            let (masks, cost) = prompt.planned(&method, kv_head);
+            // The last queries of each head are multiplied with all keys.
+            let mut products = (heads.len() * snapshot.min(prompt.tokens) * prompt.tokens) as u64;
+            for (block, masks) in masks.iter().enumerate() {
+                let first = block * case.b_q;
+                let without = case.expected(prompt, (first, case.b_q.min(prompt.tokens - first)), kv_head);
+                products += without.products;
+                for (head, rows) in without.seen.iter().enumerate() {
+                    let voting = if case.is_shared { heads.as_slice() } else { &heads[head..head + 1] };
+                    let (verticals, slashes) = self.chosen(case, prompt, voting);
+                    let sees = |row: usize, token: &usize| {
+                        let is_lined = verticals.contains(token) || slashes.contains(&(first + row - token));
+                        is_lined || rows[row].contains(token)
+                    };
+                    let of_row = |row: usize| (0..=first + row).filter(|token| sees(row, token)).collect();
+                    let expected: Vec<Vec<usize>> = (0..rows.len()).map(of_row).collect();
+                    assert_eq!(seen_by_rows(&masks[head], first), expected, "{spec}: rows from {first}");
+                }
+            }
+            assert_eq!(cost.score_flops, 2 * D as u64 * products, "{spec}");
+            flops += cost.score_flops;
+        }
+        assert_eq!(prompt.cost(&method).score_flops, flops, "{spec}: the whole prompt");
+    }
+}
+
+#[test]
+fn lines_that_the_last_queries_attend_most_are_added() {
+    let prompt = Prompt::new(Shape::Noise, 130, 2, 2, 6);
+    let ordinary = ordinary();
+    for case in [
+        ordinary.clone(),
+        Case { is_shared: true, ..ordinary.clone() },
+        Case { row_windows: true, local: 3, ..ordinary.clone() },
+        Case { b_q: 50, sink: 0, local: 0, ..ordinary },
+    ] {
+        for (vertical, slash, snapshot) in [(5, 7, 20), (9, 0, 128), (0, 9, 1), (500, 500, 500)] {
+            Lines { vertical, slash, snapshot }.check(&case, &prompt);
+        }
+    }
 }

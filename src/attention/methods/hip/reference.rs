@@ -1,5 +1,5 @@
-//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling), §B.3.1 (top-r) and §C.5 (ensemble) add to it. Written
-//! from the paper alone; tests compare the masks of the method with these.
+//! Algorithm 1 in plain loops and `f64`, with what §3.2 (sampling), §B.3.1 (top-r) and §C.5 (ensemble) add to it, and
+//! where HiP's code samples and cuts. Tests compare the masks of the method with these.
 
 use std::ops::Range;
 

@@ -446,11 +446,13 @@ fn a_mask_of_the_group_reads_each_scored_key_once() {
 }
 
 #[test]
-fn query_blocks_of_prefill_change_nothing_while_decoding() {
+fn what_shapes_masks_of_prefill_changes_nothing_while_decoding() {
     let head = Head { keys: noise(300 * 16, 2), d: 16, candidates: 0..300 };
     let queries = noise(2 * 16, 1);
     let step = head.step(&queries, 0);
     let plain = Run::new("hip:k=20").step(&step);
     assert_eq!(Run::new("hip:k=20,b_q=1").step(&step), plain);
-    assert_eq!(Run::new("hip:k=20,b_q=64,b_sq=4").step(&step), plain);
+    for spec in ["hip:k=20,b_q=64,b_sq=4", "hip:k=20,query_offset=last,window=row", "hip:k=20,vd=true"] {
+        assert_eq!(Run::new(spec).step(&step), plain, "{spec}");
+    }
 }
