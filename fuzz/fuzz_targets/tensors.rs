@@ -73,7 +73,7 @@ fn artefact(bytes: &[u8]) {
         return;
     }
     for method in METHODS {
-        let spec = MethodSpec { name: method.name.to_owned(), params: Vec::new() };
+        let spec = MethodSpec::bare(method.name);
         let method = configure(&spec, &Policy::default()).expect("a method without parameters");
         let Some(kind) = method.method.calibration() else { continue };
         let checked = artefact.check(kind, &model).and_then(|()| method.calibrated(&artefact).map(drop));
@@ -82,7 +82,7 @@ fn artefact(bytes: &[u8]) {
     let small = ModelShape { weights_sha256: String::new(), layers: 2, heads: 4, kv_heads: 2, head_dim: 8 };
     for calibration in CALIBRATIONS {
         let assignment = Assignment { model: &small, seed: 1, tokens: 64 };
-        let spec = MethodSpec { name: calibration.kind.to_owned(), params: Vec::new() };
+        let spec = MethodSpec::bare(calibration.kind);
         let mut collector = (calibration.start)(&assignment, &mut Params::new(&spec)).expect("settings of the program");
         if let Err(error) = collector.restore(&artefact) {
             check_line(&error.to_string());

@@ -50,8 +50,8 @@ use artefact::{Artefact, ArtefactError};
 /// A method with its parameters and policy resolved: what one cell of a run evaluates.
 #[derive(Clone)]
 pub struct Configured {
-    /// Bare name, such as `topk`.
-    pub name: &'static str,
+    /// Bare name, such as `topk`; behind a reader of its own `hip:k=512>topk`.
+    pub name: String,
     /// Canonical `key=value,...`: what sets the budget always, other parameters and the policy only where
     /// they differ from the default.
     pub params: String,
@@ -63,32 +63,58 @@ pub struct Configured {
     pub method: Arc<dyn AnyMethod>,
     /// SHA-256 of the artefact it was given, if it needs one.
     pub artefact: Option<String>,
+    /// Who reads the prompt where sparse attention starts with it; `None` if the method itself does.
+    pub reader: Option<Arc<Configured>>,
 }
 
 impl Configured {
-    /// The method with `artefact`, which is known to fit the model; as it is if it needs none.
+    /// The method with `artefact`, which is known to fit the model; as it is if neither it nor its reader needs that kind.
     ///
     /// # Errors
     /// If the artefact does not hold what the method reads.
     pub fn calibrated(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
-        let calibrated = self.method.calibrated(artefact)?;
-        Ok(calibrated.map_or_else(
-            || self.clone(),
-            |method| Self { method, artefact: Some(artefact.sha256().to_owned()), ..self.clone() },
-        ))
+        let mut calibrated = self.clone();
+        if let Some(reader) = &self.reader {
+            calibrated.reader = Some(Arc::new(reader.calibrated(artefact)?));
+        }
+        if self.method.calibration() == Some(artefact.info().kind.as_str())
+            && let Some(method) = self.method.calibrated(artefact)?
+        {
+            (calibrated.method, calibrated.artefact) = (method, Some(artefact.sha256().to_owned()));
+        }
+        Ok(calibrated)
     }
 
-    /// Whether it reads a prompt by a mask of its own, where it may.
+    /// The method and, if it has one, its reader.
+    pub fn parts(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.reader.as_deref())
+    }
+
+    /// Who reads a prompt from its first token on.
+    pub fn reads(&self) -> &Self {
+        self.reader.as_deref().unwrap_or(self)
+    }
+
+    /// Whether both read a prompt in the same way, so that they can go on from one reading.
+    pub fn reads_as(&self, other: &Self) -> bool {
+        let of = |reader: &Self| (reader.label(), reader.artefact.clone());
+        match (self.masks_prefill(), other.masks_prefill()) {
+            (true, true) => of(self.reads()) == of(other.reads()),
+            (own, others) => own == others,
+        }
+    }
+
+    /// Whether a prompt is read for it by a mask, where it may be.
     pub fn masks_prefill(&self) -> bool {
         matches!(
-            self.method.prefill_pattern(),
+            self.reads().method.prefill_pattern(),
             Some(PrefillPattern::Blocks(_) | PrefillPattern::Rows(_) | PrefillPattern::Whole(_))
         )
     }
 
     /// Whether that mask needs all of the prompt at a layer at once.
     pub fn masks_whole_prompt(&self) -> bool {
-        matches!(self.method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
+        matches!(self.reads().method.prefill_pattern(), Some(PrefillPattern::Whole(_)))
     }
 
     /// Whether its candidates change as tokens follow the prefix.

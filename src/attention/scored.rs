@@ -206,7 +206,7 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         match self.scorer.growth() {
-            Growth::Free(_) => Some(PrefillPattern::Rows(self)),
+            Growth::Free(_) if self.picker.is_known() => Some(PrefillPattern::Rows(self)),
             _ => None,
         }
     }

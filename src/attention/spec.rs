@@ -15,6 +15,15 @@ pub struct MethodSpec {
     pub name: String,
     /// `(key, value)` as written.
     pub params: Vec<(String, String)>,
+    /// Who reads the prompt: what was written before a `>`.
+    pub reader: Option<Box<MethodSpec>>,
+}
+
+impl MethodSpec {
+    /// A method at its defaults.
+    pub fn bare(name: &str) -> Self {
+        Self { name: name.to_owned(), params: Vec::new(), reader: None }
+    }
 }
 
 /// Specs that one grid may stand for.
@@ -22,11 +31,38 @@ const MOST_SPECS: usize = 10_000;
 
 /// Expands one spec with grids and ranges into the specs it stands for, leftmost key varying slowest.
 ///
-/// `magicpig:K={8,9},L=75..150/25` gives eight specs.
+/// `magicpig:K={8,9},L=75..150/25` gives eight specs. `hip:k={256,512}>full` gives two: of a reader of prompts, and of the
+/// method that goes on from there.
 ///
 /// # Errors
 /// If it is malformed, or stands for more than 10,000 specs; none are made then.
 pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
+    let Some((reader, decoder)) = text.split_once('>') else { return expand_one(text) };
+    if decoder.contains('>') {
+        return Err(UsageError::new(format!("method spec `{}` has several `>`", shortened(text)))
+            .hint("one method reads the prompt, another decodes: hip:k=512>full"));
+    }
+    let (readers, decoders) = (expand_one(reader)?, expand_one(decoder)?);
+    check_count(text, readers.len().saturating_mul(decoders.len()))?;
+    let with = |reader: &MethodSpec| {
+        let reader = Box::new(reader.clone());
+        decoders.iter().map(move |decoder| MethodSpec { reader: Some(reader.clone()), ..decoder.clone() })
+    };
+    Ok(readers.iter().flat_map(with).collect())
+}
+
+/// That a grid does not stand for too many specs.
+fn check_count(text: &str, count: usize) -> Result<(), UsageError> {
+    if count <= MOST_SPECS {
+        return Ok(());
+    }
+    let what = format!("method spec `{}`: its grids stand for {count} settings or more", shortened(text));
+    Err(UsageError::new(what)
+        .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")))
+}
+
+/// As [`expand_grid`], for one method.
+fn expand_one(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     let malformed = |why: &str| {
         UsageError::new(format!("method spec `{}`: {why}", shortened(text)))
             .hint("write name or name:key=value,key={a,b},key=a..b/step")
@@ -35,21 +71,14 @@ pub fn expand_grid(text: &str) -> Result<Vec<MethodSpec>, UsageError> {
     if name.is_empty() {
         return Err(malformed("the name is missing"));
     }
-    let mut specs = vec![MethodSpec { name: name.to_owned(), params: Vec::new() }];
+    let mut specs = vec![MethodSpec::bare(name)];
     for pair in split_outside_braces(rest).ok_or_else(|| malformed("braces do not match"))? {
         let (key, value) = pair.split_once('=').ok_or_else(|| malformed(&format!("`{pair}` is not key=value")))?;
         if specs[0].params.iter().any(|(k, _)| k == key) {
             return Err(malformed(&format!("`{key}` is given twice")));
         }
         let values = expand_value(value).map_err(|why| malformed(&format!("`{key}`: {why}")))?;
-        let count = specs.len().saturating_mul(values.len());
-        if count > MOST_SPECS {
-            return Err(UsageError::new(format!(
-                "method spec `{}`: its grids stand for {count} settings or more",
-                shortened(text)
-            ))
-            .hint(format!("a spec may stand for {MOST_SPECS} at most: take fewer values, or run it in parts")));
-        }
+        check_count(text, specs.len().saturating_mul(values.len()))?;
         specs = specs
             .iter()
             .flat_map(|spec| {
@@ -432,6 +461,22 @@ mod tests {
         assert_eq!(labels("m:K={8,9},L=1..2"), ["K=8,L=1", "K=8,L=2", "K=9,L=1", "K=9,L=2"]);
         assert_eq!(labels("m:r=0.1..0.3/0.1"), ["r=0.1", "r=0.2", "r=0.3"]);
         assert_eq!(labels("m:k={1..3,64}"), ["k=1", "k=2", "k=3", "k=64"]);
+    }
+
+    #[test]
+    fn a_reader_stands_before_the_method_that_decodes() {
+        let specs = expand_grid("hip:k={1,2},b_k=2>topk:k=3..4").unwrap();
+        let of = |s: &MethodSpec| {
+            let reader = s.reader.as_ref().unwrap();
+            (reader.name.clone(), reader.params[0].1.clone(), s.name.clone(), s.params[0].1.clone())
+        };
+        let all: Vec<_> = specs.iter().map(of).collect();
+        let expected = [("1", "3"), ("1", "4"), ("2", "3"), ("2", "4")];
+        let expected = expected.map(|(reads, decodes)| ("hip".into(), reads.into(), "topk".into(), decodes.into()));
+        assert_eq!(all, expected);
+        for text in ["hip>", ">topk", "a>b>c", "hip:k=1..200>topk:k=1..200"] {
+            assert!(expand_grid(text).unwrap_err().hint.is_some(), "{text}");
+        }
     }
 
     #[test]

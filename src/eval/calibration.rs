@@ -37,12 +37,14 @@ use crate::tasks::train::{Books, Encoder, Trainer};
 pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Path>) -> Result<()> {
     let mut artefacts = BTreeMap::new();
     for method in methods {
-        let Some(kind) = method.method.calibration() else { continue };
-        let artefact = match artefacts.entry(kind) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(find(kind, method.name, model, folder)?),
-        };
-        *method = method.calibrated(artefact).map_err(|e| refused(e, kind, model, folder))?;
+        let needs = |part: &Configured| Some((part.method.calibration()?, part.name.clone()));
+        for (kind, name) in method.parts().filter_map(needs).collect::<Vec<_>>() {
+            let artefact = match artefacts.entry(kind) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(find(kind, &name, model, folder)?),
+            };
+            *method = method.calibrated(artefact).map_err(|e| refused(e, kind, model, folder))?;
+        }
     }
     Ok(())
 }
@@ -254,10 +256,7 @@ impl Order {
     /// If there is none of a kind, or a kind is given twice.
     pub fn parse(specs: &[String]) -> Result<Vec<Self>, UsageError> {
         if specs.is_empty() {
-            let plain = |c: &'static Calibration| Self {
-                calibration: c,
-                spec: MethodSpec { name: c.kind.to_owned(), params: Vec::new() },
-            };
+            let plain = |c: &'static Calibration| Self { calibration: c, spec: MethodSpec::bare(c.kind) };
             return Ok(CALIBRATIONS.iter().map(plain).collect());
         }
         let mut orders: Vec<Self> = Vec::new();

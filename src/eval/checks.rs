@@ -164,7 +164,8 @@ pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
         warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
         for cell in cells {
-            warnings.extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
+            warnings
+                .extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
             if let Some(full) = full {
                 warnings.extend([truncated(cell, full), above(cell, full, &real)].into_iter().flatten());
             }

@@ -456,6 +456,11 @@ fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
 
 fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), UsageError> {
     if protocol != Protocol::Prefill {
+        if let Some(m) = methods.iter().find(|m| m.reader.is_some()) {
+            let what =
+                format!("`{}` says how the prompt is read, and sparse attention starts at {protocol}", m.label());
+            return Err(UsageError::new(what).hint("use --sparse-from prefill, or leave out what stands before `>`"));
+        }
         return match methods.iter().find(|m| m.method.decodes_densely()) {
             None => Ok(()),
             Some(m) => Err(UsageError::new(format!(
@@ -465,13 +470,16 @@ fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), Usage
             .hint("use --sparse-from prefill for it; after a dense prompt it would be full attention")),
         };
     }
-    match methods.iter().find(|m| m.method.prefill_pattern().is_none()) {
+    match methods.iter().find(|m| m.reads().method.prefill_pattern().is_none()) {
         None => Ok(()),
         Some(m) => Err(UsageError::new(format!(
             "method `{}` has no prefill pattern, so it cannot be sparse from prefill",
             m.label()
         ))
-        .hint("use --sparse-from decode, question or last:N for it; `spattn list methods` says which have one")),
+        .hint(
+            "write full>... to decode with it after a dense prompt, or use --sparse-from decode, question or last:N; \
+             `spattn list methods` says which have one, and none has that is solved for a density on the prompt itself",
+        )),
     }
 }
 

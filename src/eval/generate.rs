@@ -207,8 +207,8 @@ pub(super) struct SharedPrefix<'a> {
     pub longest: usize,
     /// Methods that will be forked from it.
     pub methods: &'a [Configured],
-    /// Whether the only one of them reads it by its mask.
-    pub is_own: bool,
+    /// Who reads it by a mask; it is dense without.
+    pub reader: Option<&'a Configured>,
     /// Seed of what is drawn when indexes are built.
     pub seed: u64,
     /// Seed of what is drawn in steps.
@@ -216,10 +216,9 @@ pub(super) struct SharedPrefix<'a> {
 }
 
 impl<'a> SharedPrefix<'a> {
-    /// How the method reads the prefix that is its own.
+    /// How it is read by a mask.
     fn sparse(&self, decoder: &Decoder) -> Option<SparsePrefill<'a>> {
-        let method = self.methods.first().filter(|_| self.is_own)?;
-        let sparse = SparsePrefill::new(method, decoder.config().layers, self.seed)?;
+        let sparse = SparsePrefill::new(self.reader?, decoder.config().layers, self.seed)?;
         Some(sparse.with_rotation(decoder.rotation(self.longest)))
     }
 }
@@ -272,8 +271,9 @@ impl Held {
 fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Prepared, NotFinite> {
     let needs: BTreeSet<PromptNeed> = shared.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let prefix = &shared.prompt[..shared.tokens];
-    let held =
-        held.filter(|_| !shared.is_own).filter(|held| decoder.same_angles(held.prompt_tokens, shared.prompt.len()));
+    let held = held
+        .filter(|_| shared.reader.is_none())
+        .filter(|held| decoder.same_angles(held.prompt_tokens, shared.prompt.len()));
     let common = held.as_ref().map_or(0, |held| held.prefix.iter().zip(prefix).take_while(|(a, b)| a == b).count());
     let Some(held) = held.filter(|_| common >= LEAST_SHARED) else { return read_from(decoder, shared, &needs, None) };
     let held_tokens = held.prefix.len();
@@ -368,11 +368,11 @@ pub fn run_example(
     held: &mut Option<Held>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>, NotFinite> {
-    run_from(model, request, false, held, stop)
+    run_from(model, request, None, held, stop)
 }
 
-/// As [`run_example`], where every method reads the prefix by itself, from the first token on; those that do so densely
-/// share that.
+/// As [`run_example`], where the prefix is read for each method from the first token on by what it reads by; those that
+/// read by the same share that.
 ///
 /// # Errors
 /// [`NotFinite`].
@@ -382,40 +382,45 @@ pub fn run_from_first_token(
     held: &mut Option<Held>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>, NotFinite> {
-    let dense: Vec<Configured> = request.methods.iter().filter(|m| !m.masks_prefill()).cloned().collect();
-    let outcome = match dense.is_empty() {
-        false => run_example(model, Request { methods: &dense, ..request }, held, stop)?,
-        true => Some(Outcome::default()),
-    };
-    let Some(mut outcome) = outcome else { return Ok(None) };
-    let mut of_dense = std::mem::take(&mut outcome.runs).into_iter();
-    for method in request.methods {
-        if !method.masks_prefill() {
-            outcome.runs.extend(of_dense.next());
+    let mut whole = Outcome::default();
+    let mut runs: Vec<Option<Run>> = request.methods.iter().map(|_| None).collect();
+    for first in request.methods.iter() {
+        let alike = |(i, other): (usize, &Configured)| (runs[i].is_none() && first.reads_as(other)).then_some(i);
+        let places: Vec<usize> = request.methods.iter().enumerate().filter_map(alike).collect();
+        if places.is_empty() {
             continue;
         }
-        let methods = std::slice::from_ref(method);
-        let Some(alone) = run_from(model, Request { methods, ..request }, true, &mut None, stop)? else {
-            return Ok(None);
-        };
-        outcome.spent += alone.spent;
-        outcome.runs.extend(alone.runs.into_iter().map(|run| Run { prefill: Some(alone.prefill), ..run }));
+        let methods: Vec<Configured> = places.iter().map(|i| request.methods[*i].clone()).collect();
+        let request = Request { methods: &methods, ..request };
+        let reader = first.masks_prefill().then(|| first.reads());
+        let held = if reader.is_none() { &mut *held } else { &mut None };
+        let Some(read) = run_from(model, request, reader, held, stop)? else { return Ok(None) };
+        whole.spent += read.spent;
+        match reader {
+            None => {
+                (whole.prefill, whole.reused, whole.reused_tokens) = (read.prefill, read.reused, read.reused_tokens)
+            }
+            Some(_) => {}
+        }
+        let prefill = reader.map(|_| read.prefill);
+        places.into_iter().zip(read.runs).for_each(|(i, run)| runs[i] = Some(Run { prefill, ..run }));
     }
-    Ok(Some(outcome))
+    whole.runs = runs.into_iter().flatten().collect();
+    Ok(Some(whole))
 }
 
-/// Runs methods from a dense prefix that they share, or the only one from a prefix that is its own.
+/// Runs methods from a prefix that they share: a dense one, or that of a reader.
 fn run_from(
     model: &Model,
     request: Request<'_>,
-    is_own: bool,
+    reader: Option<&Configured>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>, NotFinite> {
     let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
-    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, is_own, seed, step_seed };
+    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, reader, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();

@@ -160,7 +160,7 @@ pub fn run_passage(
     let Request { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
     let shared =
-        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, is_own: false, seed, step_seed: seed };
+        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, reader: None, seed, step_seed: seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();
@@ -217,7 +217,7 @@ pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBoo
     let (prefill, mut spent, mut runs) = (time(&dense), Spent::default(), Vec::new());
     for method in methods {
         let mut own = match method.masks_prefill() {
-            true => match Pass::read_all(decoder, request, Some(method), stop)? {
+            true => match Pass::read_all(decoder, request, Some(method.reads()), stop)? {
                 None => return Ok(None),
                 read => read,
             },

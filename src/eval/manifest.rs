@@ -138,7 +138,7 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
 /// Hash of the artefact by its kind, for those that methods of the run were given.
 fn calibration(config: &RunConfig) -> Map<String, Value> {
     let one = |m: &Configured| Some((m.method.calibration()?.to_owned(), m.artefact.clone()?.into()));
-    config.methods.iter().filter_map(one).collect()
+    config.methods.iter().flat_map(Configured::parts).filter_map(one).collect()
 }
 
 /// Name of the processor, where the system says it.

@@ -588,7 +588,7 @@ impl Runner<'_> {
             sample: index,
             seed: variant.seed,
             context: Some(self.tasks[place.task].context_of(index)),
-            method: method.name.to_owned(),
+            method: method.name.clone(),
             params: method.params.clone(),
             settings: method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone())).collect(),
             protocol: variant.protocol.to_string(),
@@ -705,7 +705,7 @@ fn abridged(text: &str) -> String {
 /// Hash of all that determines a record; known before the example is made.
 fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &Configured) -> String {
     let mut text = format!("{identity}\n{task}\n{length}\n{index}\n{}", method.label());
-    if let Some(artefact) = &method.artefact {
+    for artefact in method.parts().filter_map(|part| part.artefact.as_ref()) {
         text += &format!("\n{artefact}");
     }
     sha256_hex(text.as_bytes())[..32].to_owned()
@@ -791,7 +791,7 @@ mod tests {
     fn run_with_a_fault(seen: &mut Seen) -> (Result<(End, Spent)>, Vec<Record>) {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
         let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
-        config.methods[1] = Configured { name: "faulty", method: Arc::new(Faulty), ..config.methods[1].clone() };
+        config.methods[1] = Configured { name: "faulty".to_owned(), method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
         let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };

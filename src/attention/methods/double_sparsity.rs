@@ -37,7 +37,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo {
             key: "channels",
-            default: "d/8",
+            default: "d/4",
             about: "channels in the label: a number, or a share d/N of the head",
         },
         ParamInfo { key: "label_bits", default: "4", about: "16 | 4 | 2: bits a number in the label cache" },
@@ -57,14 +57,16 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Preset {
             name: "paper",
             values: &[
-                ("channels", "d/16"),
+                ("channels", "d/4"),
                 ("label_bits", "4"),
                 ("kind", "qk"),
                 ("ratio", "0.0625"),
                 ("sink", "0"),
                 ("local", "0"),
+                ("tail", "indexed"),
             ],
-            source: "Double Sparsity §4.2 and §6: 1/16 of the channels and of the tokens, 4-bit labels, qk outliers",
+            source: "Double Sparsity §4.2, Fig. 8 and Algorithm 1: a label cache of 1/16 of K in bytes, which 4-bit labels of d/4 \
+                     channels are, 1/16 of the tokens, qk outliers, labels of new tokens appended",
         },
         Preset {
             name: "repo",
@@ -76,12 +78,14 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("sink", "0"),
                 ("local", "0"),
                 ("dense_layers", "0+1"),
+                ("tail", "indexed"),
             ],
-            source: "Double Sparsity's code, longbench_ds.sh: half the channels by q, layers 0 and 1 dense, 4 bits (2 asked)",
+            source: "Double Sparsity's code, longbench_ds.sh: half the channels by q, layers 0 and 1 dense, 4 bits (2 asked); \
+                     labels of new tokens are appended",
         },
     ],
     build: |params| {
-        let channels = Channels::read(params, "channels", Channels::Share(8))?;
+        let channels = Channels::read(params, "channels", Channels::Share(4))?;
         let bits: usize = params.get("label_bits", 4, "16, 4 or 2")?;
         if ![16, 4, 2].contains(&bits) {
             return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));

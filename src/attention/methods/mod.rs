@@ -44,7 +44,7 @@ pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::channels::Channels;
 use super::granularity::Granularity;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, Tail, TailRule};
+use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, Setting, Tail, TailRule};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -72,7 +72,7 @@ impl MethodEntry {
 
     /// In which phases its default form is sparse.
     pub fn phase(&self) -> &'static str {
-        let spec = MethodSpec { name: self.name.to_owned(), params: Vec::new() };
+        let spec = MethodSpec::bare(self.name);
         match (self.build)(&mut Params::new(&spec)) {
             Ok(method) if method.decodes_densely() => "prefill",
             Ok(method) if method.prefill_pattern().is_some() => "prefill and decode",
@@ -174,6 +174,27 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
 /// # Errors
 /// Unknown method, preset or parameter, or a value out of range.
 pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
+    let decoder = configure_one(spec, policy)?;
+    let Some(reader) = &spec.reader else { return Ok(decoder) };
+    let reader = configure_one(reader, policy)?;
+    if reader.method.prefill_pattern().is_none() {
+        return Err(UsageError::new(format!("method `{}` cannot read a prompt", reader.label()))
+            .hint("what stands before `>` needs a prefill pattern; `spattn list methods` says which have one"));
+    }
+    if decoder.method.decodes_densely() {
+        return Err(UsageError::new(format!("method `{}` cannot decode: it reads prompts alone", decoder.label()))
+            .hint("write full behind `>` for exact decoding"));
+    }
+    let mut settings = decoder.settings.clone();
+    settings.push(Setting { key: READER, value: reader.label(), is_named: false });
+    let name = format!("{}>{}", reader.label(), decoder.name);
+    Ok(Configured { name, settings, reader: Some(Arc::new(reader)), ..decoder })
+}
+
+/// The setting that says who read the prompt.
+const READER: &str = "prefill";
+
+fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
     let entry = METHODS
         .iter()
         .find(|m| m.name == spec.name)
@@ -191,7 +212,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let settings = params.finish()?;
     let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
     let params = named.collect::<Vec<_>>().join(",");
-    Ok(Configured { name: entry.name, params, settings, policy, method, artefact: None })
+    Ok(Configured { name: entry.name.to_owned(), params, settings, policy, method, artefact: None, reader: None })
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {

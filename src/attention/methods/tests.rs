@@ -1492,7 +1492,7 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
 #[test]
 fn every_method_documents_its_parameters_and_presets_apply() {
     for entry in METHODS {
-        let spec = MethodSpec { name: entry.name.to_owned(), params: Vec::new() };
+        let spec = MethodSpec::bare(entry.name);
         configure(&spec, &Policy::default()).unwrap();
         let mut params = Params::new(&spec);
         (entry.build)(&mut params).unwrap();
@@ -1502,7 +1502,8 @@ fn every_method_documents_its_parameters_and_presets_apply() {
             (listed.into_iter().collect(), params.known().iter().copied().collect());
         assert_eq!(read, listed, "{}: what is read is what is listed", entry.name);
         for preset in entry.presets {
-            let spec = MethodSpec { name: entry.name.to_owned(), params: vec![("preset".into(), preset.name.into())] };
+            let params = vec![("preset".into(), preset.name.into())];
+            let spec = MethodSpec { params, ..MethodSpec::bare(entry.name) };
             configure(&spec, &Policy::default()).unwrap();
             assert!(preset.source.len() > 20, "{}: presets cite their source", entry.name);
         }

@@ -30,6 +30,10 @@ fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
 }
 
 impl Picker for Draws {
+    fn is_known(&self) -> bool {
+        self.budget.density().is_none()
+    }
+
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
         const MOST_DRAWS: usize = 16;
         let wanted = probe.tokens(self.budget.density()?) / probe.candidates() as f64;

@@ -97,6 +97,11 @@ pub(super) trait Picker: Send + Sync {
         false
     }
 
+    /// Whether it can pick while the prompt is read, before anything is known of it.
+    fn is_known(&self) -> bool {
+        true
+    }
+
     /// See [`Method::solve`](super::Method::solve).
     fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
         None

@@ -70,6 +70,10 @@ fn share(log_odds: f64) -> f64 {
 }
 
 impl Picker for TopShare {
+    fn is_known(&self) -> bool {
+        self.p.density().is_none()
+    }
+
     /// Mean tokens needed on a ladder of shares, and the share between two rungs that gives the number wanted.
     fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
         let wanted = probe.tokens(self.p.density()?);
