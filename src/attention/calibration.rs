@@ -5,10 +5,11 @@
 //! tensors. Which text is read, and where artefacts are written, is decided above.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::Params;
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
 use super::methods::ParamInfo;
+use super::{Params, Rotation};
 use crate::error::UsageError;
 use crate::kv::LayerKv;
 
@@ -111,8 +112,10 @@ pub struct Calibration {
 pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
 
 /// What a collector is told before it starts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct Assignment<'a> {
+    /// How the model's positions are moved; `None` if its frequencies change within what is read.
+    pub rotation: Option<Arc<dyn Rotation>>,
     /// The model that is read with.
     pub model: &'a ModelShape,
     /// Seed of whatever is drawn.

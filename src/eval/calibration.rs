@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -15,7 +16,7 @@ use crate::attention::calibration::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
 };
 use crate::attention::methods::CALIBRATIONS;
-use crate::attention::{Configured, MethodSpec, Params, expand_grid};
+use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::model::calibration::CalibrationPlace;
@@ -371,7 +372,7 @@ impl Plan<'_> {
     /// A [`UsageError`] if an order's settings are wrong, there is nothing to read, or blocks are beyond the
     /// model's context.
     pub fn check(&self, model: &Model) -> Result<(), UsageError> {
-        self.collectors(&model.shape())?;
+        self.collectors(&model.shape(), None)?;
         let limit = model.decoder.config().context_limit();
         if self.tokens == 0 || self.length == 0 {
             return Err(UsageError::new("0 tokens were asked for").hint("--tokens and --length take numbers from 1"));
@@ -415,8 +416,12 @@ impl Plan<'_> {
         self.texts.iter().zip(read).filter_map(note).collect()
     }
 
-    fn collectors(&self, model: &ModelShape) -> Result<Vec<Box<dyn Collector>>, UsageError> {
-        let assignment = Assignment { model, seed: self.seed, tokens: self.tokens };
+    fn collectors(
+        &self,
+        model: &ModelShape,
+        rotation: Option<Arc<dyn Rotation>>,
+    ) -> Result<Vec<Box<dyn Collector>>, UsageError> {
+        let assignment = Assignment { rotation, model, seed: self.seed, tokens: self.tokens };
         self.orders.iter().map(|order| order.start(&assignment)).collect()
     }
 
@@ -473,7 +478,7 @@ impl Plan<'_> {
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<Outcome>> {
         let (start, shape, blocks) = (Instant::now(), model.shape(), self.blocks());
-        let mut collectors = self.collectors(&shape)?;
+        let mut collectors = self.collectors(&shape, model.decoder.rotation(self.length))?;
         let mut read = match checkpoints {
             Some(checkpoints) if checkpoints.resume => self.resume(checkpoints, &mut collectors, &shape)?,
             _ => Read::default(),

@@ -791,7 +791,8 @@ mod tests {
     fn run_with_a_fault(seen: &mut Seen) -> (Result<(End, Spent)>, Vec<Record>) {
         let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16', 'quest']";
         let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
-        config.methods[1] = Configured { name: "faulty".to_owned(), method: Arc::new(Faulty), ..config.methods[1].clone() };
+        config.methods[1] =
+            Configured { name: "faulty".to_owned(), method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
         let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };

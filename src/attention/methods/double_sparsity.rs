@@ -3,7 +3,8 @@
 //!
 //! Calibration measures `|q_c·k_c|` on ordinary text, for query and key of the same token after RoPE, as
 //! the authors' code does (§4.1 writes `S_c = Q_c·K_c`); the channels with the largest mean form the
-//! label. Channels belong to a KV head, since the label cache does: under GQA `qk` and `q` are summed
+//! label. Its `|q_c|` and `|k_c|` are measured before RoPE, whose halves of a pair then stand for both
+//! (`rope=pre`); `rope=post` measures them as they are cached. Channels belong to a KV head, since the label cache does: under GQA `qk` and `q` are summed
 //! over the group, `k` needs no sum. The label cache holds these channels of every candidate's key in
 //! 16, 4 or 2 bits ([`QuantisedRows`]: each channel by its own range over 128 tokens, asymmetric; the
 //! authors' code takes one range for each token's label, which costs more than the labels themselves
@@ -23,8 +24,9 @@ use crate::attention::calibration::{Calibration, Collected, Collector, PrefillCh
 use crate::attention::pick::{Choice, PICK, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
-use crate::attention::{Budget, HeadPrefix, mix_seed};
+use crate::attention::{Budget, HeadPrefix, Params, Rotation, mix_seed};
 use crate::cost::Cost;
+use crate::error::UsageError;
 use crate::kv::quantised::{self, QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore};
 
@@ -45,6 +47,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             key: "kind",
             default: "qk",
             about: "qk | q | k | random: what channels are chosen by; random needs no calibration",
+        },
+        ParamInfo {
+            key: "rope",
+            default: "post",
+            about: "post | pre: whether q and k were measured with their positions; pre for kind=q and kind=k, as published",
         },
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
@@ -74,6 +81,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("channels", "d/2"),
                 ("label_bits", "4"),
                 ("kind", "q"),
+                ("rope", "pre"),
                 ("k", "256"),
                 ("sink", "0"),
                 ("local", "0"),
@@ -90,12 +98,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         if ![16, 4, 2].contains(&bits) {
             return Err(params.bad_value("label_bits", &bits.to_string(), "16, 4 or 2"));
         }
-        let kind = match params.choice("kind", &["qk", "q", "k", "random"])? {
-            "qk" => Kind::Calibrated("qk"),
-            "q" => Kind::Calibrated("q"),
-            "k" => Kind::Calibrated("k"),
-            _ => Kind::Random,
-        };
+        let kind = Kind::read(params)?;
         let labels = LabelScores { channels, bits, kind, rankings: None };
         Ok(Arc::new(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?))
     },
@@ -106,7 +109,7 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     about: "mean |q·k|, |q| and |k| of every channel",
     params: &[],
     reading: Reading::STATISTICS,
-    start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model))),
+    start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model, assignment.rotation.clone()))),
 };
 
 /// Channels of each KV head, the most important first: `[layer][kv_head][d]`.
@@ -120,6 +123,22 @@ struct LabelScores {
     kind: Kind,
     /// From the artefact, with its hash.
     rankings: Option<(Arc<Rankings>, String)>,
+}
+
+impl Kind {
+    /// Reads `kind` and `rope`, whose default is what the authors' hooks measure: `q` and `k` before RoPE, `qk` behind it.
+    fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let kind = params.choice("kind", &["qk", "q", "k", "random"])?;
+        let choices: &[&'static str] = if ["q", "k"].contains(&kind) { &["pre", "post"] } else { &["post"] };
+        Ok(match (kind, params.choice("rope", choices)?) {
+            ("qk", _) => Self::Calibrated("qk"),
+            ("q", "pre") => Self::Calibrated("q_pre"),
+            ("k", "pre") => Self::Calibrated("k_pre"),
+            ("q", _) => Self::Calibrated("q"),
+            ("k", _) => Self::Calibrated("k"),
+            _ => Self::Random,
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -231,7 +250,7 @@ impl LabelScores {
     fn with_rankings(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
         let Kind::Calibrated(measure) = self.kind else { return Ok(self.clone()) };
         let model = &artefact.info().model;
-        let heads = if measure == "k" { model.kv_heads } else { model.heads };
+        let heads = if measure.starts_with('k') { model.kv_heads } else { model.heads };
         let rankings: Rankings = (0..model.layers)
             .map(|layer| {
                 let means =
@@ -324,11 +343,27 @@ struct HeadSums {
     q: Vec<f64>,
     /// `|k_c|`, `[d]`.
     k: Vec<f64>,
+    /// As `q`, before RoPE.
+    q_pre: Vec<f64>,
+    /// As `k`, before RoPE.
+    k_pre: Vec<f64>,
+}
+
+impl HeadSums {
+    /// Adds a token's queries `[query head of the group][d]` and key as they were before RoPE.
+    fn add_unrotated(&mut self, mut queries: Vec<f32>, mut key: Vec<f32>, position: usize, rotation: &dyn Rotation) {
+        let d = key.len();
+        queries.chunks_exact_mut(d).chain([key.as_mut_slice()]).for_each(|x| rotation.turn_back(x, position));
+        self.q_pre.iter_mut().zip(&queries).for_each(|(sum, q)| *sum += f64::from(q.abs()));
+        self.k_pre.iter_mut().zip(&key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
+    }
 }
 
 /// Means of `|q_c·k_c|`, `|q_c|` and `|k_c|`.
 struct ChannelMeans {
     model: ModelShape,
+    /// By which vectors get back to where they were before RoPE, where the model's frequencies do not change.
+    rotation: Option<Arc<dyn Rotation>>,
     /// `[layer][kv_head]`.
     sums: Vec<Vec<HeadSums>>,
     /// Tokens seen, by layer.
@@ -336,11 +371,13 @@ struct ChannelMeans {
 }
 
 impl ChannelMeans {
-    fn new(model: &ModelShape) -> Self {
+    fn new(model: &ModelShape, rotation: Option<Arc<dyn Rotation>>) -> Self {
         let (d, group) = (model.head_dim, model.group());
-        let head = HeadSums { qk: vec![0.0; group * d], q: vec![0.0; group * d], k: vec![0.0; d] };
+        let (queries, key) = (vec![0.0; group * d], vec![0.0; d]);
+        let head = HeadSums { qk: queries.clone(), q: queries.clone(), k: key.clone(), q_pre: queries, k_pre: key };
         Self {
             model: model.clone(),
+            rotation,
             sums: vec![vec![head; model.kv_heads]; model.layers],
             tokens: vec![0; model.layers],
         }
@@ -362,6 +399,10 @@ impl Collector for ChannelMeans {
         self.tokens[chunk.layer] += tokens;
         self.sums[chunk.layer].par_iter_mut().enumerate().for_each(|(kv_head, sums)| {
             for (t, key) in chunk.keys(kv_head).chunks_exact(d).enumerate() {
+                if let Some(rotation) = &self.rotation {
+                    let queries = (0..group).flat_map(|g| chunk.query(t, kv_head * group + g)).copied().collect();
+                    sums.add_unrotated(queries, key.to_vec(), chunk.first + t, rotation.as_ref());
+                }
                 sums.k.iter_mut().zip(key).for_each(|(sum, k)| *sum += f64::from(k.abs()));
                 for g in 0..group {
                     let query = chunk.query(t, kv_head * group + g);
@@ -376,15 +417,19 @@ impl Collector for ChannelMeans {
     }
 
     fn finish(self: Box<Self>) -> Collected {
-        let tensors = (0..self.model.layers)
-            .flat_map(|layer| {
-                [
-                    self.tensor(layer, "qk", |s| &s.qk),
-                    self.tensor(layer, "q", |s| &s.q),
-                    self.tensor(layer, "k", |s| &s.k),
-                ]
-            })
-            .collect();
+        let of_layer = |layer: usize| {
+            let mut tensors = vec![
+                self.tensor(layer, "qk", |s| &s.qk),
+                self.tensor(layer, "q", |s| &s.q),
+                self.tensor(layer, "k", |s| &s.k),
+            ];
+            if self.rotation.is_some() {
+                tensors.push(self.tensor(layer, "q_pre", |s| &s.q_pre));
+                tensors.push(self.tensor(layer, "k_pre", |s| &s.k_pre));
+            }
+            tensors
+        };
+        let tensors = (0..self.model.layers).flat_map(of_layer).collect();
         let d = self.model.head_dim;
         let descending = |head: &HeadSums| {
             let mut summed: Vec<f64> = (0..d).map(|c| head.qk.iter().skip(c).step_by(d).sum()).collect();
@@ -395,7 +440,10 @@ impl Collector for ChannelMeans {
         let (channels, percents) = shares_in_words(&[d / 16, d / 8, d / 4, d / 2], d, &masses);
         Collected {
             tensors,
-            settings: BTreeMap::from([("pairs".to_owned(), "query and key of the same token, after RoPE".to_owned())]),
+            settings: BTreeMap::from([(
+                "pairs".to_owned(),
+                "query and key of the same token, after RoPE; q_pre and k_pre before it".to_owned(),
+            )]),
             notes: vec![format!("the first {channels} channels carry {percents} of mean |q·k| (mean over KV heads)")],
         }
     }
@@ -512,6 +560,43 @@ mod tests {
         assert_ne!(random, ranking(Kind::Random, 1));
         random.sort_unstable();
         assert_eq!(random, (0..8).collect::<Vec<_>>());
+    }
+
+    /// A large constant query before RoPE is spread over both channels of its pair behind it.
+    #[test]
+    fn channels_are_measured_before_rope_as_the_authors_hooks_do() {
+        let (tokens, d) = (200, 8);
+        let forth = |x: &mut [f32], position: usize| {
+            for pair in 0..d / 2 {
+                let (sin, cos) = super::super::tests::angle(pair, d, position).sin_cos();
+                let (a, b) = (f64::from(x[pair]), f64::from(x[pair + d / 2]));
+                (x[pair], x[pair + d / 2]) = ((a * cos - b * sin) as f32, (b * cos + a * sin) as f32);
+            }
+        };
+        let (mut queries, mut kv) = (Vec::new(), LayerKv::new(KvDtype::F32, 1, d, tokens));
+        for t in 0..tokens {
+            let (mut query, mut key) = (noise(d, t as u64), noise(d, 999 + t as u64));
+            (query[1], key[6]) = (7.0, -9.0);
+            forth(&mut query, t);
+            forth(&mut key, t);
+            queries.extend(query);
+            kv.append(&key, &key);
+        }
+        let mut collector = super::super::tests::collector(NAME, &shape(1, 1, d), 0);
+        collector.observe(&PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 1, kv: &kv });
+        let Collected { tensors, .. } = collector.finish();
+        let means = |name: &str| &tensors.iter().find(|t| t.name == format!("layers.0.{name}")).unwrap().values;
+        let (q_pre, k_pre, q, k) = (means("q_pre"), means("k_pre"), means("q"), means("k"));
+        assert!((q_pre[1] - 7.0).abs() < 1e-3 && (k_pre[6] - 9.0).abs() < 1e-3, "{q_pre:?} {k_pre:?}");
+        assert!(q_pre[5] < 1.0 && k_pre[2] < 1.0, "the other halves of these pairs are noise");
+        assert!(q[1] > 3.0 && q[5] > 3.0 && k[6] > 3.0 && k[2] > 3.0, "behind RoPE both halves are large: {q:?} {k:?}");
+        let settings = |spec: &str| {
+            let settings = configured(spec, &none()).settings;
+            settings.into_iter().find(|s| s.key == "rope").map(|s| (s.value, s.is_named)).unwrap()
+        };
+        assert_eq!(settings("double_sparsity:kind=q"), ("pre".to_owned(), false));
+        assert_eq!(settings("double_sparsity:kind=q,rope=post"), ("post".to_owned(), true));
+        assert_eq!(settings("double_sparsity"), ("post".to_owned(), false));
     }
 
     #[test]

@@ -48,7 +48,9 @@ pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dy
     let spec = expand_grid(spec).unwrap().remove(0);
     let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).unwrap();
     let mut params = Params::new(&spec);
-    let collector = (calibration.start)(&Assignment { model, seed: 3, tokens }, &mut params).unwrap();
+    let collector =
+        (calibration.start)(&Assignment { rotation: Some(Arc::new(Turn)), model, seed: 3, tokens }, &mut params)
+            .unwrap();
     params.finish().unwrap();
     collector
 }
