@@ -4,8 +4,9 @@
 use std::path::Path;
 
 use serde_json::Value;
+use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
-use spattn::attention::{Fork, IndexCache, Policy, expand_grid};
+use spattn::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
@@ -57,9 +58,12 @@ fn load(name: &str) -> Golden {
     }
 }
 
+fn method(spec: &str) -> Configured {
+    configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()
+}
+
 fn full_fork(prefill: &Prefill) -> Fork {
-    let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();
-    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&full, false)
+    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method("full"), false)
 }
 
 fn assert_close(a: &[f32], b: &[f32], what: &str) {
@@ -102,6 +106,27 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
             assert_close(&logits, &g.last_logits, &format!("{name}, last step, prefix of {prefix}"));
         }
+    }
+}
+
+#[test]
+fn a_prompt_that_a_mask_has_to_see_as_a_whole_passes_each_layer_in_one_piece() {
+    let g = load("qwen3");
+    let layers = g.decoder.config().layers;
+    let tokens: Vec<u32> = g.prompt.iter().copied().cycle().take(2300).collect();
+    let dense = g.decoder.prefill(&tokens, tokens.len()).unwrap();
+    let pieces =
+        |layer: usize, bounds: &[usize]| bounds.windows(2).map(|w| (layer, w[0], w[1] - w[0])).collect::<Vec<_>>();
+    // Every token is on a vertical, or in the window: what is read is what is read densely.
+    for (spec, bounds) in [("vertical_slash:vertical=2300", &[0, 2300][..]), ("a_shape:window=2300", &[0, 2048, 2300])]
+    {
+        let method = method(spec);
+        let (mut sparse, mut seen) = (SparsePrefill::new(&method, layers, 1).unwrap(), Vec::new());
+        let observe = &mut |chunk: &PrefillChunk<'_>| seen.push((chunk.layer, chunk.first, chunk.tokens()));
+        let read = g.decoder.prefill_sparse(&tokens, tokens.len(), &mut sparse, observe).unwrap();
+        assert_close(&read.logits, &dense.logits, spec);
+        seen.sort_unstable();
+        assert_eq!(seen, (0..layers).flat_map(|layer| pieces(layer, bounds)).collect::<Vec<_>>(), "{spec}");
     }
 }
 

@@ -144,7 +144,12 @@ fn windows_in_one_pass_are_those_of_decoding_from_the_first_token() {
 fn a_mask_reads_options_alone_and_together_alike() {
     let (model, tokens) = builtin();
     let (prompt, rest) = tokens.split_at(300);
-    let all = methods(&["hip:k=32", "bigbird:window=40,blocks=2,block=16"]);
+    let all = methods(&[
+        "hip:k=32",
+        "bigbird:window=40,blocks=2,block=16,block_q=8",
+        "vertical_slash:vertical=20,slash=20",
+        "streaming_llm:window=60,rolling=true",
+    ]);
     let options = [Text::from(&rest[..7]), Text::from(&rest[20..60]), Text::from(&rest[9..10])];
     let together = parallel(&model.decoder, Request { compare: false, ..request(prompt, 300, &options, &all) }).runs;
     for (i, option) in options.iter().enumerate() {

@@ -703,7 +703,7 @@ pub(super) mod testing {
                     let block = self.block(method, kv_head, (first, rows), &queries);
                     let masks = match pattern {
                         PrefillPattern::Blocks(mask) => mask.masks(&block, &mut cost),
-                        _ => plans[kv_head](&block),
+                        _ => plans[block.kv_head](&block),
                     };
                     match masks {
                         Masks::Shared(mask) => of_block.extend(vec![mask; group]),

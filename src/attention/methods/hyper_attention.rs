@@ -16,6 +16,7 @@
 //!   `c·n/m`, as a logarithm on its logit; a draw within the query's own block is left out.
 //! - A half has no draws where it is no longer than a block, and is attended in full where there are fewer queries than
 //!   `min_seq_len`. Of an odd number of tokens the earlier half has one more; the code pads with a zero.
+//! - A density is met by the number of draws; blocks and exact stretches are its floor, which smaller ones lower.
 //! - Sinks and window are exact for every row. What is drawn among them stands for itself then, so that no token counts
 //!   twice; as few of the tokens that a draw stands for are static, weights are not changed.
 
@@ -102,8 +103,9 @@ struct Sorted {
 /// that it attends exactly.
 fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
     let (mut sorted, mut starts) = (Vec::new(), vec![0; tokens]);
-    let mut stretches = vec![0..tokens];
-    while let Some(stretch) = stretches.pop() {
+    let mut stretches = vec![(0, tokens)];
+    while let Some((first, end)) = stretches.pop() {
+        let stretch = first..end;
         let middle = stretch.start + stretch.len().div_ceil(2);
         let (keys, queries) = (stretch.start..middle, middle..stretch.end);
         // Where the halves attend each other in full, they are stretches that attend exactly within themselves.
@@ -111,8 +113,8 @@ fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
             starts[stretch.clone()].fill(stretch.start);
             continue;
         }
-        sorted.push(Halves { keys: keys.clone(), queries: queries.clone() });
-        stretches.extend([keys, queries]);
+        sorted.push(Halves { keys, queries });
+        stretches.extend([(first, middle), (middle, end)]);
     }
     (sorted, starts)
 }

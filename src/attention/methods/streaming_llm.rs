@@ -5,7 +5,8 @@
 //! positions are those within the cache (its §3.2): the sinks stand directly before the window. Attention
 //! by RoPE depends on distances alone, so the engine moves the query nearer to the sinks instead of turning
 //! every key again. By default keys keep the positions they were read at, which is `a_shape` and differs
-//! most once the context exceeds the trained length.
+//! most once the context exceeds the trained length. A prompt that is read so has a cache for each row: the query meets
+//! sinks and window at two positions.
 //!
 //! With `slide=false` the window is the end of the prefix and stays there: what is between it and the sinks is
 //! let go once, when the prefix has been read, and all that follows is kept. This is what kvpress calls

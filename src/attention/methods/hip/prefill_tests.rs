@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::super::tests::{configured, noise};
+use super::super::tests::configured;
 use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
-use super::tests::{PLACES, ensembles, whole_numbers};
+use super::tests::{PLACES, Shape, ensembles};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::engine::head_seed;
 use crate::attention::{Configured, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
@@ -17,19 +17,6 @@ use crate::kv::{KvDtype, LayerKv};
 const D: usize = 4;
 /// Of what is drawn for a context.
 const SEED: u64 = 3;
-
-/// What keys are like.
-#[derive(Debug, Clone, Copy)]
-enum Shape {
-    /// All alike.
-    Random,
-    /// One key that every query agrees with, far more than with any other.
-    Needle,
-    /// Stretches of 16 tokens with keys of one direction.
-    Clusters,
-    /// Keys and queries of any numbers, so that no two lines get the same votes.
-    Noise,
-}
 
 /// Keys and queries of a prompt at one layer: small whole numbers, so that products are exact in any order.
 struct Prompt {
@@ -44,32 +31,9 @@ struct Prompt {
 
 impl Prompt {
     fn new(shape: Shape, tokens: usize, kv_heads: usize, group: usize, seed: u64) -> Self {
-        let queries = whole_numbers(tokens * kv_heads * group * D, seed + 1000);
-        let keys = (0..kv_heads as u64).map(|head| Self::keys_of(shape, tokens, 10 * seed + head)).collect();
-        let mut prompt = Self { tokens, kv_heads, group, keys, queries };
-        if matches!(shape, Shape::Noise) {
-            prompt.queries = noise(prompt.queries.len(), seed + 2000);
-        }
-        if matches!(shape, Shape::Needle) {
-            // All queries look along the first channel, where only the needle is large.
-            prompt.queries.chunks_exact_mut(D).for_each(|query| query[0] = 3.0);
-            prompt.keys.iter_mut().for_each(|keys| keys[seed as usize % tokens * D] = 40.0);
-        }
-        prompt
-    }
-
-    fn keys_of(shape: Shape, tokens: usize, seed: u64) -> Vec<f32> {
-        if matches!(shape, Shape::Noise) {
-            return noise(tokens * D, seed);
-        }
-        let mut keys = whole_numbers(tokens * D, seed);
-        if matches!(shape, Shape::Clusters) {
-            for (cluster, keys) in keys.chunks_mut(16 * D).enumerate() {
-                let centre = whole_numbers(D, seed + 77 * cluster as u64);
-                keys.iter_mut().enumerate().for_each(|(i, x)| *x += 4.0 * centre[i % D]);
-            }
-        }
-        keys
+        let queries = shape.queries(tokens * kv_heads * group, D, seed + 1000);
+        let keys = (0..kv_heads as u64).map(|head| shape.keys(tokens, D, 10 * seed + head)).collect();
+        Self { tokens, kv_heads, group, keys, queries }
     }
 
     fn heads(&self) -> usize {
@@ -283,7 +247,7 @@ proptest! {
         (is_shared, last_rows, row_windows, last_keys, aligned) in any::<(bool, bool, bool, bool, bool)>(),
         (sink, local) in (0usize..6, 0usize..30),
         ensemble in ensembles(),
-        shape in prop::sample::select(vec![Shape::Random, Shape::Needle, Shape::Clusters]), seed in 0u64..1 << 40,
+        shape in prop::sample::select(&Shape::OF_WHOLE_NUMBERS), seed in 0u64..1 << 40,
     ) {
         let (name, at) = PLACES[place];
         let search = Listing { b_k, b_sk, place: at, top_r, last_keys, aligned };
@@ -335,7 +299,7 @@ fn each_parameter_alone_is_that_of_the_listing() {
         let ensemble = Ensemble { n_e: 4, theta_vote, r_e: 3.0, tau };
         Case { ensemble, ..ordinary.clone() }
     }));
-    for shape in [Shape::Random, Shape::Needle, Shape::Clusters] {
+    for shape in Shape::OF_WHOLE_NUMBERS {
         let prompt = Prompt::new(shape, 150, 2, 3, 5);
         cases.iter().for_each(|case| case.check(&prompt));
     }

@@ -201,7 +201,7 @@ impl Listing {
         while power * 2 <= count {
             power *= 2;
         }
-        let step = (power + keep - 1) / keep;
+        let step = power.div_ceil(keep);
         let bound = |j: usize| j * count / keep - j * count / keep % step;
         (0..keep)
             .map(|j| (bound(j), bound(j + 1)))

@@ -65,6 +65,52 @@ impl Head {
     }
 }
 
+/// What keys are like.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Shape {
+    /// All alike.
+    Random,
+    /// One key that every query agrees with, far more than with any other.
+    Needle,
+    /// Stretches of 16 tokens with keys of one direction.
+    Clusters,
+    /// Keys and queries of any numbers, so that no two sums are equal.
+    Noise,
+}
+
+impl Shape {
+    /// Those of small whole numbers: products are exact in any order of summation, and often equal.
+    pub(super) const OF_WHOLE_NUMBERS: [Self; 3] = [Self::Random, Self::Needle, Self::Clusters];
+
+    /// `[token][d]`.
+    pub(super) fn keys(self, tokens: usize, d: usize, seed: u64) -> Vec<f32> {
+        let mut keys = whole_numbers(tokens * d, seed);
+        match self {
+            Self::Random => {}
+            Self::Noise => keys = noise(tokens * d, seed),
+            Self::Needle => keys[seed as usize % tokens * d] = 40.0,
+            Self::Clusters => {
+                for (cluster, keys) in keys.chunks_mut(16 * d).enumerate() {
+                    let centre = whole_numbers(d, seed + 77 * cluster as u64);
+                    keys.iter_mut().enumerate().for_each(|(i, x)| *x += 4.0 * centre[i % d]);
+                }
+            }
+        }
+        keys
+    }
+
+    /// `[row][d]`; with a needle they all look along the first channel, where it alone is large.
+    pub(super) fn queries(self, rows: usize, d: usize, seed: u64) -> Vec<f32> {
+        let mut queries = whole_numbers(rows * d, seed);
+        match self {
+            Self::Random | Self::Clusters => {}
+            Self::Noise => queries = noise(rows * d, seed),
+            Self::Needle => queries.chunks_exact_mut(d).for_each(|query| query[0] = 3.0),
+        }
+        queries
+    }
+}
+
 /// Noise of whole numbers from -3 to 3.
 pub(super) fn whole_numbers(n: usize, seed: u64) -> Vec<f32> {
     noise(n, seed).iter().map(|x| (x * 2.0).round()).collect()
@@ -145,12 +191,14 @@ proptest! {
     fn equals_the_listing(
         (b_k, b_sk) in (1usize..6).prop_flat_map(|b_k| (Just(b_k), 1..=b_k)),
         candidates in 1usize..260, sink in 0usize..5, k in 1usize..300,
-        group in 1usize..4, place in 0usize..7, (last_keys, aligned) in any::<(bool, bool)>(), seed in 0u64..1 << 40,
+        group in 1usize..4, place in 0usize..7, (last_keys, aligned) in any::<(bool, bool)>(),
+        shape in prop::sample::select(&Shape::OF_WHOLE_NUMBERS), seed in 0u64..1 << 40,
     ) {
         // Small budgets, where the tree is deep, as often as large ones.
         let k = if seed % 2 == 0 { k % 24 + 1 } else { k };
-        let head = Head::whole_numbers(sink..sink + candidates, 3, 8, seed);
-        let queries = whole_numbers(group * 8, seed + 1);
+        let keys = shape.keys(sink + candidates + 3, 8, seed);
+        let head = Head { keys, d: 8, candidates: sink..sink + candidates };
+        let queries = shape.queries(group, 8, seed + 1);
         let step = head.step(&queries, seed);
         let (name, place) = PLACES[place];
         let offset = if last_keys { "last" } else { "first" };
