@@ -143,6 +143,8 @@ mod tests {
         "double_sparsity:k=9,kind=random,label_bits=16,per=kv_head",
         "sparq:k=9,r=3",
         "sparq:k=9,r=3,storage=1xK,per=kv_head",
+        "magicpig:K=3,L=9,center=false",
+        "magicpig:K=3,L=9,center=false,min_collisions=1",
     ];
 
     /// What a decoding step gives whose token is the last of the first `tokens`, the others being its prefix.

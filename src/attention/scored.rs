@@ -243,9 +243,8 @@ impl<S: Scorer> RowMask for Scored<S> {
         let grown: &mut Grown<S::Index> = state.downcast_mut().expect("what this method began");
         let whole = candidates.start..candidates.start + candidates.len() / self.scorer.grain() * self.scorer.grain();
         let d = head.place.d;
-        let nothing = head.keys.slice(0..0, d);
-        let keys = Joined::new(head.keys, nothing, d).slice(whole.clone());
-        let values = Joined::new(head.values, head.values.slice(0..0, d), d).slice(whole);
+        let keys = Joined::one(head.keys, d).slice(whole.clone());
+        let values = Joined::one(head.values, d).slice(whole);
         grown.grow(&self.scorer, head.place, None, keys, values);
     }
 
@@ -259,8 +258,8 @@ impl<S: Scorer> RowMask for Scored<S> {
         let rows = block.rows;
         let exact: Vec<Exact> = (0..rows).map(|row| Exact::sliding(block.policy, block.first + row + 1)).collect();
         let sink = exact[rows - 1].sink;
-        let keys = Joined::new(head.keys, head.keys.slice(0..0, d), d);
-        let values = Joined::new(head.values, head.values.slice(0..0, d), d);
+        let keys = Joined::one(head.keys, d);
+        let values = Joined::one(head.values, d);
         let queries =
             GroupQueries { layer: block.layer, kv_head: block.kv_head, numbers: block.queries, rows, d, scale };
         let (mut scores, mut scoring) = (Vec::new(), Cost::default());

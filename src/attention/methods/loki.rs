@@ -45,12 +45,12 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("rank", "d/4"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
+            values: &[("rank", "d/4"), ("ratio", "0.25"), ("sink", "0"), ("local", "0"), ("tail", "indexed")],
             source: "Loki §6: a quarter of the components (d_f 0.25) and a quarter of the tokens (k_f 0.25)",
         },
         Preset {
             name: "repo",
-            values: &[("rank", "32"), ("ratio", "0.25"), ("sink", "0"), ("local", "0")],
+            values: &[("rank", "32"), ("ratio", "0.25"), ("sink", "0"), ("local", "0"), ("tail", "indexed")],
             source: "Loki's code, examples/pca_topk/pca-topk-llama.sh: ranks 64, 32 and 16 (32 here) with a quarter of \
                      the tokens; no window, no dense layer; components of keys after and before RoPE (after, here)",
         },

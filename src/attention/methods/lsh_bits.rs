@@ -56,7 +56,14 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     presets: &[Preset {
         name: "paper",
-        values: &[("bits", "32"), ("label", "av"), ("ratio", "0.0625"), ("sink", "128"), ("local", "128")],
+        values: &[
+            ("bits", "32"),
+            ("label", "av"),
+            ("ratio", "0.0625"),
+            ("sink", "128"),
+            ("local", "128"),
+            ("tail", "indexed"),
+        ],
         source: "HashAttention Table 8 and §5: 32 bits (also 256 to 1024), 1/16 of the tokens, first and last 128 kept",
     }],
     build: |params| {

@@ -37,6 +37,7 @@
 mod probability;
 mod tables;
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,9 +47,10 @@ use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
+use crate::attention::prefill_rows::{RowHead, RowMask};
 use crate::attention::{
-    HeadPrefix, Histogram, Method, Params, Picks, Probe, ProbeHead, Selection, Solved, Step, TailRule, Tuned,
-    Weighting, least_reaching,
+    Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock, Selection,
+    Solved, Step, TailRule, Tuned, Weighting, least_reaching,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -354,9 +356,71 @@ impl Method for MagicPig {
         Selection::PerHead(heads.map(|(h, sides)| self.picks(step, h, sides, index, state, cost)).collect())
     }
 
+    fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
+        match (self.tables, &self.log_probability) {
+            (Tuned::Value(_), Some(_)) => Some(PrefillPattern::Rows(self)),
+            _ => None,
+        }
+    }
+
     fn tail_rule(&self) -> TailRule {
         TailRule::Indexed("new keys are hashed as the prefix's are, by its mean; their codes are compared one by one")
     }
+}
+
+/// A prompt row by row. What a step centres by, the mean of the candidates, is taken anew for every block of rows, from
+/// what its first row may look at: from row to row it hardly moves.
+impl RowMask for MagicPig {
+    fn begin(&self) -> Box<dyn Any + Send + Sync> {
+        Box::new(())
+    }
+
+    fn take_in(&self, _: &mut (dyn Any + Send + Sync), _: &RowHead<'_>, _: Range<usize>) {}
+
+    fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, _: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
+        let (d, group) = (block.d, block.group());
+        let of_row = |row: usize| Exact::sliding(block.policy, block.first + row + 1);
+        let (first, last) = (of_row(0), of_row(block.rows - 1));
+        let (sink, all) = (last.sink, last.sink..last.recent);
+        if all.is_empty() {
+            return vec![Selection::PerHead(vec![Picks::softmax(Vec::new()); group]); block.rows];
+        }
+        let learned = if first.sink < first.recent { first.sink..first.recent } else { all.clone() };
+        let mut keys = Keys { rows: head.keys.slice(learned, d), d, mean: None };
+        keys.mean = self.hashing.center.then(|| keys.compute_mean());
+        let keys = Keys { rows: head.keys.slice(all, d), ..keys };
+        let norms = keys.norms();
+        let norms = if self.hashing.simple_lsh { Norms::Common(longest(&norms)) } else { Norms::Each(norms) };
+        let geometry = Geometry { mean: keys.mean, norms };
+        let planes = self.planes.of_width(d + usize::from(self.hashing.simple_lsh));
+        let mut codes = CodeRows::new(self.shape());
+        codes.push(&planes, &self.hashed(&geometry, &keys.rows.to_f32(), d).0);
+        let log_u = self.log_probability.as_ref().expect("a shape that is known");
+        let pick = |row: usize, h: usize, cost: &mut Cost| {
+            let query = &block.head(h)[row * d..][..d];
+            let sides = side_bits(&planes, query, cost);
+            let candidates = of_row(row).recent.saturating_sub(sink);
+            let sampled: Vec<u32> = codes.sample(&sides, candidates, self.hashing.min_collisions).collect();
+            let tokens: Vec<u32> = sampled.iter().map(|t| t + sink as u32).collect();
+            let mut dots = vec![0.0; tokens.len()];
+            linear::scores(query, &head.keys.gather(&tokens, d), d, &mut dots);
+            let cosines = geometry.cosines(query, &dots, &sampled, [&geometry.norms; 2], cost);
+            Picks { tokens, weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()) }
+        };
+        let of_group = |row: usize| Selection::PerHead((0..group).map(|h| pick(row, h, cost)).collect());
+        (0..block.rows).map(of_group).collect()
+    }
+}
+
+/// Side bits of one query `[d]`, with the cost of hashing it.
+fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
+    let (width, d) = (planes.d(), query.len());
+    let mut padded = vec![0.0; width];
+    padded[..d].copy_from_slice(query);
+    let mut sides = vec![0; planes.words()];
+    planes.side_bits(&padded, &mut sides);
+    cost.score_flops += 2 * (width * planes.count()) as u64;
+    sides
 }
 
 impl HashIndex {

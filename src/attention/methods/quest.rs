@@ -39,8 +39,15 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("page", "16"), ("k", "1024"), ("sink", "0"), ("local", "0"), ("dense_layers", "0+1")],
-            source: "Quest §4: page 16, first two layers dense, budgets 256 to 4096 (1024 here)",
+            values: &[
+                ("page", "16"),
+                ("k", "1024"),
+                ("sink", "0"),
+                ("local", "0"),
+                ("dense_layers", "0+1"),
+                ("tail", "indexed"),
+            ],
+            source: "Quest §4: page 16, first two layers dense, budgets 256 to 4096 (1024 here); generated tokens fill pages",
         },
         Preset {
             name: "repo",
@@ -51,8 +58,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("sink", "0"),
                 ("local", "0"),
                 ("dense_layers", "0+1"),
+                ("tail", "indexed"),
             ],
-            source: "Quest's code, evaluation/quest_attention.py: at least 3 pages, no forced window, layers 0 and 1 dense",
+            source: "Quest's code, evaluation/quest_attention.py: at least 3 pages, no forced window, layers 0 and 1 dense; \
+                     generated tokens fill pages",
         },
     ],
     build: |params| {

@@ -43,14 +43,28 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("r", "d/4"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            values: &[
+                ("r", "d/4"),
+                ("k", "96"),
+                ("per", "kv_head"),
+                ("sink", "0"),
+                ("local", "32"),
+                ("tail", "indexed"),
+            ],
             source: "SparQ's Llama 3 sweep: k 128, a quarter of it local, r 32 of 128 channels, shared by the GQA group",
         },
         Preset {
             name: "repo",
-            values: &[("r", "32"), ("k", "96"), ("per", "kv_head"), ("sink", "0"), ("local", "32")],
+            values: &[
+                ("r", "32"),
+                ("k", "96"),
+                ("per", "kv_head"),
+                ("sink", "0"),
+                ("local", "32"),
+                ("tail", "indexed"),
+            ],
             source: "SparQ's code, 2023-sparse-attention/rmoe-95-llama3: k 128, of which 32 local, ranks 8 to 64 (32 \
-                     here); |q| and scores summed over the GQA group; its window moves on, here it ends with the prefix",
+                     here); |q| and scores summed over the GQA group; its window moves on",
         },
     ],
     build: |params| {

@@ -24,6 +24,8 @@ const GROWING: &[&str] = &[
     "sparq:k=12,r=4",
     "sparq:k=12,r=4,storage=1xK,per=kv_head",
     "hash_attention:k=12",
+    "hip:k=12,r_m=1",
+    "hip:k=12,b_k=3,r_m=1,per=kv_head,top_r=5",
     "magicpig:K=4,L=12,center=false",
     "magicpig:K=3,L=9,center=false,min_collisions=1",
 ];

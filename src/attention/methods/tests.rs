@@ -1299,11 +1299,14 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk:sink=8"), "topk:k=64,sink=8");
     assert_eq!(label("hip:b_k=2,representative=0.5,top_r=all,l_e=all"), "hip:k=512");
     assert_eq!(label("hip:representative=1,r_e=2.5,l_e=3,n_e=2"), "hip:k=512,representative=last,n_e=2,r_e=2.5,l_e=3");
-    assert_eq!(label("quest:preset=repo,k=512"), "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1");
+    assert_eq!(
+        label("quest:preset=repo,k=512"),
+        "quest:page=16,k=512,min_pages=3,sink=0,local=0,dense_layers=0+1,tail=indexed"
+    );
     assert_eq!(label("magicpig"), "magicpig:K=10,L=150");
     assert_eq!(label("magicpig:center=true,L=75,K=8,seed=1"), "magicpig:K=8,L=75");
     assert_eq!(label("magicpig:preset=repo,seed=2"), "magicpig:K=10,L=150,u_floor=0.0001,seed=2,dense_layers=0+50%");
-    assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/8,label_bits=4,k=64");
+    assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/4,label_bits=4,k=64");
     assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
     assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");
     assert_eq!(label("streaming_llm"), "streaming_llm:window=256");

@@ -158,6 +158,17 @@ impl<'a> Joined<'a> {
         Self { front, back, d }
     }
 
+    /// Rows of one place.
+    pub fn one(rows: Rows<'a>, d: usize) -> Self {
+        Self { front: rows, back: rows.slice(0..0, d), d }
+    }
+
+    /// The first place, if it holds all of these tokens.
+    pub fn holding(&self, tokens: &[u32]) -> Option<Rows<'a>> {
+        let front = (self.front.elements() / self.d) as u32;
+        tokens.iter().all(|token| *token < front).then_some(self.front)
+    }
+
     /// How many rows there are.
     pub fn tokens(&self) -> usize {
         self.front.elements() / self.d + self.back.elements() / self.d
@@ -198,9 +209,8 @@ impl<'a> Joined<'a> {
     /// # Panics
     /// If a token is out of range.
     pub fn gather(&self, tokens: &[u32]) -> Vec<f32> {
-        let front = (self.front.elements() / self.d) as u32;
-        if tokens.iter().all(|token| *token < front) {
-            return self.front.gather(tokens, self.d);
+        if let Some(front) = self.holding(tokens) {
+            return front.gather(tokens, self.d);
         }
         let mut gathered = vec![0.0; tokens.len() * self.d];
         tokens.iter().zip(gathered.chunks_exact_mut(self.d)).for_each(|(token, row)| self.read(*token as usize, row));

@@ -58,12 +58,12 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("bits", "32"), ("ratio", "0.0625"), ("sink", "128"), ("local", "128")],
+            values: &[("bits", "32"), ("ratio", "0.0625"), ("sink", "128"), ("local", "128"), ("tail", "indexed")],
             source: "HashAttention §5: 32 bits, 1/16 of the tokens, the first and last 128 kept, all layers sparse",
         },
         Preset {
             name: "repo",
-            values: &[("bits", "32"), ("ratio", "0.25"), ("sink", "128"), ("local", "128")],
+            values: &[("bits", "32"), ("ratio", "0.25"), ("sink", "128"), ("local", "128"), ("tail", "indexed")],
             source: "HashAttention's code, README: heavy_budget 0.25, the first and last 128 kept, all layers sparse",
         },
     ],

@@ -3,8 +3,8 @@
 //! A tree search ([`search`], Algorithm 1) finds the key blocks of a step's queries. The mask it gives
 //! is reused while answering: a new one is estimated when the number of tokens generated so far is
 //! divisible by `r_m` (Algorithm 2), so for every token of the prompt that is read sparsely, for the
-//! first token generated, and for each `r_m`-th after it. Candidates are fixed with the prefix, so a
-//! cached mask stays valid.
+//! first token generated, and for each `r_m`-th after it. Candidates only become more, so a
+//! cached mask stays valid; with `--tail`, what leaves the window between two masks waits for the next.
 //!
 //! Decisions where the paper leaves room:
 //! - Algorithm 1 is read as §3.2 states it: chunks and branches are counted in key blocks, `k/b_k` of them (rounded
@@ -48,10 +48,11 @@ use self::search::{Chunks, KeyBlocks, Offset, Queries, Randomness, Representativ
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{
     BlockMask, Budget, Context, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, PrefillPattern, QueryBlock,
-    Selection, Step,
+    Selection, Step, TailRule,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
+use crate::kernels::cpu::Joined;
 use crate::kernels::cpu::topk::top_k;
 use crate::kv::MOST_TOKENS;
 
@@ -127,6 +128,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("representative", "middle"),
                 ("sink", "4"),
                 ("dense_layers", "0-2"),
+                ("tail", "indexed"),
             ],
             source: "HiP appendix D: b_q 32, b_k 2, k 512, r_m 8, first 3 layers dense (4 above 7B), 4 sinks as for \
                      StreamingLLM; §B.3.2 adds a small window without its size (the policy's is used)",
@@ -148,6 +150,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("sink", "16"),
                 ("local", "256"),
                 ("dense_layers", "0-2"),
+                ("tail", "indexed"),
             ],
             source: "HiP's code, v1_1/attention2_draft_prefetch.py (the kernel the paper names): mask_k 512, blocks 64 \
                      and 2, window 256 for each row, 16 sinks, samples and chunks; its 16-bit sigmoid of the scores, in \
@@ -337,7 +340,7 @@ impl Hip {
 
     fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
         let blocks =
-            KeyBlocks { keys: step.keys, d: step.d, candidates: step.candidates.clone(), size: self.key_block };
+            KeyBlocks { keys: step.all_keys(), d: step.d, candidates: step.candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(step.context, self.key_block);
         let mut mask = |head: usize, queries: &[f32]| {
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new() };
@@ -433,6 +436,10 @@ impl Method for Hip {
         }
     }
 
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Indexed("new keys join the tree when the next mask is estimated, every r_m tokens")
+    }
+
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         Some(if self.has_lines { PrefillPattern::Whole(self) } else { PrefillPattern::Blocks(self) })
     }
@@ -445,7 +452,12 @@ impl BlockMask for Hip {
 
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks {
         let View { candidates, context, starts } = self.window.view(block);
-        let blocks = KeyBlocks { keys: block.keys, d: block.d, candidates: candidates.clone(), size: self.key_block };
+        let blocks = KeyBlocks {
+            keys: Joined::one(block.keys, block.d),
+            d: block.d,
+            candidates: candidates.clone(),
+            size: self.key_block,
+        };
         let keep = self.budget.blocks(context, self.key_block);
         let mut mask = |first: usize, heads: Range<usize>| {
             let queries = self.sampled(block, heads, &starts);

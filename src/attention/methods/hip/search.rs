@@ -21,7 +21,7 @@ use crate::cost::Cost;
 use crate::kernels::cpu::matmul::{matmul, transposed};
 use crate::kernels::cpu::rows::with_rows;
 use crate::kernels::cpu::topk::top_k;
-use crate::kernels::cpu::{Elem, Rows, linear};
+use crate::kernels::cpu::{Elem, Joined, linear};
 
 /// How a search samples and scores.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ pub(super) struct Search {
 #[derive(Debug, Clone)]
 pub(super) struct KeyBlocks<'a> {
     /// Rotated keys `[token][d]` of the whole context.
-    pub keys: Rows<'a>,
+    pub keys: Joined<'a>,
     /// Width of a head.
     pub d: usize,
     /// Tokens to choose from.
@@ -271,16 +271,18 @@ impl<'a> QueryRows<'a> {
             self.hide(row, tokens, products);
             largest.iter_mut().zip(products).for_each(|(most, x)| *most = most.max(*x));
         };
-        if rows <= FEW_ROWS && self.channels.is_none() {
+        if let (Some(keys), None) = (blocks.keys.holding(tokens), &self.channels)
+            && rows <= FEW_ROWS
+        {
             let mut products = vec![0.0; tokens.len()];
             for (row, query) in self.values.chunks_exact(self.width).enumerate() {
-                with_rows!(blocks.keys, keys => linear::scores_of(query, keys, tokens, &mut products));
+                with_rows!(keys, keys => linear::scores_of(query, keys, tokens, &mut products));
                 raise(row, &mut products);
             }
             return largest;
         }
         let gathered = match &self.channels {
-            None => blocks.keys.gather(tokens, self.width),
+            None => blocks.keys.gather(tokens),
             Some(channels) => channels_of(blocks, tokens, channels),
         };
         let mut products = vec![0.0; rows * tokens.len()];
@@ -309,7 +311,11 @@ impl<'a> QueryRows<'a> {
 
 /// Some channels of the keys of `tokens`, `[token][channel]`.
 fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Vec<f32> {
-    with_rows!(blocks.keys, keys => {
+    let Some(keys) = blocks.keys.holding(tokens) else {
+        let rows = blocks.keys.gather(tokens);
+        return rows.chunks_exact(blocks.d).flat_map(|key| channels.iter().map(|c| key[*c as usize])).collect();
+    };
+    with_rows!(keys, keys => {
         let key = |token: &u32| &keys[*token as usize * blocks.d..][..blocks.d];
         tokens.iter().map(key).flat_map(|key| channels.iter().map(|c| key[*c as usize].to_f32())).collect()
     })
