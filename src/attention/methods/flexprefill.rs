@@ -17,7 +17,9 @@
 
 use std::sync::Arc;
 
-use super::lines::{BlockMap, LineVotes, Lines, Static, all_pairs, block_attention, pooled, ranked, softmax};
+use super::lines::{
+    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, pooled, ranked, softmax,
+};
 use super::prefill_only::PrefillOnly;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::method::score_into;
@@ -37,7 +39,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "0.1",
             about: "0 to 1: a head whose estimate is off by less than this goes by blocks, others by lines",
         },
-        ParamInfo { key: "block", default: "128", about: "tokens a block, of queries and of keys" },
+        ParamInfo { key: "block", default: "128", about: "tokens a block, of queries and of keys, from 8" },
         ParamInfo { key: "min_budget", default: "0", about: "tokens picked at least, of either kind" },
     ],
     presets: &[Preset {
@@ -57,7 +59,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         if !(0.0..=1.0).contains(&tau) {
             return Err(params.bad_value("tau", &tau.to_string(), "a number from 0 to 1"));
         }
-        let block = params.get_minor("block", 128)?;
+        let block = params.get_minor_within("block", 128, LEAST_BLOCK..=MOST_TOKENS)?;
         let min_budget = params.get_minor_within("min_budget", 0, 0..=MOST_TOKENS)?;
         Ok(Arc::new(PrefillOnly(FlexPrefill { gamma, tau, block, min_budget })))
     },
@@ -345,7 +347,7 @@ mod tests {
                 // No multiple of a row's share of the map, which sums would reach exactly.
                 for gamma in [0.23, 0.61, 0.953] {
                     // By lines, by blocks, and with a least number of either.
-                    for (tau, size, least) in [(0.0, 16, 0), (1.0, 16, 0), (1.0, 7, 0), (0.0, 16, 30), (1.0, 8, 30)] {
+                    for (tau, size, least) in [(0.0, 16, 0), (1.0, 16, 0), (1.0, 9, 0), (0.0, 16, 30), (1.0, 8, 30)] {
                         check(&layer, (gamma, tau, size, least), &policy);
                     }
                 }

@@ -34,7 +34,6 @@ use crate::attention::{
     Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, least_reaching, mix_seed,
 };
 use crate::cost::Cost;
-use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hyper_attention",
@@ -60,7 +59,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
     ],
     build: |params| {
-        let sample = params.tuned_within("sample", 256, 0..=MOST_TOKENS)?;
+        let sample = params.tuned_within("sample", 256, 0..=MOST_DRAWS)?;
         let block = params.get_minor("block", 64)?;
         let directions = params.get_minor_within("lsh_num_projs", 7, 1..=16)?;
         let least = params.get_minor("min_seq_len", 32)?;
@@ -68,6 +67,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Ok(Arc::new(PrefillOnly(HyperAttention { sample, block, least, planes })))
     },
 };
+
+/// Draws that can be asked for from each of the many halves of a prompt; published are up to 1,024.
+const MOST_DRAWS: usize = 1 << 16;
 
 /// The recursion, with its hash.
 struct HyperAttention {
@@ -150,7 +152,12 @@ impl HyperAttention {
     fn sorted(&self, halves: &Halves, keys: &[u64], queries: &[u64], sample: usize, seed: u64) -> Sorted {
         let (key_blocks, order) = sorted_blocks(keys, halves.keys.clone(), self.block);
         let (query_blocks, _) = sorted_blocks(queries, halves.queries.clone(), self.block);
-        let sample = if halves.queries.len() > self.block { sample } else { 0 };
+        let sample = match self.sample {
+            _ if halves.queries.len() <= self.block => 0,
+            Tuned::Value(_) => sample,
+            // So many meet all but 0.03 % of the keys.
+            Tuned::Density(_) => sample.min(8 * halves.keys.len()),
+        };
         let draws = draw(halves.keys.clone(), sample, mix_seed(seed, halves.queries.start as u64));
         let Halves { keys, queries } = halves.clone();
         Sorted { keys, order, key_blocks, queries, query_blocks, draws }

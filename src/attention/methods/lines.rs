@@ -168,6 +168,9 @@ impl Lines {
     }
 }
 
+/// Fewest tokens a block: the estimate of a map by blocks is square in their number.
+pub(super) const LEAST_BLOCK: usize = 8;
+
 /// Means of every `size` rows `[row][d]`; the last is of those that are left.
 pub(super) fn pooled(rows: &[f32], size: usize, d: usize) -> Vec<f32> {
     let mean = |block: &[f32]| {

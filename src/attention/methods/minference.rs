@@ -18,7 +18,9 @@
 
 use std::sync::Arc;
 
-use super::lines::{BlockMap, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, ranked};
+use super::lines::{
+    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, ranked,
+};
 use super::prefill_only::PrefillOnly;
 use super::{MethodEntry, ParamInfo, Preset};
 use crate::attention::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, least_reaching};
@@ -32,7 +34,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo { key: "k", default: "1024", about: "tokens a row attends beyond the static ones, on average" },
         ParamInfo { key: "snapshot", default: "64", about: "last queries of the prompt, whose attention decides" },
-        ParamInfo { key: "block", default: "64", about: "tokens a block of the block-sparse pattern" },
+        ParamInfo { key: "block", default: "64", about: "tokens a block of the block-sparse pattern, from 8" },
     ],
     presets: &[Preset {
         name: "repo",
@@ -42,7 +44,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let k = params.tuned_within("k", 1024, 1..=MOST_TOKENS)?;
         let snapshot = params.get_minor("snapshot", 64)?;
-        let block = params.get_minor("block", 64)?;
+        let block = params.get_minor_within("block", 64, LEAST_BLOCK..=MOST_TOKENS)?;
         Ok(Arc::new(PrefillOnly(MInference { k, snapshot, block })))
     },
 };
@@ -266,7 +268,7 @@ mod tests {
         for (tokens, heads, kv_heads) in [(120, 4, 2), (9, 2, 1)] {
             let layer = Layer::new(tokens, heads, kv_heads);
             for (settings, (sink, local)) in
-                [((20, 64, 16), (4, 10)), ((33, 5, 8), (0, 0)), ((7, 1, 64), (2, 3)), ((500, 9, 5), (1, 1))]
+                [((20, 64, 16), (4, 10)), ((33, 5, 8), (0, 0)), ((7, 1, 64), (2, 3)), ((500, 9, 11), (1, 1))]
             {
                 check(&layer, settings, &Policy { sink, local, ..Policy::default() });
             }

@@ -92,10 +92,14 @@ impl Round {
 /// Buckets of vectors `[row][d]`: the largest of their products with the rows of a rotation and of its negative.
 fn buckets(vectors: &[f32], rotation: &[f32], d: usize, cost: &mut Cost) -> Vec<u32> {
     let half = rotation.len() / d;
-    let mut products = vec![0.0; vectors.len() / d * half];
-    score_into(vectors, Rows::F32(rotation), d, &mut products);
     cost.score_flops += 2 * (vectors.len() * half) as u64;
-    products.chunks_exact(half).map(largest).collect()
+    // Some at a time: of small buckets there may be as many as half of the tokens.
+    let of_some = |vectors: &[f32]| {
+        let mut products = vec![0.0; vectors.len() / d * half];
+        score_into(vectors, Rows::F32(rotation), d, &mut products);
+        products.chunks_exact(half).map(largest).collect::<Vec<u32>>()
+    };
+    vectors.chunks(64 * d).flat_map(of_some).collect()
 }
 
 /// The place of the largest number in `[x; -x]`, the first of equals.
@@ -222,39 +226,45 @@ mod tests {
         gaussians(half * D, mix_seed(1, round))
     }
 
+    /// The chunk of each query, and of each key, in one round.
+    struct Chunks {
+        queries: Vec<usize>,
+        keys: Vec<usize>,
+    }
+
+    /// By counting for each query and key the keys that come before it by bucket and position.
+    fn chunks(layer: &Layer, head: usize, size: usize, round: u64) -> Chunks {
+        let tokens = layer.tokens();
+        let rotation = rotation(tokens, size, round);
+        let places = |x: &[f32], at: usize| (bucket(x, &rotation), at);
+        let keys = layer.keys(head);
+        let of_keys: Vec<(usize, usize)> = (0..tokens).map(|at| places(&keys[at], at)).collect();
+        let of_queries = (0..tokens).map(|at| places(layer.query(at, head), at));
+        let chunk = |place: (usize, usize)| {
+            let before = of_keys.iter().filter(|key| **key < place).count();
+            before.min(tokens - 1) / size
+        };
+        Chunks { queries: of_queries.map(chunk).collect(), keys: of_keys.iter().map(|key| chunk(*key)).collect() }
+    }
+
     #[test]
     fn a_query_sees_its_chunk_of_the_sorted_keys_and_the_one_before() {
         for (tokens, heads, kv_heads) in [(200, 4, 2), (31, 2, 1), (1, 1, 1)] {
             let layer = Layer::new(tokens, heads, kv_heads);
             for (size, rounds, (sink, local)) in [(20, 1, (4, 8)), (7, 2, (0, 0)), (32, 3, (2, 1)), (500, 1, (1, 1))] {
                 let policy = Policy { sink, local, ..Policy::default() };
-                let sees = |head: usize, position: usize, token: usize| {
-                    let keys = layer.keys(head);
-                    (0..rounds).any(|round| {
-                        let rotation = rotation(tokens, size, round);
-                        let place = |bucket: usize, at: usize| {
-                            let is_before = |(t, b): &(usize, usize)| (*b, *t) < (bucket, at);
-                            let buckets = keys.iter().map(|key| self::bucket(key, &rotation)).enumerate();
-                            buckets.filter(is_before).count().min(tokens - 1)
-                        };
-                        let of_query = place(self::bucket(layer.query(position, head), &rotation), position) / size;
-                        let of_key = place(self::bucket(&keys[token], &rotation), token) / size;
-                        of_key == of_query || of_key + 1 == of_query
-                    })
-                };
                 let spec = format!("reformer:bucket={size},hashes={rounds}");
-                // Naively sorted for every pair: some rows are enough.
-                let some = |position: usize| tokens < 50 || position % 37 == 5 || position + 2 > tokens;
-                let method = crate::attention::prefill::testing::method(&spec, &policy);
-                for (head, rows) in layer.seen(&method).iter().enumerate() {
-                    for (position, seen) in rows.iter().enumerate().filter(|(position, _)| some(*position)) {
-                        let expected = plain(
-                            (0..=position)
-                                .filter(|token| is_static(&policy, position, *token) || sees(head, position, *token)),
-                        );
-                        assert_eq!(*seen, expected.into_iter().collect::<Vec<_>>(), "{spec}: {head}, {position}");
-                    }
-                }
+                let by_head: Vec<Vec<Chunks>> = (0..heads)
+                    .map(|head| (0..rounds).map(|round| chunks(&layer, head, size, round)).collect())
+                    .collect();
+                assert_sees(&layer, &spec, &policy, |head, position| {
+                    let is_found = |token: usize| {
+                        by_head[head].iter().any(|Chunks { queries, keys }| {
+                            keys[token] == queries[position] || keys[token] + 1 == queries[position]
+                        })
+                    };
+                    plain((0..=position).filter(|token| is_static(&policy, position, *token) || is_found(*token)))
+                });
             }
         }
     }
