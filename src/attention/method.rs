@@ -364,9 +364,9 @@ impl Step<'_> {
         scores
     }
 
-    /// `q·k` (unscaled) of some candidates, numbered from 0, for a query `[d]`; counts nothing.
-    pub fn score_candidates(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) {
-        score_some(query, self.keys.slice(self.candidates.clone(), self.d), candidates, out);
+    /// `q·k` (unscaled) of some of the candidates in the index, numbered from 0, for a query `[d]`; counts nothing.
+    pub fn score_indexed(&self, query: &[f32], candidates: &[u32], out: &mut [f32]) {
+        score_some(query, self.keys.slice(self.indexed.clone(), self.d), candidates, out);
     }
 
     /// `q·row` of every row, `[group][rows]`; counts the FLOPs, not the bytes.

@@ -111,7 +111,9 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
     let one = |m: &&MethodEntry| {
         let presets: String =
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
-        let facts = [("reference", m.reference), ("sparse in", m.phase()), ("selection", m.granularity())];
+        let tail = m.tail();
+        let facts =
+            [("reference", m.reference), ("sparse in", m.phase()), ("selection", m.granularity()), ("tail", &tail)];
         let facts: String = facts.iter().map(|(name, value)| format!("    {name:<14} {value}\n")).collect();
         let training = match calibration_params(m) {
             [] => String::new(),
@@ -121,7 +123,8 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
     };
     let methods: String = methods.iter().map(one).collect();
     format!(
-        "{methods}Every method (but full) also takes\n{}\nUse with: spattn eval -m 'NAME:key=value,key={{a,b}},key=a..b/step'",
+        "{methods}Every method (but full) also takes\n{}\nUse with: spattn eval -m 'NAME:key=value,key={{a,b}},key=a..b/step'\n\
+         One method reads the prompt, another decodes: spattn eval --sparse-from prefill -m 'NAME:...>NAME:...'",
         params_text(POLICY_PARAMS)
     )
 }
@@ -149,6 +152,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "reference": m.reference,
                 "phase": m.phase(),
                 "granularity": m.granularity(),
+                "tail": m.tail(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
                 "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
                 "presets": m.all_presets().map(|p| json!({

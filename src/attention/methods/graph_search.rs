@@ -7,6 +7,7 @@ use super::Granularity;
 use crate::attention::graph::{Beam, Scored};
 use crate::attention::{Selection, Step};
 use crate::cost::Cost;
+use crate::kernels::cpu::linear;
 use crate::kv::MOST_TOKENS;
 
 /// Links of a key that can be asked for: room is made for all of them.
@@ -60,6 +61,20 @@ impl fmt::Display for SearchWidth {
     }
 }
 
+/// The candidates that left the window since the graph was made, each scored, with the cost; numbered behind its nodes.
+fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Vec<Scored> {
+    let behind = step.candidates.start + step.indexed.len()..step.candidates.end;
+    if behind.is_empty() {
+        return Vec::new();
+    }
+    let keys = step.all_keys().slice(behind.clone());
+    cost.score_flops += 2 * (behind.len() * step.d) as u64;
+    cost.kv_bytes += (behind.len() * step.d * keys.elem_bytes()) as u64;
+    let mut scores = vec![0.0; behind.len()];
+    linear::scores(query, &keys.to_f32(), step.d, &mut scores);
+    (step.indexed.len() as u32..).zip(scores).map(|(node, score)| Scored { node, score }).collect()
+}
+
 /// All candidates for every query, without looking at any.
 pub(super) fn pick_all(step: &Step<'_>, per: Granularity) -> Selection {
     per.by_query(step, |_| step.candidates.clone().map(|token| token as u32).collect())
@@ -79,7 +94,12 @@ pub(super) fn pick(
     if k == 0 {
         return Vec::new();
     }
-    let mut found = search(beam, &mut |nodes, out| step.score_candidates(query, nodes, out));
+    let mut found = match step.indexed.is_empty() {
+        true => Vec::new(),
+        false => search(beam, &mut |nodes, out| step.score_indexed(query, nodes, out)),
+    };
+    found.extend(scored_behind(step, query, cost));
+    found.sort_by(|a, b| b.cmp(a));
     let effort = std::mem::take(&mut beam.effort);
     cost.score_flops += 2 * step.d as u64 * effort.scored;
     cost.kv_bytes += (step.d * step.keys.elem_bytes()) as u64 * effort.scored;

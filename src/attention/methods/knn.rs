@@ -4,7 +4,8 @@
 //! Each KV head of each layer has an index over its candidates. `index=flat` is the list of the keys
 //! themselves, searched whole: the picks of `topk`. `index=hnsw` is a graph
 //! ([`Hnsw`](crate::attention::graph::hnsw::Hnsw)), searched by the query's inner product with the keys as
-//! they are cached. Generated tokens are not inserted: they stay in the exact tail. Both parts are one
+//! they are cached. Generated tokens stay in the exact tail, as in the paper; with `--tail indexed` they are scored one by one
+//! beside the graph. Both parts are one
 //! softmax; the paper's listing (l. 14–15) adds two that are normalised apart, which is not attention.
 //!
 //! **Budgets by layer.** `schedule=linear` lets `k` grow in proportion to a layer's place, from the first to
@@ -23,7 +24,7 @@ use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
-use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step};
+use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::top_k;
@@ -141,6 +142,9 @@ impl Method for Knn {
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Option<Hnsw> {
         let KnnIndex::Hnsw(search) = &self.index else { return None };
+        if prefix.candidates.is_empty() {
+            return None;
+        }
         let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
         Some(Hnsw::build(&keys, prefix.d, search.params, prefix.seed))
     }
@@ -165,10 +169,15 @@ impl Method for Knn {
             });
         }
         let scores = step.exact_scores(cost);
+        cost.select_bytes += 2 * size_of_val(scores.as_slice()) as u64;
         let first = step.candidates.start as u32;
         self.per.select(&scores, step.group(), |_, scores| {
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         })
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Indexed("new keys are scored one by one beside the graph, as indexes buffer what is to be inserted")
     }
 }
 

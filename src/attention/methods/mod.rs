@@ -80,6 +80,16 @@ impl MethodEntry {
         }
     }
 
+    /// What it makes of the tokens after the prefix, where `--tail` lets them leave the exact window.
+    pub fn tail(&self) -> String {
+        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))).map(|method| method.tail_rule()) {
+            Ok(TailRule::Indexed(how)) => format!("indexed: {how}"),
+            Ok(TailRule::Exact(why)) => format!("exact: {why}"),
+            Ok(TailRule::Own(rule)) => format!("its own: {rule}"),
+            Err(_) => String::new(),
+        }
+    }
+
     /// For which heads it makes a selection.
     pub fn granularity(&self) -> &'static str {
         let has = |key: &str| self.params.iter().any(|p| p.key == key);
