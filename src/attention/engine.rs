@@ -16,7 +16,7 @@ use super::Configured;
 use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, mix_seed};
+use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, TailRule, mix_seed};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
@@ -451,7 +451,8 @@ impl Fork {
         cost.steps += attended.len() as u64;
         cost.context_tokens += (attended.len() * total) as u64;
         cost.attended_tokens += attended.iter().sum::<usize>() as u64;
-        if !self.dense[layer] && !moves_on {
+        let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
+        if !self.dense[layer] && !moves_on && !has_rule {
             cost.free_tokens += (attended.len() * (total - prefix_tokens - 1)) as u64;
         }
         let per_token = 4 * kv.d as u64;

@@ -7,8 +7,8 @@
 //!
 //! Clustering runs for a fixed number of iterations from seeds drawn for each head (the authors fit the number
 //! to the time that prefill leaves). Codes take one byte each, whatever `bits` is; centroids are stored like
-//! keys. Generated tokens stay in the exact tail, so no code is ever added; the authors' code gives one to
-//! each token that leaves its window.
+//! keys. With `--tail`, a token that leaves the window takes the nearest centroids of the prefix, as in the authors'
+//! code; otherwise generated tokens stay exact.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,14 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     presets: &[Preset {
         name: "repo",
-        values: &[("subspaces", "2"), ("bits", "6"), ("ratio", "0.05"), ("sink", "32"), ("per", "kv_head")],
+        values: &[
+            ("subspaces", "2"),
+            ("bits", "6"),
+            ("ratio", "0.05"),
+            ("sink", "32"),
+            ("per", "kv_head"),
+            ("tail", "indexed"),
+        ],
         source: "PQCache's code, run_llama.sh: 2 sub-spaces of 6 bits, 32 sink tokens, half of a budget of 0.1 picked \
                  for each KV head (by softmax scores; here by plain ones); its window, the other half, is a share \
                  of the context, which `local` cannot be",

@@ -1007,7 +1007,12 @@ fn a_shared_selection_reads_each_key_once_for_its_group() {
     let scoring = 500 * D * 4;
     let row = 2 * D * 4;
     assert_eq!(bytes("topk:k=32,per=kv_head") as usize, scoring + 33 * row);
-    assert_eq!(bytes("topk:k=32") as usize, scoring + (4 * 32 + 1) * row);
+    let (Selection::PerHead(picks), _) = select("topk:k=32", prefix.layer(0), &noise(4 * D, 0), 0..500) else {
+        panic!("picks of each query head");
+    };
+    let union: BTreeSet<u32> = picks.iter().flat_map(|picks| &picks.tokens).copied().collect();
+    assert!((33..4 * 32).contains(&union.len()), "some are picked by several heads");
+    assert_eq!(bytes("topk:k=32") as usize, scoring + (union.len() + 1) * row, "and read once for all of them");
 }
 
 #[test]
