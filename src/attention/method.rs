@@ -81,6 +81,10 @@ pub trait Method: Send + Sync + 'static {
     /// by the engine.
     fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
 
+    /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
+    /// whenever all of them have taken a step. Nothing by default.
+    fn agree(&self, _states: &mut [&mut Self::State]) {}
+
     /// What is attended exactly, whatever is picked; the rest are the candidates.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Exact::policy(policy, prefix_tokens, total_tokens)
@@ -213,6 +217,8 @@ impl Exact {
 pub struct HeadPrefix<'a> {
     /// Layer, from 0.
     pub layer: usize,
+    /// Where the layer stands among those that are not dense.
+    pub depth: Depth,
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated keys `[token][d]` of the whole prefix.
@@ -500,6 +506,8 @@ pub trait AnyMethod: Send + Sync {
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
     /// See [`Method::select`].
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
+    /// See [`Method::agree`].
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]);
     /// See [`Method::exact`].
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
     /// See [`Method::follows_tail`].
@@ -552,6 +560,11 @@ impl<M: Method> AnyMethod for M {
     }
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
         Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
+    }
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]) {
+        let mut states: Vec<&mut M::State> =
+            states.iter_mut().map(|state| state.as_mut().downcast_mut().expect(OWN)).collect();
+        Method::agree(self, &mut states);
     }
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Method::exact(self, policy, prefix_tokens, total_tokens)

@@ -401,8 +401,8 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::attention::{Depth, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -440,7 +440,18 @@ mod tests {
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
-        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype, candidates: 0..n, prompt, seed: 0 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            kv_head,
+            keys: rows,
+            values: rows,
+            d,
+            dtype,
+            candidates: 0..n,
+            prompt,
+            seed: 0,
+        };
         let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d, scale: 1.0 };
         let scores = |bits: usize| {
             let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };

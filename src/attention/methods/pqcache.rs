@@ -181,7 +181,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
 mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::{Picks, PromptHead, Selection};
+    use crate::attention::{Depth, Picks, PromptHead, Selection};
     use crate::kernels::cpu::Rows;
     use crate::kv::KvDtype;
 
@@ -201,8 +201,18 @@ mod tests {
         let (keys, new) = (keys(), noise(40 * D, 77));
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
-        let head =
-            HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates: 0..N, prompt, seed: 9 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            kv_head,
+            keys: rows,
+            values: rows,
+            d: D,
+            dtype,
+            candidates: 0..N,
+            prompt,
+            seed: 9,
+        };
         let scorer = ProductCodes { subspaces: 3, bits: 5, iterations: 10 };
         let built = scorer.build(&head);
         let mut tail = scorer.empty(Place::from(&head), Some(&built));
@@ -229,7 +239,18 @@ mod tests {
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
         let candidates = 0..N;
-        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates, prompt, seed: 9 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            kv_head,
+            keys: rows,
+            values: rows,
+            d: D,
+            dtype,
+            candidates,
+            prompt,
+            seed: 9,
+        };
         let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d: D, scale: 1.0 };
         let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();

@@ -139,7 +139,18 @@ fn select_seeded(
         Rows::Bf16(_) => KvDtype::Bf16,
     };
     let prompt = stats.head(layer, kv_head);
-    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
+    let prefix = HeadPrefix {
+        layer,
+        depth: Depth::default(),
+        kv_head,
+        keys,
+        values,
+        d,
+        dtype,
+        candidates: candidates.clone(),
+        prompt,
+        seed,
+    };
     let index = method.build(&prefix);
     let tail_keys = Rows::F32(&[]);
     let step = Step {
@@ -249,6 +260,7 @@ impl Stepper {
         let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
         let index = method.method.build(&HeadPrefix {
             layer: 0,
+            depth: Depth::default(),
             kv_head: 0,
             keys: prefix.layer(0).keys.head(0),
             values: prefix.layer(0).values.head(0),
@@ -258,7 +270,8 @@ impl Stepper {
             prompt: stats.head(0, 0),
             seed: 1,
         });
-        let state = method.method.start(index.as_ref());
+        let mut state = method.method.start(index.as_ref());
+        method.method.agree(std::slice::from_mut(&mut state));
         let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false);
         let (tail, queries) = (LayerKv::new(KvDtype::F32, 1, D, 4), Vec::new());
         Self { prefix_tokens, method, prefix, tail, index, state, fork, queries, group }
@@ -304,6 +317,7 @@ impl Stepper {
         };
         let mut cost = Cost::default();
         let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
+        method.agree(std::slice::from_mut(&mut self.state));
         (selection, cost)
     }
 
@@ -324,6 +338,7 @@ impl Stepper {
         let candidates = exact.sink..exact.recent;
         let index = method.build(&HeadPrefix {
             layer: 0,
+            depth: Depth::default(),
             kv_head: 0,
             keys: Rows::F32(keys),
             values: Rows::F32(values),
@@ -1138,7 +1153,7 @@ proptest! {
             context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
         let prefix = HeadPrefix {
-            layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            layer: 0, depth: Depth::default(), kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
@@ -1178,6 +1193,7 @@ fn topk_picks_the_largest_scores() {
     let method = configured("topk:k=5", &none()).method;
     let index = method.build(&HeadPrefix {
         layer: 0,
+        depth: Depth::default(),
         kv_head: 0,
         keys,
         values: keys,

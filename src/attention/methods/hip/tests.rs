@@ -87,6 +87,7 @@ impl Run {
         let mut cost = Cost::default();
         let index = self.method.build(&HeadPrefix {
             layer: step.layer,
+            depth: step.depth,
             kv_head: step.kv_head,
             keys: step.keys,
             values: step.values,
