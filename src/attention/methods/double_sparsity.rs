@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
 use crate::attention::{Budget, HeadPrefix, mix_seed};
@@ -50,6 +50,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -93,7 +98,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             _ => Kind::Random,
         };
         let labels = LabelScores { channels, bits, kind, rankings: None };
-        Ok(Arc::new(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?))
+        Ok(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?.method())
     },
 };
 

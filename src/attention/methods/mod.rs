@@ -35,6 +35,8 @@ mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
+mod twilight;
+mod vattention;
 mod vertical_slash;
 
 use std::collections::HashSet;
@@ -116,6 +118,7 @@ pub const METHODS: &[MethodEntry] = &[
     topk_norm::ENTRY,
     topp::ENTRY,
     oracle_sampling::ENTRY,
+    vattention::ENTRY,
     random::ENTRY,
     streaming_llm::ENTRY,
     a_shape::ENTRY,
@@ -129,6 +132,7 @@ pub const METHODS: &[MethodEntry] = &[
     h2o::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
+    twilight::ENTRY,
     magicpig::ENTRY,
     double_sparsity::ENTRY,
     loki::ENTRY,

@@ -11,14 +11,13 @@
 //! each token that leaves its window.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::kmeans::kmeans;
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
 use crate::attention::{Budget, HeadPrefix};
@@ -41,6 +40,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "iterations", default: "10", about: "iterations of k-means at most" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -57,7 +61,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let picker = Choice::by_logits(Budget::Ratio(0.05)).read(params)?;
         let iterations = params.get_minor_within("iterations", 10, 1..=1000)?;
         let codes = ProductCodes { subspaces, bits, iterations };
-        Ok(Arc::new(Scored::with(codes, picker, Granularity::read(params)?)))
+        Ok(Scored::with(codes, picker, Granularity::read(params)?).method())
     },
 };
 

@@ -94,7 +94,7 @@ fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, 
 }
 
 /// Queries `[token][head][d]` of a prefix.
-fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
+pub(super) fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
     noise(numbers, 31 + layer as u64)
 }
 
@@ -121,7 +121,7 @@ pub(super) fn select(
     select_seeded(spec, kv, queries, candidates, 0)
 }
 
-fn select_seeded(
+pub(super) fn select_seeded(
     spec: &str,
     kv: &LayerKv,
     queries: &[f32],
@@ -424,6 +424,14 @@ const SELECT_ALL: &[&str] = &[
     "topk_norm:ratio=1",
     "topk_norm:k=100000,per=kv_head",
     "topp:p=1",
+    "vattention:ratio=1",
+    "vattention:k=3,base=0.6",
+    "quest:pick=sample,k=3,epsilon=1e-9,page=7,per=kv_head",
+    "topk_norm:pick=sample,ratio=1",
+    "twilight:ratio=1,p=1",
+    "twilight:density=1",
+    "topk:k=100000,rescore=exact,k2=100000",
+    "loki:ratio=1,rescore=int4,p=1,per=kv_head",
     "random:ratio=1",
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
@@ -464,6 +472,7 @@ const SELECT_ALL: &[&str] = &[
     "topk:density=1,per=kv_head,reduce=max",
     "topk_norm:density=1",
     "topp:density=1",
+    "vattention:density=1",
     "random:density=1",
     "quest:density=1",
     "streaming_llm:density=1",
@@ -504,6 +513,17 @@ const ORDINARY: &[&str] = &[
     "topk_norm:k=8",
     "topk_norm:ratio=0.1,per=kv_head",
     "topp:p=0.5",
+    "vattention:epsilon=0.4",
+    "vattention:epsilon=0.5,delta=0.5,base=0.01,k=0",
+    "topk:k=5,pick=sample,epsilon=0.4,per=kv_head",
+    "quest:page=8,k=16,pick=sample,epsilon=0.3",
+    "lsh_bits:k=8,pick=sample,epsilon=0.3",
+    "twilight",
+    "twilight:density=0.1",
+    "topk:k=20,rescore=int4,k2=3",
+    "topk:k=0,rescore=exact",
+    "quest:page=8,k=40,rescore=exact,p=0.5,per=kv_head",
+    "double_sparsity:k=40,rescore=int4,p=0.5",
     "random:k=8",
     "oracle_sampling:budget=16",
     "streaming_llm:window=16",
@@ -549,6 +569,7 @@ const ORDINARY: &[&str] = &[
     "topk:density=0.1",
     "topk:k=8,per=kv_head,reduce=max",
     "topp:density=0.1",
+    "vattention:density=0.1",
     "random:density=0.1",
     "oracle_sampling:density=0.1",
     "quest:density=0.1",
@@ -574,7 +595,18 @@ const ORDINARY: &[&str] = &[
 ];
 
 /// How the specs begin whose picks are drawn at random.
-const DRAWING: &[&str] = &["random", "oracle_sampling", "bigbird", "hip:k=16,n_e=3", "knn:ratio=0.1", "pqcache:k=8"];
+const DRAWING: &[&str] = &[
+    "random",
+    "oracle_sampling",
+    "vattention",
+    "topk:k=5,pick=sample",
+    "quest:page=8,k=16,pick=sample",
+    "lsh_bits:k=8,pick=sample",
+    "bigbird",
+    "hip:k=16,n_e=3",
+    "knn:ratio=0.1",
+    "pqcache:k=8",
+];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -697,11 +729,13 @@ fn specs_with_density(density: f64) -> Vec<String> {
     let fine = |name: &'static str| match name {
         "bigbird" => "bigbird:block=4",
         "infllm" => "infllm:page=4",
+        "twilight" => "twilight:page=4",
         name => name,
     };
     let every = METHODS.iter().filter(|m| !m.params.is_empty() && m.phase() != "prefill").map(|m| fine(m.name));
     let more = [
         "topk:per=kv_head",
+        "topk_norm:rescore=exact",
         "quest:page=16,per=kv_head,reduce=max",
         "quest:preset=repo,sink=4,local=16,dense_layers=none",
         "magicpig:K=6",
@@ -823,8 +857,13 @@ fn without_queries_keys_stand_in_for_them() {
 #[test]
 fn what_was_solved_can_be_said_and_asked_for() {
     let prefix = prefix(2, 2, 900, D);
-    for spec in ["topp:density=0.2", "oracle_sampling:density=0.2", "magicpig:density=0.2", "magicpig:K=4,density=0.2"]
-    {
+    for spec in [
+        "topp:density=0.2",
+        "oracle_sampling:density=0.2",
+        "magicpig:density=0.2",
+        "magicpig:K=4,density=0.2",
+        "vattention:density=0.2",
+    ] {
         let (out, fork) = run(&prefix, spec, &none(), 4, 2);
         let name = spec.split(':').next().unwrap();
         let (same, plain) = run(&prefix, &format!("{name}:{}", fork.solved().unwrap()), &none(), 4, 2);
@@ -1076,6 +1115,7 @@ fn fidelity_equals_a_naive_reference_whatever_the_weights() {
         "random:k=9",
         "quest:page=8,k=32,per=kv_head",
         "oracle_sampling:budget=40",
+        "vattention:k=9,epsilon=0.4,delta=0.3",
         "magicpig:K=5,L=12",
         "sparq:k=12",
         "streaming_llm:window=50",
@@ -1341,6 +1381,12 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
     assert_eq!(label("hyper_attention:preset=paper"), "hyper_attention:sample=1024");
     assert_eq!(label("reformer:preset=paper,hashes=2"), "reformer:bucket=512,hashes=2,dense_layers=0-2");
+    assert_eq!(label("vattention:delta=0.1,k=9,epsilon=0.2"), "vattention:k=9,epsilon=0.2");
+    assert_eq!(label("topk:pick=sample"), "topk:pick=sample,k=64");
+    assert_eq!(label("lsh_bits:base=0.1,pick=sample"), "lsh_bits:bits=32,pick=sample,k=64,base=0.1");
+    assert_eq!(label("twilight:page=16"), "twilight:ratio=0.25,p=0.95");
+    assert_eq!(label("quest:rescore=int4"), "quest:page=16,rescore=int4,ratio=0.0625,p=0.95");
+    assert_eq!(label("loki:k2=9,rescore=exact,k=50"), "loki:rank=32,rescore=exact,k=50,k2=9");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1376,6 +1422,26 @@ fn specs_are_checked_and_canonical() {
         "h2o:recent=nan",
         "infllm:representatives=0",
         "topkk",
+        "vattention:epsilon=0",
+        "vattention:delta=1",
+        "vattention:base=0",
+        "vattention:density=0.1,k=3",
+        "topk:pick=sample,p=0.5",
+        "topk:epsilon=0.1",
+        "topk_norm:base=0.1",
+        "lsh_bits:pick=topp",
+        "topk:pick=topp,delta=0.1",
+        "sparq:pick=sample",
+        "twilight:p=0",
+        "twilight:k2=0",
+        "twilight:p=0.5,k2=3",
+        "twilight:density=0.1,p=0.5",
+        "topk:k2=3",
+        "lsh_bits:p=0.5",
+        "topk:rescore=int8",
+        "topk:rescore=exact,pick=topp",
+        "topk:rescore=exact,pick=sample",
+        "topk:rescore=int4,epsilon=0.1",
         "topk:kk=3",
         "topk:k=-1",
         "topk:ratio=0",
