@@ -4,6 +4,7 @@
 //! program knows a method by name.
 
 mod a_shape;
+mod ada_kv;
 mod bigbird;
 mod double_sparsity;
 mod flexprefill;
@@ -24,6 +25,7 @@ mod oracle_sampling;
 mod planes;
 mod pqcache;
 mod prefill_only;
+mod pyramid_kv;
 mod quest;
 mod random;
 mod reformer;
@@ -35,6 +37,7 @@ mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
+mod tova;
 mod twilight;
 mod vattention;
 mod vertical_slash;
@@ -130,6 +133,9 @@ pub const METHODS: &[MethodEntry] = &[
     reformer::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
+    tova::ENTRY,
+    pyramid_kv::ENTRY,
+    ada_kv::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
     twilight::ENTRY,

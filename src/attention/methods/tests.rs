@@ -452,6 +452,11 @@ const SELECT_ALL: &[&str] = &[
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
+    "tova:k=100000",
+    "pyramid_kv:k=100000",
+    "pyramid_kv:ratio=1,beta=3,window=1,kernel=1,per=kv_head",
+    "ada_kv:k=100000",
+    "ada_kv:ratio=1,floor=0,window=1,kernel=1,per=kv_head",
     "h2o:k=100000,recent=1",
     "h2o:k=1,recent=100000,per=kv_head",
     "infllm:k=100000",
@@ -541,6 +546,14 @@ const ORDINARY: &[&str] = &[
     "reformer:bucket=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
+    "tova:k=8",
+    "tova:density=0.1",
+    "pyramid_kv:k=8,window=3",
+    "pyramid_kv:ratio=0.1,window=5,beta=2,pool=avg,per=kv_head",
+    "pyramid_kv:k=0",
+    "ada_kv:k=8,window=3",
+    "ada_kv:ratio=0.1,window=5,floor=1,per=kv_head",
+    "ada_kv:k=0,per=kv_head",
     "h2o",
     "h2o:k=8,recent=16,per=kv_head",
     "infllm:page=16,k=16",
@@ -701,6 +714,9 @@ fn density_is_what_the_budget_says() {
         ("bigbird:window=96,blocks=2,block=16", (4.0 + 96.0 + 32.0) / 1001.0),
         ("snapkv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
         ("snapkv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
+        ("tova:k=50", (4.0 + 50.0 + 1.0) / 1001.0),
+        ("pyramid_kv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("ada_kv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("h2o:k=50,recent=30", (4.0 + 50.0 + 30.0) / 1001.0),
         ("h2o", (4.0 + 100.0 + 100.0) / 1001.0),
         ("infllm:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
@@ -908,6 +924,8 @@ fn only_what_evicts_holds_less_than_everything() {
         ("a_shape:window=1000", 305),
         ("snapkv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
         ("snapkv:k=40,window=20,per=kv_head", 4 + 40 + 20 + 5),
+        ("pyramid_kv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
+        ("ada_kv:k=40,window=20,floor=1,per=kv_head", 4 + 40 + 20 + 5),
         ("h2o:k=40,recent=30,per=kv_head", 4 + 40 + 30),
         ("h2o:k=40,recent=0.1,per=kv_head", 4 + 40 + 30),
     ] {
@@ -1367,6 +1385,9 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk:k=0"), "topk:k=0");
     assert_eq!(label("snapkv:pool=max,kernel=7,window=32"), "snapkv:k=992");
     assert_eq!(label("snapkv:preset=repo"), "snapkv:k=2016,kernel=5,pool=avg,sink=0,local=0");
+    assert_eq!(label("tova:k=9"), "tova:k=9");
+    assert_eq!(label("pyramid_kv:beta=20,window=9"), "pyramid_kv:k=2040,window=9");
+    assert_eq!(label("ada_kv:floor=0.20,per=kv_head"), "ada_kv:k=992,per=kv_head");
     assert_eq!(label("h2o:recent=0.10"), "h2o:ratio=0.1");
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
     assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
@@ -1417,6 +1438,11 @@ fn specs_are_checked_and_canonical() {
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
+        "tova:k=0",
+        "pyramid_kv:beta=0",
+        "pyramid_kv:kernel=2",
+        "ada_kv:floor=-0.1",
+        "ada_kv:floor=nan",
         "h2o:recent=0",
         "h2o:recent=1.0",
         "h2o:recent=nan",
