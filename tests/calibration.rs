@@ -185,6 +185,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                     let prefix = HeadPrefix {
                         layer,
                         depth: Depth::default(),
+                        rotation: None,
                         kv_head,
                         keys,
                         values,

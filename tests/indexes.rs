@@ -72,6 +72,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
             let prefix = HeadPrefix {
                 layer,
                 depth: Depth::default(),
+                rotation: None,
                 kv_head,
                 keys,
                 values,

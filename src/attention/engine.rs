@@ -210,6 +210,7 @@ impl IndexCache {
                         method.method.build(&HeadPrefix {
                             layer,
                             depth: depth(dense_layers, layer),
+                            rotation: self.rotation.as_deref(),
                             kv_head,
                             keys: kv.keys.head(kv_head),
                             values: kv.values.head(kv_head),

@@ -168,6 +168,12 @@ pub trait Rotation: Send + Sync {
     fn turn_back(&self, x: &mut [f32], positions: usize);
 }
 
+impl fmt::Debug for dyn Rotation + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rotation")
+    }
+}
+
 /// A method whose parameter was solved for a density.
 pub struct Solved<M> {
     /// The method to run.
@@ -219,6 +225,8 @@ pub struct HeadPrefix<'a> {
     pub layer: usize,
     /// Where the layer stands among those that are not dense.
     pub depth: Depth,
+    /// How the model's positions are moved; `None` where no turn leads from one to another.
+    pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated keys `[token][d]` of the whole prefix.

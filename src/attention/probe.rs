@@ -121,8 +121,19 @@ impl Probe<'_> {
         let candidates = self.candidates.clone();
         let prompt = PromptHead::default();
         let depth = Depth::default();
-        let prefix =
-            HeadPrefix { layer, depth, kv_head, keys, values, d, dtype: self.dtype, candidates, prompt, seed: 0 };
+        let prefix = HeadPrefix {
+            layer,
+            depth,
+            rotation: None,
+            kv_head,
+            keys,
+            values,
+            d,
+            dtype: self.dtype,
+            candidates,
+            prompt,
+            seed: 0,
+        };
         ProbeHead { prefix, queries }
     }
 }

@@ -448,6 +448,7 @@ mod tests {
         let head = HeadPrefix {
             layer,
             depth: Depth::default(),
+            rotation: None,
             kv_head,
             keys: rows,
             values: rows,

@@ -7,6 +7,7 @@ mod a_shape;
 mod ada_kv;
 mod bigbird;
 mod double_sparsity;
+mod expected_attention;
 mod flexprefill;
 mod full;
 mod graph_search;
@@ -136,6 +137,7 @@ pub const METHODS: &[MethodEntry] = &[
     tova::ENTRY,
     pyramid_kv::ENTRY,
     ada_kv::ENTRY,
+    expected_attention::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
     twilight::ENTRY,

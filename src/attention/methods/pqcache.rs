@@ -208,6 +208,7 @@ mod tests {
         let head = HeadPrefix {
             layer,
             depth: Depth::default(),
+            rotation: None,
             kv_head,
             keys: rows,
             values: rows,
@@ -246,6 +247,7 @@ mod tests {
         let head = HeadPrefix {
             layer,
             depth: Depth::default(),
+            rotation: None,
             kv_head,
             keys: rows,
             values: rows,

@@ -79,6 +79,19 @@ fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
     }
 }
 
+/// Groups of codes are of 128 tokens, so that a prefix has whole ones, and the run's own index goes on behind them.
+#[test]
+fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {
+    for spec in ["topk:k=60,rescore=int4,k2=9", "twilight:page=4,k=60,p=0.4,per=kv_head"] {
+        let policy = Policy { sink: 3, local: 8, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 200, 2);
+        for step in 0..40 {
+            let (ours, _) = stepper.step();
+            assert_same(&ours, &stepper.from_scratch(), &format!("{spec}, step {step}"));
+        }
+    }
+}
+
 #[test]
 fn every_rule_but_exact_is_tested_here() {
     for entry in METHODS {

@@ -142,6 +142,7 @@ pub(super) fn select_seeded(
     let prefix = HeadPrefix {
         layer,
         depth: Depth::default(),
+        rotation: None,
         kv_head,
         keys,
         values,
@@ -261,6 +262,7 @@ impl Stepper {
         let index = method.method.build(&HeadPrefix {
             layer: 0,
             depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys: prefix.layer(0).keys.head(0),
             values: prefix.layer(0).values.head(0),
@@ -339,6 +341,7 @@ impl Stepper {
         let index = method.build(&HeadPrefix {
             layer: 0,
             depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys: Rows::F32(keys),
             values: Rows::F32(values),
@@ -456,6 +459,8 @@ const SELECT_ALL: &[&str] = &[
     "pyramid_kv:k=100000",
     "pyramid_kv:ratio=1,beta=3,window=1,kernel=1,per=kv_head",
     "ada_kv:k=100000",
+    "expected_attention:ratio=1",
+    "expected_attention:k=100000,queries=3,future=1,covariance=false",
     "ada_kv:ratio=1,floor=0,window=1,kernel=1,per=kv_head",
     "h2o:k=100000,recent=1",
     "h2o:k=1,recent=100000,per=kv_head",
@@ -552,6 +557,9 @@ const ORDINARY: &[&str] = &[
     "pyramid_kv:ratio=0.1,window=5,beta=2,pool=avg,per=kv_head",
     "pyramid_kv:k=0",
     "ada_kv:k=8,window=3",
+    "expected_attention:k=8,queries=9,future=5",
+    "expected_attention:ratio=0.1,covariance=false,norm=false,future=3",
+    "expected_attention:k=0",
     "ada_kv:ratio=0.1,window=5,floor=1,per=kv_head",
     "ada_kv:k=0,per=kv_head",
     "h2o",
@@ -716,6 +724,7 @@ fn density_is_what_the_budget_says() {
         ("snapkv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("tova:k=50", (4.0 + 50.0 + 1.0) / 1001.0),
         ("pyramid_kv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("expected_attention:k=50,future=9", (50.0 + 20.0 + 1.0) / 1001.0),
         ("ada_kv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("h2o:k=50,recent=30", (4.0 + 50.0 + 30.0) / 1001.0),
         ("h2o", (4.0 + 100.0 + 100.0) / 1001.0),
@@ -925,6 +934,7 @@ fn only_what_evicts_holds_less_than_everything() {
         ("snapkv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
         ("snapkv:k=40,window=20,per=kv_head", 4 + 40 + 20 + 5),
         ("pyramid_kv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
+        ("expected_attention:k=40,future=9", 4 + 40 + 16 + 5),
         ("ada_kv:k=40,window=20,floor=1,per=kv_head", 4 + 40 + 20 + 5),
         ("h2o:k=40,recent=30,per=kv_head", 4 + 40 + 30),
         ("h2o:k=40,recent=0.1,per=kv_head", 4 + 40 + 30),
@@ -1211,7 +1221,7 @@ proptest! {
             context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
         let prefix = HeadPrefix {
-            layer: 0, depth: Depth::default(), kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            layer: 0, depth: Depth::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
@@ -1252,6 +1262,7 @@ fn topk_picks_the_largest_scores() {
     let index = method.build(&HeadPrefix {
         layer: 0,
         depth: Depth::default(),
+        rotation: None,
         kv_head: 0,
         keys,
         values: keys,
@@ -1387,6 +1398,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("snapkv:preset=repo"), "snapkv:k=2016,kernel=5,pool=avg,sink=0,local=0");
     assert_eq!(label("tova:k=9"), "tova:k=9");
     assert_eq!(label("pyramid_kv:beta=20,window=9"), "pyramid_kv:k=2040,window=9");
+    assert_eq!(label("expected_attention:norm=true,future=5"), "expected_attention:ratio=0.5,future=5");
     assert_eq!(label("ada_kv:floor=0.20,per=kv_head"), "ada_kv:k=992,per=kv_head");
     assert_eq!(label("h2o:recent=0.10"), "h2o:ratio=0.1");
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
@@ -1443,6 +1455,9 @@ fn specs_are_checked_and_canonical() {
         "pyramid_kv:kernel=2",
         "ada_kv:floor=-0.1",
         "ada_kv:floor=nan",
+        "expected_attention:future=0",
+        "expected_attention:queries=0",
+        "expected_attention:norm=1",
         "h2o:recent=0",
         "h2o:recent=1.0",
         "h2o:recent=nan",

@@ -88,6 +88,7 @@ impl Run {
         let index = self.method.build(&HeadPrefix {
             layer: step.layer,
             depth: step.depth,
+            rotation: None,
             kv_head: step.kv_head,
             keys: step.keys,
             values: step.values,

@@ -29,6 +29,7 @@ impl Scene {
         HeadPrefix {
             layer: 0,
             depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys,
             values: keys,
