@@ -31,6 +31,7 @@ mod quest;
 mod random;
 mod reformer;
 mod retrieval_attention;
+mod rocketkv;
 mod signatures;
 mod snapkv;
 mod sparq;
@@ -138,6 +139,7 @@ pub const METHODS: &[MethodEntry] = &[
     pyramid_kv::ENTRY,
     ada_kv::ENTRY,
     expected_attention::ENTRY,
+    rocketkv::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
     twilight::ENTRY,

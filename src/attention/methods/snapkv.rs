@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::pyramid_kv::pyramid;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::granularity::Reduce;
 use crate::attention::{Budget, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -63,7 +64,7 @@ pub(super) struct SnapKv {
     /// Tokens kept of those before the window.
     pub budget: Budget,
     /// Last tokens of the prefix, whose queries vote.
-    window: usize,
+    pub window: usize,
     kernel: usize,
     pool: Pool,
     /// For which heads is chosen.
@@ -104,6 +105,12 @@ impl SnapKv {
             _ => Pool::Max,
         };
         Ok(Self { budget, window, kernel, pool, per: Granularity::read(params)?, layers: LayerBudgets::Equal })
+    }
+
+    /// Votes of a GQA group together, max-pooled; the budget is the caller's.
+    pub fn of_group(window: usize, kernel: usize) -> Self {
+        let per = Granularity::KvHead(Reduce::Sum);
+        Self { budget: Budget::Tokens(0), window, kernel, pool: Pool::Max, per, layers: LayerBudgets::Equal }
     }
 
     /// With such budgets of layers.

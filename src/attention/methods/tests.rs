@@ -460,6 +460,9 @@ const SELECT_ALL: &[&str] = &[
     "pyramid_kv:ratio=1,beta=3,window=1,kernel=1,per=kv_head",
     "ada_kv:k=100000",
     "expected_attention:ratio=1",
+    "rocketkv:ratio=1",
+    "rocketkv:k=100000,page=7,r=1,window=3,kernel=1",
+    "rocketkv:density=1",
     "expected_attention:k=100000,queries=3,future=1,covariance=false",
     "ada_kv:ratio=1,floor=0,window=1,kernel=1,per=kv_head",
     "h2o:k=100000,recent=1",
@@ -560,6 +563,9 @@ const ORDINARY: &[&str] = &[
     "expected_attention:k=8,queries=9,future=5",
     "expected_attention:ratio=0.1,covariance=false,norm=false,future=3",
     "expected_attention:k=0",
+    "rocketkv:k=8",
+    "rocketkv:ratio=0.1,page=5,r=3,keep=20,window=3,kernel=9",
+    "rocketkv:density=0.1",
     "ada_kv:ratio=0.1,window=5,floor=1,per=kv_head",
     "ada_kv:k=0,per=kv_head",
     "h2o",
@@ -724,6 +730,7 @@ fn density_is_what_the_budget_says() {
         ("snapkv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("tova:k=50", (4.0 + 50.0 + 1.0) / 1001.0),
         ("pyramid_kv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("rocketkv:k=48", (48.0 + 20.0 + 1.0) / 1001.0),
         ("expected_attention:k=50,future=9", (50.0 + 20.0 + 1.0) / 1001.0),
         ("ada_kv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("h2o:k=50,recent=30", (4.0 + 50.0 + 30.0) / 1001.0),
@@ -934,6 +941,7 @@ fn only_what_evicts_holds_less_than_everything() {
         ("snapkv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
         ("snapkv:k=40,window=20,per=kv_head", 4 + 40 + 20 + 5),
         ("pyramid_kv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
+        ("rocketkv:k=8,keep=40,window=20", 4 + 40 + 20 + 5),
         ("expected_attention:k=40,future=9", 4 + 40 + 16 + 5),
         ("ada_kv:k=40,window=20,floor=1,per=kv_head", 4 + 40 + 20 + 5),
         ("h2o:k=40,recent=30,per=kv_head", 4 + 40 + 30),
@@ -1398,6 +1406,7 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("snapkv:preset=repo"), "snapkv:k=2016,kernel=5,pool=avg,sink=0,local=0");
     assert_eq!(label("tova:k=9"), "tova:k=9");
     assert_eq!(label("pyramid_kv:beta=20,window=9"), "pyramid_kv:k=2040,window=9");
+    assert_eq!(label("rocketkv:keep=auto,page=8"), "rocketkv:page=8,r=d/2,k=64");
     assert_eq!(label("expected_attention:norm=true,future=5"), "expected_attention:ratio=0.5,future=5");
     assert_eq!(label("ada_kv:floor=0.20,per=kv_head"), "ada_kv:k=992,per=kv_head");
     assert_eq!(label("h2o:recent=0.10"), "h2o:ratio=0.1");
@@ -1456,6 +1465,9 @@ fn specs_are_checked_and_canonical() {
         "ada_kv:floor=-0.1",
         "ada_kv:floor=nan",
         "expected_attention:future=0",
+        "rocketkv:keep=0",
+        "rocketkv:kernel=62",
+        "rocketkv:k=0",
         "expected_attention:queries=0",
         "expected_attention:norm=1",
         "h2o:recent=0",
