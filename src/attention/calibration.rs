@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
-use super::methods::ParamInfo;
-use super::{Params, Rotation};
+use super::{ParamInfo, Params, Rotation};
 use crate::error::UsageError;
 use crate::kv::LayerKv;
 

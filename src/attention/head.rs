@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::method::{Exact, Picks, Rotation, Selection, Weighting};
-use super::prefill_rows::RowHead;
 use crate::cost::Cost;
 use crate::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
 use crate::kv::{LayerKv, Prefix};
@@ -52,21 +51,6 @@ impl<'a> HeadKv<'a> {
             prefix_tokens: prefix.tokens(),
             tail_tokens: tail.tokens(),
             d: kv.keys.d(),
-        }
-    }
-
-    /// What a row of a prompt sees: the first `tokens` tokens, as if they were a prefix.
-    pub(super) fn of_row(head: &RowHead<'a>, tokens: usize) -> Self {
-        let d = head.place.d;
-        let nothing = head.keys.slice(0..0, d);
-        Self {
-            prefix_keys: head.keys.slice(0..tokens, d),
-            prefix_values: head.values.slice(0..tokens, d),
-            tail_keys: nothing,
-            tail_values: nothing,
-            prefix_tokens: tokens,
-            tail_tokens: 0,
-            d,
         }
     }
 

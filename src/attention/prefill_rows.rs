@@ -41,6 +41,23 @@ pub(super) struct RowHead<'a> {
     pub values: Rows<'a>,
 }
 
+impl<'a> RowHead<'a> {
+    /// What a row sees: the first `tokens` tokens, as if they were a prefix.
+    fn up_to(&self, tokens: usize) -> HeadKv<'a> {
+        let d = self.place.d;
+        let nothing = self.keys.slice(0..0, d);
+        HeadKv {
+            prefix_keys: self.keys.slice(0..tokens, d),
+            prefix_values: self.values.slice(0..tokens, d),
+            tail_keys: nothing,
+            tail_values: nothing,
+            prefix_tokens: tokens,
+            tail_tokens: 0,
+            d,
+        }
+    }
+}
+
 /// Reads a prompt row by row.
 pub(super) struct RowReader<'a> {
     mask: &'a dyn RowMask,
@@ -100,7 +117,7 @@ impl<'a> RowReader<'a> {
             for (row, selection) in selections.iter().enumerate() {
                 let place = row * width + kv_head * group * d;
                 let of_row = place..place + group * d;
-                let seen = HeadKv::of_row(&head, first + row + 1);
+                let seen = head.up_to(first + row + 1);
                 let exact = Exact::sliding(self.policy, first + row + 1);
                 let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
                 let tokens = seen.attend(&scaled, exact, Some(selection), &mut out[of_row], &mut Cost::default());
