@@ -195,6 +195,18 @@ impl Scene {
         candidates: &Range<usize>,
         seed: u64,
     ) -> Selection {
+        self.counted_picks(method, stats, (layer, kv_head), candidates, seed).0
+    }
+
+    /// As [`picks`](Self::picks), with the cost.
+    fn counted_picks(
+        &self,
+        method: &Configured,
+        stats: &PromptStats,
+        (layer, kv_head): (usize, usize),
+        candidates: &Range<usize>,
+        seed: u64,
+    ) -> (Selection, Cost) {
         let kv = self.prefix.layer(layer);
         let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
         let indexed = method.method.exact(&method.policy, TOKENS, TOKENS).candidates(TOKENS);
@@ -230,7 +242,9 @@ impl Scene {
             seed: mix_seed(seed, TOKENS as u64 + 1),
         };
         let mut state = method.method.start(index.as_ref());
-        method.method.select(&step, index.as_ref(), state.as_mut(), &mut Cost::default())
+        let mut cost = Cost::default();
+        let selection = method.method.select(&step, index.as_ref(), state.as_mut(), &mut cost);
+        (selection, cost)
     }
 
     /// Outputs `[layer][head]` of one step by the engine.
@@ -1104,5 +1118,26 @@ fn random_draws_every_candidate_alike() {
         let statistic = chi_square(&counts, &expected) / (1.0 - p);
         let degrees = counts.len() as f64 - 1.0;
         assert!(statistic < quantile(degrees), "{per}: χ² = {statistic} at {degrees} degrees of freedom");
+    }
+}
+
+/// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three, a share is sorted out.
+#[test]
+fn passes_over_scores_are_counted() {
+    let scene = Scene::noise();
+    let (candidates, policy) = (SINK..TOKENS - LOCAL, Policy { sink: SINK, local: LOCAL, ..none() });
+    // 289 scores, or 42 of pages, are sorted in 9 and 6 rounds of merging.
+    for (spec, scores, passes) in [
+        ("topk:k=17", GROUP * 289, 2),
+        ("topk:k=17,per=kv_head", 289, 2),
+        ("topk:k=0", 0, 2),
+        ("topp:p=0.5", GROUP * 289, 2 + 9),
+        ("quest:page=7,k=30", GROUP * 42, 2),
+        ("quest:page=7,pick=topp,per=kv_head", 42, 2 + 6),
+        ("oracle_sampling:budget=9", GROUP * 289, 3),
+    ] {
+        let method = Scene::method(spec, &policy);
+        let (_, cost) = scene.counted_picks(&method, &scene.stats(&method), (1, 1), &candidates, SEED);
+        assert_eq!(cost.select_bytes as usize, 4 * scores * passes, "{spec}");
     }
 }

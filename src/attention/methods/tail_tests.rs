@@ -143,6 +143,23 @@ fn what_is_learned_of_a_prefix_holds_for_what_follows() {
     }
 }
 
+/// Where the prefix has no candidate to learn from, all that follow are picked.
+#[test]
+fn without_a_prefix_to_learn_from_all_candidates_are_attended() {
+    for spec in ["lsh_bits:k=2", "lsh_bits:k=2,per=kv_head", "pqcache:k=2"] {
+        let policy = Policy { sink: 3, local: 4, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 6, 2);
+        for step in 0..20 {
+            let ours = stepper.step().0;
+            // Of 7 tokens and more the first three and the last four are exact.
+            let all: Vec<u32> = (3..(3 + step).max(3)).collect();
+            for (tokens, weighting) in sorted(&ours) {
+                assert_eq!((tokens, weighting), (all.clone(), Weighting::Softmax), "{spec}, step {step}");
+            }
+        }
+    }
+}
+
 #[test]
 fn who_keeps_generated_tokens_says_why_and_goes_on_to() {
     let indexed = Policy { tail: Tail::Indexed, ..Policy::default() };
