@@ -115,6 +115,17 @@ fn auxiliary_memory_is_that_of_all_that_can_be_looked_up() {
     assert_eq!(fork.aux_bits(), 8.0 * 32.0 * 128.0 / 129.0);
 }
 
+/// Two FLOPs a channel for each head and candidate, those that left the window included.
+#[test]
+fn what_left_the_window_is_scored_and_paid_for() {
+    let (prefix_tokens, d, heads, steps) = (64, 32, 2, 50);
+    let prefix = prefix(1, 1, prefix_tokens, d);
+    let policy = Policy { sink: 3, tail: Tail::Window(5), ..none() };
+    let (_, fork) = run(&prefix, "topk:k=4", &policy, heads, steps);
+    let candidates: usize = (1..=steps).map(|step| prefix_tokens + step - 3 - 5).sum();
+    assert_eq!(fork.costs().total(|_| true).score_flops as usize, heads * 2 * d * candidates);
+}
+
 /// A key that is appended gets the signature that it would have had in the prefix, but for what is learned of all keys.
 #[test]
 fn what_is_learned_of_a_prefix_holds_for_what_follows() {
