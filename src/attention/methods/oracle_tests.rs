@@ -814,6 +814,7 @@ fn table() -> Vec<Row> {
     for (params, take) in [
         ("k=30", Take::Pages(5)),
         ("k=1,min_pages=4", Take::Pages(4)),
+        ("k=290", Take::Pages(42)),
         ("density=0.2", Take::Pages(7)),
         ("pick=topp,p=0.5", Take::Share(0.5, 1)),
         ("pick=topp,p=0.01,min_pages=3", Take::Share(0.01, 3)),
