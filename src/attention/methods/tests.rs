@@ -310,6 +310,7 @@ impl Stepper {
     }
 
     /// What would be picked for the last step's queries by an index over all candidates of that step.
+    #[allow(clippy::wrong_self_convention)]
     pub(super) fn from_scratch(&self) -> Selection {
         let [prefix, tail] = [self.prefix.layer(0), &self.tail];
         let (before, behind) = (self.prefix_tokens + tail.tokens() - 1, tail.tokens() - 1);
