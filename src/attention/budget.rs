@@ -121,8 +121,19 @@ mod tests {
         assert_eq!(Budget::Density(0.25).tokens(context), 150);
         assert_eq!(Budget::Density(1.0).tokens(context), 900);
         assert_eq!(Budget::Density(0.05).tokens(context), 1, "the static tokens alone are more");
+        assert_eq!(Budget::Density(0.1504).tokens(context), 50, "the nearest whole number");
+        assert_eq!(Budget::Density(0.1506).tokens(context), 51);
         assert_eq!(Budget::Ratio(0.25).tokens(context), 250);
+        assert_eq!(Budget::Ratio(0.2501).tokens(context), 251, "rounded up");
         assert_eq!(Budget::Tokens(7).tokens(context), 7);
+    }
+
+    #[test]
+    fn nothing_is_picked_for_a_budget_of_no_token_alone() {
+        assert!(Budget::Tokens(0).is_none());
+        for budget in [Budget::Tokens(1), Budget::Ratio(1e-9), Budget::Density(1e-9)] {
+            assert!(!budget.is_none(), "{budget:?}");
+        }
     }
 
     #[test]

@@ -154,6 +154,22 @@ mod tests {
     }
 
     #[test]
+    fn the_highest_layer_is_the_last_of_those_named_by_number() {
+        let highest = |text: &str| DenseLayers::parse(text).unwrap().highest();
+        assert_eq!(highest("0-1+50%"), Some(1));
+        assert_eq!(highest("7+2-5"), Some(7));
+        assert_eq!(highest("2-9+3"), Some(9));
+        assert_eq!((highest("50%"), highest("none")), (None, None));
+    }
+
+    #[test]
+    fn a_window_that_moves_on_holds_the_current_token_at_least() {
+        assert_eq!((Tail::Window(5).window(64), Tail::Window(0).window(64)), (Some(5), Some(1)));
+        assert_eq!((Tail::Indexed.window(64), Tail::Indexed.window(0)), (Some(64), Some(1)));
+        assert_eq!(Tail::Exact.window(64), None);
+    }
+
+    #[test]
     fn tails_are_read_as_they_are_written() {
         for text in ["exact", "indexed", "window:1", "window:300"] {
             assert_eq!(text.parse::<Tail>().unwrap().to_string(), text);

@@ -149,6 +149,8 @@ mod tests {
         "topk:k=9",
         "topk:k=9,per=kv_head",
         "topk:k=0",
+        "topk:ratio=0.1",
+        "topk:density=0.3",
         "topk:pick=topp,p=0.6",
         "topk_norm:k=9",
         "topp:p=0.8",
@@ -230,5 +232,17 @@ mod tests {
         let attended: usize = (1..=tokens).map(|total| total.min(sink + local + 9)).sum();
         assert_eq!(total.attended_tokens, 4 * attended as u64);
         assert_eq!(total.context_tokens, (4 * tokens * (tokens + 1) / 2) as u64);
+    }
+
+    /// `quest` computes two products with each page of a row's candidates, the last one too where it is not whole.
+    #[test]
+    fn pages_that_are_not_whole_are_scored_and_paid_for() {
+        let (tokens, sink, local) = (160, 4, 16);
+        let layer = Layer::new(tokens, 4, 2);
+        let method = method("quest:page=7,k=14", &Policy { sink, local, ..Policy::default() });
+        let (_, costs) = layer.attend(&method, 64);
+        let pages: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local).div_ceil(7)).sum();
+        let (flops, expected) = (costs.total(|_| true).score_flops as f64, (4 * 2 * 2 * D * pages) as f64);
+        assert!((flops / expected - 1.0).abs() < 1e-3, "{flops} against {expected}");
     }
 }

@@ -396,11 +396,8 @@ pub fn run_from_first_token(
         let held = if reader.is_none() { &mut *held } else { &mut None };
         let Some(read) = run_from(model, request, reader, held, stop)? else { return Ok(None) };
         whole.spent += read.spent;
-        match reader {
-            None => {
-                (whole.prefill, whole.reused, whole.reused_tokens) = (read.prefill, read.reused, read.reused_tokens)
-            }
-            Some(_) => {}
+        if reader.is_none() {
+            (whole.prefill, whole.reused, whole.reused_tokens) = (read.prefill, read.reused, read.reused_tokens);
         }
         let prefill = reader.map(|_| read.prefill);
         places.into_iter().zip(read.runs).for_each(|(i, run)| runs[i] = Some(Run { prefill, ..run }));

@@ -295,6 +295,10 @@ fn distinct(tokens: impl IntoIterator<Item = u32>) -> usize {
 }
 
 #[cfg(test)]
+mod collector_tests;
+#[cfg(test)]
+mod oracle_tests;
+#[cfg(test)]
 mod tail_tests;
 #[cfg(test)]
 mod tests;

@@ -133,6 +133,17 @@ fn auxiliary_memory_is_that_of_all_that_can_be_looked_up() {
     assert_eq!(fork.aux_bits(), 8.0 * 32.0 * 128.0 / 129.0);
 }
 
+/// Two FLOPs a channel for each head and candidate, those that left the window included.
+#[test]
+fn what_left_the_window_is_scored_and_paid_for() {
+    let (prefix_tokens, d, heads, steps) = (64, 32, 2, 50);
+    let prefix = prefix(1, 1, prefix_tokens, d);
+    let policy = Policy { sink: 3, tail: Tail::Window(5), ..none() };
+    let (_, fork) = run(&prefix, "topk:k=4", &policy, heads, steps);
+    let candidates: usize = (1..=steps).map(|step| prefix_tokens + step - 3 - 5).sum();
+    assert_eq!(fork.costs().total(|_| true).score_flops as usize, heads * 2 * d * candidates);
+}
+
 /// A key that is appended gets the signature that it would have had in the prefix, but for what is learned of all keys.
 #[test]
 fn what_is_learned_of_a_prefix_holds_for_what_follows() {
@@ -158,6 +169,23 @@ fn what_is_learned_of_a_prefix_holds_for_what_follows() {
         assert!(overlap * 10 > picked * 7, "{spec}: {overlap} of {picked} as if learned anew");
         // Tokens of the tail are 0 to 112 of 189 to 301 candidates: a fifth on average, like any others.
         assert!((picked / 7..picked / 3).contains(&of_tail), "{spec}: {of_tail} of {picked} follow the prefix");
+    }
+}
+
+/// Where the prefix has no candidate to learn from, all that follow are picked.
+#[test]
+fn without_a_prefix_to_learn_from_all_candidates_are_attended() {
+    for spec in ["lsh_bits:k=2", "lsh_bits:k=2,per=kv_head", "pqcache:k=2"] {
+        let policy = Policy { sink: 3, local: 4, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 6, 2);
+        for step in 0..20 {
+            let ours = stepper.step().0;
+            // Of 7 tokens and more the first three and the last four are exact.
+            let all: Vec<u32> = (3..(3 + step).max(3)).collect();
+            for (tokens, weighting) in sorted(&ours) {
+                assert_eq!((tokens, weighting), (all.clone(), Weighting::Softmax), "{spec}, step {step}");
+            }
+        }
     }
 }
 

@@ -1,0 +1,1144 @@
+//! What a decoding step picks, against naive references: plain loops in `f64`, written from the methods' definitions.
+//!
+//! A row of [`table`] is a spec and a naive score of every page of candidates. The harness reduces the scores as
+//! `per` and `reduce` say, takes the best, and compares with what the method picks for two layers of two KV heads with two
+//! query heads each, all with data of their own, on noise and on keys with a structure. The engine's output has to be
+//! attention over just these tokens. To hold a further method to this, add a row.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use half::f16;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::planes::gaussians;
+use super::tests::{configured, noise, none, random_artefact};
+use super::*;
+use crate::attention::artefact::{Artefact, ModelShape};
+use crate::attention::calibration::PrefillChunk;
+use crate::attention::engine::head_seed;
+use crate::attention::kmeans::kmeans;
+use crate::attention::{
+    Context, Depth, HeadPrefix, IndexCache, Picks, PromptShape, PromptStats, Selection, Step, Weighting, mix_seed,
+};
+use crate::cost::Cost;
+use crate::kernels::cpu::Rows;
+use crate::kv::{KvDtype, LayerKv, Prefix};
+
+const D: usize = 16;
+const LAYERS: usize = 2;
+const KV_HEADS: usize = 2;
+const HEADS: usize = 4;
+const GROUP: usize = HEADS / KV_HEADS;
+/// More than two groups of 128 candidates, the last one not whole.
+const TOKENS: usize = 300;
+const SINK: usize = 3;
+const LOCAL: usize = 8;
+const SEED: u64 = 5;
+
+type Vector = Vec<f64>;
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn norm(x: &[f64]) -> f64 {
+    dot(x, x).sqrt()
+}
+
+fn wide(rows: &[f32]) -> Vec<Vector> {
+    rows.chunks(D).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
+}
+
+fn scale() -> f64 {
+    1.0 / (D as f64).sqrt()
+}
+
+// ---- scenes ----
+
+/// A prefix and one step behind it; every layer and head has other numbers.
+struct Scene {
+    name: &'static str,
+    prefix: Arc<Prefix>,
+    /// Of the prefix, `[layer]`, each `[token][head][D]`.
+    prompt: Vec<Vec<f32>>,
+    /// Of the step, `[layer]`, each `[head][D]`.
+    queries: Vec<Vec<f32>>,
+    /// Key and value of the step's token, `[layer]`, each `[kv_head][D]`.
+    own: Vec<[Vec<f32>; 2]>,
+}
+
+impl Scene {
+    /// `key(layer, kv_head, token, noise)` and `query(layer, head, noise)` make keys and queries of noise.
+    fn new(
+        name: &'static str,
+        key: impl Fn(usize, usize, usize, &mut [f32]),
+        query: impl Fn(usize, usize, &mut [f32]),
+    ) -> Self {
+        let layer = |l: usize| {
+            let mut kv = LayerKv::new(KvDtype::F32, KV_HEADS, D, TOKENS);
+            for t in 0..TOKENS {
+                let mut keys = noise(KV_HEADS * D, (l * 10_000 + t) as u64);
+                keys.chunks_mut(D).enumerate().for_each(|(h, k)| key(l, h, t, k));
+                // Values of many lengths, so that their norms matter.
+                let long = 3f32.powi((t * 7 % 5) as i32 - 2);
+                let values: Vec<f32> =
+                    noise(KV_HEADS * D, (l * 10_000 + t + 77_777) as u64).iter().map(|x| long * x).collect();
+                kv.append(&keys, &values);
+            }
+            kv
+        };
+        let asked = |l: usize, seed: u64, count: usize| {
+            let mut queries = noise(count * HEADS * D, seed + l as u64);
+            queries.chunks_mut(D).enumerate().for_each(|(i, q)| query(l, i % HEADS, q));
+            queries
+        };
+        let own = |l: usize| [noise(KV_HEADS * D, 910 + l as u64), noise(KV_HEADS * D, 920 + l as u64)];
+        Self {
+            name,
+            prefix: Prefix::new((0..LAYERS).map(layer).collect()),
+            prompt: (0..LAYERS).map(|l| asked(l, 31, TOKENS)).collect(),
+            queries: (0..LAYERS).map(|l| asked(l, 901, 1)).collect(),
+            own: (0..LAYERS).map(own).collect(),
+        }
+    }
+
+    fn noise() -> Self {
+        Self::new("noise", |_, _, _, _| {}, |_, _, _| {})
+    }
+
+    /// Where the needle of a KV head is.
+    fn needle(layer: usize, kv_head: usize) -> usize {
+        41 + 31 * layer + 97 * kv_head
+    }
+
+    fn direction(layer: usize, kv_head: usize) -> Vec<f32> {
+        noise(D, 700 + (2 * layer + kv_head) as u64)
+    }
+
+    /// One key is what all queries of its group ask for; the others are short.
+    fn with_needle() -> Self {
+        Self::new(
+            "needle",
+            |l, h, t, key| {
+                let direction = Self::direction(l, h);
+                let (needle, own) = if t == Self::needle(l, h) { (2.0, 0.1) } else { (0.0, 0.4) };
+                key.iter_mut().zip(direction).for_each(|(x, c)| *x = needle * c + own * *x);
+            },
+            |l, head, query| {
+                let direction = Self::direction(l, head / GROUP);
+                query.iter_mut().zip(direction).for_each(|(x, c)| *x = 1.5 * c + 0.4 * *x);
+            },
+        )
+    }
+
+    /// Keys about one of two centres in turn; the query heads of a group ask for one of them each.
+    fn with_clusters() -> Self {
+        Self::new(
+            "clusters",
+            |l, h, t, key| {
+                let side = if t / 13 % 2 == 0 { 1.2 } else { -1.2 };
+                key.iter_mut().zip(Self::direction(l, h)).for_each(|(x, c)| *x = side * c + 0.5 * *x);
+            },
+            |l, head, query| {
+                let side = if head % GROUP == 0 { 1.0 } else { -0.8 };
+                query.iter_mut().zip(Self::direction(l, head / GROUP)).for_each(|(x, c)| *x = side * c + 0.6 * *x);
+            },
+        )
+    }
+
+    /// One channel of all keys is far from 0, another at every head, as channels of keys are.
+    fn with_a_large_channel() -> Self {
+        Self::new(
+            "large channel",
+            |l, h, _, key| key[3 + 5 * l + 2 * h] = 15.0 + 2.0 * key[3 + 5 * l + 2 * h],
+            |_, _, _| {},
+        )
+    }
+
+    fn all() -> Vec<Self> {
+        vec![Self::noise(), Self::with_needle(), Self::with_clusters(), Self::with_a_large_channel()]
+    }
+
+    fn model() -> ModelShape {
+        ModelShape { weights_sha256: "random".into(), layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, head_dim: D }
+    }
+
+    /// The method with an artefact made of noise, if it needs one.
+    fn method(spec: &str, policy: &Policy) -> Configured {
+        let method = configured(spec, policy);
+        match method.method.calibration() {
+            Some(kind) => method.calibrated(artefact(kind)).unwrap(),
+            None => method,
+        }
+    }
+
+    fn stats(&self, method: &Configured) -> PromptStats {
+        let needs = method.method.prompt_needs().into_iter().collect();
+        let shape = PromptShape { layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, d: D, tokens: TOKENS };
+        let mut stats = PromptStats::new(&needs, shape);
+        for (layer, queries) in self.prompt.iter().enumerate().filter(|_| !needs.is_empty()) {
+            stats.observe(&PrefillChunk { layer, first: 0, queries, heads: HEADS, kv: self.prefix.layer(layer) });
+        }
+        stats
+    }
+
+    /// What a step picks at one KV head, in a run of this seed, from `candidates`.
+    fn picks(
+        &self,
+        method: &Configured,
+        stats: &PromptStats,
+        (layer, kv_head): (usize, usize),
+        candidates: &Range<usize>,
+        seed: u64,
+    ) -> Selection {
+        self.counted_picks(method, stats, (layer, kv_head), candidates, seed).0
+    }
+
+    /// As [`picks`](Self::picks), with the cost.
+    fn counted_picks(
+        &self,
+        method: &Configured,
+        stats: &PromptStats,
+        (layer, kv_head): (usize, usize),
+        candidates: &Range<usize>,
+        seed: u64,
+    ) -> (Selection, Cost) {
+        let kv = self.prefix.layer(layer);
+        let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
+        let indexed = method.method.exact(&method.policy, TOKENS, TOKENS).candidates(TOKENS);
+        let seed = head_seed(seed, layer, kv_head);
+        let index = method.method.build(&HeadPrefix {
+            layer,
+            kv_head,
+            keys,
+            values,
+            d: D,
+            dtype: KvDtype::F32,
+            candidates: indexed.clone(),
+            prompt: stats.head(layer, kv_head),
+            seed,
+        });
+        let [key, value] = &self.own[layer];
+        let step = Step {
+            layer,
+            depth: Depth { rank: layer, of: LAYERS },
+            kv_head,
+            queries: &self.queries[layer][kv_head * GROUP * D..][..GROUP * D],
+            d: D,
+            scale: scale() as f32,
+            keys,
+            values,
+            tail_keys: Rows::F32(&key[kv_head * D..][..D]),
+            tail_values: Rows::F32(&value[kv_head * D..][..D]),
+            dtype: KvDtype::F32,
+            indexed,
+            context: Context::new(TOKENS + 1, candidates),
+            candidates: candidates.clone(),
+            generated: 0,
+            seed: mix_seed(seed, TOKENS as u64 + 1),
+        };
+        let mut state = method.method.start(index.as_ref());
+        let mut cost = Cost::default();
+        let selection = method.method.select(&step, index.as_ref(), state.as_mut(), &mut cost);
+        (selection, cost)
+    }
+
+    /// Outputs `[layer][head]` of one step by the engine.
+    fn outputs(&self, method: &Configured) -> Vec<Vec<Vector>> {
+        let cache = IndexCache::new(self.prefix.clone(), KvDtype::F32, SEED);
+        let mut fork = cache.with_stats(self.stats(method)).fork(method, false);
+        let of_layer = |layer: usize| {
+            let mut out = vec![f32::NAN; HEADS * D];
+            let [key, value] = &self.own[layer];
+            fork.step(layer, &self.queries[layer], key, value, &mut out);
+            wide(&out)
+        };
+        (0..LAYERS).map(of_layer).collect()
+    }
+
+    fn head(&self, layer: usize, kv_head: usize, candidates: Range<usize>) -> Head<'_> {
+        let kv = self.prefix.layer(layer);
+        let rows = |rows: Rows<'_>, own: &Vec<f32>| {
+            let mut rows = wide(&rows.to_f32());
+            rows.extend(wide(&own[kv_head * D..][..D]));
+            rows
+        };
+        let [key, value] = &self.own[layer];
+        Head {
+            scene: self,
+            layer,
+            kv_head,
+            keys: rows(kv.keys.head(kv_head), key),
+            values: rows(kv.values.head(kv_head), value),
+            queries: wide(&self.queries[layer][kv_head * GROUP * D..][..GROUP * D]),
+            candidates,
+        }
+    }
+}
+
+/// One artefact of each kind, of noise.
+fn artefact(kind: &str) -> &'static Artefact {
+    static MADE: LazyLock<HashMap<&str, Artefact>> =
+        LazyLock::new(|| CALIBRATIONS.iter().map(|c| (c.kind, random_artefact(c.kind, &Scene::model()))).collect());
+    &MADE[kind]
+}
+
+/// One KV head of a scene in `f64`, the step's own token last.
+struct Head<'a> {
+    scene: &'a Scene,
+    layer: usize,
+    kv_head: usize,
+    keys: Vec<Vector>,
+    values: Vec<Vector>,
+    /// `[query head of the group]`.
+    queries: Vec<Vector>,
+    candidates: Range<usize>,
+}
+
+impl Head<'_> {
+    /// `score(query head of the group, token)` of all candidates.
+    fn by_token(&self, score: impl Fn(usize, usize) -> f64) -> Vec<Vector> {
+        (0..GROUP).map(|h| self.candidates.clone().map(|t| score(h, t)).collect()).collect()
+    }
+
+    fn dot(&self, h: usize, token: usize) -> f64 {
+        dot(&self.queries[h], &self.keys[token])
+    }
+
+    /// Scaled `q·k` of the query that a token of the prefix had.
+    fn prompt_logit(&self, query_token: usize, h: usize, key_token: usize) -> f64 {
+        let head = self.kv_head * GROUP + h;
+        let query = &self.scene.prompt[self.layer][(query_token * HEADS + head) * D..][..D];
+        scale() * query.iter().zip(&self.keys[key_token]).map(|(q, k)| f64::from(*q) * k).sum::<f64>()
+    }
+
+    /// What the prompt's query at a token gives to all tokens up to it.
+    fn prompt_weights(&self, query_token: usize, h: usize) -> Vector {
+        let weights: Vector = (0..=query_token).map(|k| self.prompt_logit(query_token, h, k).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|w| w / sum).collect()
+    }
+
+    fn tensor(&self, kind: &str, name: &str, shape: &[usize]) -> Vector {
+        let name = format!("layers.{}.{name}", self.layer);
+        artefact(kind).read(&name, shape).unwrap().into_iter().map(f64::from).collect()
+    }
+
+    /// Keys of the candidates `[candidate][D]` as they are stored.
+    fn stored_keys(&self) -> Vec<f32> {
+        self.scene.prefix.layer(self.layer).keys.head(self.kv_head).slice(self.candidates.clone(), D).to_f32()
+    }
+
+    /// Attention of one query head over `tokens`, and over a vector that stands for a share of the candidates.
+    fn attend(&self, h: usize, picked: &[u32], rest: Option<(f64, &[f32])>) -> Vector {
+        let weight = |t: usize| (scale() * self.dot(h, t)).exp();
+        let is_exact = |t: &usize| !self.candidates.contains(t);
+        let exact = (0..TOKENS + 1).filter(is_exact).map(|t| (weight(t), self.values[t].clone()));
+        let of_picks: Vec<(f64, Vector)> =
+            picked.iter().map(|t| (weight(*t as usize), self.values[*t as usize].clone())).collect();
+        let mass: f64 = of_picks.iter().map(|(w, _)| w).sum();
+        let rest =
+            rest.map(|(share, value)| (mass * share / (1.0 - share), value.iter().map(|x| f64::from(*x)).collect()));
+        let all: Vec<(f64, Vector)> = exact.chain(of_picks).chain(rest).collect();
+        let total: f64 = all.iter().map(|(w, _)| w).sum();
+        (0..D).map(|c| all.iter().map(|(w, v)| w * v[c]).sum::<f64>() / total).collect()
+    }
+}
+
+// ---- what a row says ----
+
+/// For whom a selection is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Per {
+    QueryHead,
+    Sum,
+    Max,
+}
+
+impl Per {
+    const ALL: [Self; 3] = [Self::QueryHead, Self::Sum, Self::Max];
+
+    fn params(self) -> &'static str {
+        match self {
+            Self::QueryHead => "per=query_head",
+            Self::Sum => "per=kv_head",
+            Self::Max => "per=kv_head,reduce=max",
+        }
+    }
+
+    fn reduce(self, heads: Vec<Vector>) -> Vec<Vector> {
+        let column = |i: usize| heads.iter().map(|head| head[i]).collect::<Vector>();
+        match self {
+            Self::QueryHead => heads,
+            Self::Sum => vec![(0..heads[0].len()).map(|i| column(i).iter().sum()).collect()],
+            Self::Max => {
+                vec![(0..heads[0].len()).map(|i| column(i).into_iter().fold(f64::MIN, f64::max)).collect()]
+            }
+        }
+    }
+}
+
+/// How many pages are taken, the best first.
+#[derive(Debug, Clone, Copy)]
+enum Take {
+    Pages(usize),
+    /// The fewest that cover this share of the mass of which the scores are the unscaled logits, and so many at least.
+    Share(f64, usize),
+}
+
+type Scores = Box<dyn Fn(&Head<'_>, Per) -> Vec<Vector>>;
+
+/// A method, and what it has to pick.
+struct Row {
+    spec: String,
+    /// Of `per` and `reduce`, what the method can be asked for.
+    per: &'static [Per],
+    take: Take,
+    page: usize,
+    candidates: Range<usize>,
+    /// Scores nearer than this, as a share of the largest, may change places; 0 where they are whole numbers.
+    tolerance: f64,
+    /// Whether `scores` has already made one of a group where `per` asks for it.
+    is_reduced: bool,
+    scores: Scores,
+}
+
+fn row(spec: &str, take: Take, scores: impl Fn(&Head<'_>, Per) -> Vec<Vector> + 'static) -> Row {
+    Row {
+        spec: spec.to_owned(),
+        per: &Per::ALL,
+        take,
+        page: 1,
+        candidates: SINK..TOKENS - LOCAL,
+        tolerance: 1e-5,
+        is_reduced: false,
+        scores: Box::new(scores),
+    }
+}
+
+impl Row {
+    fn by_query(self) -> Self {
+        Self { per: &[Per::QueryHead], ..self }
+    }
+
+    fn summing(self) -> Self {
+        Self { per: &[Per::QueryHead, Per::Sum], ..self }
+    }
+
+    fn pages(self, page: usize) -> Self {
+        Self { page, ..self }
+    }
+
+    fn exactly(self) -> Self {
+        Self { tolerance: 0.0, ..self }
+    }
+
+    fn reduced(self) -> Self {
+        Self { is_reduced: true, ..self }
+    }
+
+    /// Pages to take by these scores, the best first; and what the last one scores.
+    fn taken(&self, scores: &[f64]) -> (BTreeSet<usize>, f64) {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        let count = match self.take {
+            Take::Pages(pages) => pages,
+            Take::Share(p, least) => {
+                let weight = |page: usize| (scale() * (scores[page] - scores[order[0]])).exp();
+                let total: f64 = order.iter().map(|page| weight(*page)).sum();
+                let mut covered = 0.0;
+                let needed = order.iter().take_while(|page| {
+                    let goes_on = covered < p * total;
+                    covered += weight(**page);
+                    goes_on
+                });
+                needed.count().max(least)
+            }
+        };
+        order.truncate(count);
+        let last = scores[*order.last().unwrap()];
+        (order.into_iter().collect(), last)
+    }
+
+    fn check_tokens(&self, tokens: &[u32], scores: &[f64], what: &str) {
+        let page = |t: usize| (t - self.candidates.start) / self.page;
+        let picked: BTreeSet<usize> = tokens.iter().map(|t| page(*t as usize)).collect();
+        let whole: Vec<u32> =
+            self.candidates.clone().filter(|t| picked.contains(&page(*t))).map(|t| t as u32).collect();
+        assert_eq!(tokens, whole, "{what}: whole pages, ascending");
+        let (expected, last) = self.taken(scores);
+        assert_eq!(picked.len(), expected.len(), "{what}");
+        let largest = scores.iter().fold(0.0f64, |m, s| m.max(s.abs()));
+        for other in picked.symmetric_difference(&expected) {
+            let off = (scores[*other] - last).abs();
+            assert!(self.tolerance > 0.0 && off <= self.tolerance * largest, "{what}: {picked:?}, not {expected:?}");
+        }
+    }
+
+    fn check(&self, scene: &Scene, per: Per) {
+        let spec = match self.per.len() {
+            1 => self.spec.clone(),
+            _ => format!("{},{}", self.spec, per.params()),
+        };
+        let method = Scene::method(&spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+        let (stats, outputs) = (scene.stats(&method), scene.outputs(&method));
+        for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            let what = format!("{spec} on {}, layer {layer}, KV head {kv_head}", scene.name);
+            let head = scene.head(layer, kv_head, self.candidates.clone());
+            let scores = (self.scores)(&head, per);
+            let scores = if self.is_reduced { scores } else { per.reduce(scores) };
+            let selection = scene.picks(&method, &stats, (layer, kv_head), &self.candidates, SEED);
+            let picks: Vec<&Picks> = match (&selection, per) {
+                (Selection::PerHead(heads), Per::QueryHead) => heads.iter().collect(),
+                (Selection::Shared(picks), Per::Sum | Per::Max) => vec![picks],
+                other => panic!("{what}: {other:?}"),
+            };
+            assert_eq!(picks.len(), scores.len(), "{what}");
+            for (picks, scores) in picks.iter().zip(&scores) {
+                self.check_tokens(&picks.tokens, scores, &what);
+            }
+            for h in 0..GROUP {
+                let picks = picks[if picks.len() == 1 { 0 } else { h }];
+                let rest = match &picks.weighting {
+                    Weighting::Softmax => None,
+                    Weighting::Remainder { shares, value } => {
+                        let share = shares[if shares.len() == 1 { 0 } else { h }];
+                        Some((f64::from(share), value.as_slice()))
+                    }
+                    other => panic!("{what}: {other:?}"),
+                };
+                let expected = head.attend(h, &picks.tokens, rest);
+                for (ours, exact) in outputs[layer][kv_head * GROUP + h].iter().zip(&expected) {
+                    assert!((ours - exact).abs() < 1e-4, "{what}, query head {h}: output {ours}, not {exact}");
+                }
+            }
+        }
+    }
+}
+
+fn check_table(name: &str) {
+    let mut rows = table();
+    rows.retain(|row| row.spec.split(':').next() == Some(name));
+    assert!(!rows.is_empty(), "{name}");
+    let scenes = Scene::all();
+    for row in &rows {
+        for scene in &scenes {
+            row.per.iter().for_each(|per| row.check(scene, *per));
+        }
+    }
+}
+
+// ---- naive scores ----
+
+fn exact_scores(head: &Head<'_>) -> Vec<Vector> {
+    head.by_token(|h, t| head.dot(h, t))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Round {
+    Nearest,
+    Down,
+    Up,
+}
+
+/// Numbers of a column in `bits` bits, as they come back from ranges over 128 rows. In single precision, as the format is.
+fn quantised(column: &[f32], bits: usize, round: Round) -> Vec<f32> {
+    let top = ((1 << bits) - 1) as f32;
+    let mut back = Vec::new();
+    for part in column.chunks(128) {
+        let (min, max) = part.iter().fold((f32::MAX, f32::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
+        let mut step = (max - min) / top;
+        while round == Round::Up && min + step * top < max {
+            step = step.next_up();
+        }
+        back.extend(part.iter().map(|x| {
+            let value = |code: f32| min + step * code;
+            let place = (x - min) / step;
+            // A quotient may be rounded to the wrong side.
+            match round {
+                Round::Nearest => value(place.round()),
+                Round::Down if value(place.floor()) > *x => value(place.floor() - 1.0),
+                Round::Down => value(place.floor()),
+                Round::Up if value(place.ceil()) < *x => value(place.ceil() + 1.0),
+                Round::Up => value(place.ceil().min(top)),
+            }
+        }));
+    }
+    back
+}
+
+/// Quest, eq. 1: each channel by the bound that its sign asks for.
+fn page_bounds(head: &Head<'_>, page: usize, bits: Option<usize>) -> Vec<Vector> {
+    let keys = head.stored_keys();
+    let pages: Vec<&[f32]> = keys.chunks(page * D).collect();
+    let column = |c: usize, fold: fn(f32, f32) -> f32| -> Vec<f32> {
+        pages.iter().map(|page| page.iter().skip(c).step_by(D).copied().reduce(fold).unwrap()).collect()
+    };
+    let bounds: Vec<(Vec<f32>, Vec<f32>)> = (0..D)
+        .map(|c| (column(c, f32::min), column(c, f32::max)))
+        .map(|(min, max)| match bits {
+            None => (min, max),
+            Some(bits) => (quantised(&min, bits, Round::Down), quantised(&max, bits, Round::Up)),
+        })
+        .collect();
+    let bound = |q: &Vector, p: usize| -> f64 {
+        (0..D).map(|c| (q[c] * f64::from(bounds[c].0[p])).max(q[c] * f64::from(bounds[c].1[p]))).sum()
+    };
+    head.queries.iter().map(|q| (0..pages.len()).map(|p| bound(q, p)).collect()).collect()
+}
+
+/// Double Sparsity: the channels with the largest means of the group, in `bits` bits.
+fn label_scores(head: &Head<'_>, channels: usize, bits: usize, measure: &str) -> Vec<Vector> {
+    let is_key = measure.starts_with('k');
+    let means = head.tensor("double_sparsity", measure, &[if is_key { KV_HEADS } else { HEADS }, D]);
+    let heads = if is_key { head.kv_head..head.kv_head + 1 } else { head.kv_head * GROUP..(head.kv_head + 1) * GROUP };
+    let importance = |c: usize| heads.clone().map(|h| means[h * D + c]).sum::<f64>();
+    let mut order: Vec<usize> = (0..D).collect();
+    order.sort_by(|a, b| importance(*b).total_cmp(&importance(*a)));
+    order.truncate(channels);
+    let keys = head.stored_keys();
+    let columns: Vec<Vec<f32>> = order
+        .iter()
+        .map(|c| keys.iter().skip(*c).step_by(D).copied().collect::<Vec<f32>>())
+        .map(|column| match bits {
+            16 => column.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
+            bits => quantised(&column, bits, Round::Nearest),
+        })
+        .collect();
+    head.by_token(|h, t| {
+        let label = columns.iter().map(|column| f64::from(column[t - head.candidates.start]));
+        order.iter().zip(label).map(|(c, x)| head.queries[h][*c] * x).sum()
+    })
+}
+
+/// Loki: on the first components of the KV head's basis.
+fn component_scores(head: &Head<'_>, rank: usize) -> Vec<Vector> {
+    let basis = head.tensor("loki", "basis", &[KV_HEADS, D, D]);
+    let on = |x: &[f64], r: usize| dot(x, &basis[(head.kv_head * D + r) * D..][..D]);
+    head.by_token(|h, t| (0..rank).map(|r| on(&head.queries[h], r) * on(&head.keys[t], r)).sum())
+}
+
+/// SparQ, Algorithm 1: the largest channels of the query, or of the queries of a group together.
+fn sparq_scores(head: &Head<'_>, r: usize, per: Per) -> Vec<Vector> {
+    let channels = |heads: Range<usize>| {
+        let magnitude = |c: usize| heads.clone().map(|h| head.queries[h][c].abs()).sum::<f64>();
+        let mut order: Vec<usize> = (0..D).collect();
+        order.sort_by(|a, b| magnitude(*b).total_cmp(&magnitude(*a)));
+        order.truncate(r);
+        order
+    };
+    head.by_token(|h, t| {
+        let query = &head.queries[h];
+        let channels = channels(if per == Per::QueryHead { h..h + 1 } else { 0..GROUP });
+        let all: f64 = query.iter().map(|q| q.abs()).sum();
+        let covered: f64 = channels.iter().map(|c| query[*c].abs()).sum();
+        let tau = (D as f64 * covered / all).sqrt();
+        channels.iter().map(|c| query[*c] * head.keys[t][*c]).sum::<f64>() / tau
+    })
+}
+
+/// Minus the bits that differ between signs of projections on Gaussian directions.
+fn lsh_scores(head: &Head<'_>, bits: usize, by_norm: bool, center: bool) -> Vec<Vector> {
+    let of: Vec<usize> = head.candidates.clone().collect();
+    let mean: Vector = (0..D).map(|c| of.iter().map(|t| head.keys[*t][c]).sum::<f64>() / of.len() as f64).collect();
+    let key = |t: usize| -> Vector {
+        let mut key: Vector = (0..D).map(|c| head.keys[t][c] - if center { mean[c] } else { 0.0 }).collect();
+        key.extend(by_norm.then(|| (D as f64).sqrt() * norm(&head.values[t]).ln()));
+        key
+    };
+    let longest = of.iter().map(|t| norm(&key(*t))).fold(0.0, f64::max);
+    let width = D + 1 + usize::from(by_norm);
+    let normals: Vector = gaussians(bits * width, 1).into_iter().map(f64::from).collect();
+    let signs = |x: &[f64]| -> Vec<bool> { normals.chunks(width).map(|normal| dot(x, normal) > 0.0).collect() };
+    let of_keys: Vec<Vec<bool>> = of
+        .iter()
+        .map(|t| {
+            let mut key = key(*t);
+            key.push((longest * longest - norm(&key).powi(2)).max(0.0).sqrt());
+            signs(&key)
+        })
+        .collect();
+    let of_queries = head.queries.iter().map(|query| {
+        let mut query = query.clone();
+        query.extend(by_norm.then_some(1.0));
+        query.push(0.0);
+        signs(&query)
+    });
+    of_queries.map(|query| of_keys.iter().map(|key| -differing(&query, key)).collect()).collect()
+}
+
+fn differing(a: &[bool], b: &[bool]) -> f64 {
+    a.iter().zip(b).filter(|(a, b)| a != b).count() as f64
+}
+
+/// HashAttention: minus the bits that differ between what the head's two nets say.
+fn learned_scores(head: &Head<'_>, bits: usize) -> Vec<Vector> {
+    // Weights and biases of the three layers of one head's net.
+    let net = |side: &str, heads: usize, of: usize| -> Vec<(Vector, Vector)> {
+        let layer = |(part, outputs): (usize, usize)| {
+            let weights = head.tensor("hash_attention", &format!("{side}.{part}.weight"), &[heads, outputs, D]);
+            let biases = head.tensor("hash_attention", &format!("{side}.{part}.bias"), &[heads, outputs]);
+            (weights[of * outputs * D..][..outputs * D].to_vec(), biases[of * outputs..][..outputs].to_vec())
+        };
+        [D, D, bits].into_iter().enumerate().map(layer).collect()
+    };
+    let signs = |net: &[(Vector, Vector)], x: &[f64]| -> Vec<bool> {
+        let mut x = x.to_vec();
+        for (part, (weights, biases)) in net.iter().enumerate() {
+            let z = weights.chunks(D).zip(biases).map(|(w, b)| dot(w, &x) + b);
+            x = if part == 2 { z.collect() } else { z.map(|z| z / (1.0 + (-z).exp())).collect() };
+        }
+        x.iter().map(|z| *z > 0.0).collect()
+    };
+    let of_keys = net("key", KV_HEADS, head.kv_head);
+    let keys: Vec<Vec<bool>> = head.candidates.clone().map(|t| signs(&of_keys, &head.keys[t])).collect();
+    let of_head = |(h, query): (usize, &Vector)| {
+        let query = signs(&net("query", HEADS, head.kv_head * GROUP + h), query);
+        keys.iter().map(|key| -differing(&query, key)).collect()
+    };
+    head.queries.iter().enumerate().map(of_head).collect()
+}
+
+/// The best of some scores, the earlier of equals, ascending.
+fn best(scores: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    order.truncate(count);
+    order.sort_unstable();
+    order
+}
+
+/// InfLLM: tokens that the following queries scored highest stand for their block.
+fn block_scores(head: &Head<'_>, page: usize, representatives: usize, window: usize) -> Vec<Vector> {
+    let weight = |t: usize| -> f64 {
+        let followers: Vec<usize> = (t + 1..(t + 1 + window).min(TOKENS)).collect();
+        let logit = |f: &usize| (0..GROUP).map(|h| head.prompt_logit(*f, h, t)).sum::<f64>();
+        followers.iter().map(logit).sum::<f64>() / followers.len() as f64
+    };
+    let tokens: Vec<usize> = head.candidates.clone().collect();
+    let stand: Vec<Vec<usize>> = tokens
+        .chunks(page)
+        .map(|block| {
+            let weights: Vector = block.iter().map(|t| weight(*t)).collect();
+            best(&weights, representatives).into_iter().map(|i| block[i]).collect()
+        })
+        .collect();
+    let score = |h: usize, stand: &Vec<usize>| {
+        // A block with fewer representatives counts as if it had all.
+        stand.iter().map(|t| head.dot(h, *t)).sum::<f64>() * representatives as f64 / stand.len() as f64
+    };
+    (0..GROUP).map(|h| stand.iter().map(|stand| score(h, stand)).collect()).collect()
+}
+
+/// PQCache: each part of a key stands for the nearest centroid of that part.
+fn product_scores(head: &Head<'_>, subspaces: usize, bits: usize) -> Vec<Vector> {
+    let mut rng = ChaCha8Rng::seed_from_u64(head_seed(SEED, head.layer, head.kv_head));
+    let keys = head.stored_keys();
+    let mut decoded = vec![Vec::new(); head.candidates.len()];
+    for part in 0..subspaces {
+        let channels = part * D / subspaces..(part + 1) * D / subspaces;
+        let width = channels.len();
+        let points: Vec<f32> = keys.chunks(D).flat_map(|key| &key[channels.clone()]).copied().collect();
+        let centroids = kmeans(&points, width, 1 << bits, 10, &mut rng).centroids;
+        for (point, decoded) in points.chunks(width).zip(&mut decoded) {
+            let square = |c: &&[f32]| c.iter().zip(point).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            let nearest = centroids.chunks(width).min_by(|a, b| square(a).total_cmp(&square(b))).unwrap();
+            decoded.extend(nearest.iter().map(|x| f64::from(*x)));
+        }
+    }
+    head.by_token(|h, t| dot(&head.queries[h], &decoded[t - head.candidates.start]))
+}
+
+/// SnapKV: what the window's queries give to each token before it, of the group together if it decides so, then pooled.
+fn pooled_votes(head: &Head<'_>, window: usize, kernel: usize, max: bool, per: Per) -> Vec<Vector> {
+    let first = TOKENS - window;
+    let votes = |h: usize| {
+        let mut votes = vec![0.0; first];
+        for t in first..TOKENS {
+            votes.iter_mut().zip(head.prompt_weights(t, h)).for_each(|(v, w)| *v += w);
+        }
+        votes
+    };
+    let pool = |votes: &Vector| -> Vector {
+        let at = |i: isize| if (0..first as isize).contains(&i) { votes[i as usize] } else { 0.0 };
+        let reach = kernel as isize / 2;
+        head.candidates
+            .clone()
+            .map(|t| {
+                let near = (t as isize - reach..=t as isize + reach).map(at);
+                if max { near.fold(0.0, f64::max) } else { near.sum::<f64>() / kernel as f64 }
+            })
+            .collect()
+    };
+    per.reduce((0..GROUP).map(votes).collect()).iter().map(pool).collect()
+}
+
+/// H2O: attention that the tokens of the prefix received from all its queries; what leaves the window competes by it.
+fn masses(head: &Head<'_>) -> Vec<Vector> {
+    let of_head = |h: usize| {
+        let mut masses = vec![0.0; TOKENS];
+        for t in 0..TOKENS {
+            masses.iter_mut().zip(head.prompt_weights(t, h)).for_each(|(m, w)| *m += w);
+        }
+        masses[head.candidates.clone()].to_vec()
+    };
+    (0..GROUP).map(of_head).collect()
+}
+
+/// Every deterministic method that picks, in several settings.
+fn table() -> Vec<Row> {
+    let exact = |spec: &str, take: Take| row(spec, take, |head, _| exact_scores(head));
+    let mut rows = vec![
+        exact("topk:k=17", Take::Pages(17)),
+        // A share of 301 tokens, rounded up; what is missing to 30 of them, with 12 static.
+        exact("topk:ratio=0.05", Take::Pages(16)),
+        exact("topk:density=0.1", Take::Pages(18)),
+        exact("topk:pick=topp,p=0.6", Take::Share(0.6, 1)),
+        exact("topp:p=0.8", Take::Share(0.8, 1)).by_query(),
+        exact("topp:p=0.05", Take::Share(0.05, 1)).by_query(),
+        exact("knn:index=flat,k=17", Take::Pages(17)).summing(),
+        exact("knn:index=hnsw,k=17,ef=1000", Take::Pages(17)).summing(),
+        exact("retrieval_attention:k=17,ef=1000", Take::Pages(17)).summing(),
+        row("topk_norm:k=17", Take::Pages(17), |head, _| {
+            head.by_token(|h, t| scale() * head.dot(h, t) + norm(&head.values[t]).ln())
+        }),
+        row("h2o:k=17,recent=8", Take::Pages(17), |head, _| masses(head)),
+    ];
+    let h2o = rows.last_mut().unwrap();
+    h2o.candidates = SINK..TOKENS + 1 - 8;
+    // 289 candidates: 41 pages of 7 and one of 2.
+    for (params, take) in [
+        ("k=30", Take::Pages(5)),
+        ("k=1,min_pages=4", Take::Pages(4)),
+        ("k=290", Take::Pages(42)),
+        ("density=0.2", Take::Pages(7)),
+        ("pick=topp,p=0.5", Take::Share(0.5, 1)),
+        ("pick=topp,p=0.01,min_pages=3", Take::Share(0.01, 3)),
+    ] {
+        for (bits, summary) in [(None, ""), (Some(4), ",summary_bits=4"), (Some(2), ",summary_bits=2")] {
+            let spec = format!("quest:page=7,{params}{summary}");
+            rows.push(row(&spec, take, move |head, _| page_bounds(head, 7, bits)).pages(7));
+        }
+    }
+    // More pages than share a range.
+    rows.push(row("quest:page=1,k=20,summary_bits=4", Take::Pages(20), |head, _| page_bounds(head, 1, Some(4))));
+    for (channels, bits) in [(4, 16), (6, 4), (16, 2)] {
+        for measure in ["qk", "q", "k", "q_pre", "k_pre"] {
+            let kind = measure.split('_').next().unwrap();
+            let rope = if measure.contains("pre") || kind == "qk" { "" } else { ",rope=post" };
+            let spec = format!("double_sparsity:channels={channels},label_bits={bits},kind={kind}{rope},k=17");
+            rows.push(row(&spec, Take::Pages(17), move |head, _| label_scores(head, channels, bits, measure)));
+        }
+    }
+    let share = Take::Share(0.6, 1);
+    rows.push(row("double_sparsity:channels=4,label_bits=4,pick=topp,p=0.6", share, |head, _| {
+        label_scores(head, 4, 4, "qk")
+    }));
+    for (take, params) in [(Take::Pages(17), "k=17"), (share, "pick=topp,p=0.6")] {
+        rows.push(row(&format!("loki:rank=5,{params}"), take, |head, _| component_scores(head, 5)));
+    }
+    for storage in ["2xK", "1xK"] {
+        let spec = format!("sparq:r=5,k=17,storage={storage}");
+        rows.push(row(&spec, Take::Pages(17), |head, per| sparq_scores(head, 5, per)));
+    }
+    for (bits, label, center) in [(5, "a", false), (40, "a", true), (32, "av", false), (70, "av", true)] {
+        let spec = format!("lsh_bits:bits={bits},label={label},center={center},k=17");
+        let scores = move |head: &Head<'_>, _| lsh_scores(head, bits, label == "av", center);
+        rows.push(row(&spec, Take::Pages(17), scores).exactly());
+    }
+    rows.push(row("hash_attention:k=17", Take::Pages(17), |head, _| learned_scores(head, 32)).exactly());
+    for (page, count, window) in [(8, 3, 10), (25, 4, 1)] {
+        for (take, params) in [(Take::Pages(64usize.div_ceil(page)), "k=64"), (share, "pick=topp,p=0.6")] {
+            let spec = format!("infllm:page={page},representatives={count},window={window},{params}");
+            let scores = move |head: &Head<'_>, _| block_scores(head, page, count, window);
+            rows.push(row(&spec, take, scores).pages(page));
+        }
+    }
+    for (take, params) in [(Take::Pages(17), "k=17"), (share, "pick=topp,p=0.6")] {
+        for (subspaces, bits) in [(2, 4), (3, 3)] {
+            let spec = format!("pqcache:subspaces={subspaces},bits={bits},{params}");
+            rows.push(row(&spec, take, move |head, _| product_scores(head, subspaces, bits)));
+        }
+    }
+    for (kernel, pool) in [(1, "max"), (5, "max"), (5, "avg")] {
+        let spec = format!("snapkv:k=17,window=8,kernel={kernel},pool={pool}");
+        let scores = move |head: &Head<'_>, per| pooled_votes(head, 8, kernel, pool == "max", per);
+        rows.push(row(&spec, Take::Pages(17), scores).reduced());
+    }
+    rows
+}
+
+/// One test for each method of the table, so that they run beside each other.
+macro_rules! oracles {
+    ($($name:ident),+ $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                check_table(stringify!($name));
+            }
+        )+
+
+        #[test]
+        fn every_row_is_checked() {
+            let names = [$(stringify!($name)),+];
+            for row in table() {
+                assert!(names.contains(&row.spec.split(':').next().unwrap()), "{}", row.spec);
+            }
+        }
+    };
+}
+
+oracles!(
+    topk,
+    topk_norm,
+    topp,
+    quest,
+    double_sparsity,
+    loki,
+    sparq,
+    lsh_bits,
+    hash_attention,
+    infllm,
+    pqcache,
+    snapkv,
+    h2o,
+    knn,
+    retrieval_attention,
+);
+
+// ---- methods without scores, and methods that draw ----
+
+/// Windows, without a pick: attention over sinks and last tokens, at every head of every layer.
+#[test]
+fn windows_attend_sinks_and_the_last_tokens() {
+    for (spec, first) in [
+        ("a_shape:window=40", TOKENS + 1 - 40),
+        ("streaming_llm:window=40", TOKENS + 1 - 40),
+        ("streaming_llm:window=40,slide=false", TOKENS - 40),
+        ("snapkv:k=0,window=12", TOKENS - 12),
+        ("h2o:k=0,recent=12", TOKENS + 1 - 12),
+    ] {
+        for scene in Scene::all() {
+            let method = Scene::method(spec, &Policy { sink: SINK, ..none() });
+            let outputs = scene.outputs(&method);
+            for (layer, head) in (0..LAYERS).flat_map(|l| (0..HEADS).map(move |h| (l, h))) {
+                let of = scene.head(layer, head / GROUP, SINK..first);
+                for (ours, exact) in outputs[layer][head].iter().zip(of.attend(head % GROUP, &[], None)) {
+                    let what = format!("{spec} on {}, layer {layer}, head {head}", scene.name);
+                    assert!((ours - exact).abs() < 1e-4, "{what}: {ours}, not {exact}");
+                }
+            }
+        }
+    }
+}
+
+/// P[at least `least` of `tables` trials that succeed with probability `c`].
+fn binomial_tail(tables: usize, c: f64, least: usize) -> f64 {
+    let mut choose = 1.0;
+    let mut missed = 0.0;
+    for j in 0..least {
+        missed += choose * c.powi(j as i32) * (1.0 - c).powi((tables - j) as i32);
+        choose *= (tables - j) as f64 / (j + 1) as f64;
+    }
+    1.0 - missed
+}
+
+/// MagicPIG samples the keys whose codes are the query's in so many tables, found one by one, each with the probability
+/// that its angle gives.
+#[test]
+fn magicpig_samples_what_collides() {
+    const BITS: usize = 3;
+    const TABLES: usize = 9;
+    for (center, simple_lsh) in [(true, false), (false, false), (false, true), (true, true)] {
+        for least in [1, 2] {
+            let spec =
+                format!("magicpig:K={BITS},L={TABLES},min_collisions={least},center={center},simple_lsh={simple_lsh}");
+            let method = Scene::method(&spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+            for scene in Scene::all() {
+                for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+                    let head = scene.head(layer, kv_head, SINK..TOKENS - LOCAL);
+                    let stats = scene.stats(&method);
+                    let selection = scene.picks(&method, &stats, (layer, kv_head), &head.candidates, SEED);
+                    let Selection::PerHead(picks) = selection else { panic!("a sample for each query head") };
+                    for (h, picks) in picks.iter().enumerate() {
+                        let what = format!("{spec} on {}, layer {layer}, KV head {kv_head}, {h}", scene.name);
+                        let Weighting::LogBias(log_u) = &picks.weighting else { panic!("{what}") };
+                        let expected = colliding(&head, h, (BITS, TABLES), least, center, simple_lsh);
+                        let tokens: Vec<u32> = expected.iter().map(|(t, _)| *t as u32).collect();
+                        assert_eq!(picks.tokens, tokens, "{what}");
+                        for (ours, (token, u)) in log_u.iter().zip(&expected) {
+                            let off = (f64::from(*ours) - u.ln()).abs();
+                            assert!(off < 1e-3, "{what}, token {token}: ln u {ours}, not {}", u.ln());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tokens that collide with a query often enough, with their probability to.
+fn colliding(
+    head: &Head<'_>,
+    h: usize,
+    (bits, tables): (usize, usize),
+    least: usize,
+    center: bool,
+    simple_lsh: bool,
+) -> Vec<(usize, f64)> {
+    let of: Vec<usize> = head.candidates.clone().collect();
+    let mean: Vector = (0..D).map(|c| of.iter().map(|t| head.keys[*t][c]).sum::<f64>() / of.len() as f64).collect();
+    let key = |t: usize| -> Vector { (0..D).map(|c| head.keys[t][c] - if center { mean[c] } else { 0.0 }).collect() };
+    let longest = of.iter().map(|t| norm(&key(*t))).fold(0.0, f64::max);
+    let lengthened = |t: usize| -> Vector {
+        let mut key = key(t);
+        let length = norm(&key);
+        key.extend(simple_lsh.then(|| (longest * longest - length * length).max(0.0).sqrt()));
+        key
+    };
+    let mut query = head.queries[h].clone();
+    query.extend(simple_lsh.then_some(0.0));
+    let normals: Vector = gaussians(bits * tables * query.len(), 1).into_iter().map(f64::from).collect();
+    let normals: Vec<&[f64]> = normals.chunks(query.len()).collect();
+    let side = |x: &[f64], plane: usize| dot(x, normals[plane]) > 0.0;
+    let of_token = |t: usize| {
+        let key = lengthened(t);
+        let agrees = |table: usize| (table * bits..(table + 1) * bits).all(|p| side(&key, p) == side(&query, p));
+        let collisions = (0..tables).filter(|table| agrees(*table)).count();
+        let cosine = dot(&key, &query) / (norm(&key) * norm(&query));
+        let p = 1.0 - cosine.acos() / std::f64::consts::PI;
+        (collisions >= least).then(|| (t, binomial_tail(tables, p.powi(bits as i32), least)))
+    };
+    of.into_iter().filter_map(of_token).collect()
+}
+
+/// Pearson's statistic of counts against what is expected, and its degrees of freedom.
+fn chi_square(counts: &[f64], expected: &[f64]) -> f64 {
+    counts.iter().zip(expected).map(|(n, e)| (n - e).powi(2) / e).sum()
+}
+
+/// The 0.9999 quantile of the χ² distribution (Wilson and Hilferty).
+fn quantile(degrees: f64) -> f64 {
+    let a = 2.0 / (9.0 * degrees);
+    degrees * (1.0 - a + 3.719 * a.sqrt()).powi(3)
+}
+
+/// `oracle_sampling` draws by the candidates' softmax, each head by its own: counts of many seeds fit these
+/// probabilities, and none of the other heads'.
+#[test]
+fn oracle_sampling_draws_by_the_softmax_of_each_head() {
+    const SEEDS: u64 = 40;
+    const BUDGET: usize = 64;
+    let scene = Scene::with_clusters();
+    let method =
+        Scene::method(&format!("oracle_sampling:budget={BUDGET}"), &Policy { sink: SINK, local: LOCAL, ..none() });
+    let stats = scene.stats(&method);
+    let places: Vec<(usize, usize)> = (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))).collect();
+    let draws = SEEDS as f64 * BUDGET as f64;
+    let (mut counts, mut probabilities) = (Vec::new(), Vec::new());
+    for place in &places {
+        let head = scene.head(place.0, place.1, SINK..TOKENS - LOCAL);
+        let mut drawn = vec![vec![0.0; TOKENS]; GROUP];
+        for seed in 0..SEEDS {
+            let Selection::PerHead(picks) = scene.picks(&method, &stats, *place, &head.candidates, seed) else {
+                panic!("draws for each query head")
+            };
+            for (h, (picks, drawn)) in picks.iter().zip(&mut drawn).enumerate() {
+                let Weighting::Direct { weights, log_mass } = &picks.weighting else { panic!("given weights") };
+                let total: f64 = weights.iter().map(|w| f64::from(*w)).sum();
+                assert!((total - 1.0).abs() < 1e-5, "{total}");
+                let mass: f64 = head.candidates.clone().map(|t| (scale() * head.dot(h, t)).exp()).sum();
+                assert!((f64::from(*log_mass) - mass.ln()).abs() < 1e-4, "{log_mass} for {}", mass.ln());
+                picks.tokens.iter().zip(weights).for_each(|(t, w)| drawn[*t as usize] += f64::from(*w) * BUDGET as f64);
+            }
+        }
+        for (h, drawn) in drawn.into_iter().enumerate() {
+            let weight = |t: usize| if head.candidates.contains(&t) { (scale() * head.dot(h, t)).exp() } else { 0.0 };
+            let total: f64 = (0..TOKENS).map(weight).sum();
+            counts.push(drawn);
+            probabilities.push((0..TOKENS).map(|t| weight(t) / total).collect::<Vector>());
+        }
+    }
+    for (i, counts) in counts.iter().enumerate() {
+        for (j, probabilities) in probabilities.iter().enumerate() {
+            // Tokens that are expected 5 times at least, and all others together.
+            let often = |t: &usize| draws * probabilities[*t] >= 5.0;
+            let pooled = |of: &[f64], factor: f64| -> Vector {
+                let mut cells: Vector = (0..TOKENS).filter(often).map(|t| of[t] * factor).collect();
+                cells.push((0..TOKENS).filter(|t| !often(t)).map(|t| of[t] * factor).sum());
+                cells
+            };
+            let (counts, expected) = (pooled(counts, 1.0), pooled(probabilities, draws));
+            let (statistic, degrees) = (chi_square(&counts, &expected), counts.len() as f64 - 1.0);
+            assert!(degrees > 50.0, "{degrees} tokens to judge by");
+            let fits = statistic < quantile(degrees);
+            assert_eq!(
+                fits,
+                i == j,
+                "head {i} by the softmax of {j}: χ² = {statistic} at {degrees} degrees of freedom"
+            );
+        }
+    }
+}
+
+/// `random` draws distinct candidates, each as often as any other, anew for each head, step and layer.
+#[test]
+fn random_draws_every_candidate_alike() {
+    const SEEDS: u64 = 400;
+    const K: usize = 30;
+    let scene = Scene::noise();
+    for per in ["query_head", "kv_head"] {
+        let method = Scene::method(&format!("random:k={K},per={per}"), &Policy { sink: SINK, local: LOCAL, ..none() });
+        let stats = scene.stats(&method);
+        let candidates = SINK..TOKENS - LOCAL;
+        let (mut counts, mut distinct) = (vec![0.0; candidates.len()], BTreeSet::new());
+        let mut sets = 0;
+        for seed in 0..SEEDS {
+            for place in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+                let heads = match scene.picks(&method, &stats, place, &candidates, seed) {
+                    Selection::PerHead(heads) => heads,
+                    Selection::Shared(picks) => vec![picks],
+                };
+                assert_eq!(heads.len(), if per == "kv_head" { 1 } else { GROUP });
+                for picks in heads {
+                    assert_eq!(picks.tokens.iter().collect::<BTreeSet<_>>().len(), K, "no token twice");
+                    picks.tokens.iter().for_each(|t| counts[*t as usize - candidates.start] += 1.0);
+                    sets += 1;
+                    distinct.insert(picks.tokens);
+                }
+            }
+        }
+        assert_eq!(distinct.len(), sets, "no two heads, layers or seeds draw alike");
+        let p = K as f64 / candidates.len() as f64;
+        let expected = vec![sets as f64 * p; counts.len()];
+        // Counts of draws without replacement vary less than Poisson's by 1 − p.
+        let statistic = chi_square(&counts, &expected) / (1.0 - p);
+        let degrees = counts.len() as f64 - 1.0;
+        assert!(statistic < quantile(degrees), "{per}: χ² = {statistic} at {degrees} degrees of freedom");
+    }
+}
+
+/// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three, a share is sorted out.
+#[test]
+fn passes_over_scores_are_counted() {
+    let scene = Scene::noise();
+    let (candidates, policy) = (SINK..TOKENS - LOCAL, Policy { sink: SINK, local: LOCAL, ..none() });
+    // 289 scores, or 42 of pages, are sorted in 9 and 6 rounds of merging.
+    for (spec, scores, passes) in [
+        ("topk:k=17", GROUP * 289, 2),
+        ("topk:k=17,per=kv_head", 289, 2),
+        ("topk:k=0", 0, 2),
+        ("topp:p=0.5", GROUP * 289, 2 + 9),
+        ("quest:page=7,k=30", GROUP * 42, 2),
+        ("quest:page=7,pick=topp,per=kv_head", 42, 2 + 6),
+        ("oracle_sampling:budget=9", GROUP * 289, 3),
+    ] {
+        let method = Scene::method(spec, &policy);
+        let (_, cost) = scene.counted_picks(&method, &scene.stats(&method), (1, 1), &candidates, SEED);
+        assert_eq!(cost.select_bytes as usize, 4 * scores * passes, "{spec}");
+    }
+}
