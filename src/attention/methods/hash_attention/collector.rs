@@ -244,6 +244,15 @@ impl Settings {
         })
     }
 
+    /// The wanted keys of a query with what they weigh: `α + β·context` (eq. 4) on average.
+    fn weigh(&self, wanted: &[Largest], context: usize) -> Vec<Wanted> {
+        let all = self.alpha + self.beta * context as f32;
+        // Shares sum to 1, so that the mean weight stays what it is.
+        let by_share = self.mass * wanted.len() as f32;
+        let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - self.mass + by_share * w.share) };
+        wanted.iter().map(weight).collect()
+    }
+
     /// What the nets depend on beside their kind and the text. What there was no choice of at first is left out where
     /// it is as it was: artefacts that say nothing of it were trained so.
     fn training(&self) -> String {
@@ -527,13 +536,7 @@ impl Learner {
     /// One step of all nets; the loss before it.
     fn step(&mut self, asked: Asked, settings: &Settings, rate: f32) -> f64 {
         let Asked { keys, queries, seen, wanted, context } = asked;
-        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| {
-            let all = settings.alpha + settings.beta * *context as f32;
-            // Shares sum to 1, so that the mean weight stays what it is.
-            let by_share = settings.mass * wanted.len() as f32;
-            let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - settings.mass + by_share * w.share) };
-            wanted.iter().map(weight).collect()
-        };
+        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
         let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&context).map(of_query).collect();
         let wanted = wanted.iter().map(of_head).collect();
         let batch = Batch { keys, queries, seen, wanted };
@@ -811,5 +814,83 @@ impl Random {
             let found = &mut self.found[layer];
             asked.found_by(h, &keys, &side_signatures(&planes, &augmented), 1, |of_query| found.add(of_query));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::noise;
+    use super::*;
+    use crate::kv::{KvDtype, LayerKv};
+
+    fn trainer(spec: &str, model: &ModelShape) -> Trainer {
+        let spec = crate::attention::expand_grid(&format!("{NAME}:{spec}")).unwrap().remove(0);
+        let settings = Settings::read(&mut Params::new(&spec)).unwrap();
+        Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100 }, settings)
+    }
+
+    /// The class weight of eq. 4, and how a share of it is dealt out.
+    #[test]
+    fn wanted_tokens_weigh_as_the_settings_say() {
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 1, kv_heads: 1, head_dim: 8 };
+        let wanted = [(3, 0.7), (5, 0.2), (9, 0.1)].map(|(key, share)| Largest { key, share });
+        let weights = |spec: &str, context: usize| -> Vec<f32> {
+            trainer(spec, &model).settings.weigh(&wanted, context).iter().map(|w| w.weight).collect()
+        };
+        assert_eq!(weights("preset=paper", 9000), [20.0; 3]);
+        assert_eq!(weights("preset=paper,alpha=3,beta=0.5", 100), [53.0; 3]);
+        let by_share = weights("mass=0.5,alpha=8,beta=0.25", 16);
+        for (weight, share) in by_share.iter().zip([0.7, 0.2, 0.1]) {
+            assert!((f64::from(*weight) - 12.0 * (0.5 + 0.5 * 3.0 * share)).abs() < 1e-5, "{by_share:?}");
+        }
+    }
+
+    /// What is wanted, against a sort of `a` or `a·‖v‖` of every token between the sink and the window.
+    #[test]
+    fn queries_want_the_largest_tokens_that_are_not_static() {
+        let (d, n, top) = (8, 90, 5);
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
+        let scaled =
+            |seed: usize| noise(d, seed as u64).iter().map(|x| x * (1 + seed % 7) as f32).collect::<Vec<f32>>();
+        (0..n).for_each(|t| kv.append(&noise(d, 500 + t as u64), &scaled(900 + t)));
+        let queries: Vec<f32> = (0..2 * n).flat_map(|i| scaled(2000 + i)).collect();
+        let chunk = PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 2, kv: &kv };
+        let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
+        let positions = [40, 60, 89];
+        let mut answers = Vec::new();
+        for (spec, sink, local) in
+            [("sink=3,local=10", 3, 10), ("sink=3,local=10,label=av", 3, 10), ("label=av,sink=0,local=1", 0, 1)]
+        {
+            let trainer = trainer(&format!("top={top},{spec}"), &model);
+            let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+            let mut answer = Vec::new();
+            for head in 0..2 {
+                for (i, position) in positions.iter().enumerate() {
+                    let query = chunk.query(*position, head);
+                    let score = |t: usize| -> f64 {
+                        let product = |c: usize| f64::from(query[c]) * f64::from(keys[t * d + c]);
+                        let square: f64 = values[t * d..][..d].iter().map(|v| f64::from(*v).powi(2)).sum();
+                        let norm = if spec.contains("label=av") { square.sqrt() } else { 1.0 };
+                        ((0..d).map(product).sum::<f64>() / (d as f64).sqrt()).exp() * norm
+                    };
+                    let mut order: Vec<usize> = (sink..position + 1 - local).collect();
+                    assert_eq!(asked.seen[i], order.len(), "{spec}");
+                    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+                    order.truncate(top);
+                    order.sort_unstable();
+                    let total: f64 = order.iter().map(|t| score(*t)).sum();
+                    let wanted = &asked.wanted[head][i];
+                    let found: Vec<usize> = wanted.iter().map(|w| w.key as usize + sink).collect();
+                    assert_eq!(found, order, "{spec}, head {head}, position {position}");
+                    for (w, t) in wanted.iter().zip(&order) {
+                        assert!((f64::from(w.share) - score(*t) / total).abs() < 1e-5, "{spec}");
+                    }
+                    answer.push(found);
+                }
+            }
+            answers.push(answer);
+        }
+        assert!(answers[0] != answers[1] && answers[1] != answers[2], "the settings matter");
     }
 }
