@@ -24,7 +24,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::planes::RandomPlanes;
-use super::signatures::{Signatures, halves, words_of};
+use super::signatures::{Signatures, Ties, halves, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -49,6 +49,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         ParamInfo { key: "center", default: "false", about: "false | true: subtract the candidates' mean key" },
         ParamInfo { key: "seed", default: "1", about: "draw of the hyperplanes, which all heads share" },
+        Ties::INFO,
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK_BY_ORDER,
@@ -78,8 +79,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let by_norm = params.choice("label", &["a", "av"])? == "av";
         let center = params.choice("center", &["false", "true"])? == "true";
         let seed = params.get_minor_as("seed", 1u64, SEED)?;
+        let ties = Ties::read(params, seed)?;
         let planes = Arc::new(RandomPlanes::new(bits, seed));
-        let random = RandomSignatures { bits, by_norm, center, seed, planes };
+        let random = RandomSignatures { bits, by_norm, center, seed, ties, planes };
         Ok(Scored::read(params, random, Choice::by_order(Budget::Tokens(64)))?.method())
     },
 };
@@ -91,6 +93,7 @@ struct RandomSignatures {
     by_norm: bool,
     center: bool,
     seed: u64,
+    ties: Ties,
     planes: Arc<RandomPlanes>,
 }
 
@@ -135,7 +138,8 @@ impl Scorer for RandomSignatures {
 
     fn empty(&self, _: Place, like: Option<&Signed>) -> Signed {
         let learned = like.map_or_else(Learned::default, |like| like.learned.clone());
-        Signed { signatures: Signatures::new(&[], words_of(self.bits)), learned }
+        let before = like.map(|like| &like.signatures);
+        Signed { signatures: Signatures::empty_behind(before, words_of(self.bits)), learned }
     }
 
     fn append(&self, index: &mut Signed, kept: usize, new: &NewTokens<'_>) {
@@ -152,7 +156,8 @@ impl Scorer for RandomSignatures {
         let augmented = self.augment_queries(queries.numbers, queries.d);
         cost.score_flops += 2 * (augmented.len() * planes.count()) as u64;
         cost.shared_bytes += planes.bytes() as u64;
-        segment.index.signatures.counted_scores(&side_signatures(&planes, &augmented), cost)
+        let signatures = side_signatures(&planes, &augmented);
+        segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
     }
 }
 
@@ -298,9 +303,28 @@ mod tests {
         for bits in [5, 32, 100] {
             let picks = queries.chunks(d).map(|q| Picks::softmax(naive_picks(&kv, q, 10..290, bits, k)));
             let expected = Selection::PerHead(picks.collect());
-            let spec = format!("lsh_bits:bits={bits},label=av,k={k}");
+            let spec = format!("lsh_bits:bits={bits},label=av,ties=first,k={k}");
             assert_eq!(select(&spec, &kv, &queries, 10..290).0, expected, "{spec}");
         }
+    }
+
+    /// Keys of one value lie at one distance from any query.
+    #[test]
+    fn equal_keys_are_picked_by_the_seed_and_not_by_position() {
+        let mut kv = LayerKv::new(KvDtype::F32, 1, 8, 1000);
+        (0..1000).for_each(|_| kv.append(&noise(8, 3), &noise(8, 4)));
+        let picks = |spec: &str| match select(spec, &kv, &noise(2 * 8, 5), 10..1000).0 {
+            Selection::PerHead(picks) => picks.into_iter().map(|p| p.tokens).collect(),
+            Selection::Shared(picks) => vec![picks.tokens],
+        };
+        assert_eq!(picks("lsh_bits:ties=first,k=4"), [[10, 11, 12, 13], [10, 11, 12, 13]]);
+        let seeded = picks("lsh_bits:k=60");
+        assert_eq!(seeded[0], seeded[1], "one order for all heads");
+        assert_eq!(seeded[..1], picks("lsh_bits:k=60,per=kv_head"), "and for their sum");
+        assert_ne!(seeded, picks("lsh_bits:k=60,seed=2"));
+        // Of 60 picks 30 in each half, deviation 3.8.
+        let early = seeded[0].iter().filter(|t| **t < 505).count();
+        assert!((15..=45).contains(&early), "{early} of 60 in the first half");
     }
 
     #[test]
@@ -308,8 +332,8 @@ mod tests {
         let d = 24;
         let (keys, values, query) = (noise(200 * d, 1), noise(200 * d, 2), noise(d, 3));
         for by_norm in [false, true] {
-            let scorer =
-                RandomSignatures { bits: 8, by_norm, center: false, seed: 1, planes: RandomPlanes::new(8, 1).into() };
+            let planes = RandomPlanes::new(8, 1).into();
+            let scorer = RandomSignatures { bits: 8, by_norm, center: false, seed: 1, ties: Ties::First, planes };
             let norms = scorer.further(&scorer.learn(&keys, &values, d), &values, d);
             let augmented = augment_keys(&keys, d, norms.as_deref());
             let width = d + 1 + usize::from(by_norm);
@@ -377,7 +401,7 @@ mod tests {
     #[test]
     fn values_of_no_length_and_keys_of_no_length_have_signatures() {
         let planes = Arc::new(RandomPlanes::new(8, 1));
-        let scorer = RandomSignatures { bits: 8, by_norm: true, center: false, seed: 1, planes };
+        let scorer = RandomSignatures { bits: 8, by_norm: true, center: false, seed: 1, ties: Ties::First, planes };
         let further = |values: &[f32]| scorer.further(&scorer.learn(values, values, 2), values, 2).unwrap();
         let norms = further(&[0.0, 0.0, 0.6, 0.8, 3.0, 4.0]);
         assert_eq!(norms[0], norms[1]);

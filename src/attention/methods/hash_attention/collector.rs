@@ -6,11 +6,15 @@
 //! is read once, so what is measured before its first step is measured on text never trained on: this is
 //! the learning curve. In the end the nets, rounded as they are stored, are measured on further prompts.
 //!
-//! **Weights.** The paper weighs all wanted tokens alike, `α + β·context` (eq. 4; `mass=0`). Here most of that
-//! weight is dealt out by their shares of attention, the mean staying what it is. On the built-in model both
-//! ways find as many of the wanted tokens, but nets trained alike miss the one token that a question is
-//! about more often than random hyperplanes do: at 4,096 tokens and 1/16 of them, six tasks score 72 % with
-//! `mass=0` and 94 % with `mass=0.8` (99 % densely; 10 examples a task).
+//! **Presets.** `preset=paper` trains as published: one step of Adam a chunk at 1e-3 throughout, weights `α + β·context`
+//! (eq. 4), the mean over pairs, inputs and logits as they are, labels by `a·‖v‖`, a net of the keys for each query
+//! head. α, β, the rate, the mean and the 128 queries of a step are the authors' code's, since the paper leaves them
+//! open; `preset=repo` also has that code's labels (the 32 largest by `a`). What a method's preset of that name says of
+//! nets and of the static tokens is taken from there. `preset=tuned` is what the built-in model's nets were trained
+//! with; it deals most of the wanted tokens' weight out by their shares of attention (`mass`), the mean staying what it
+//! is. On the built-in model nets trained alike but with `mass=0` find as many of the wanted tokens, but miss the one
+//! token that a question is about more often than random hyperplanes do: at 4,096 tokens and 1/16 of them, six tasks
+//! score 72 % with `mass=0` and 94 % with `mass=0.8` (99 % densely; 10 examples a task).
 //!
 //! Whatever is drawn follows from the seed, the layer and the number of tokens read, not from what was
 //! drawn before: so training that goes on from a checkpoint makes the very nets that it would have made.
@@ -26,33 +30,44 @@ use rayon::prelude::*;
 
 use super::super::lsh_bits::{augment_keys, side_signatures};
 use super::super::planes::RandomPlanes;
-use super::super::signatures::{Signatures, pack_signs, words_of};
-use super::super::{ParamInfo, Params};
+use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
+use super::super::{ParamInfo, Params, Preset};
 use super::net::SignNet;
-use super::training::{Adam, Batch, GroupNets, Shape, SoftNet, Wanted};
-use super::{BITS, LABEL, NAME, NetKind, in_blocks};
+use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
+use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TRAINING, in_blocks};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
 };
-use crate::attention::mix_seed;
+use crate::attention::{MethodSpec, mix_seed};
 use crate::error::UsageError;
 use crate::kernels::cpu::linear::scores;
 use crate::kernels::cpu::topk::top_k;
-
-/// Setting of the artefact that says which nets it holds.
-pub(super) const NET_KIND: &str = "nets";
+use crate::kv::MOST_TOKENS;
 
 pub(in super::super) const CALIBRATION: Calibration = Calibration {
     kind: NAME,
     about: "nets that map keys and queries to bits",
     params: &[
+        ParamInfo {
+            key: "preset",
+            default: "tuned",
+            about: "tuned | paper | repo: what the other settings are if not given, as for the built-in model, as the \
+                    paper has it, or as its code",
+        },
         BITS,
         LABEL,
+        KEY_NETS,
         ParamInfo { key: "steps", default: "16", about: "steps of gradient descent on each chunk of a prompt" },
         ParamInfo { key: "queries", default: "64", about: "queries of the chunk in a step" },
         ParamInfo { key: "top", default: "64", about: "largest tokens that a query should find" },
-        ParamInfo { key: "rate", default: "0.004", about: "step size at first; it falls to 0 by the end" },
+        ParamInfo { key: "rate", default: "0.004", about: "step size at first" },
+        ParamInfo { key: "decay", default: "linear", about: "linear | none: the rate falls to 0 by the end, or stays" },
+        ParamInfo {
+            key: "standardise",
+            default: "true",
+            about: "true | false: keys and queries brought to mean 0 and deviation 1 by channel; false as published",
+        },
         ParamInfo { key: "alpha", default: "20", about: "weight of a wanted token, at any length of context" },
         ParamInfo { key: "beta", default: "0", about: "added to it for every token of context" },
         ParamInfo {
@@ -61,14 +76,63 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
             about: "0 to 1: how much of a wanted token's weight follows its share of attention; 0 as published",
         },
         ParamInfo { key: "scale", default: "0.3", about: "factor of the signatures' inner product in the loss" },
+        ParamInfo {
+            key: "mean",
+            default: "weights",
+            about: "weights | pairs: the loss is a mean by weight, or over pairs as published",
+        },
+        ParamInfo { key: "sink", default: "4", about: "first tokens, which no query has to find" },
+        ParamInfo { key: "local", default: "64", about: "last tokens, which no query has to find" },
+        ParamInfo {
+            key: "against",
+            default: "-",
+            about: "bits of random planes to compare with on held-out text, such as 32+256 (those of the nets)",
+        },
     ],
     reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8, resumable: true },
     start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
 };
 
-/// Tokens at both ends that are attended anyway under the default policy, so no query has to find them.
-const SINK: usize = 4;
-const LOCAL: usize = 64;
+/// Settings of the trainings that were published, beside those that the method's preset of the same name has too. The
+/// first is what the defaults are.
+const TRAININGS: [(&str, &[(&str, &str)]); 3] = [("tuned", &[]), ("paper", &PUBLISHED), ("repo", &OF_CODE)];
+
+const PUBLISHED: [(&str, &str); 11] = published("64");
+const OF_CODE: [(&str, &str); 11] = published("32");
+
+/// Steps and labels are of HashAttention §4.2, the rest of the authors' `train_hashattention.py`.
+const fn published(top: &str) -> [(&str, &str); 11] {
+    [
+        ("steps", "1"),
+        ("queries", "128"),
+        ("top", top),
+        ("rate", "0.001"),
+        ("decay", "none"),
+        ("standardise", "false"),
+        ("alpha", "20"),
+        ("beta", "0"),
+        ("mass", "0"),
+        ("scale", "1"),
+        ("mean", "pairs"),
+    ]
+}
+
+/// Settings that the method's own presets have in common with trainings.
+const SHARED: [&str; 5] = ["bits", "label", "key_nets", "sink", "local"];
+
+/// What a preset of the training says of its settings.
+fn preset_values(name: &str) -> Vec<(&'static str, &'static str)> {
+    let of_training = TRAININGS.iter().filter(|(n, _)| *n == name).flat_map(|(_, values)| values.iter().copied());
+    let of_method = ENTRY.presets.iter().filter(|p: &&Preset| p.name == name).flat_map(|p| p.values.iter().copied());
+    of_training.chain(of_method.filter(|(key, _)| SHARED.contains(key))).collect()
+}
+
+/// How an artefact says that it was trained by a preset.
+pub(super) fn training_of(preset: &str) -> String {
+    let spec = MethodSpec { params: vec![("preset".to_owned(), preset.to_owned())], ..MethodSpec::bare(NAME) };
+    Settings::read(&mut Params::new(&spec)).expect("presets are within range").training()
+}
+
 /// Queries that see fewer than so many times the wanted tokens teach little.
 const LEAST_SEEN: usize = 2;
 /// Steps on a chunk that can be asked for.
@@ -78,6 +142,10 @@ const PICKED_SHARE: usize = 16;
 /// Queries of a chunk on which recall is measured while training, and after it.
 const WATCHED: usize = 8;
 const EXAMINED: usize = 32;
+/// Order of keys at one distance where recall is measured.
+const TIES: Ties = Ties::Seeded(1);
+/// Widest random signatures that nets are compared with.
+const MOST_PLANES: usize = 4096;
 /// Points of the learning curve that are told.
 const POINTS: usize = 8;
 
@@ -93,11 +161,41 @@ struct Settings {
     beta: f32,
     /// Share of the wanted tokens' weight that is dealt out by attention.
     mass: f32,
-    scale: f32,
+    rule: LossRule,
+    /// Whether the rate falls to 0.
+    decays: bool,
+    standardises: bool,
+    /// First and last tokens that are attended anyway.
+    sink: usize,
+    local: usize,
+    /// Bits of the random planes that held-out text is measured with.
+    against: Widths,
+}
+
+/// Numbers of bits, written with `+` between them; none for those of the nets.
+#[derive(Debug, Clone, PartialEq)]
+struct Widths(Vec<usize>);
+
+impl std::str::FromStr for Widths {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let width = |text: &str| text.parse().ok().filter(|bits| (1..=MOST_PLANES).contains(bits)).ok_or(());
+        Ok(Self(text.split('+').map(width).collect::<Result<_, _>>()?))
+    }
+}
+
+impl std::fmt::Display for Widths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let texts: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(if texts.is_empty() { "-".to_owned() } else { texts.join("+") }.as_str())
+    }
 }
 
 impl Settings {
     fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let preset = params.choice("preset", &["tuned", "paper", "repo"])?;
+        params.fill(&preset_values(preset));
         let kind = NetKind::read(params)?;
         let positive = |params: &mut Params, key: &'static str, default: f32| {
             let value = params.get(key, default, "a number above 0")?;
@@ -117,19 +215,69 @@ impl Settings {
         if !(0.0..=1.0).contains(&mass) {
             return Err(params.bad_value("mass", &mass.to_string(), "a number from 0 to 1"));
         }
-        Ok(Self { kind, steps, queries, top, rate, alpha, beta, mass, scale })
+        let decays = params.choice("decay", &["linear", "none"])? == "linear";
+        let standardises = params.choice("standardise", &["true", "false"])? == "true";
+        let mean = match params.choice("mean", &["weights", "pairs"])? {
+            "pairs" => LossMean::Pairs,
+            _ => LossMean::Weights,
+        };
+        let (sink, local) =
+            (params.get_within("sink", 4, 0..=MOST_TOKENS)?, params.get_within("local", 64, 0..=MOST_TOKENS)?);
+        let expected = "numbers from 1 to 4096 with + between them";
+        let against = params.get_minor_as("against", Widths(Vec::new()), expected)?;
+        let rule = LossRule { scale, mean };
+        Ok(Self {
+            kind,
+            steps,
+            queries,
+            top,
+            rate,
+            alpha,
+            beta,
+            mass,
+            rule,
+            decays,
+            standardises,
+            sink,
+            local,
+            against,
+        })
+    }
+
+    /// The wanted keys of a query with what they weigh: `α + β·context` (eq. 4) on average.
+    fn weigh(&self, wanted: &[Largest], context: usize) -> Vec<Wanted> {
+        let all = self.alpha + self.beta * context as f32;
+        // Shares sum to 1, so that the mean weight stays what it is.
+        let by_share = self.mass * wanted.len() as f32;
+        let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - self.mass + by_share * w.share) };
+        wanted.iter().map(weight).collect()
+    }
+
+    /// What the nets depend on beside their kind and the text. What there was no choice of at first is left out where
+    /// it is as it was: artefacts that say nothing of it were trained so.
+    fn training(&self) -> String {
+        let Self { steps, queries, top, rate, alpha, beta, mass, rule, sink, local, .. } = self;
+        let mut text = format!(
+            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},mass={mass},scale={}",
+            rule.scale
+        );
+        if rule.mean == LossMean::Pairs {
+            text += ",mean=pairs";
+        }
+        if !self.standardises {
+            text += ",standardise=false";
+        }
+        if (*sink, *local) != (4, 64) {
+            text += &format!(",sink={sink},local={local}");
+        }
+        text + if self.decays { "; Adam, rate falling linearly to 0" } else { "; Adam, rate as it is" }
     }
 
     /// For [`ArtefactInfo::settings`](crate::attention::artefact::ArtefactInfo::settings).
     fn told(&self) -> BTreeMap<String, String> {
-        let Self { kind, steps, queries, top, rate, alpha, beta, mass, scale } = self;
-        let training = format!(
-            "steps={steps},queries={queries},top={top},rate={rate},alpha={alpha},beta={beta},mass={mass},scale={scale}; \
-             Adam, rate falling linearly to 0"
-        );
         BTreeMap::from([
-            (NET_KIND.to_owned(), kind.to_string()),
-            ("training".to_owned(), training),
+            (NETS.to_owned(), self.kind.to_string()),
+            (TRAINING.to_owned(), self.training()),
             ("vectors".to_owned(), "after RoPE, as cached".to_owned()),
         ])
     }
@@ -152,7 +300,7 @@ struct Trainer {
 #[derive(Debug, Clone, PartialEq)]
 struct Learner {
     nets: GroupNets,
-    key: Adam,
+    keys: Vec<Adam>,
     queries: Vec<Adam>,
     /// Whether the mean and deviation of keys and queries are known.
     standardised: bool,
@@ -175,10 +323,23 @@ struct Found {
 }
 
 struct Examined {
-    nets: Vec<Vec<(SignNet, Vec<SignNet>)>>,
-    planes: RandomPlanes,
+    nets: Vec<Vec<UsedNets>>,
     learned: Vec<Mean>,
-    random: Vec<Mean>,
+    random: Vec<Random>,
+}
+
+/// Nets of one group as they will be used.
+#[derive(Clone)]
+struct UsedNets {
+    keys: Vec<SignNet>,
+    queries: Vec<SignNet>,
+}
+
+/// Random planes of one number of bits, and what they found, by layer.
+struct Random {
+    bits: usize,
+    planes: RandomPlanes,
+    found: Vec<Mean>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -229,9 +390,16 @@ impl Trainer {
             let seed = mix_seed(mix_seed(assignment.seed, layer as u64), kv_head as u64);
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let mut net = || SoftNet::new(shape, || rng.random());
-            let nets = GroupNets { key: net(), queries: (0..model.group()).map(|_| net()).collect() };
+            let key_nets = settings.kind.key_nets(model.group());
+            let keys = (0..key_nets).map(|_| net()).collect();
+            let nets = GroupNets { keys, queries: (0..model.group()).map(|_| net()).collect() };
             let adam = Adam::new(shape.parameters());
-            Learner { nets, key: adam.clone(), queries: vec![adam; model.group()], standardised: false }
+            Learner {
+                nets,
+                keys: vec![adam.clone(); key_nets],
+                queries: vec![adam; model.group()],
+                standardised: false,
+            }
         };
         let layers = (0..model.layers).map(|l| (0..model.kv_heads).map(|h| learner(l, h)).collect()).collect();
         Self {
@@ -246,9 +414,14 @@ impl Trainer {
         }
     }
 
+    /// Tokens at both ends that a query attends anyway.
+    fn statics(&self) -> usize {
+        self.settings.sink + self.settings.local
+    }
+
     /// Tokens that a query has to have before it to be learned from.
     fn least(&self) -> usize {
-        SINK + LOCAL + LEAST_SEEN * self.settings.top
+        self.statics() + LEAST_SEEN * self.settings.top
     }
 
     /// The positions in the chunk of `count` queries with `least` tokens before them, ascending; none if no
@@ -269,7 +442,7 @@ impl Trainer {
     /// The queries at some positions of the chunk for one KV head, with what is wanted.
     fn ask(&self, chunk: &PrefillChunk<'_>, kv_head: usize, keys: &Keys, positions: &[usize]) -> Asked {
         let (d, group) = (chunk.d(), self.model.group());
-        let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - SINK - LOCAL).collect();
+        let seen: Vec<usize> = positions.iter().map(|p| chunk.first + p + 1 - self.statics()).collect();
         let all = seen.last().copied().unwrap_or(0);
         let rows = &keys.rows[..all * d];
         let queries: Vec<Vec<f32>> = (0..group)
@@ -296,7 +469,7 @@ impl Trainer {
     /// Keys that queries of a chunk may look at, of one KV head.
     fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
         let d = chunk.d();
-        let range = SINK.min(chunk.kv.tokens())..chunk.kv.tokens();
+        let range = self.settings.sink.min(chunk.kv.tokens())..chunk.kv.tokens();
         let rows = chunk.kv.keys.head(kv_head).slice(range.clone(), d).to_f32();
         let further = match self.settings.kind.by_norm {
             false => vec![0.0; range.len()],
@@ -320,8 +493,8 @@ impl Trainer {
     ) -> (f64, Found) {
         let keys = self.keys(chunk, kv_head);
         let group = self.model.group();
-        if !learner.standardised {
-            learner.nets.key.standardise(&keys.rows);
+        if self.settings.standardises && !learner.standardised {
+            learner.nets.keys.iter_mut().for_each(|net| net.standardise(&keys.rows));
             for (h, net) in learner.nets.queries.iter_mut().enumerate() {
                 let all = (0..chunk.tokens()).flat_map(|t| chunk.query(t, kv_head * group + h)).copied();
                 net.standardise(&all.collect::<Vec<f32>>());
@@ -329,7 +502,8 @@ impl Trainer {
             learner.standardised = true;
         }
         let progress = (self.tokens_read + chunk.first) as f64 / self.planned_tokens.max(1) as f64;
-        let rate = self.settings.rate * (1.0 - progress).max(0.0) as f32;
+        let left = if self.settings.decays { (1.0 - progress).max(0.0) as f32 } else { 1.0 };
+        let rate = self.settings.rate * left;
         let mut before = (0.0, Found::default());
         for (i, positions) in draws.iter().enumerate() {
             let asked = self.ask(chunk, kv_head, &keys, positions);
@@ -362,50 +536,49 @@ impl Learner {
     /// One step of all nets; the loss before it.
     fn step(&mut self, asked: Asked, settings: &Settings, rate: f32) -> f64 {
         let Asked { keys, queries, seen, wanted, context } = asked;
-        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| {
-            let all = settings.alpha + settings.beta * *context as f32;
-            // Shares sum to 1, so that the mean weight stays what it is.
-            let by_share = settings.mass * wanted.len() as f32;
-            let weight = |w: &Largest| Wanted { key: w.key, weight: all * (1.0 - settings.mass + by_share * w.share) };
-            wanted.iter().map(weight).collect()
-        };
+        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
         let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&context).map(of_query).collect();
         let wanted = wanted.iter().map(of_head).collect();
         let batch = Batch { keys, queries, seen, wanted };
-        let (loss, gradients) = self.nets.loss(&batch, settings.scale);
-        self.key.step(&mut self.nets.key.parameters, &gradients.key, rate);
-        let heads = self.nets.queries.iter_mut().zip(&mut self.queries).zip(&gradients.queries);
-        heads.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
+        let (loss, gradients) = self.nets.loss(&batch, settings.rule);
+        let all = self.tensors_mut().zip(gradients.keys.iter().chain(&gradients.queries));
+        all.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
         loss
     }
 
-    /// The state for a checkpoint: parameters, moments and standardisation of the key's net, then of each query's.
+    /// The state for a checkpoint: parameters, moments and standardisation of the keys' nets, then of each query's.
     fn tensors(&self) -> impl Iterator<Item = (&SoftNet, &Adam)> {
         let queries = self.nets.queries.iter().zip(&self.queries);
-        [(&self.nets.key, &self.key)].into_iter().chain(queries)
+        self.nets.keys.iter().zip(&self.keys).chain(queries)
     }
 
     fn tensors_mut(&mut self) -> impl Iterator<Item = (&mut SoftNet, &mut Adam)> {
         let queries = self.nets.queries.iter_mut().zip(&mut self.queries);
-        [(&mut self.nets.key, &mut self.key)].into_iter().chain(queries)
+        self.nets.keys.iter_mut().zip(&mut self.keys).chain(queries)
     }
 }
 
 /// What the nets find as they stand, mean over the first few queries of every head.
 fn watched(nets: &GroupNets, asked: &Asked) -> Found {
-    let bits = nets.key.shape.bits;
+    let bits = nets.queries[0].shape.bits;
     let packed = |net: &SoftNet, x: &[f32]| -> Vec<u32> {
         net.forward(x).signature.chunks_exact(bits).flat_map(pack_signs).collect()
     };
     // Spread over the drawn positions, which ascend.
     let every = asked.seen.len().div_ceil(WATCHED);
-    let keys = Signatures::new(&packed(&nets.key, &asked.keys), words_of(bits));
+    let of_net = |net: &SoftNet| Signatures::new(&packed(net, &asked.keys), words_of(bits));
+    let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
     let mut mean = Mean::default();
     for (h, net) in nets.queries.iter().enumerate() {
         let queries = packed(net, &asked.queries[h]);
-        asked.found_by(h, &keys, &queries, every, |found| mean.add(found));
+        asked.found_by(h, of_head(&keys, h), &queries, every, |found| mean.add(found));
     }
     mean.value()
+}
+
+/// What a query head has of its own, or shares with its group.
+fn of_head<T>(nets: &[T], head: usize) -> &T {
+    if nets.len() == 1 { &nets[0] } else { &nets[head] }
 }
 
 impl Asked {
@@ -414,7 +587,7 @@ impl Asked {
     fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
         let words = queries.len() / self.seen.len().max(1);
         for query in (0..self.seen.len()).step_by(every.max(1)) {
-            let scores = keys.scores(&queries[query * words..][..words]);
+            let scores = keys.scores(&queries[query * words..][..words], 1, TIES);
             let wanted = &self.wanted[head][query];
             let budget = self.context[query].div_ceil(PICKED_SHARE).max(wanted.len());
             let picked = top_k(&scores[..self.seen[query]], budget);
@@ -472,30 +645,27 @@ impl Collector for Trainer {
         for kv_head in 0..self.model.kv_heads {
             let all_keys = self.keys(chunk, kv_head);
             let asked = self.ask(chunk, kv_head, &all_keys, &positions);
-            let (key, queries) = &examined.nets[chunk.layer][kv_head];
+            let nets = &examined.nets[chunk.layer][kv_head];
             let words = words_of(self.settings.kind.bits);
-            let keys = Signatures::new(&in_blocks(key, &asked.keys, d), words);
-            let planes = examined.planes.of_width(d + 2);
-            let augmented = augment_keys(&asked.keys, d, Some(&all_keys.further[..asked.keys.len() / d]));
-            let random_keys = Signatures::new(&side_signatures(&planes, &augmented), words);
-            for (h, net) in queries.iter().enumerate() {
+            let of_net = |net: &SignNet| Signatures::new(&in_blocks(net, &asked.keys, d), words);
+            let keys: Vec<Signatures> = nets.keys.iter().map(of_net).collect();
+            for (h, net) in nets.queries.iter().enumerate() {
                 let learned = &mut examined.learned[chunk.layer];
-                asked.found_by(h, &keys, &net.signatures(&asked.queries[h]), 1, |found| learned.add(found));
-                let rows = asked.queries[h].chunks_exact(d);
-                let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
-                let random = &mut examined.random[chunk.layer];
-                asked.found_by(h, &random_keys, &side_signatures(&planes, &augmented), 1, |found| random.add(found));
+                let queries = net.signatures(&asked.queries[h]);
+                asked.found_by(h, of_head(&keys, h), &queries, 1, |found| learned.add(found));
             }
+            let further = &all_keys.further[..asked.keys.len() / d];
+            examined.random.iter_mut().for_each(|random| random.examine(chunk.layer, &asked, further, d));
         }
         self.examined = Some(examined);
     }
 
     fn finish(self: Box<Self>) -> Collected {
-        let nets = self.examined.as_ref().map_or_else(|| self.sign_nets(), |e| e.nets.clone());
+        let nets = self.examined.as_ref().map_or_else(|| self.used_nets(), |e| e.nets.clone());
         let mut tensors = Vec::new();
         for (layer, heads) in nets.into_iter().enumerate() {
-            let (keys, queries): (Vec<SignNet>, Vec<Vec<SignNet>>) = heads.into_iter().unzip();
-            tensors.extend(SignNet::tensors(&keys, layer, "key"));
+            let (keys, queries): (Vec<_>, Vec<_>) = heads.into_iter().map(|nets| (nets.keys, nets.queries)).unzip();
+            tensors.extend(SignNet::tensors(&keys.concat(), layer, "key"));
             tensors.extend(SignNet::tensors(&queries.concat(), layer, "query"));
         }
         Collected { tensors, settings: self.settings.told(), notes: self.notes() }
@@ -517,7 +687,7 @@ impl Collector for Trainer {
             }
         }
         let mut settings = self.settings.told();
-        let steps = self.layers[0].first().map_or(0, |l| l.key.steps);
+        let steps = self.layers[0].first().map_or(0, |l| l.queries[0].steps);
         let standardised = self.layers[0].first().is_some_and(|l| l.standardised);
         let point =
             |p: &Point| format!("{} {:?} {:?} {:?} {}", p.tokens, p.loss, p.found.recall, p.found.mass, p.heads);
@@ -559,7 +729,7 @@ impl Collector for Trainer {
 
 const STATE: [&str; 5] = ["parameters", "first_moment", "second_moment", "mean", "factor"];
 
-/// Net 0 is that of the keys.
+/// Nets of the keys come first.
 fn state_name(layer: usize, kv_head: usize, net: usize, what: &str) -> String {
     format!("layers.{layer}.{kv_head}.{net}.{what}")
 }
@@ -574,28 +744,33 @@ impl Point {
 }
 
 impl Trainer {
-    fn sign_nets(&self) -> Vec<Vec<(SignNet, Vec<SignNet>)>> {
-        let of = |learner: &Learner| {
-            let queries = learner.nets.queries.iter().map(SoftNet::to_sign_net).collect();
-            (learner.nets.key.to_sign_net(), queries)
-        };
+    fn used_nets(&self) -> Vec<Vec<UsedNets>> {
+        let used = |nets: &[SoftNet]| nets.iter().map(SoftNet::to_sign_net).collect();
+        let of = |learner: &Learner| UsedNets { keys: used(&learner.nets.keys), queries: used(&learner.nets.queries) };
         self.layers.iter().map(|heads| heads.iter().map(of).collect()).collect()
     }
 
     fn to_examine(&self) -> Examined {
         let none = vec![Mean::default(); self.model.layers];
-        let planes = RandomPlanes::new(self.settings.kind.bits, 1);
-        Examined { nets: self.sign_nets(), planes, learned: none.clone(), random: none }
+        let widths = match &self.settings.against.0 {
+            given if given.is_empty() => vec![self.settings.kind.bits],
+            given => given.clone(),
+        };
+        let random = |bits: usize| Random { bits, planes: RandomPlanes::new(bits, 1), found: none.clone() };
+        Examined { nets: self.used_nets(), random: widths.into_iter().map(random).collect(), learned: none }
     }
 
     /// The learning curve, and what the nets found in text that they did not learn from.
     fn notes(&self) -> Vec<String> {
-        let steps = self.layers[0].first().map_or(0, |l| l.key.steps);
+        let steps = self.layers[0].first().map_or(0, |l| l.queries[0].steps);
         if steps == 0 {
             return vec![format!("nothing was learned: no prompt is longer than {} tokens", self.least())];
         }
         let top = self.settings.top;
-        let mut notes = vec![format!("{steps} steps of {} nets a KV head", 1 + self.model.group())];
+        let mut notes = vec![format!(
+            "{steps} steps of {} nets a KV head",
+            self.settings.kind.key_nets(self.model.group()) + self.model.group()
+        )];
         for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
             let heads = part.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
             let loss = part.iter().map(|p| p.loss).sum::<f64>() / heads;
@@ -607,20 +782,115 @@ impl Trainer {
             ));
         }
         if let Some(Examined { learned, random, .. }) = &self.examined {
+            let queries: usize = learned.iter().map(|mean| mean.count).sum();
             notes.push(format!(
-                "held out, 1/{PICKED_SHARE} of the context picked, against random planes of {} bits; mean, then by layer:",
-                self.settings.kind.bits
+                "held out, {queries} queries, 1/{PICKED_SHARE} of the context picked, against random planes; mean, then by layer:",
             ));
             let list = |nets: &str, of: &[Mean], what: &str, number: fn(Found) -> f64| {
                 let mean = of.iter().map(|m| number(m.value())).sum::<f64>() / of.len() as f64;
                 let layers: Vec<String> = of.iter().map(|m| format!("{:.2}", number(m.value()))).collect();
-                format!("  {nets:<8} {what:<18} {mean:.3}  {}", layers.join(" "))
+                format!("  {nets:<12} {what:<18} {mean:.3}  {}", layers.join(" "))
             };
-            for (nets, of) in [("learned", learned), ("random", random)] {
-                notes.push(list(nets, of, &format!("recall@{top}"), |found| found.recall));
-                notes.push(list(nets, of, "of its attention", |found| found.mass));
+            let learned = (format!("learned {}", self.settings.kind.bits), learned);
+            let random = random.iter().map(|random| (format!("random {}", random.bits), &random.found));
+            for (nets, of) in [learned].into_iter().chain(random) {
+                notes.push(list(&nets, of, &format!("recall@{top}"), |found| found.recall));
+                notes.push(list(&nets, of, "of its attention", |found| found.mass));
             }
         }
         notes
+    }
+}
+
+impl Random {
+    /// Measures the planes on what was asked at a layer; `further` is what a key's own score is more than `q·k`.
+    fn examine(&mut self, layer: usize, asked: &Asked, further: &[f32], d: usize) {
+        let planes = self.planes.of_width(d + 2);
+        let augmented = augment_keys(&asked.keys, d, Some(further));
+        let keys = Signatures::new(&side_signatures(&planes, &augmented), words_of(self.bits));
+        for (h, queries) in asked.queries.iter().enumerate() {
+            let rows = queries.chunks_exact(d);
+            let augmented: Vec<f32> = rows.flat_map(|q| q.iter().chain(&[1.0, 0.0])).copied().collect();
+            let found = &mut self.found[layer];
+            asked.found_by(h, &keys, &side_signatures(&planes, &augmented), 1, |of_query| found.add(of_query));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::noise;
+    use super::*;
+    use crate::kv::{KvDtype, LayerKv};
+
+    fn trainer(spec: &str, model: &ModelShape) -> Trainer {
+        let spec = crate::attention::expand_grid(&format!("{NAME}:{spec}")).unwrap().remove(0);
+        let settings = Settings::read(&mut Params::new(&spec)).unwrap();
+        Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100 }, settings)
+    }
+
+    /// The class weight of eq. 4, and how a share of it is dealt out.
+    #[test]
+    fn wanted_tokens_weigh_as_the_settings_say() {
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 1, kv_heads: 1, head_dim: 8 };
+        let wanted = [(3, 0.7), (5, 0.2), (9, 0.1)].map(|(key, share)| Largest { key, share });
+        let weights = |spec: &str, context: usize| -> Vec<f32> {
+            trainer(spec, &model).settings.weigh(&wanted, context).iter().map(|w| w.weight).collect()
+        };
+        assert_eq!(weights("preset=paper", 9000), [20.0; 3]);
+        assert_eq!(weights("preset=paper,alpha=3,beta=0.5", 100), [53.0; 3]);
+        let by_share = weights("mass=0.5,alpha=8,beta=0.25", 16);
+        for (weight, share) in by_share.iter().zip([0.7, 0.2, 0.1]) {
+            assert!((f64::from(*weight) - 12.0 * (0.5 + 0.5 * 3.0 * share)).abs() < 1e-5, "{by_share:?}");
+        }
+    }
+
+    /// What is wanted, against a sort of `a` or `a·‖v‖` of every token between the sink and the window.
+    #[test]
+    fn queries_want_the_largest_tokens_that_are_not_static() {
+        let (d, n, top) = (8, 90, 5);
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
+        let scaled =
+            |seed: usize| noise(d, seed as u64).iter().map(|x| x * (1 + seed % 7) as f32).collect::<Vec<f32>>();
+        (0..n).for_each(|t| kv.append(&noise(d, 500 + t as u64), &scaled(900 + t)));
+        let queries: Vec<f32> = (0..2 * n).flat_map(|i| scaled(2000 + i)).collect();
+        let chunk = PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 2, kv: &kv };
+        let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
+        let positions = [40, 60, 89];
+        let mut answers = Vec::new();
+        for (spec, sink, local) in
+            [("sink=3,local=10", 3, 10), ("sink=3,local=10,label=av", 3, 10), ("label=av,sink=0,local=1", 0, 1)]
+        {
+            let trainer = trainer(&format!("top={top},{spec}"), &model);
+            let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+            let mut answer = Vec::new();
+            for head in 0..2 {
+                for (i, position) in positions.iter().enumerate() {
+                    let query = chunk.query(*position, head);
+                    let score = |t: usize| -> f64 {
+                        let product = |c: usize| f64::from(query[c]) * f64::from(keys[t * d + c]);
+                        let square: f64 = values[t * d..][..d].iter().map(|v| f64::from(*v).powi(2)).sum();
+                        let norm = if spec.contains("label=av") { square.sqrt() } else { 1.0 };
+                        ((0..d).map(product).sum::<f64>() / (d as f64).sqrt()).exp() * norm
+                    };
+                    let mut order: Vec<usize> = (sink..position + 1 - local).collect();
+                    assert_eq!(asked.seen[i], order.len(), "{spec}");
+                    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+                    order.truncate(top);
+                    order.sort_unstable();
+                    let total: f64 = order.iter().map(|t| score(*t)).sum();
+                    let wanted = &asked.wanted[head][i];
+                    let found: Vec<usize> = wanted.iter().map(|w| w.key as usize + sink).collect();
+                    assert_eq!(found, order, "{spec}, head {head}, position {position}");
+                    for (w, t) in wanted.iter().zip(&order) {
+                        assert!((f64::from(w.share) - score(*t) / total).abs() < 1e-5, "{spec}");
+                    }
+                    answer.push(found);
+                }
+            }
+            answers.push(answer);
+        }
+        assert!(answers[0] != answers[1] && answers[1] != answers[2], "the settings matter");
     }
 }

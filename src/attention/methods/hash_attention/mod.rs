@@ -1,10 +1,10 @@
 //! `hash_attention`: nearest learned signatures (Desai et al. 2025, "HashAttention").
 //!
-//! A net for each KV head maps keys to bits, a net for each query head maps queries to bits, and the score
-//! of a token is minus the Hamming distance of the two (eq. 1). Both see vectors after RoPE, as cached; as
-//! in the paper's experiments (§4.1) the net of the keys does not see values. The authors' code keeps a
-//! signature of each token for every query head; here it belongs to the KV head, so that it takes `bits`
-//! bits a token whatever the group, and its net learns from all queries of the group.
+//! A net maps keys to bits, a net for each query head maps queries to bits, and the score of a token is minus the
+//! Hamming distance of the two (eq. 1). Both see vectors after RoPE, as cached; as in the paper's experiments (§4.1)
+//! the net of the keys does not see values. The authors' code keeps a signature of each token for every query head
+//! (`key_nets=query_head`: `bits` bits for each head of the group). With `key_nets=kv_head` it belongs to the KV head,
+//! takes `bits` bits a token whatever the group, and its net learns from all queries of the group.
 //!
 //! The nets are an artefact that `spattn calibrate` trains ([`collector`]); they belong to the model and
 //! are not counted as index. The net of a step's query is run and read at every step, and counts.
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use self::net::SignNet;
-use super::signatures::{Signatures, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Params, Preset};
+use super::signatures::{Signatures, Ties, words_of};
+use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, SEED};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -35,12 +35,24 @@ pub(super) use self::collector::CALIBRATION;
 
 const NAME: &str = "hash_attention";
 
+/// Setting of an artefact that says which nets it holds.
+const NETS: &str = "nets";
+
+/// Setting of an artefact that says how they were trained.
+const TRAINING: &str = "training";
+
 const BITS: ParamInfo = ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 1024" };
 
 const LABEL: ParamInfo = ParamInfo {
     key: "label",
     default: "a",
     about: "a | av: trained on the tokens largest by attention score, or by it times the value's norm",
+};
+
+const KEY_NETS: ParamInfo = ParamInfo {
+    key: "key_nets",
+    default: "kv_head",
+    about: "kv_head | query_head: one net of the keys for a KV head, or one for each query head of its group",
 };
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -50,6 +62,14 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         BITS,
         LABEL,
+        KEY_NETS,
+        ParamInfo {
+            key: "trained",
+            default: "any",
+            about: "any | tuned | paper | repo: preset of `spattn calibrate` that the nets have to be trained with",
+        },
+        ParamInfo { key: "seed", default: "1", about: "draw of the order of tokens at one distance" },
+        Ties::INFO,
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK_BY_ORDER,
@@ -65,18 +85,41 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("bits", "32"), ("ratio", "0.0625"), ("sink", "128"), ("local", "128"), ("tail", "indexed")],
-            source: "HashAttention §5: 32 bits, 1/16 of the tokens, the first and last 128 kept, all layers sparse",
+            values: &[
+                ("bits", "32"),
+                ("label", "av"),
+                ("key_nets", "query_head"),
+                ("trained", "paper"),
+                ("ratio", "0.0625"),
+                ("sink", "128"),
+                ("local", "128"),
+                ("tail", "indexed"),
+            ],
+            source: "HashAttention §4.2 and §5: nets trained on a·‖v‖ for each attention head, 32 bits, 1/16 of the \
+                     tokens, the first and last 128 kept, all layers sparse",
         },
         Preset {
             name: "repo",
-            values: &[("bits", "32"), ("ratio", "0.25"), ("sink", "128"), ("local", "128"), ("tail", "indexed")],
-            source: "HashAttention's code, README: heavy_budget 0.25, the first and last 128 kept, all layers sparse",
+            values: &[
+                ("bits", "32"),
+                ("label", "a"),
+                ("key_nets", "query_head"),
+                ("trained", "repo"),
+                ("ratio", "0.25"),
+                ("sink", "128"),
+                ("local", "128"),
+                ("tail", "indexed"),
+            ],
+            source: "HashAttention's code, README and training script: nets trained on a for each query head, \
+                     heavy_budget 0.25, the first and last 128 kept, all layers sparse",
         },
     ],
     build: |params| {
         let kind = NetKind::read(params)?;
-        let learned = LearnedSignatures { kind, nets: None };
+        let trained = params.choice("trained", &["any", "tuned", "paper", "repo"])?;
+        let seed = params.get_minor_as("seed", 1u64, SEED)?;
+        let ties = Ties::read(params, seed)?;
+        let learned = LearnedSignatures { kind, trained, ties, nets: None };
         Ok(Scored::read(params, learned, Choice::by_order(Budget::Tokens(64)))?.method())
     },
 };
@@ -87,6 +130,8 @@ struct NetKind {
     bits: usize,
     /// Whether tokens were ranked by `a·‖v‖` (Lemma 4.1), not by `a`.
     by_norm: bool,
+    /// Whether every query head has a net of the keys of its own.
+    by_query_head: bool,
 }
 
 impl NetKind {
@@ -94,13 +139,22 @@ impl NetKind {
 
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         let bits = params.get_minor_within("bits", 32, 1..=Self::MOST_BITS)?;
-        Ok(Self { bits, by_norm: params.choice("label", &["a", "av"])? == "av" })
+        let by_norm = params.choice("label", &["a", "av"])? == "av";
+        let by_query_head = params.choice(KEY_NETS.key, &["kv_head", "query_head"])? == "query_head";
+        Ok(Self { bits, by_norm, by_query_head })
+    }
+
+    /// Nets of the keys of a KV head whose group has so many query heads.
+    fn key_nets(self, group: usize) -> usize {
+        if self.by_query_head { group } else { 1 }
     }
 }
 
 impl std::fmt::Display for NetKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "bits={},label={}", self.bits, if self.by_norm { "av" } else { "a" })
+        write!(f, "bits={},label={}", self.bits, if self.by_norm { "av" } else { "a" })?;
+        // Artefacts that say nothing of it have one net a KV head.
+        if self.by_query_head { write!(f, ",{}=query_head", KEY_NETS.key) } else { Ok(()) }
     }
 }
 
@@ -108,6 +162,9 @@ impl std::fmt::Display for NetKind {
 #[derive(Clone)]
 struct LearnedSignatures {
     kind: NetKind,
+    /// The preset of the training that is asked for, or `any`.
+    trained: &'static str,
+    ties: Ties,
     nets: Option<Nets>,
 }
 
@@ -120,14 +177,15 @@ struct Nets {
 
 /// Nets of one layer of the model.
 struct LayerNets {
-    /// One for each KV head.
-    keys: Vec<SignNet>,
+    /// For each KV head one, or one for each query head of its group.
+    keys: Vec<Vec<SignNet>>,
     /// One for each query head.
     queries: Vec<SignNet>,
 }
 
 impl Scorer for LearnedSignatures {
-    type Index = Signatures;
+    /// Signatures by each net of the keys.
+    type Index = Vec<Signatures>;
 
     fn calibration(&self) -> Option<ScorerCalibration<Self>> {
         Some(ScorerCalibration { kind: NAME, load: Self::with_nets })
@@ -137,51 +195,83 @@ impl Scorer for LearnedSignatures {
         format!("{},artefact={}", self.kind, self.nets.as_ref().map_or("", |nets| &nets.sha256))
     }
 
-    fn build(&self, prefix: &HeadPrefix<'_>) -> Signatures {
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Signatures> {
         let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
-        Signatures::new(&self.key_signatures(prefix.into(), &keys), words_of(self.kind.bits))
+        let of_net = |words: Vec<u32>| Signatures::new(&words, words_of(self.kind.bits));
+        self.key_signatures(prefix.into(), &keys).map(of_net).collect()
     }
 
     fn growth(&self) -> Growth {
         Growth::Free("signatures of new keys are appended")
     }
 
-    fn empty(&self, _: Place, _: Option<&Signatures>) -> Signatures {
-        Signatures::new(&[], words_of(self.kind.bits))
+    fn empty(&self, place: Place, like: Option<&Vec<Signatures>>) -> Vec<Signatures> {
+        let nets = self.layer(place.layer).keys[place.kv_head].len();
+        let words = words_of(self.kind.bits);
+        (0..nets).map(|net| Signatures::empty_behind(like.map(|like| &like[net]), words)).collect()
     }
 
-    fn append(&self, signatures: &mut Signatures, kept: usize, new: &NewTokens<'_>) {
-        signatures.replace_from(kept, &self.key_signatures(new.place, new.keys));
+    fn append(&self, index: &mut Vec<Signatures>, kept: usize, new: &NewTokens<'_>) {
+        let of_nets = self.key_signatures(new.place, new.keys);
+        index.iter_mut().zip(of_nets).for_each(|(signatures, new)| signatures.replace_from(kept, &new));
     }
 
-    fn index_bytes(&self, signatures: &Signatures) -> usize {
-        signatures.bytes()
+    fn index_bytes(&self, index: &Vec<Signatures>) -> usize {
+        index.iter().map(Signatures::bytes).sum()
     }
 
-    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signatures>, cost: &mut Cost) -> Vec<f32> {
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
         let group = queries.group();
         let nets = &self.layer(queries.layer).queries[queries.kv_head * group..][..group];
         cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>() * queries.rows as u64;
         cost.aux_bytes += nets.iter().map(SignNet::bytes).sum::<usize>() as u64;
-        let signatures: Vec<u32> =
-            nets.iter().enumerate().flat_map(|(h, net)| net.signatures(queries.head(h))).collect();
-        segment.index.counted_scores(&signatures, cost)
+        let of_heads = nets.iter().enumerate().map(|(h, net)| net.signatures(queries.head(h)));
+        match segment.index.as_slice() {
+            [shared] => shared.counted_scores(&of_heads.flatten().collect::<Vec<u32>>(), group, self.ties, cost),
+            own => {
+                let heads = own.iter().zip(of_heads);
+                heads.flat_map(|(own, query)| own.counted_scores(&query, group, self.ties, cost)).collect()
+            }
+        }
     }
 }
 
 impl LearnedSignatures {
-    /// Signatures of `keys: [token][d]`, `[token][word]`.
-    fn key_signatures(&self, place: Place, keys: &[f32]) -> Vec<u32> {
-        in_blocks(&self.layer(place.layer).keys[place.kv_head], keys, place.d)
+    /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
+    fn key_signatures(&self, place: Place, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
+        self.layer(place.layer).keys[place.kv_head].iter().map(move |net| in_blocks(net, keys, place.d))
+    }
+
+    /// That an artefact holds the nets that are asked for.
+    fn check(&self, artefact: &Artefact) -> Result<(), ArtefactError> {
+        if self.trained == "any" {
+            return artefact.check_setting(NETS, &self.kind.to_string());
+        }
+        if artefact.setting(NETS)? != self.kind.to_string() {
+            return artefact.check_setting(NETS, &self.asked());
+        }
+        match artefact.setting(TRAINING)? == collector::training_of(self.trained) {
+            true => Ok(()),
+            false => artefact.check_setting(TRAINING, &self.asked()),
+        }
+    }
+
+    /// What makes these nets, as `spattn calibrate` takes it: messages put it behind the method's name.
+    fn asked(&self) -> String {
+        let NetKind { bits, by_norm, by_query_head } = self.kind;
+        let (label, nets) = (if by_norm { "av" } else { "a" }, if by_query_head { "query_head" } else { "kv_head" });
+        format!("preset={},bits={bits},label={label},{}={nets}", self.trained, KEY_NETS.key)
     }
 
     fn with_nets(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
-        artefact.check_setting(collector::NET_KIND, &self.kind.to_string())?;
+        self.check(artefact)?;
         let ModelShape { layers, heads, kv_heads, head_dim: d, .. } = artefact.info().model;
         let bits = self.kind.bits;
+        let each = self.kind.key_nets(artefact.info().model.group());
         let layer = |layer: usize| {
+            let keys = SignNet::read(artefact, layer, "key", kv_heads * each, d, bits)?;
             Ok(LayerNets {
-                keys: SignNet::read(artefact, layer, "key", kv_heads, d, bits)?,
+                keys: keys.chunks_exact(each).map(<[SignNet]>::to_vec).collect(),
                 queries: SignNet::read(artefact, layer, "query", heads, d, bits)?,
             })
         };

@@ -7,7 +7,7 @@ use half::f16;
 
 use super::super::tests::{noise, none, prefix, random_artefact, random_kv, run, select};
 use super::net::LAYERS;
-use super::training::{Adam, Batch, GroupNets, Shape, SoftNet, Wanted};
+use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
 use super::*;
 use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
 use crate::attention::calibration::{Collected, Collector, PrefillChunk};
@@ -67,7 +67,7 @@ fn equals_a_naive_reference() {
         Picks::softmax(order)
     });
     let expected = Selection::PerHead(expected.collect());
-    assert_eq!(select(&format!("hash_attention:k={k}"), &kv, &queries, 10..290).0, expected);
+    assert_eq!(select(&format!("hash_attention:ties=first,k={k}"), &kv, &queries, 10..290).0, expected);
 }
 
 #[test]
@@ -88,6 +88,74 @@ fn signatures_and_query_nets_are_counted_as_stored_and_read() {
     assert_eq!(cost.kv_bytes as usize, 2 * 4 * d * (read.len() + 1), "what any head picked is read once for the group");
 }
 
+/// An artefact of a collector that saw nothing: nets as they are drawn.
+fn untrained(spec: &str, model: &ModelShape) -> Artefact {
+    let collected = trainer(model, spec).finish();
+    Artefact::parse("untrained", write(&artefact_info(NAME, model, &collected), &collected.tensors)).unwrap()
+}
+
+fn scorer(key_nets: bool, ties: Ties) -> LearnedSignatures {
+    let kind = NetKind { bits: 32, by_norm: false, by_query_head: key_nets };
+    LearnedSignatures { kind, trained: "any", ties, nets: None }
+}
+
+#[test]
+fn every_query_head_may_have_a_key_net_of_its_own() {
+    let (d, n, group, bits) = (16, 120, 3, 32);
+    let model = ModelShape { weights_sha256: "random".into(), layers: 1, heads: 6, kv_heads: 2, head_dim: d };
+    let artefact = untrained("hash_attention:key_nets=query_head", &model);
+    let (keys, queries) = (noise(n * d, 4), noise(group * 2 * d, 6));
+    let signs = |side, head, x: &[f32]| -> Vec<bool> {
+        naive_outputs(&artefact, side, 6, head, x, bits).into_iter().map(|z| z > 0.0).collect()
+    };
+    for kv_head in 0..2 {
+        let scorer = scorer(true, Ties::First).with_nets(&artefact).unwrap();
+        let place = Place { layer: 0, kv_head, d, dtype: KvDtype::F32 };
+        let mut index = scorer.empty(place, None);
+        for (kept, end) in [(0, 70), (70, n)] {
+            scorer.append(&mut index, kept, &NewTokens { place, keys: &keys[kept * d..end * d], values: &[] });
+        }
+        assert_eq!(scorer.index_bytes(&index), n * group * 4, "a word a token for each query head");
+        let rows = kv(&keys, d);
+        let joined = crate::kernels::cpu::Joined::one(rows.keys.head(0), d);
+        let asked = GroupQueries { layer: 0, kv_head, numbers: &queries, rows: 2, d, scale: 0.25 };
+        let scores = scorer.scores(&asked, &Segment { index: &index, keys: joined }, &mut Cost::default());
+        for (q, query) in queries.chunks(d).enumerate() {
+            let head = kv_head * group + q / 2;
+            let of_query = signs("query", head, query);
+            for (t, key) in keys.chunks(d).enumerate() {
+                let differ = signs("key", head, key).iter().zip(&of_query).filter(|(a, b)| a != b).count();
+                assert_eq!(scores[q * n + t], -(differ as f32), "KV head {kv_head}, query {q}, token {t}");
+            }
+        }
+    }
+}
+
+fn kv(keys: &[f32], d: usize) -> LayerKv {
+    let mut kv = LayerKv::new(KvDtype::F32, 1, d, keys.len() / d);
+    keys.chunks(d).for_each(|key| kv.append(key, key));
+    kv
+}
+
+#[test]
+fn tokens_at_one_distance_are_picked_by_the_seed_and_not_by_position() {
+    let kv = kv(&vec![0.5; 16 * 800], 16);
+    let picks = |spec: &str| match select(spec, &kv, &noise(2 * 16, 5), 0..800).0 {
+        Selection::PerHead(picks) => picks.into_iter().map(|p| p.tokens).collect(),
+        Selection::Shared(picks) => vec![picks.tokens],
+    };
+    assert_eq!(picks("hash_attention:ties=first,k=3"), [[0, 1, 2], [0, 1, 2]]);
+    let seeded = picks("hash_attention:k=64");
+    assert_eq!(seeded[0], seeded[1], "one order for all heads");
+    assert_eq!(seeded[..1], picks("hash_attention:k=64,per=kv_head"), "and for their sum");
+    assert_ne!(seeded, picks("hash_attention:k=64,seed=2"));
+    let fewer = picks("hash_attention:k=20");
+    assert!(fewer[0].iter().all(|t| seeded[0].contains(t)));
+    // Of 64 picks 32 in each half, deviation 3.8.
+    let early = seeded[0].iter().filter(|t| **t < 400).count();
+    assert!((17..=47).contains(&early), "{early} of 64 in the first half");
+}
+
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
     let artefact = random_artefact(NAME, &model(64));
@@ -105,9 +173,68 @@ fn nets_of_other_bits_labels_models_or_kinds_are_refused() {
     let says = |spec: &str| load(spec).unwrap_err().to_string();
     assert_eq!(says("hash_attention:bits=64"), "random: made with nets `bits=32,label=a`, not `bits=64,label=a`");
     assert_eq!(says("hash_attention:label=av"), "random: made with nets `bits=32,label=a`, not `bits=32,label=av`");
+    assert_eq!(
+        says("hash_attention:key_nets=query_head"),
+        "random: made with nets `bits=32,label=a`, not `bits=32,label=a,key_nets=query_head`"
+    );
+    assert_eq!(
+        says("hash_attention:preset=paper"),
+        "random: made with nets `bits=32,label=a`, not `preset=paper,bits=32,label=av,key_nets=query_head`"
+    );
+    assert_eq!(
+        says("hash_attention:trained=paper"),
+        format!("random: made with training `{BUILT_IN}`, not `preset=paper,bits=32,label=a,key_nets=kv_head`")
+    );
+    assert!(load("hash_attention:trained=tuned").is_ok());
     let other = ModelShape { weights_sha256: "another".into(), ..model(32) };
     assert!(matches!(artefact.check(NAME, &other), Err(ArtefactError::OtherWeights { .. })));
     assert!(matches!(artefact.check("loki", &model(32)), Err(ArtefactError::OtherKind { .. })));
+}
+
+/// What the built-in model's nets, made before there were presets, say of their training.
+const BUILT_IN: &str = "steps=16,queries=64,top=64,rate=0.004,alpha=20,beta=0,mass=0.8,scale=0.3; Adam, rate falling \
+                        linearly to 0";
+
+#[test]
+fn a_preset_of_the_method_takes_nets_that_the_training_of_its_name_made() {
+    let model = model(32);
+    let made = |spec: &str| untrained(spec, &model);
+    let loads = |spec: &str, artefact: &Artefact| {
+        super::super::tests::configured(spec, &none()).calibrated(artefact).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for preset in ["paper", "repo"] {
+        let artefact = made(&format!("hash_attention:preset={preset}"));
+        loads(&format!("hash_attention:preset={preset}"), &artefact).unwrap();
+        // Sizes that are evaluated are those that were trained for.
+        let training = artefact.setting("training").unwrap();
+        assert!(training.contains(",sink=128,local=128"), "{training}");
+        assert!(training.contains("steps=1,") && training.ends_with("; Adam, rate as it is"), "{training}");
+        assert!(training.contains(",rate=0.001,alpha=20,beta=0,mass=0,scale=1,mean=pairs,standardise=false"));
+        assert!(training.contains(if preset == "paper" { "top=64" } else { "top=32" }), "{training}");
+        assert!(loads("hash_attention", &artefact).is_err());
+    }
+    let wide = made("hash_attention:preset=paper,bits=64");
+    loads("hash_attention:preset=paper,bits=64", &wide).unwrap();
+    assert!(loads("hash_attention:preset=paper", &wide).is_err());
+    for other in [
+        "steps=2",
+        "rate=0.002",
+        "decay=linear",
+        "standardise=true",
+        "scale=2",
+        "mean=weights",
+        "sink=4",
+        "local=64",
+        "top=32",
+        "queries=64",
+        "alpha=19",
+        "beta=1",
+        "mass=0.5",
+    ] {
+        let artefact = made(&format!("hash_attention:preset=paper,{other}"));
+        assert!(loads("hash_attention:preset=paper", &artefact).is_err(), "{other}");
+    }
+    assert_eq!(made("hash_attention").setting("training").unwrap(), BUILT_IN);
 }
 
 // ---- derivatives and steps ----
@@ -117,11 +244,12 @@ fn soft_net(shape: Shape, seed: u64) -> SoftNet {
     SoftNet::new(shape, || numbers.next().unwrap())
 }
 
-fn small_problem() -> (GroupNets, Batch) {
+fn small_problem(key_nets: u64) -> (GroupNets, Batch) {
     let shape = Shape { d: 6, bits: 5 };
-    let mut nets = GroupNets { key: soft_net(shape, 1), queries: vec![soft_net(shape, 2), soft_net(shape, 3)] };
+    let keys = (0..key_nets).map(|net| soft_net(shape, 1 + 10 * net)).collect();
+    let mut nets = GroupNets { keys, queries: vec![soft_net(shape, 2), soft_net(shape, 3)] };
     let keys = noise(9 * 6, 4);
-    nets.key.standardise(&keys);
+    nets.keys[0].standardise(&keys);
     let queries = vec![noise(3 * 6, 5), noise(3 * 6, 6)];
     let wanted = |keys: &[u32], weight: f32| -> Vec<Wanted> {
         keys.iter().map(|key| Wanted { key: *key, weight: weight + *key as f32 }).collect()
@@ -133,54 +261,162 @@ fn small_problem() -> (GroupNets, Batch) {
     (nets, Batch { keys, queries, seen: vec![4, 6, 9], wanted })
 }
 
-#[test]
-fn the_loss_is_the_weighted_cross_entropy() {
-    let (nets, batch) = small_problem();
-    let keys = nets.key.forward(&batch.keys).signature;
-    let (mut sum, mut total) = (0.0, 0.0);
+/// `tanh` of three layers with SiLU between them, from the net's numbers.
+fn naive_signature(net: &SoftNet, x: &[f32]) -> Vec<f64> {
+    let (d, bits) = (net.shape.d, net.shape.bits);
+    let mut x: Vec<f64> = (0..d).map(|c| f64::from(x[c] - net.mean[c]) * f64::from(net.factor[c])).collect();
+    let mut at = 0;
+    for layer in 0..LAYERS {
+        let outputs = [d, d, bits][layer];
+        let numbers = &net.parameters[at..at + (d + 1) * outputs];
+        let z = (0..outputs).map(|o| {
+            let products: f64 = (0..d).map(|i| x[i] * f64::from(numbers[i * outputs + o])).sum();
+            products + f64::from(numbers[d * outputs + o])
+        });
+        x = match layer + 1 == LAYERS {
+            true => z.map(f64::tanh).collect(),
+            false => z.map(|z| z / (1.0 + (-z).exp())).collect(),
+        };
+        at += (d + 1) * outputs;
+    }
+    x
+}
+
+/// Weighted binary cross-entropy pair by pair: its sum, the sum of weights, and the number of pairs.
+fn naive_loss(nets: &GroupNets, batch: &Batch, scale: f64) -> (f64, f64, f64) {
+    let (mut sum, mut weights, mut pairs) = (0.0, 0.0, 0.0);
     for (head, net) in nets.queries.iter().enumerate() {
-        let queries = net.forward(&batch.queries[head]).signature;
+        let key_net = &nets.keys[if nets.keys.len() > 1 { head } else { 0 }];
         for (q, seen) in batch.seen.iter().enumerate() {
+            let query = naive_signature(net, &batch.queries[head][q * 6..][..6]);
             for k in 0..*seen {
-                let inner: f64 = (0..5).map(|b| f64::from(queries[q * 5 + b]) * f64::from(keys[k * 5 + b])).sum();
-                let p = 1.0 / (1.0 + (-0.7 * inner).exp());
+                let key = naive_signature(key_net, &batch.keys[k * 6..][..6]);
+                let inner: f64 = query.iter().zip(&key).map(|(a, b)| a * b).sum();
+                let p = 1.0 / (1.0 + (-scale * inner).exp());
                 let wanted = batch.wanted[head][q].iter().find(|w| w.key == k as u32);
                 let weight = wanted.map_or(1.0, |w| f64::from(w.weight));
                 sum -= weight * if wanted.is_some() { p.ln() } else { (1.0 - p).ln() };
-                total += weight;
+                weights += weight;
+                pairs += 1.0;
             }
         }
     }
-    let (loss, _) = nets.loss(&batch, 0.7);
-    assert!((loss - sum / total).abs() < 1e-5, "{loss} against {}", sum / total);
-    // Logits beyond what single precision can tell from certainty are neither infinite nor rewarded.
-    let (extreme, gradients) = nets.loss(&batch, 1e4);
-    assert!(extreme.is_finite() && extreme > 0.0 && gradients.key.iter().all(|g| g.is_finite()));
+    (sum, weights, pairs)
 }
 
 #[test]
-fn derivatives_equal_finite_differences() {
-    const STEP: f32 = 1e-2;
-    let (nets, batch) = small_problem();
-    let (_, gradients) = nets.loss(&batch, 0.7);
-    let all: Vec<&Vec<f32>> = [&gradients.key].into_iter().chain(&gradients.queries).collect();
-    let largest = all.iter().flat_map(|g| g.iter()).fold(0.0f32, |m, g| m.max(g.abs()));
-    assert!(largest > 0.01, "a flat loss would prove nothing: {largest}");
-    for (net, gradient) in all.iter().enumerate() {
-        for (i, expected) in gradient.iter().enumerate() {
-            let at = |offset: f32| {
-                let mut nets = nets.clone();
-                let moved = if net == 0 { &mut nets.key } else { &mut nets.queries[net - 1] };
-                moved.parameters[i] += offset;
-                nets.loss(&batch, 0.7).0
-            };
-            // Of fourth order, so that the step may be large beside rounding.
-            let near = 8.0 * (at(STEP) - at(-STEP));
-            let difference = (near - (at(2.0 * STEP) - at(-2.0 * STEP))) / (12.0 * f64::from(STEP));
-            let error = (difference - f64::from(*expected)).abs();
-            assert!(error < 2e-3 * f64::from(largest), "net {net}, parameter {i}: {expected} against {difference}");
+fn the_loss_is_the_weighted_cross_entropy() {
+    for key_nets in [1, 2] {
+        let (nets, batch) = small_problem(key_nets);
+        for scale in [0.7, 1.0] {
+            let (sum, weights, pairs) = naive_loss(&nets, &batch, f64::from(scale));
+            assert!(weights > 1.5 * pairs, "the two means are told apart");
+            for (mean, expected) in [(LossMean::Weights, sum / weights), (LossMean::Pairs, sum / pairs)] {
+                let (loss, _) = nets.loss(&batch, LossRule { scale, mean });
+                assert!((loss - expected).abs() < 1e-5, "{key_nets} nets, {mean:?}: {loss} against {expected}");
+            }
+        }
+        // Logits beyond what single precision can tell from certainty are neither infinite nor rewarded.
+        let (extreme, gradients) = nets.loss(&batch, LossRule { scale: 1e4, mean: LossMean::Weights });
+        assert!(extreme.is_finite() && extreme > 0.0);
+        assert!(gradients.keys.iter().flatten().all(|g| g.is_finite()));
+    }
+}
+
+#[test]
+fn derivatives_equal_finite_differences_of_a_naive_loss() {
+    const STEP: f32 = 1.0 / 128.0;
+    for (key_nets, mean) in [(1, LossMean::Weights), (2, LossMean::Pairs)] {
+        let (nets, batch) = small_problem(key_nets);
+        let (_, gradients) = nets.loss(&batch, LossRule { scale: 0.7, mean });
+        let all: Vec<&Vec<f32>> = gradients.keys.iter().chain(&gradients.queries).collect();
+        assert_eq!(all.len() as u64, key_nets + 2);
+        let largest = all.iter().flat_map(|g| g.iter()).fold(0.0f32, |m, g| m.max(g.abs()));
+        assert!(largest > 0.01, "a flat loss would prove nothing: {largest}");
+        for (net, gradient) in all.iter().enumerate() {
+            for (i, expected) in gradient.iter().enumerate() {
+                let at = |offset: f32| {
+                    let mut nets = nets.clone();
+                    let moved = nets.keys.iter_mut().chain(&mut nets.queries).nth(net).unwrap();
+                    // What is added may be rounded: the sum counts.
+                    let before = moved.parameters[i];
+                    moved.parameters[i] += offset;
+                    let moved_by = f64::from(moved.parameters[i]) - f64::from(before);
+                    let (sum, weights, pairs) = naive_loss(&nets, &batch, 0.7);
+                    (moved_by, sum / if mean == LossMean::Pairs { pairs } else { weights })
+                };
+                let (up, down) = (at(STEP), at(-STEP));
+                let difference = (up.1 - down.1) / (up.0 - down.0);
+                let error = (difference - f64::from(*expected)).abs();
+                assert!(error < 2e-3 * f64::from(largest), "net {net}, parameter {i}: {expected} against {difference}");
+            }
         }
     }
+}
+
+/// Algorithm 1 of Kingma and Ba (2015), with their constants: parameters and moments after a step.
+fn naive_adam(p: f64, m: f64, v: f64, g: f64, steps: i32, rate: f64) -> [f64; 3] {
+    let (m, v) = (0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g);
+    let (m_hat, v_hat) = (m / (1.0 - 0.9f64.powi(steps)), v / (1.0 - 0.999f64.powi(steps)));
+    [p - rate * m_hat / (v_hat.sqrt() + 1e-8), m, v]
+}
+
+#[test]
+fn steps_are_those_of_adam_by_hand() {
+    let mut adam = Adam::new(4);
+    let mut parameters = [0.3, -0.2, 0.0, 1.0];
+    let mut expected: Vec<[f64; 3]> = parameters.iter().map(|p| [f64::from(*p), 0.0, 0.0]).collect();
+    for (step, rate) in [(1, 0.001), (2, 0.001), (3, 0.01), (4, 0.001)] {
+        let gradient = [0.5 * step as f32, -3e-4, 1e-9, if step % 2 == 0 { 2.0 } else { -1.0 }];
+        adam.step(&mut parameters, &gradient, rate);
+        for (at, g) in expected.iter_mut().zip(gradient) {
+            *at = naive_adam(at[0], at[1], at[2], f64::from(g), step, f64::from(rate));
+        }
+        for (p, [by_hand, ..]) in parameters.iter().zip(&expected) {
+            assert!((f64::from(*p) - by_hand).abs() < 2e-7, "step {step}: {parameters:?} against {expected:?}");
+        }
+    }
+    assert!((expected[0][0] - 0.3).abs() > 0.01, "it moved");
+}
+
+/// Published training: the state before and after prompts tells which steps were made.
+#[test]
+fn the_papers_training_makes_one_step_of_adam_a_chunk_at_a_constant_rate() {
+    let model = small_model();
+    let mut collector = trainer(&model, "hash_attention:preset=paper,bits=16,sink=16,local=16");
+    let state = |collector: &dyn Collector| collector.checkpoint().unwrap();
+    let tensor = |state: &Collected, net: usize, what: &str| -> Vec<f32> {
+        let name = format!("layers.1.1.{net}.{what}");
+        state.tensors.iter().find(|t| t.name == name).unwrap_or_else(|| panic!("{name}")).values.clone()
+    };
+    let mut states = vec![state(collector.as_ref())];
+    for prompt in 0..3 {
+        read(collector.as_mut(), &model, prompt, true);
+        states.push(state(collector.as_ref()));
+    }
+    let steps: Vec<&str> = states.iter().map(|s| s.settings["steps"].as_str()).collect();
+    assert_eq!(steps, ["0", "1", "2", "3"], "one a chunk");
+    for net in 0..4 {
+        assert_eq!(tensor(&states[3], net, "mean"), [0.0; 16], "inputs as they are");
+        assert_eq!(tensor(&states[3], net, "factor"), [1.0; 16]);
+        for (step, pair) in (1..).zip(states.windows(2)) {
+            let [before, after] = [&pair[0], &pair[1]]
+                .map(|state| ["parameters", "first_moment", "second_moment"].map(|what| tensor(state, net, what)));
+            let mut moved = 0.0f64;
+            for i in 0..before[0].len() {
+                let [p, m, v] = [0, 1, 2].map(|what: usize| f64::from(before[what][i]));
+                // The gradient is what the first moment took in.
+                let gradient = (f64::from(after[1][i]) - 0.9 * m) / 0.1;
+                let [by_hand, _, second] = naive_adam(p, m, v, gradient, step, 0.001);
+                assert!((f64::from(after[0][i]) - by_hand).abs() < 1e-6, "net {net}, step {step}, parameter {i}");
+                assert!((f64::from(after[2][i]) - second).abs() < 1e-4 * second + 1e-12, "net {net}, step {step}");
+                moved = moved.max((by_hand - p).abs());
+            }
+            // At 1e-3 an equal gradient moves by 1e-3; a rate that decays over 40 prompts would be seen.
+            assert!(moved > 0.9e-3, "net {net}, step {step}: {moved}");
+        }
+    }
+    assert!(!states[3].tensors.iter().any(|t| t.name.starts_with("layers.1.1.4.")), "two nets of keys, two of queries");
 }
 
 #[test]
@@ -294,9 +530,9 @@ fn numbers(note: &str) -> Vec<f64> {
 #[test]
 fn training_lowers_the_loss_and_finds_more_than_random_planes() {
     let model = small_model();
-    for label in ["a", "av"] {
+    for kind in ["label=a", "label=av", "label=a,key_nets=query_head,mean=pairs,against=16+256"] {
         let settings = "bits=16,top=16,steps=4,queries=32,rate=0.01,scale=1";
-        let mut collector = trainer(&model, &format!("hash_attention:{settings},label={label}"));
+        let mut collector = trainer(&model, &format!("hash_attention:{settings},{kind}"));
         (0..40).for_each(|prompt| read(collector.as_mut(), &model, prompt, true));
         (90..94).for_each(|prompt| read(collector.as_mut(), &model, prompt, false));
         let notes = collector.finish().notes;
@@ -304,8 +540,13 @@ fn training_lowers_the_loss_and_finds_more_than_random_planes() {
         // From token, loss, recall, share of attention.
         let (first, last) = (numbers(&notes[1]), numbers(&notes[8]));
         assert!(last[1] < 0.8 * first[1] && last[2] > first[2] + 0.1, "{notes:?}");
-        let (learned, random) = (numbers(&notes[10])[0], numbers(&notes[12])[0]);
+        // Bits, recall, recall by layer.
+        let (learned, random) = (numbers(&notes[10])[1], numbers(&notes[12])[1]);
         assert!(learned > 1.3 * random && learned > 0.5, "{notes:?}");
+        if kind.contains("against") {
+            let wide = numbers(&notes[14]);
+            assert!(notes[14].contains("random 256") && wide[1] > 1.2 * random, "{notes:?}");
+        }
     }
 }
 

@@ -200,8 +200,28 @@ impl Adam {
 /// The nets of a KV head and of the query heads of its group.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GroupNets {
-    pub(super) key: SoftNet,
+    /// One for the KV head, or one for each query head of the group.
+    pub(super) keys: Vec<SoftNet>,
+    /// One for each query head.
     pub(super) queries: Vec<SoftNet>,
+}
+
+/// How the loss is computed from logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct LossRule {
+    /// Factor of the signatures' inner product; 1 as published.
+    pub scale: f32,
+    /// What the sum over pairs is divided by.
+    pub mean: LossMean,
+}
+
+/// What the sum of the weighted losses of all pairs is divided by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LossMean {
+    /// By the weights of all pairs.
+    Weights,
+    /// By their number, as the authors' code does.
+    Pairs,
 }
 
 /// Queries of one group, the keys they look at, and which of those are the largest.
@@ -228,46 +248,55 @@ pub(super) struct Wanted {
 
 /// Derivatives for each net of a group.
 pub(super) struct Gradients {
-    pub(super) key: Vec<f32>,
+    pub(super) keys: Vec<Vec<f32>>,
     pub(super) queries: Vec<Vec<f32>>,
 }
 
 impl GroupNets {
+    /// Which of the key nets a query head is compared with.
+    fn key_net(&self, head: usize) -> usize {
+        if self.keys.len() == 1 { 0 } else { head }
+    }
+
     /// The loss, and its derivatives by the parameters of all nets.
     ///
     /// Weighted binary cross-entropy of `σ(scale·⟨φ_q, φ_k⟩)` (HashAttention §4.2), mean over all pairs of a
-    /// query head's query and a key it sees, by weight.
-    pub(super) fn loss(&self, batch: &Batch, scale: f32) -> (f64, Gradients) {
-        let bits = self.key.shape.bits;
-        let total: f64 = batch.total_weight();
-        let keys = self.key.forward(&batch.keys);
-        let columns = transposed(&keys.signature, bits);
-        let count = batch.keys.len() / self.key.shape.d;
-        let mut by_columns = vec![0.0; columns.len()];
+    /// query head's query and a key it sees, as `rule` says.
+    pub(super) fn loss(&self, batch: &Batch, rule: LossRule) -> (f64, Gradients) {
+        let bits = self.queries[0].shape.bits;
+        let total: f64 = batch.divisor(rule.mean);
+        let keys: Vec<Trace> = self.keys.iter().map(|net| net.forward(&batch.keys)).collect();
+        let columns: Vec<Vec<f32>> = keys.iter().map(|keys| transposed(&keys.signature, bits)).collect();
+        let count = batch.keys.len() / self.queries[0].shape.d;
+        let mut by_columns = vec![vec![0.0; columns[0].len()]; keys.len()];
         let (mut loss, mut by_queries) = (0.0, Vec::new());
         for (head, net) in self.queries.iter().enumerate() {
+            let of = self.key_net(head);
             let queries = net.forward(&batch.queries[head]);
             let mut logits = vec![0.0; batch.seen.len() * count];
-            matmul(&queries.signature, bits, &columns, count, &mut logits);
-            loss += batch.cross_entropy(head, scale, total, &mut logits);
+            matmul(&queries.signature, bits, &columns[of], count, &mut logits);
+            loss += batch.cross_entropy(head, rule.scale, total, &mut logits);
             // From here on these are derivatives by the inner products.
             let mut by_signature = vec![0.0; queries.signature.len()];
-            matmul(&logits, count, &keys.signature, bits, &mut by_signature);
-            let mut part = vec![0.0; columns.len()];
+            matmul(&logits, count, &keys[of].signature, bits, &mut by_signature);
+            let mut part = vec![0.0; columns[of].len()];
             matmul(&transposed(&queries.signature, bits), batch.seen.len(), &logits, count, &mut part);
-            by_columns.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            by_columns[of].iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             by_queries.push(net.backward(&queries, &by_signature));
         }
-        let key = self.key.backward(&keys, &transposed(&by_columns, count));
-        (loss, Gradients { key, queries: by_queries })
+        let of_key_net =
+            |((net, trace), columns): ((&SoftNet, &Trace), &Vec<f32>)| net.backward(trace, &transposed(columns, count));
+        let keys = self.keys.iter().zip(&keys).zip(&by_columns).map(of_key_net).collect();
+        (loss, Gradients { keys, queries: by_queries })
     }
 }
 
 impl Batch {
-    /// Keys whose weights make up a loss.
-    fn total_weight(&self) -> f64 {
-        let of_query = |(wanted, seen): (&Vec<Wanted>, &usize)| {
-            *seen as f64 + wanted.iter().map(|w| f64::from(w.weight) - 1.0).sum::<f64>()
+    /// What the loss of all pairs is divided by.
+    fn divisor(&self, mean: LossMean) -> f64 {
+        let of_query = |(wanted, seen): (&Vec<Wanted>, &usize)| match mean {
+            LossMean::Pairs => *seen as f64,
+            LossMean::Weights => *seen as f64 + wanted.iter().map(|w| f64::from(w.weight) - 1.0).sum::<f64>(),
         };
         let of_head = |wanted: &Vec<Vec<Wanted>>| -> f64 { wanted.iter().zip(&self.seen).map(of_query).sum() };
         self.wanted.iter().map(of_head).sum::<f64>().max(1.0)
