@@ -182,7 +182,19 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                     let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
                     let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
                     let (span, prompt) = (candidates.clone(), PromptHead::default());
-                    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: span, prompt, seed };
+                    let prefix = HeadPrefix {
+                        layer,
+                        depth: Depth::default(),
+                        rotation: None,
+                        kv_head,
+                        keys,
+                        values,
+                        d,
+                        dtype,
+                        candidates: span,
+                        prompt,
+                        seed,
+                    };
                     let indexes: Vec<_> = methods.iter().map(|m| m.method.build(&prefix)).collect();
                     for token in chunk.tokens() - ASKED..chunk.tokens() {
                         let group = MODEL.shape().group();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 // ---- running the program ----
@@ -274,7 +274,7 @@ fn what_cannot_be_run_is_said_before_any_work() {
         refused(&["-m", spec], &format!("{wrong} is more channels than a head of builtin has"), "at most 64");
     }
     refused(&["--dense-layers", "first"], "dense layers `first`", "none, 0, 0+1");
-    refused(&["--sparse-from", "prefill", "-m", "topk"], "has no prefill pattern", "--sparse-from decode");
+    refused(&["--sparse-from", "prefill", "-m", "snapkv"], "has no prefill pattern", "--sparse-from decode");
     refused(&["--sparse-from", "last:0"], "`last:0` is no place", "last:N (N from 1 to 16777216)");
     for shard in ["3/2", "0/2", "1", "a/b", "1/0"] {
         refused(&["--shard", shard], &format!("`{shard}` is no share of a run"), "--shard 1/4");
@@ -853,7 +853,80 @@ fn perplexity_of_full_is_the_same_in_one_pass() {
     }
     assert!(number(&live[1], "kl_p99") < 1e-5 && number(&live[1], "same_top") == 100.0);
     let out = out();
-    perplexity(&out, &file, &["--sparse-from", "prefill", "-m", "topk"]).fails(2, "has no prefill pattern", "question");
+    perplexity(&out, &file, &["--sparse-from", "prefill", "-m", "snapkv"]).fails(
+        2,
+        "has no prefill pattern",
+        "question",
+    );
+}
+
+/// A text read under a method from its middle on: with an exact tail the budget is beside what matters, with an indexed one
+/// it is the budget.
+#[test]
+fn an_indexed_tail_keeps_perplexity_at_its_budget_and_a_free_one_is_warned_of() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("text.txt");
+    let sentence =
+        |i: usize| format!("The {i}th letter that the keeper of the lighthouse wrote was about the weather. ");
+    fs::write(&file, (0..90).map(sentence).collect::<String>()).unwrap();
+    let of = |tail: &str| {
+        let out = out();
+        let task = format!("ppl/file:{}:scored=600", file.display());
+        let methods = ["-m", "topk:k=8,sink=2,local=8", "-m", "snapkv:k=8,sink=2,local=8", "--tail", tail];
+        let ran = spattn(&["eval", "--out", out.arg(), "-t", &task, "-l", "1024", "-n", "1"]).args(&methods).ok();
+        let records: Vec<Map<String, Value>> = out.records().into_values().collect();
+        let find = |method: &str| records.iter().find(|r| r["method"] == method).unwrap().clone();
+        (ran.stdout.clone() + &ran.stderr, find("topk"), find("snapkv"))
+    };
+    let (said, topk, _) = of("exact");
+    assert!(said.contains("were attended beside the budget; --tail indexed"), "{said}");
+    assert_eq!(topk["settings"]["tail"], "exact");
+    assert!(topk["free_share"].as_f64().unwrap() > 0.5, "{topk:?}");
+    let exact_density = topk["density"].as_f64().unwrap();
+    let (said, topk, snapkv) = of("indexed");
+    assert!(!said.contains("snapkv: ") || !said.contains("topk:k=8,sink=2,local=8,tail=indexed: "), "{said}");
+    assert_eq!((&topk["settings"]["tail"], &snapkv["settings"]["tail"]), (&json!("indexed"), &json!("exact")));
+    assert_eq!(topk["params"], "k=8,sink=2,local=8,tail=indexed");
+    assert_eq!(topk["free_share"].as_f64(), Some(0.0));
+    // 18 of 424 to 1,024 tokens.
+    let density = topk["density"].as_f64().unwrap();
+    assert!((0.015..0.05).contains(&density) && exact_density > 5.0 * density, "{exact_density}, then {density}");
+}
+
+/// Dense to sparse, sparse to dense and sparse to sparse, as rows of one run.
+#[test]
+fn one_method_reads_the_prompt_and_another_decodes() {
+    let run = |methods: &[&str], more: &[&str]| {
+        let out = out();
+        let args: Vec<&str> = methods.iter().flat_map(|method| ["-m", *method]).collect();
+        let task = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "2", "--sparse-from", "prefill"];
+        spattn(&["eval", "--out", out.arg()]).args(&task).args(&args).args(more).ok();
+        let lines = out.read("samples.jsonl");
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Map<String, Value>>>()
+    };
+    let together = ["hip:k=64>full", "full>topk:k=16", "hip:k=64>topk:k=16", "topk:k=16>quest:k=16", "hip:k=64"];
+    let records = run(&together, &[]);
+    let of = |records: &[Map<String, Value>], method: &str, sample: u64| {
+        let found = records.iter().find(|r| r["method"] == method && r["sample"] == sample);
+        found.unwrap_or_else(|| panic!("no {method}")).clone()
+    };
+    for sample in 0..2 {
+        let [to_full, to_topk, alone] =
+            ["hip:k=64>full", "hip:k=64>topk", "hip"].map(|method| of(&records, method, sample));
+        assert_eq!((&to_topk["params"], &to_topk["settings"]["prefill"]), (&json!("k=16"), &json!("hip:k=64")));
+        // One reading for all three; each counts it whole.
+        assert_eq!((&to_full["prefill_s"], &to_topk["prefill_s"]), (&alone["prefill_s"], &alone["prefill_s"]));
+        let dense = [of(&records, "full", sample), of(&records, "full>topk", sample)];
+        assert_eq!(dense[0]["prefill_s"], dense[1]["prefill_s"]);
+        assert!(to_full["density"].as_f64() < dense[0]["density"].as_f64(), "the prompt was read sparsely");
+        assert!(dense[1]["density"].as_f64() < dense[0]["density"].as_f64(), "the answer was");
+    }
+    // What a row says does not depend on which others share its reading.
+    let alone = run(&["hip:k=64>topk:k=16"], &["--no-full"]);
+    for sample in 0..2 {
+        let keep = |record: Map<String, Value>| without_times(record);
+        assert_eq!(keep(of(&alone, "hip:k=64>topk", sample)), keep(of(&records, "hip:k=64>topk", sample)));
+    }
 }
 
 #[test]
@@ -990,7 +1063,8 @@ const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,c
                        decode_ms_per_token,kv_bytes_held,density_target,density_sparse_layers,density_min,density_median,density_max,\
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
-                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable";
+                       word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable,\
+                       shared_bytes_per_token,select_bytes_per_token,free_share";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 
@@ -1263,7 +1337,8 @@ fn examples_are_exported_for_a_model_without_weights() {
 fn every_method_meets_a_density_on_the_builtin_model() {
     let out = out();
     let methods = spattn(&["list", "methods", "--json"]).ok().json();
-    let names = methods.as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap());
+    let decoding = methods.as_array().unwrap().iter().filter(|m| m["phase"] != "prefill");
+    let names = decoding.map(|m| m["name"].as_str().unwrap());
     let specs: Vec<String> = names.filter(|name| *name != "full").map(|name| format!("{name}:density=0.15")).collect();
     let run = spattn(&["eval", "--json", "--out", out.arg(), "-t", "ruler/cwe", "-l", "2048", "-n", "2"]);
     let specs: Vec<&str> = specs.iter().flat_map(|spec| ["-m", spec]).collect();
@@ -1292,9 +1367,14 @@ fn lists_are_text_and_json() {
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }
     let quest = spattn(&["list", "methods", "quest"]).ok();
-    for part in
-        ["arXiv:2406.10774", "summary_bits", "preset=paper", "preset=matched", "sparse in      decode", "density"]
-    {
+    for part in [
+        "arXiv:2406.10774",
+        "summary_bits",
+        "preset=paper",
+        "preset=matched",
+        "sparse in      prefill and decode",
+        "density",
+    ] {
         quest.prints(part);
     }
     quest.check(!quest.stdout.contains("magicpig"), "only what was asked for");

@@ -69,7 +69,19 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
             let (keys, values) = (kv.keys.head(kv_head), kv.values.head(kv_head));
             let (dtype, prompt, seed) = (model.decoder.dtype(), stats.head(layer, kv_head), 17);
             let span = candidates.clone();
-            let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: span, prompt, seed };
+            let prefix = HeadPrefix {
+                layer,
+                depth: Depth::default(),
+                rotation: None,
+                kv_head,
+                keys,
+                values,
+                d,
+                dtype,
+                candidates: span,
+                prompt,
+                seed,
+            };
             let index = method.build(&prefix);
             let mut state = method.start(index.as_ref());
             for asking in 0..ASKING {

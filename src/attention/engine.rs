@@ -16,7 +16,7 @@ use super::Configured;
 use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, mix_seed};
+use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, TailRule, mix_seed};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
@@ -197,6 +197,7 @@ impl IndexCache {
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
         let asked = !candidates.is_empty() || method.moves_on();
+        let dense_layers = dense;
         let by_layer = dense
             .par_iter()
             .enumerate()
@@ -208,6 +209,8 @@ impl IndexCache {
                     .map(|kv_head| {
                         method.method.build(&HeadPrefix {
                             layer,
+                            depth: depth(dense_layers, layer),
+                            rotation: self.rotation.as_deref(),
                             kv_head,
                             keys: kv.keys.head(kv_head),
                             values: kv.values.head(kv_head),
@@ -223,6 +226,12 @@ impl IndexCache {
             .collect();
         IndexSet { by_layer, build_time: start.elapsed() }
     }
+}
+
+/// Where a layer stands among those that are not dense.
+fn depth(dense: &[bool], layer: usize) -> Depth {
+    let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
+    Depth { rank: sparse(&dense[..layer]), of: sparse(dense) }
 }
 
 pub(super) fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
@@ -264,7 +273,12 @@ impl Fork {
         let prefix = cache.prefix.clone();
         let layers = prefix.layers();
         let start = |index: &Index| method.method.start(index.as_ref());
-        let states = indexes.by_layer.iter().map(|heads| heads.iter().map(start).collect()).collect();
+        let of_layer = |heads: &Vec<Index>| {
+            let mut states: Vec<_> = heads.iter().map(start).collect();
+            method.method.agree(&mut states);
+            states
+        };
+        let states = indexes.by_layer.iter().map(of_layer).collect();
         let tail = (0..layers)
             .map(|l| {
                 let keys = &prefix.layer(l).keys;
@@ -314,11 +328,6 @@ impl Fork {
     /// Whether `layer` attends everything by policy.
     pub fn is_dense(&self, layer: usize) -> bool {
         self.dense[layer]
-    }
-
-    fn depth(&self, layer: usize) -> Depth {
-        let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
-        Depth { rank: sparse(&self.dense[..layer]), of: sparse(&self.dense) }
     }
 
     /// Closeness to exact attention, if it was asked for.
@@ -406,6 +415,9 @@ impl Fork {
         for (kv_head, (queries, out)) in queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate() {
             self.attend_head(layer, kv_head, queries, out);
         }
+        if !self.dense[layer] {
+            self.method.method.agree(&mut self.states[layer]);
+        }
         self.attend_time += start.elapsed();
     }
 
@@ -427,7 +439,7 @@ impl Fork {
         } else {
             let step = Step {
                 layer,
-                depth: self.depth(layer),
+                depth: depth(&self.dense, layer),
                 kv_head,
                 queries,
                 d: kv.d,
@@ -451,7 +463,8 @@ impl Fork {
         cost.steps += attended.len() as u64;
         cost.context_tokens += (attended.len() * total) as u64;
         cost.attended_tokens += attended.iter().sum::<usize>() as u64;
-        if !self.dense[layer] && !moves_on {
+        let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
+        if !self.dense[layer] && !moves_on && !has_rule {
             cost.free_tokens += (attended.len() * (total - prefix_tokens - 1)) as u64;
         }
         let per_token = 4 * kv.d as u64;

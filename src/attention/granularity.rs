@@ -116,6 +116,14 @@ impl Granularity {
         }
     }
 
+    /// Scores `[head][n]` of the heads that pick together to `[n]`.
+    pub(super) fn reduced_scores(self, scores: Vec<f32>, n: usize) -> Vec<f32> {
+        match self {
+            Self::QueryHead => scores,
+            Self::KvHead(reduce) => reduce.apply(&scores, n),
+        }
+    }
+
     /// What `pick(head, scores)` makes of the scores `[group][n]` of each query head, or once, as for head 0, of what the
     /// group's reduce to.
     pub(super) fn select(

@@ -81,6 +81,10 @@ pub trait Method: Send + Sync + 'static {
     /// by the engine.
     fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
 
+    /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
+    /// whenever all of them have taken a step. Nothing by default.
+    fn agree(&self, _states: &mut [&mut Self::State]) {}
+
     /// What is attended exactly, whatever is picked; the rest are the candidates.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Exact::policy(policy, prefix_tokens, total_tokens)
@@ -164,6 +168,12 @@ pub trait Rotation: Send + Sync {
     fn turn_back(&self, x: &mut [f32], positions: usize);
 }
 
+impl fmt::Debug for dyn Rotation + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rotation")
+    }
+}
+
 /// A method whose parameter was solved for a density.
 pub struct Solved<M> {
     /// The method to run.
@@ -213,6 +223,10 @@ impl Exact {
 pub struct HeadPrefix<'a> {
     /// Layer, from 0.
     pub layer: usize,
+    /// Where the layer stands among those that are not dense.
+    pub depth: Depth,
+    /// How the model's positions are moved; `None` where no turn leads from one to another.
+    pub rotation: Option<&'a dyn Rotation>,
     /// KV head, from 0.
     pub kv_head: usize,
     /// Rotated keys `[token][d]` of the whole prefix.
@@ -500,6 +514,8 @@ pub trait AnyMethod: Send + Sync {
     fn start(&self, index: &dyn Any) -> Box<dyn Any + Send>;
     /// See [`Method::select`].
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection;
+    /// See [`Method::agree`].
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]);
     /// See [`Method::exact`].
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
     /// See [`Method::follows_tail`].
@@ -552,6 +568,11 @@ impl<M: Method> AnyMethod for M {
     }
     fn select(&self, step: &Step<'_>, index: &dyn Any, state: &mut dyn Any, cost: &mut Cost) -> Selection {
         Method::select(self, step, index.downcast_ref().expect(OWN), state.downcast_mut().expect(OWN), cost)
+    }
+    fn agree(&self, states: &mut [Box<dyn Any + Send>]) {
+        let mut states: Vec<&mut M::State> =
+            states.iter_mut().map(|state| state.as_mut().downcast_mut().expect(OWN)).collect();
+        Method::agree(self, &mut states);
     }
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         Method::exact(self, policy, prefix_tokens, total_tokens)

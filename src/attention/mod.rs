@@ -9,6 +9,7 @@ pub mod artefact;
 mod budget;
 pub mod calibration;
 mod channels;
+mod coded;
 mod engine;
 pub mod fidelity;
 mod granularity;

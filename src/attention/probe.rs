@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::budget::Context;
 use super::calibration::PrefillChunk;
-use super::method::{HeadPrefix, score_into};
+use super::method::{Depth, HeadPrefix, score_into};
 use super::prompt::PromptHead;
 use crate::kv::{KvDtype, Prefix};
 
@@ -120,7 +120,20 @@ impl Probe<'_> {
         }
         let candidates = self.candidates.clone();
         let prompt = PromptHead::default();
-        let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype: self.dtype, candidates, prompt, seed: 0 };
+        let depth = Depth::default();
+        let prefix = HeadPrefix {
+            layer,
+            depth,
+            rotation: None,
+            kv_head,
+            keys,
+            values,
+            d,
+            dtype: self.dtype,
+            candidates,
+            prompt,
+            seed: 0,
+        };
         ProbeHead { prefix, queries }
     }
 }

@@ -12,9 +12,12 @@ use std::sync::Arc;
 
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
+use super::coded::Coded;
 use super::granularity::Granularity;
-use super::method::{CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed};
-use super::pick::{Choice, Picker, ScoredRow};
+use super::method::{
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
+};
+use super::pick::{Choice, Finer, Picker, ScoredRow};
 use super::prefill::{PrefillPattern, QueryBlock};
 use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
@@ -23,7 +26,7 @@ use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Sc
 use super::spec::Params;
 use crate::cost::Cost;
 use crate::error::UsageError;
-use crate::kernels::cpu::Joined;
+use crate::kernels::cpu::{Joined, linear};
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
@@ -51,6 +54,17 @@ impl<S: Scorer> Scored<S> {
         Self { scorer, picker: Arc::new(picker), per, least: 0 }
     }
 
+    /// As a method, whose index holds keys in 4 bits too if it picks by them.
+    pub fn method(self) -> Arc<dyn AnyMethod> {
+        match self.picker.finer() {
+            Some(Finer::Codes) => {
+                let Self { scorer, picker, per, least } = self;
+                Arc::new(Scored { scorer: Coded(scorer), picker, per, least })
+            }
+            _ => Arc::new(self),
+        }
+    }
+
     /// Picks so many pages at least.
     pub fn at_least(self, least: usize) -> Self {
         Self { least, ..self }
@@ -64,8 +78,18 @@ impl<S: Scorer> Scored<S> {
     }
 
     /// What is picked by `scores: [query of the group][page]` of the candidates of one position.
-    fn select_by(&self, scores: &[f32], at: &At, cost: &mut Cost) -> Selection {
+    fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
+        let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
+        let width = at.queries.len() / at.group;
         self.per.select(scores, at.group, |head, scores| {
+            let queries = &at.queries[head * width..][..heads * width];
+            let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
+                let scores = match finer {
+                    Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
+                    Finer::Codes => self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost),
+                };
+                if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
+            };
             let row = ScoredRow {
                 scores,
                 page: self.scorer.page(),
@@ -75,19 +99,64 @@ impl<S: Scorer> Scored<S> {
                 scale: at.scale,
                 seed: at.seed,
                 head,
+                heads,
+                queries,
+                keys: at.keys,
+                rescore: &rescore,
             };
             self.picker.pick(&row, cost)
         })
     }
+
+    /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Each is read once for all queries.
+    fn scores_by_codes(
+        &self,
+        queries: &[f32],
+        d: usize,
+        first: usize,
+        tokens: &[u32],
+        parts: &[Part<'_, S::Index>],
+        cost: &mut Cost,
+    ) -> Vec<f32> {
+        let (heads, mut scores) = (queries.len() / d, Vec::new());
+        let (mut begin, mut left) = (first, tokens);
+        for part in parts {
+            let end = begin + part.tokens;
+            let (own, rest) = left.split_at(left.partition_point(|token| (*token as usize) < end));
+            let rows: Vec<u32> = own.iter().map(|token| token - begin as u32).collect();
+            let codes = self.scorer.codes(part.index).expect("a picker that scores by codes is given them");
+            let mut of_part = vec![0.0; heads * rows.len()];
+            let read = codes.scores_of(queries, &rows, &mut of_part);
+            cost.aux_bytes += read.bytes as u64;
+            cost.score_flops += (2 * heads * d * (rows.len() + read.groups)) as u64;
+            scores =
+                if begin == first { of_part } else { joined_scores(heads, (&scores, scores.len() / heads), &of_part) };
+            (begin, left) = (end, rest);
+        }
+        scores
+    }
+}
+
+/// `q·k` of queries `[query][d]` with keys `[token][d]`.
+fn dots_of(queries: &[f32], d: usize, keys: &[f32]) -> Vec<f32> {
+    let mut dots = vec![0.0; queries.len() / d * (keys.len() / d)];
+    if !dots.is_empty() {
+        linear::scores(queries, keys, d, &mut dots);
+    }
+    dots
 }
 
 /// One position that picks.
-struct At {
+struct At<'a> {
     candidates: Range<usize>,
     context: Context,
     scale: f32,
     seed: u64,
     group: usize,
+    /// Rotated, unscaled, `[group][d]`.
+    queries: &'a [f32],
+    /// Rotated keys of all tokens in context.
+    keys: Joined<'a>,
 }
 
 /// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
@@ -166,12 +235,14 @@ impl<S: Scorer> Method for Scored<S> {
             scale: step.scale,
             seed: step.seed,
             group: step.group(),
+            queries: step.queries,
+            keys,
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
             let scores = self.scorer.scores(&queries, &of_prefix, cost);
-            let mut selection = self.select_by(&scores, &at, cost);
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
+            let mut selection = self.select_by(&scores, &at, &parts, cost);
             let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
             self.scorer.weigh(&from, &mut selection, cost);
             return selection;
@@ -191,7 +262,7 @@ impl<S: Scorer> Method for Scored<S> {
         let more = self.scorer.scores(&queries, &Segment { index: own, keys: keys.slice(behind.clone()) }, cost);
         let scores = joined_scores(queries.count(), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
-        let mut selection = self.select_by(&scores, &at, cost);
+        let mut selection = self.select_by(&scores, &at, &parts, cost);
         let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
         self.scorer.weigh(&from, &mut selection, cost);
         selection
@@ -282,11 +353,13 @@ impl<S: Scorer> RowMask for Scored<S> {
             let of_head = |h: usize| &scores[(h * rows + row) * columns..][..pages];
             let mut own: Vec<f32> = (0..group).flat_map(of_head).copied().collect();
             let mut parts = vec![Part { index, tokens: whole, values: values.slice(sink..sink + whole) }];
+            let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
+            let total = block.first + row + 1;
+            let seen = keys.slice(0..total);
             // The last grain is not whole: as this row sees it, it is made for this row.
             let open = candidates.start + whole..candidates.end;
             let mut last = Grown { index: None, tokens: 0 };
             if !open.is_empty() {
-                let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
                 let queries = GroupQueries { numbers: &numbers, rows: 1, ..queries };
                 let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
                 let index = last.grow(&self.scorer, head.place, None, keys, values);
@@ -294,15 +367,16 @@ impl<S: Scorer> RowMask for Scored<S> {
                 own = joined_scores(group, (&own, pages), &more);
                 parts.push(Part { index, tokens: open.len(), values });
             }
-            let total = block.first + row + 1;
             let at = At {
                 context: Context::new(total, &candidates),
                 candidates,
                 scale,
                 seed: mix_seed(block.seed, total as u64),
                 group,
+                queries: &numbers,
+                keys: seen,
             };
-            let mut selection = self.select_by(&own, &at, cost);
+            let mut selection = self.select_by(&own, &at, &parts, cost);
             self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
             selections.push(selection);
         }

@@ -14,6 +14,7 @@ use crate::cost::Cost;
 use crate::kernels::cpu::Joined;
 use crate::kernels::cpu::Rows;
 use crate::kv::KvDtype;
+use crate::kv::quantised::QuantisedRows;
 
 /// Scores candidates by what it stored of their keys.
 pub(super) trait Scorer: Clone + Send + Sync + 'static {
@@ -68,6 +69,11 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
 
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
+
+    /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](super::coded::Coded) scorer's.
+    fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
+        None
+    }
 
     /// Weighs what was picked at one position, for methods whose picks are not the whole of their output.
     fn weigh(&self, _from: &PickedFrom<'_, Self::Index>, _selection: &mut Selection, _cost: &mut Cost) {}

@@ -564,8 +564,17 @@ mod tests {
 
     #[test]
     fn sparse_prefill_needs_a_pattern() {
-        let e = resolve("sparse_from = 'prefill'\nmethods = ['topk']").unwrap_err();
-        assert!(e.what.contains("topk") && e.what.contains("prefill pattern"));
+        for method in ["snapkv", "topp:density=0.1"] {
+            let e = resolve(&format!("sparse_from = 'prefill'\nmethods = ['{method}']")).unwrap_err();
+            assert!(e.what.contains(method) && e.what.contains("prefill pattern"), "{e:?}");
+        }
+        for method in ["topk", "hip>snapkv", "full>snapkv", "quest>full"] {
+            assert!(resolve(&format!("sparse_from = 'prefill'\nmethods = ['{method}']")).is_ok(), "{method}");
+            if method.contains('>') {
+                let e = resolve(&format!("sparse_from = 'decode'\nmethods = ['{method}']")).unwrap_err();
+                assert!(e.what.contains("how the prompt is read") && e.hint.is_some(), "{e:?}");
+            }
+        }
         assert!(resolve("sparse_from = 'prefill'\nmethods = []").is_ok());
     }
 

@@ -20,6 +20,15 @@ pub struct QuantisedRows {
     ranges: Vec<Range>,
 }
 
+/// What was read of some rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes of their codes, and of the ranges of their groups.
+    pub bytes: usize,
+    /// Groups that they are of, one after the other.
+    pub groups: usize,
+}
+
 /// The range of a column within a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct Range {
@@ -181,6 +190,37 @@ impl QuantisedRows {
         });
     }
 
+    /// `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) has them; what was read for it.
+    ///
+    /// # Panics
+    /// If the slices do not have these shapes, or there is no such row.
+    pub fn scores_of(&self, queries: &[f32], rows: &[u32], out: &mut [f32]) -> Read {
+        assert_eq!(out.len(), queries.len() / self.columns * rows.len(), "output shape");
+        let mut read = Read { bytes: (rows.len() * self.columns * self.bits).div_ceil(8), groups: 0 };
+        let (per_byte, mask, mut last) = (8 / self.bits, (1u8 << self.bits) - 1, None);
+        let mut numbers = vec![(0.0, 0.0, 0.0); self.columns];
+        for (i, row) in rows.iter().map(|row| *row as usize).enumerate() {
+            assert!(row < self.tokens, "row out of range");
+            let (group, place) = (row / GROUP, row % GROUP);
+            if last.replace(group) != Some(group) {
+                read.groups += 1;
+                read.bytes += self.columns * std::mem::size_of::<Range>();
+            }
+            let bytes_a_column = ((self.tokens - group * GROUP).min(GROUP) * self.bits).div_ceil(8);
+            let codes = &self.codes[group * self.columns * GROUP * self.bits / 8..];
+            for (column, number) in numbers.iter_mut().enumerate() {
+                let byte = codes[column * bytes_a_column + place / per_byte];
+                let range = self.ranges[group * self.columns + column];
+                *number = (range.min, range.step, f32::from(byte >> (place % per_byte * self.bits) & mask));
+            }
+            for (query, out) in queries.chunks_exact(self.columns).zip(out.chunks_exact_mut(rows.len())) {
+                let products = query.iter().zip(&numbers).map(|(q, (min, step, code))| q * min + q * step * code);
+                out[i] = products.fold(0.0, |sum, x| sum + x);
+            }
+        }
+        read
+    }
+
     /// All rows `[token][column]`, as far as their bits tell.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.columns];
@@ -271,6 +311,33 @@ mod tests {
             for ((x, low), high) in values.iter().zip(back(Rounding::Down)).zip(back(Rounding::Up)) {
                 prop_assert!(low <= *x && *x <= high, "{low} {x} {high}");
                 prop_assert!(high - x <= step && x - low <= step, "{low} {x} {high}");
+            }
+        }
+    }
+
+    #[test]
+    fn scores_of_some_rows_are_their_scores_and_read_their_codes_and_ranges() {
+        let (columns, tokens) = (5, 300);
+        let values: Vec<f32> = (0..tokens * columns).map(|i| ((i * 37 % 101) as f32).sin() * 3.0).collect();
+        let queries: Vec<f32> = (0..2 * columns).map(|i| (i as f32 * 0.7).cos()).collect();
+        for bits in [2, 4] {
+            let rows = QuantisedRows::new(&values, columns, bits);
+            let back = rows.to_f32();
+            for (some, groups) in [(vec![], 0), (vec![0, 1, 127], 1), (vec![3, 128, 131, 256, 299], 3), (vec![299], 1)]
+            {
+                let mut scores = vec![f32::NAN; 2 * some.len()];
+                let read = rows.scores_of(&queries, &some, &mut scores);
+                assert_eq!(
+                    read,
+                    Read { bytes: (some.len() * columns * bits).div_ceil(8) + groups * columns * 8, groups }
+                );
+                for (h, query) in queries.chunks(columns).enumerate() {
+                    for (i, row) in some.iter().enumerate() {
+                        let row = &back[*row as usize * columns..][..columns];
+                        let dot: f64 = query.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                        assert!((f64::from(scores[h * some.len() + i]) - dot).abs() < 1e-4, "{bits} bits, {some:?}");
+                    }
+                }
             }
         }
     }

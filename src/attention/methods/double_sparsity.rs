@@ -21,7 +21,7 @@ use rayon::prelude::*;
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
 use crate::attention::{Budget, HeadPrefix, Params, Rotation, mix_seed};
@@ -57,6 +57,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -100,7 +105,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         }
         let kind = Kind::read(params)?;
         let labels = LabelScores { channels, bits, kind, rankings: None };
-        Ok(Arc::new(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?))
+        Ok(Scored::read(params, labels, Choice::by_logits(Budget::Tokens(64)))?.method())
     },
 };
 
@@ -453,8 +458,8 @@ impl Collector for ChannelMeans {
 mod tests {
     use super::super::tests::{configured, noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::PromptHead;
     use crate::attention::artefact::{ArtefactInfo, FORMAT, write};
+    use crate::attention::{Depth, PromptHead};
     use crate::kernels::cpu::Rows;
     use crate::kv::LayerKv;
 
@@ -492,7 +497,19 @@ mod tests {
         let queries = noise(d, 2);
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
-        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d, dtype, candidates: 0..n, prompt, seed: 0 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            rotation: None,
+            kv_head,
+            keys: rows,
+            values: rows,
+            d,
+            dtype,
+            candidates: 0..n,
+            prompt,
+            seed: 0,
+        };
         let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d, scale: 1.0 };
         let scores = |bits: usize| {
             let scorer = LabelScores { channels: Channels::Share(2), bits, kind: Kind::Random, rankings: None };

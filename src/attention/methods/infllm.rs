@@ -10,10 +10,8 @@
 //! those they were read at. Units are looked up for each query head, or for the group, not for all heads of a
 //! layer together.
 
-use std::sync::Arc;
-
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix, PromptNeed};
@@ -37,6 +35,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -74,7 +77,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let count = params.get_minor("representatives", 4)?.min(page);
         let window = params.get_minor("window", 64)?;
         let scorer = Representatives { page, count, window };
-        Ok(Arc::new(Scored::with(scorer, picker, Granularity::read(params)?).at_least(1)))
+        Ok(Scored::with(scorer, picker, Granularity::read(params)?).at_least(1).method())
     },
 };
 

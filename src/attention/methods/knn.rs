@@ -169,9 +169,9 @@ impl Method for Knn {
             });
         }
         let scores = step.exact_scores(cost);
-        cost.select_bytes += 2 * size_of_val(scores.as_slice()) as u64;
         let first = step.candidates.start as u32;
         self.per.select(&scores, step.group(), |_, scores| {
+            cost.select_bytes += 2 * size_of_val(scores) as u64;
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         })
     }

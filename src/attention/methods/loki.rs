@@ -15,7 +15,7 @@ use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::pca::{Components, Covariance};
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
 use crate::attention::{Budget, HeadPrefix};
@@ -39,6 +39,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -57,7 +62,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let rank = Channels::read(params, "rank", Channels::Count(32))?;
-        Ok(Arc::new(Scored::read(params, Loki { rank, basis: None }, Choice::by_logits(Budget::Ratio(0.03)))?))
+        Ok(Scored::read(params, Loki { rank, basis: None }, Choice::by_logits(Budget::Ratio(0.03)))?.method())
     },
 };
 

@@ -26,7 +26,7 @@ use rayon::prelude::*;
 use super::planes::RandomPlanes;
 use super::signatures::{Signatures, halves, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
-use crate::attention::pick::Choice;
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix};
@@ -51,6 +51,13 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "seed", default: "1", about: "draw of the hyperplanes, which all heads share" },
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK_BY_ORDER,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -73,7 +80,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let seed = params.get_minor_as("seed", 1u64, SEED)?;
         let planes = Arc::new(RandomPlanes::new(bits, seed));
         let random = RandomSignatures { bits, by_norm, center, seed, planes };
-        Ok(Arc::new(Scored::read(params, random, Choice::by_order(Budget::Tokens(64)))?))
+        Ok(Scored::read(params, random, Choice::by_order(Budget::Tokens(64)))?.method())
     },
 };
 

@@ -92,7 +92,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("dense_layers", "0+50%"),
             ],
             source: "MagicPIG's code, models/attnserver.py and library/sparse_attention: 1e-4 is added to u; dense \
-                     layers 0, 16, 32, 48, which is 0 and 16 of a model with 32",
+                     layers 0, 16, 32, 48, which is 0 and 16 of a model with 32; for one with 80 write 0+16+32+48",
         },
     ],
     build: |params| Ok(Arc::new(MagicPig::read(params)?)),

@@ -4,8 +4,10 @@
 //! program knows a method by name.
 
 mod a_shape;
+mod ada_kv;
 mod bigbird;
 mod double_sparsity;
+mod expected_attention;
 mod flexprefill;
 mod full;
 mod graph_search;
@@ -24,10 +26,12 @@ mod oracle_sampling;
 mod planes;
 mod pqcache;
 mod prefill_only;
+mod pyramid_kv;
 mod quest;
 mod random;
 mod reformer;
 mod retrieval_attention;
+mod rocketkv;
 mod signatures;
 mod snapkv;
 mod sparq;
@@ -35,6 +39,9 @@ mod streaming_llm;
 mod topk;
 mod topk_norm;
 mod topp;
+mod tova;
+mod twilight;
+mod vattention;
 mod vertical_slash;
 
 use std::collections::HashSet;
@@ -126,6 +133,7 @@ pub const METHODS: &[MethodEntry] = &[
     topk_norm::ENTRY,
     topp::ENTRY,
     oracle_sampling::ENTRY,
+    vattention::ENTRY,
     random::ENTRY,
     streaming_llm::ENTRY,
     a_shape::ENTRY,
@@ -137,8 +145,14 @@ pub const METHODS: &[MethodEntry] = &[
     reformer::ENTRY,
     snapkv::ENTRY,
     h2o::ENTRY,
+    tova::ENTRY,
+    pyramid_kv::ENTRY,
+    ada_kv::ENTRY,
+    expected_attention::ENTRY,
+    rocketkv::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
+    twilight::ENTRY,
     magicpig::ENTRY,
     double_sparsity::ENTRY,
     loki::ENTRY,

@@ -7,18 +7,17 @@
 //!
 //! Clustering runs for a fixed number of iterations from seeds drawn for each head (the authors fit the number
 //! to the time that prefill leaves). Codes take one byte each, whatever `bits` is; centroids are stored like
-//! keys. Generated tokens stay in the exact tail, so no code is ever added; the authors' code gives one to
-//! each token that leaves its window.
+//! keys. With `--tail`, a token that leaves the window takes the nearest centroids of the prefix, as in the authors'
+//! code; otherwise generated tokens stay exact.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::kmeans::kmeans;
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
 use crate::attention::{Budget, HeadPrefix};
@@ -41,12 +40,24 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "iterations", default: "10", about: "iterations of k-means at most" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
     presets: &[Preset {
         name: "repo",
-        values: &[("subspaces", "2"), ("bits", "6"), ("ratio", "0.05"), ("sink", "32"), ("per", "kv_head")],
+        values: &[
+            ("subspaces", "2"),
+            ("bits", "6"),
+            ("ratio", "0.05"),
+            ("sink", "32"),
+            ("per", "kv_head"),
+            ("tail", "indexed"),
+        ],
         source: "PQCache's code, run_llama.sh: 2 sub-spaces of 6 bits, 32 sink tokens, half of a budget of 0.1 picked \
                  for each KV head (by softmax scores; here by plain ones); its window, the other half, is a share \
                  of the context, which `local` cannot be",
@@ -57,7 +68,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         let picker = Choice::by_logits(Budget::Ratio(0.05)).read(params)?;
         let iterations = params.get_minor_within("iterations", 10, 1..=1000)?;
         let codes = ProductCodes { subspaces, bits, iterations };
-        Ok(Arc::new(Scored::with(codes, picker, Granularity::read(params)?)))
+        Ok(Scored::with(codes, picker, Granularity::read(params)?).method())
     },
 };
 
@@ -181,7 +192,7 @@ fn approximate_scores(queries: &GroupQueries<'_>, subspaces: &[Subspace], cost: 
 mod tests {
     use super::super::tests::{noise, none, prefix, random_kv, run, select};
     use super::*;
-    use crate::attention::{Picks, PromptHead, Selection};
+    use crate::attention::{Depth, Picks, PromptHead, Selection};
     use crate::kernels::cpu::Rows;
     use crate::kv::KvDtype;
 
@@ -201,8 +212,19 @@ mod tests {
         let (keys, new) = (keys(), noise(40 * D, 77));
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
-        let head =
-            HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates: 0..N, prompt, seed: 9 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            rotation: None,
+            kv_head,
+            keys: rows,
+            values: rows,
+            d: D,
+            dtype,
+            candidates: 0..N,
+            prompt,
+            seed: 9,
+        };
         let scorer = ProductCodes { subspaces: 3, bits: 5, iterations: 10 };
         let built = scorer.build(&head);
         let mut tail = scorer.empty(Place::from(&head), Some(&built));
@@ -229,7 +251,19 @@ mod tests {
         let rows = Rows::F32(&keys);
         let (layer, kv_head, dtype, prompt) = (0, 0, KvDtype::F32, PromptHead::default());
         let candidates = 0..N;
-        let head = HeadPrefix { layer, kv_head, keys: rows, values: rows, d: D, dtype, candidates, prompt, seed: 9 };
+        let head = HeadPrefix {
+            layer,
+            depth: Depth::default(),
+            rotation: None,
+            kv_head,
+            keys: rows,
+            values: rows,
+            d: D,
+            dtype,
+            candidates,
+            prompt,
+            seed: 9,
+        };
         let asked = GroupQueries { layer, kv_head, numbers: &queries, rows: 1, d: D, scale: 1.0 };
         let index = ProductCodes { subspaces, bits, iterations: 10 }.build(&head);
         let mut cost = Cost::default();

@@ -8,12 +8,10 @@
 //! `summary_bits=4` or `2` quantises the bounds, each channel by its own range over 128 pages: minima are rounded down
 //! and maxima up, so that a page's score stays an upper bound, a looser one. 16 keeps them as the cache keeps keys.
 
-use std::sync::Arc;
-
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::attention::Step;
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
 use crate::attention::{Budget, HeadPrefix};
@@ -33,6 +31,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "min_pages", default: "1", about: "pages read at least" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -74,20 +77,21 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         };
         let least = params.get_minor("min_pages", 1)?;
         let scored = Scored::with(Bounds { page, summary_bits }, picker, Granularity::read(params)?);
-        Ok(Arc::new(scored.at_least(least)))
+        Ok(scored.at_least(least).method())
     },
 };
 
 /// Upper bounds of `q·k` for each page, channel by channel.
 #[derive(Clone)]
-struct Bounds {
-    page: usize,
+pub(super) struct Bounds {
+    /// Tokens a page.
+    pub page: usize,
     /// Bits of the bounds, if they are quantised.
-    summary_bits: Option<usize>,
+    pub summary_bits: Option<usize>,
 }
 
 /// Channel-wise bounds of each page, `[page][d]`.
-enum Pages {
+pub(super) enum Pages {
     /// In the storage type of the keys, so exact.
     Exact { min: KvStore, max: KvStore },
     /// Minima rounded down, maxima up.

@@ -13,9 +13,12 @@
 
 use std::sync::Arc;
 
+use super::pyramid_kv::pyramid;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
+use crate::attention::granularity::Reduce;
+use crate::attention::{Budget, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
+use crate::error::UsageError;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
 
@@ -53,28 +56,30 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             source: "SnapKV's code, snapkv_utils.py: window 32, average pooling over 5, 2048 tokens together",
         },
     ],
-    build: |params| {
-        let budget = params.budget_from_zero(Budget::Tokens(992))?;
-        let window = params.get_minor("window", 32)?;
-        let kernel = params.get_minor("kernel", 7)?;
-        if kernel % 2 == 0 {
-            return Err(params.bad_value("kernel", &kernel.to_string(), "an odd number"));
-        }
-        let pool = match params.choice("pool", &["max", "avg"])? {
-            "avg" => Pool::Average,
-            _ => Pool::Max,
-        };
-        Ok(Arc::new(SnapKv { budget, window, kernel, pool, per: Granularity::read(params)? }))
-    },
+    build: |params| Ok(Arc::new(SnapKv::read(params, 992, 32)?)),
 };
 
 /// Eviction by the votes of the last queries.
-struct SnapKv {
-    budget: Budget,
-    window: usize,
+pub(super) struct SnapKv {
+    /// Tokens kept of those before the window.
+    pub budget: Budget,
+    /// Last tokens of the prefix, whose queries vote.
+    pub window: usize,
     kernel: usize,
     pool: Pool,
-    per: Granularity,
+    /// For which heads is chosen.
+    pub per: Granularity,
+    /// How a layer's budget follows from that of all.
+    layers: LayerBudgets,
+}
+
+/// What each layer keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LayerBudgets {
+    /// The same.
+    Equal,
+    /// Less the deeper, see [`pyramid_kv`](super::pyramid_kv); with its `β`.
+    Pyramid(usize),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -84,9 +89,51 @@ enum Pool {
 }
 
 /// What stays of the candidates, ascending; for each query head, or once for the group.
-struct Kept(Vec<Vec<u32>>);
+pub(super) struct Kept(Vec<Vec<u32>>);
 
 impl SnapKv {
+    /// Reads the budget, `window`, `kernel`, `pool`, `per` and `reduce`; `k` and `window` tokens if none are given.
+    pub fn read(params: &mut Params, k: usize, window: usize) -> Result<Self, UsageError> {
+        let budget = params.budget_from_zero(Budget::Tokens(k))?;
+        let window = params.get_minor("window", window)?;
+        let kernel = params.get_minor("kernel", 7)?;
+        if kernel % 2 == 0 {
+            return Err(params.bad_value("kernel", &kernel.to_string(), "an odd number"));
+        }
+        let pool = match params.choice("pool", &["max", "avg"])? {
+            "avg" => Pool::Average,
+            _ => Pool::Max,
+        };
+        Ok(Self { budget, window, kernel, pool, per: Granularity::read(params)?, layers: LayerBudgets::Equal })
+    }
+
+    /// Votes of a GQA group together, max-pooled; the budget is the caller's.
+    pub fn of_group(window: usize, kernel: usize) -> Self {
+        let per = Granularity::KvHead(Reduce::Sum);
+        Self { budget: Budget::Tokens(0), window, kernel, pool: Pool::Max, per, layers: LayerBudgets::Equal }
+    }
+
+    /// With such budgets of layers.
+    pub fn with_layers(self, layers: LayerBudgets) -> Self {
+        Self { layers, ..self }
+    }
+
+    /// Pooled votes of the candidates, of each query head or of the group.
+    pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Vec<Vec<f32>> {
+        let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
+        let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[prefix.candidates.clone()].to_vec();
+        self.per.merged(votes).into_iter().map(of_candidates).collect()
+    }
+
+    /// Tokens that this layer keeps.
+    fn layer_budget(&self, prefix: &HeadPrefix<'_>) -> usize {
+        let mean = self.budget.tokens(prefix.context());
+        match self.layers {
+            LayerBudgets::Equal => mean,
+            LayerBudgets::Pyramid(beta) => pyramid(mean, beta, prefix.candidates.len(), prefix.depth),
+        }
+    }
+
     /// Weights that the window's queries of one head give to each token before the window, summed.
     fn votes(&self, prefix: &HeadPrefix<'_>, head: usize) -> Vec<f32> {
         let (d, tokens) = (prefix.d, prefix.keys.elements() / prefix.d);
@@ -126,23 +173,17 @@ impl Method for SnapKv {
     }
 
     fn index_key(&self) -> String {
-        let Self { budget, window, kernel, pool, per } = self;
-        format!("{budget:?},{window},{kernel},{pool:?},{per:?}")
+        let Self { budget, window, kernel, pool, per, layers } = self;
+        format!("{budget:?},{window},{kernel},{pool:?},{per:?},{layers:?}")
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Kept {
         if self.budget.is_none() {
             return Kept(Vec::new());
         }
-        let votes: Vec<Vec<f32>> = (0..prefix.prompt.group()).map(|head| self.votes(prefix, head)).collect();
-        let budget = self.budget.tokens(prefix.context());
-        let first = prefix.candidates.start as u32;
-        let keep = |votes: &[f32]| {
-            let pooled = self.pooled(votes);
-            let best = top_k(&pooled[prefix.candidates.clone()], budget);
-            best.into_iter().map(|i| i + first).collect()
-        };
-        Kept(self.per.merged(votes).iter().map(|votes| keep(votes)).collect())
+        let (budget, first) = (self.layer_budget(prefix), prefix.candidates.start as u32);
+        let keep = |pooled: Vec<f32>| top_k(&pooled, budget).into_iter().map(|i| i + first).collect();
+        Kept(self.pooled_votes(prefix).into_iter().map(keep).collect())
     }
 
     /// The list of what was kept, as stored here; keys and values moved together would need none.

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::pick::Choice;
+use crate::attention::pick::Top;
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix, Picks, Selection, Weighting};
@@ -70,7 +70,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let r = Channels::read(params, "r", Channels::Share(8))?;
         // Its scores, over `τ`, are logits, but what they leave over is made up for by the mean value.
-        let picker = Choice::by_order(Budget::Tokens(64)).read(params)?;
+        let picker = Arc::new(Top { budget: params.budget(Budget::Tokens(64))? });
         let by_channel = params.choice("storage", &["2xK", "1xK"])? == "2xK";
         let per = Granularity::read(params)?;
         Ok(Arc::new(Scored::with(QueryChannels { r, by_channel, per }, picker, per)))

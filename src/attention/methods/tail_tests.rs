@@ -12,9 +12,14 @@ const GROWING: &[&str] = &[
     "topk_norm:k=12",
     "topp:p=0.5",
     "oracle_sampling:budget=9",
+    "vattention:k=5,epsilon=0.3,delta=0.3",
+    "quest:page=4,k=8,pick=sample,epsilon=0.3,delta=0.3,per=kv_head",
     "random:k=9",
     "quest:page=4,k=12",
     "quest:page=7,k=20,per=kv_head",
+    "twilight:page=4,k=40,p=0.6",
+    "topk:k=30,rescore=int4,k2=7,per=kv_head",
+    "double_sparsity:k=30,rescore=exact,p=0.4",
     "quest:page=1,k=9,summary_bits=4",
     "quest:page=2,k=9,summary_bits=2",
     "double_sparsity:k=12",
@@ -75,6 +80,19 @@ fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
                 assert_same(&ours, &stepper.from_scratch(), &format!("{spec}, {tail}, step {step}"));
             }
             assert!(stepper.candidates().end > prefix_tokens, "some of the tail can be picked");
+        }
+    }
+}
+
+/// Groups of codes are of 128 tokens, so that a prefix has whole ones, and the run's own index goes on behind them.
+#[test]
+fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {
+    for spec in ["topk:k=60,rescore=int4,k2=9", "twilight:page=4,k=60,p=0.4,per=kv_head"] {
+        let policy = Policy { sink: 3, local: 8, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 200, 2);
+        for step in 0..40 {
+            let (ours, _) = stepper.step();
+            assert_same(&ours, &stepper.from_scratch(), &format!("{spec}, step {step}"));
         }
     }
 }

@@ -96,7 +96,7 @@ fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, 
 }
 
 /// Queries `[token][head][d]` of a prefix.
-fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
+pub(super) fn prompt_queries(layer: usize, numbers: usize) -> Vec<f32> {
     noise(numbers, 31 + layer as u64)
 }
 
@@ -123,7 +123,7 @@ pub(super) fn select(
     select_seeded(spec, kv, queries, candidates, 0)
 }
 
-fn select_seeded(
+pub(super) fn select_seeded(
     spec: &str,
     kv: &LayerKv,
     queries: &[f32],
@@ -141,7 +141,19 @@ fn select_seeded(
         Rows::Bf16(_) => KvDtype::Bf16,
     };
     let prompt = stats.head(layer, kv_head);
-    let prefix = HeadPrefix { layer, kv_head, keys, values, d, dtype, candidates: candidates.clone(), prompt, seed };
+    let prefix = HeadPrefix {
+        layer,
+        depth: Depth::default(),
+        rotation: None,
+        kv_head,
+        keys,
+        values,
+        d,
+        dtype,
+        candidates: candidates.clone(),
+        prompt,
+        seed,
+    };
     let index = method.build(&prefix);
     let tail_keys = Rows::F32(&[]);
     let step = Step {
@@ -251,6 +263,8 @@ impl Stepper {
         let exact = method.method.exact(&method.policy, prefix_tokens, prefix_tokens);
         let index = method.method.build(&HeadPrefix {
             layer: 0,
+            depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys: prefix.layer(0).keys.head(0),
             values: prefix.layer(0).values.head(0),
@@ -260,7 +274,8 @@ impl Stepper {
             prompt: stats.head(0, 0),
             seed: 1,
         });
-        let state = method.method.start(index.as_ref());
+        let mut state = method.method.start(index.as_ref());
+        method.method.agree(std::slice::from_mut(&mut state));
         let fork = IndexCache::new(prefix.clone(), KvDtype::F32, 1).with_stats(stats).fork(&method, false);
         let (tail, queries) = (LayerKv::new(KvDtype::F32, 1, D, 4), Vec::new());
         Self { prefix_tokens, method, prefix, tail, index, state, fork, queries, group }
@@ -306,6 +321,7 @@ impl Stepper {
         };
         let mut cost = Cost::default();
         let selection = method.select(&step, self.index.as_ref(), self.state.as_mut(), &mut cost);
+        method.agree(std::slice::from_mut(&mut self.state));
         (selection, cost)
     }
 
@@ -327,6 +343,8 @@ impl Stepper {
         let candidates = exact.sink..exact.recent;
         let index = method.build(&HeadPrefix {
             layer: 0,
+            depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys: Rows::F32(keys),
             values: Rows::F32(values),
@@ -412,6 +430,14 @@ const SELECT_ALL: &[&str] = &[
     "topk_norm:ratio=1",
     "topk_norm:k=100000,per=kv_head",
     "topp:p=1",
+    "vattention:ratio=1",
+    "vattention:k=3,base=0.6",
+    "quest:pick=sample,k=3,epsilon=1e-9,page=7,per=kv_head",
+    "topk_norm:pick=sample,ratio=1",
+    "twilight:ratio=1,p=1",
+    "twilight:density=1",
+    "topk:k=100000,rescore=exact,k2=100000",
+    "loki:ratio=1,rescore=int4,p=1,per=kv_head",
     "random:ratio=1",
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
@@ -432,6 +458,16 @@ const SELECT_ALL: &[&str] = &[
     "snapkv:k=100000",
     "snapkv:ratio=1,window=1,kernel=1,per=kv_head",
     "h2o:k=100000",
+    "tova:k=100000",
+    "pyramid_kv:k=100000",
+    "pyramid_kv:ratio=1,beta=3,window=1,kernel=1,per=kv_head",
+    "ada_kv:k=100000",
+    "expected_attention:ratio=1",
+    "rocketkv:ratio=1",
+    "rocketkv:k=100000,page=7,r=1,window=3,kernel=1",
+    "rocketkv:density=1",
+    "expected_attention:k=100000,queries=3,future=1,covariance=false",
+    "ada_kv:ratio=1,floor=0,window=1,kernel=1,per=kv_head",
     "h2o:k=100000,recent=1",
     "h2o:k=1,recent=100000,per=kv_head",
     "infllm:k=100000",
@@ -452,6 +488,7 @@ const SELECT_ALL: &[&str] = &[
     "topk:density=1,per=kv_head,reduce=max",
     "topk_norm:density=1",
     "topp:density=1",
+    "vattention:density=1",
     "random:density=1",
     "quest:density=1",
     "streaming_llm:density=1",
@@ -492,6 +529,17 @@ const ORDINARY: &[&str] = &[
     "topk_norm:k=8",
     "topk_norm:ratio=0.1,per=kv_head",
     "topp:p=0.5",
+    "vattention:epsilon=0.4",
+    "vattention:epsilon=0.5,delta=0.5,base=0.01,k=0",
+    "topk:k=5,pick=sample,epsilon=0.4,per=kv_head",
+    "quest:page=8,k=16,pick=sample,epsilon=0.3",
+    "lsh_bits:k=8,pick=sample,epsilon=0.3",
+    "twilight",
+    "twilight:density=0.1",
+    "topk:k=20,rescore=int4,k2=3",
+    "topk:k=0,rescore=exact",
+    "quest:page=8,k=40,rescore=exact,p=0.5,per=kv_head",
+    "double_sparsity:k=40,rescore=int4,p=0.5",
     "random:k=8",
     "oracle_sampling:budget=16",
     "streaming_llm:window=16",
@@ -509,6 +557,20 @@ const ORDINARY: &[&str] = &[
     "reformer:bucket=8",
     "snapkv:k=8",
     "snapkv:ratio=0.1,window=5,kernel=5,pool=avg,per=kv_head",
+    "tova:k=8",
+    "tova:density=0.1",
+    "pyramid_kv:k=8,window=3",
+    "pyramid_kv:ratio=0.1,window=5,beta=2,pool=avg,per=kv_head",
+    "pyramid_kv:k=0",
+    "ada_kv:k=8,window=3",
+    "expected_attention:k=8,queries=9,future=5",
+    "expected_attention:ratio=0.1,covariance=false,norm=false,future=3",
+    "expected_attention:k=0",
+    "rocketkv:k=8",
+    "rocketkv:ratio=0.1,page=5,r=3,keep=20,window=3,kernel=9",
+    "rocketkv:density=0.1",
+    "ada_kv:ratio=0.1,window=5,floor=1,per=kv_head",
+    "ada_kv:k=0,per=kv_head",
     "h2o",
     "h2o:k=8,recent=16,per=kv_head",
     "infllm:page=16,k=16",
@@ -537,6 +599,7 @@ const ORDINARY: &[&str] = &[
     "topk:density=0.1",
     "topk:k=8,per=kv_head,reduce=max",
     "topp:density=0.1",
+    "vattention:density=0.1",
     "random:density=0.1",
     "oracle_sampling:density=0.1",
     "quest:density=0.1",
@@ -562,7 +625,18 @@ const ORDINARY: &[&str] = &[
 ];
 
 /// How the specs begin whose picks are drawn at random.
-const DRAWING: &[&str] = &["random", "oracle_sampling", "bigbird", "hip:k=16,n_e=3", "knn:ratio=0.1", "pqcache:k=8"];
+const DRAWING: &[&str] = &[
+    "random",
+    "oracle_sampling",
+    "vattention",
+    "topk:k=5,pick=sample",
+    "quest:page=8,k=16,pick=sample",
+    "lsh_bits:k=8,pick=sample",
+    "bigbird",
+    "hip:k=16,n_e=3",
+    "knn:ratio=0.1",
+    "pqcache:k=8",
+];
 
 #[test]
 fn selecting_everything_equals_full() {
@@ -657,6 +731,11 @@ fn density_is_what_the_budget_says() {
         ("bigbird:window=96,blocks=2,block=16", (4.0 + 96.0 + 32.0) / 1001.0),
         ("snapkv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
         ("snapkv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
+        ("tova:k=50", (4.0 + 50.0 + 1.0) / 1001.0),
+        ("pyramid_kv:k=50,window=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("rocketkv:k=48", (48.0 + 20.0 + 1.0) / 1001.0),
+        ("expected_attention:k=50,future=9", (50.0 + 20.0 + 1.0) / 1001.0),
+        ("ada_kv:k=50,window=30", (50.0 + 34.0 + 1.0) / 1001.0),
         ("h2o:k=50,recent=30", (4.0 + 50.0 + 30.0) / 1001.0),
         ("h2o", (4.0 + 100.0 + 100.0) / 1001.0),
         ("infllm:page=16,k=64", (64.0 + 20.0 + 1.0) / 1001.0),
@@ -685,11 +764,13 @@ fn specs_with_density(density: f64) -> Vec<String> {
     let fine = |name: &'static str| match name {
         "bigbird" => "bigbird:block=4",
         "infllm" => "infllm:page=4",
+        "twilight" => "twilight:page=4",
         name => name,
     };
     let every = METHODS.iter().filter(|m| !m.params.is_empty() && m.phase() != "prefill").map(|m| fine(m.name));
     let more = [
         "topk:per=kv_head",
+        "topk_norm:rescore=exact",
         "quest:page=16,per=kv_head,reduce=max",
         "quest:preset=repo,sink=4,local=16,dense_layers=none",
         "magicpig:K=6",
@@ -790,13 +871,17 @@ fn what_is_sparse_while_the_prompt_is_read_alone_decodes_densely() {
 fn a_density_below_what_is_static_picks_as_little_as_can_be() {
     let prefix = prefix(1, 1, 400, D);
     for spec in specs_with_density(0.01) {
-        let (_, fork) = run(&prefix, &spec, &Policy { sink: 4, local: 60, ..none() }, 2, 2);
+        let policy = Policy { sink: 4, local: 60, ..none() };
+        let (_, fork) = run(&prefix, &spec, &policy, 2, 2);
         let attended = fork.costs().total(|_| true).density() * 401.5;
         assert!(attended < 4.0 + 60.0 + 2.0 + 32.0, "{spec}: {attended}");
-        // Sinks and the current token are always there; the window is, but for methods with one of their own.
-        let has_own_window = ["streaming_llm", "a_shape", "bigbird", "h2o"].iter().any(|name| spec.starts_with(name));
-        let local = if spec.contains("local=16") { 16.0 } else { 60.0 };
-        let least = if has_own_window { 4.0 + 1.0 } else { 4.0 + local + 1.5 };
+        // What is static is attended in both steps, whatever is picked.
+        let method = configured(&spec, &policy);
+        let fixed = |total: usize| {
+            let exact = method.method.exact(&method.policy, 400, total);
+            exact.sink + total - exact.recent
+        };
+        let least = (fixed(401) + fixed(402)) as f64 / 2.0;
         assert!(attended >= least - 1e-6, "{spec}: {attended}");
     }
 }
@@ -816,8 +901,13 @@ fn without_queries_keys_stand_in_for_them() {
 #[test]
 fn what_was_solved_can_be_said_and_asked_for() {
     let prefix = prefix(2, 2, 900, D);
-    for spec in ["topp:density=0.2", "oracle_sampling:density=0.2", "magicpig:density=0.2", "magicpig:K=4,density=0.2"]
-    {
+    for spec in [
+        "topp:density=0.2",
+        "oracle_sampling:density=0.2",
+        "magicpig:density=0.2",
+        "magicpig:K=4,density=0.2",
+        "vattention:density=0.2",
+    ] {
         let (out, fork) = run(&prefix, spec, &none(), 4, 2);
         let name = spec.split(':').next().unwrap();
         let (same, plain) = run(&prefix, &format!("{name}:{}", fork.solved().unwrap()), &none(), 4, 2);
@@ -862,6 +952,10 @@ fn only_what_evicts_holds_less_than_everything() {
         ("a_shape:window=1000", 305),
         ("snapkv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
         ("snapkv:k=40,window=20,per=kv_head", 4 + 40 + 20 + 5),
+        ("pyramid_kv:k=40,window=10,per=kv_head", 4 + 40 + 16 + 5),
+        ("rocketkv:k=8,keep=40,window=20", 4 + 40 + 20 + 5),
+        ("expected_attention:k=40,future=9", 4 + 40 + 16 + 5),
+        ("ada_kv:k=40,window=20,floor=1,per=kv_head", 4 + 40 + 20 + 5),
         ("h2o:k=40,recent=30,per=kv_head", 4 + 40 + 30),
         ("h2o:k=40,recent=0.1,per=kv_head", 4 + 40 + 30),
     ] {
@@ -1096,6 +1190,7 @@ fn fidelity_equals_a_naive_reference_whatever_the_weights() {
         "random:k=9",
         "quest:page=8,k=32,per=kv_head",
         "oracle_sampling:budget=40",
+        "vattention:k=9,epsilon=0.4,delta=0.3",
         "magicpig:K=5,L=12",
         "sparq:k=12",
         "streaming_llm:window=50",
@@ -1173,7 +1268,7 @@ proptest! {
             context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
         };
         let prefix = HeadPrefix {
-            layer: 0, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
+            layer: 0, depth: Depth::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
             dtype: KvDtype::F32, candidates: 0..tokens, prompt: PromptHead::default(), seed,
         };
         let bounds = quest::bounds_for_test(&step, &prefix, page, bits);
@@ -1237,6 +1332,8 @@ fn topk_picks_the_largest_scores() {
     let method = configured("topk:k=5", &none()).method;
     let index = method.build(&HeadPrefix {
         layer: 0,
+        depth: Depth::default(),
+        rotation: None,
         kv_head: 0,
         keys,
         values: keys,
@@ -1390,6 +1487,11 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("topk:k=0"), "topk:k=0");
     assert_eq!(label("snapkv:pool=max,kernel=7,window=32"), "snapkv:k=992");
     assert_eq!(label("snapkv:preset=repo"), "snapkv:k=2016,kernel=5,pool=avg,sink=0,local=0");
+    assert_eq!(label("tova:k=9"), "tova:k=9");
+    assert_eq!(label("pyramid_kv:beta=20,window=9"), "pyramid_kv:k=2040,window=9");
+    assert_eq!(label("rocketkv:keep=auto,page=8"), "rocketkv:page=8,r=d/2,k=64");
+    assert_eq!(label("expected_attention:norm=true,future=5"), "expected_attention:ratio=0.5,future=5");
+    assert_eq!(label("ada_kv:floor=0.20,per=kv_head"), "ada_kv:k=992,per=kv_head");
     assert_eq!(label("h2o:recent=0.10"), "h2o:ratio=0.1");
     assert_eq!(label("h2o:recent=64,k=32"), "h2o:k=32,recent=64");
     assert_eq!(label("infllm:page=3"), "infllm:page=3,ratio=0.0625");
@@ -1404,6 +1506,12 @@ fn specs_are_checked_and_canonical() {
     assert_eq!(label("flexprefill:preset=repo"), "flexprefill:gamma=0.9,min_budget=1024");
     assert_eq!(label("hyper_attention:preset=paper"), "hyper_attention:sample=1024");
     assert_eq!(label("reformer:preset=paper,hashes=2"), "reformer:bucket=512,hashes=2,dense_layers=0-2");
+    assert_eq!(label("vattention:delta=0.1,k=9,epsilon=0.2"), "vattention:k=9,epsilon=0.2");
+    assert_eq!(label("topk:pick=sample"), "topk:pick=sample,k=64");
+    assert_eq!(label("lsh_bits:base=0.1,pick=sample"), "lsh_bits:bits=32,pick=sample,k=64,base=0.1");
+    assert_eq!(label("twilight:page=16"), "twilight:ratio=0.25,p=0.95");
+    assert_eq!(label("quest:rescore=int4"), "quest:page=16,rescore=int4,ratio=0.0625,p=0.95");
+    assert_eq!(label("loki:k2=9,rescore=exact,k=50"), "loki:rank=32,rescore=exact,k=50,k2=9");
     assert_eq!(label("lsh_bits:seed=1,label=a,bits=064"), "lsh_bits:bits=64,k=64");
     assert_eq!(label("hash_attention:bits=32,label=a"), "hash_attention:k=64");
     assert_eq!(label("hash_attention:label=av,ratio=0.5"), "hash_attention:label=av,ratio=0.5");
@@ -1434,11 +1542,42 @@ fn specs_are_checked_and_canonical() {
         "snapkv:kernel=4",
         "snapkv:window=0",
         "snapkv:pool=sum",
+        "tova:k=0",
+        "pyramid_kv:beta=0",
+        "pyramid_kv:kernel=2",
+        "ada_kv:floor=-0.1",
+        "ada_kv:floor=nan",
+        "expected_attention:future=0",
+        "rocketkv:keep=0",
+        "rocketkv:kernel=62",
+        "rocketkv:k=0",
+        "expected_attention:queries=0",
+        "expected_attention:norm=1",
         "h2o:recent=0",
         "h2o:recent=1.0",
         "h2o:recent=nan",
         "infllm:representatives=0",
         "topkk",
+        "vattention:epsilon=0",
+        "vattention:delta=1",
+        "vattention:base=0",
+        "vattention:density=0.1,k=3",
+        "topk:pick=sample,p=0.5",
+        "topk:epsilon=0.1",
+        "topk_norm:base=0.1",
+        "lsh_bits:pick=topp",
+        "topk:pick=topp,delta=0.1",
+        "sparq:pick=sample",
+        "twilight:p=0",
+        "twilight:k2=0",
+        "twilight:p=0.5,k2=3",
+        "twilight:density=0.1,p=0.5",
+        "topk:k2=3",
+        "lsh_bits:p=0.5",
+        "topk:rescore=int8",
+        "topk:rescore=exact,pick=topp",
+        "topk:rescore=exact,pick=sample",
+        "topk:rescore=int4,epsilon=0.1",
         "topk:kk=3",
         "topk:k=-1",
         "topk:ratio=0",

@@ -2,10 +2,8 @@
 //!
 //! The upper bound of every method that searches for the largest scores: what it loses, no index can win.
 
-use std::sync::Arc;
-
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::pick::{Choice, PICK, SHARE};
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix};
@@ -20,6 +18,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         PICK,
         SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -37,7 +40,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let choice = Choice { from_zero: true, ..Choice::by_logits(Budget::Tokens(64)) };
-        Ok(Arc::new(Scored::read(params, Exact, choice)?))
+        Ok(Scored::read(params, Exact, choice)?.method())
     },
 };
 

@@ -3,10 +3,8 @@
 //! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
 //! that the attention uses). The logarithms of the norms are the index: four bytes a token.
 
-use std::sync::Arc;
-
 use super::{Granularity, MethodEntry, ParamInfo};
-use crate::attention::pick::Choice;
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix};
@@ -19,11 +17,18 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK_BY_ORDER,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
     presets: &[],
-    build: |params| Ok(Arc::new(Scored::read(params, AttentionTimesNorm, Choice::by_order(Budget::Tokens(64)))?)),
+    build: |params| Ok(Scored::read(params, AttentionTimesNorm, Choice::by_order(Budget::Tokens(64)))?.method()),
 };
 
 /// `s·q·k + ln‖v‖`, the logarithm of `a·‖v‖` up to a constant of the query.

@@ -24,7 +24,7 @@ use self::net::SignNet;
 use super::signatures::{Signatures, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Params, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
-use crate::attention::pick::Choice;
+use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment};
 use crate::attention::{Budget, HeadPrefix};
@@ -52,6 +52,13 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         LABEL,
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
+        PICK_BY_ORDER,
+        SHARE,
+        EPSILON,
+        DELTA,
+        BASE,
+        RESCORE,
+        SECOND,
         Granularity::INFO,
         Granularity::REDUCE,
     ],
@@ -70,7 +77,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let kind = NetKind::read(params)?;
         let learned = LearnedSignatures { kind, nets: None };
-        Ok(Arc::new(Scored::read(params, learned, Choice::by_order(Budget::Tokens(64)))?))
+        Ok(Scored::read(params, learned, Choice::by_order(Budget::Tokens(64)))?.method())
     },
 };
 

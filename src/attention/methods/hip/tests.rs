@@ -133,6 +133,8 @@ impl Run {
         let mut cost = Cost::default();
         let index = self.method.build(&HeadPrefix {
             layer: step.layer,
+            depth: step.depth,
+            rotation: None,
             kv_head: step.kv_head,
             keys: step.keys,
             values: step.values,

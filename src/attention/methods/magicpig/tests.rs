@@ -28,6 +28,8 @@ impl Scene {
         let (candidates, prompt) = (0..self.tokens(), PromptHead::default());
         HeadPrefix {
             layer: 0,
+            depth: Depth::default(),
+            rotation: None,
             kv_head: 0,
             keys,
             values: keys,

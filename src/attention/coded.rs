@@ -1,0 +1,99 @@
+//! [`Coded`]: a scorer whose index holds all keys in 4 bits beside its own, for a second, finer score.
+
+use super::artefact::{Artefact, ArtefactError};
+use super::method::{HeadPrefix, Selection};
+use super::prompt::PromptNeed;
+use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, ScorerCalibration, Segment};
+use crate::cost::Cost;
+use crate::kv::quantised::{self, QuantisedRows, Rounding};
+
+const BITS: usize = 4;
+
+/// A scorer, and keys in 4 bits.
+#[derive(Clone)]
+pub(super) struct Coded<S>(pub S);
+
+/// What a scorer holds of some candidates, and their keys in 4 bits.
+pub(super) struct CodedIndex<I> {
+    own: I,
+    codes: QuantisedRows,
+}
+
+impl<S: Scorer> Coded<S> {
+    fn with_artefact(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
+        match self.0.calibration() {
+            Some(need) => Ok(Self((need.load)(&self.0, artefact)?)),
+            None => Ok(self.clone()),
+        }
+    }
+}
+
+impl<S: Scorer> Scorer for Coded<S> {
+    type Index = CodedIndex<S::Index>;
+
+    fn calibration(&self) -> Option<ScorerCalibration<Self>> {
+        self.0.calibration().map(|need| ScorerCalibration { kind: need.kind, load: Self::with_artefact })
+    }
+
+    fn channels_asked(&self) -> Option<(&'static str, usize)> {
+        self.0.channels_asked()
+    }
+
+    fn prompt_needs(&self) -> Vec<PromptNeed> {
+        self.0.prompt_needs()
+    }
+
+    fn index_key(&self) -> String {
+        format!("{},codes", self.0.index_key())
+    }
+
+    fn page(&self) -> usize {
+        self.0.page()
+    }
+
+    /// Whole groups of codes, and whole grains of the scorer.
+    fn grain(&self) -> usize {
+        let (own, codes) = (self.0.grain(), quantised::GROUP);
+        let common = (1..=own).rev().find(|x| own.is_multiple_of(*x) && codes.is_multiple_of(*x));
+        own / common.unwrap_or(1) * codes
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Self::Index {
+        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d).to_f32();
+        CodedIndex { own: self.0.build(prefix), codes: QuantisedRows::new(&keys, prefix.d, BITS) }
+    }
+
+    fn growth(&self) -> Growth {
+        self.0.growth()
+    }
+
+    fn empty(&self, place: Place, like: Option<&Self::Index>) -> Self::Index {
+        let own = self.0.empty(place, like.map(|like| &like.own));
+        CodedIndex { own, codes: QuantisedRows::new(&[], place.d, BITS) }
+    }
+
+    fn append(&self, index: &mut Self::Index, kept: usize, new: &NewTokens<'_>) {
+        self.0.append(&mut index.own, kept, new);
+        index.codes.truncate(kept);
+        index.codes.push(new.keys, Rounding::Nearest);
+    }
+
+    fn index_bytes(&self, index: &Self::Index) -> usize {
+        self.0.index_bytes(&index.own) + index.codes.bytes()
+    }
+
+    fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+        self.0.scores(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
+    }
+
+    fn weigh(&self, from: &PickedFrom<'_, Self::Index>, selection: &mut Selection, cost: &mut Cost) {
+        let own = from.parts.iter();
+        let parts: Vec<_> =
+            own.map(|part| Part { index: &part.index.own, tokens: part.tokens, values: part.values }).collect();
+        self.0.weigh(&PickedFrom { scores: from.scores, first: from.first, parts: &parts }, selection, cost);
+    }
+
+    fn codes<'a>(&self, index: &'a Self::Index) -> Option<&'a QuantisedRows> {
+        Some(&index.codes)
+    }
+}
