@@ -213,6 +213,8 @@ impl Scene {
         let seed = head_seed(seed, layer, kv_head);
         let index = method.method.build(&HeadPrefix {
             layer,
+            depth: Depth { rank: layer, of: LAYERS },
+            rotation: None,
             kv_head,
             keys,
             values,
