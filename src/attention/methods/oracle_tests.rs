@@ -850,11 +850,11 @@ fn table() -> Vec<Row> {
         rows.push(row(&spec, Take::Pages(17), |head, per| sparq_scores(head, 5, per)));
     }
     for (bits, label, center) in [(5, "a", false), (40, "a", true), (32, "av", false), (70, "av", true)] {
-        let spec = format!("lsh_bits:bits={bits},label={label},center={center},k=17");
+        let spec = format!("lsh_bits:bits={bits},label={label},center={center},ties=first,k=17");
         let scores = move |head: &Head<'_>, _| lsh_scores(head, bits, label == "av", center);
         rows.push(row(&spec, Take::Pages(17), scores).exactly());
     }
-    rows.push(row("hash_attention:k=17", Take::Pages(17), |head, _| learned_scores(head, 32)).exactly());
+    rows.push(row("hash_attention:ties=first,k=17", Take::Pages(17), |head, _| learned_scores(head, 32)).exactly());
     for (page, count, window) in [(8, 3, 10), (25, 4, 1)] {
         for (take, params) in [(Take::Pages(64usize.div_ceil(page)), "k=64"), (share, "pick=topp,p=0.6")] {
             let spec = format!("infllm:page={page},representatives={count},window={window},{params}");
