@@ -222,8 +222,6 @@ impl Scene {
             dtype: KvDtype::F32,
             candidates: indexed.clone(),
             prompt: stats.head(layer, kv_head),
-            depth: Depth { rank: layer, of: LAYERS },
-            rotation: None,
             seed,
         });
         let [key, value] = &self.own[layer];
