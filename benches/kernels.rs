@@ -49,7 +49,7 @@ fn prefill(c: &mut Criterion) {
         });
         // One block of rows and one head at the end of the prompt, over an eighth of the tokens.
         let (rows, seen) = (64, (0..tokens as u32).step_by(8).collect::<Vec<u32>>());
-        let sights = vec![Sight { common: seen.len(), stretch: 0..0 }; rows];
+        let sights = vec![Sight { common: seen.len(), stretch: 0..0, singles: Vec::new() }; rows];
         let (queries, out) = (&q[..rows * heads * d], &mut out[..rows * heads * d]);
         group.throughput(Throughput::Elements((rows * seen.len() * d * 4) as u64));
         group.bench_function(format!("{name}/block_of_64_rows_1_8/{tokens}"), |b| {
