@@ -14,7 +14,7 @@ use crate::model::OpenModel;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
-pub const RESULTS_VERSION: u32 = 2;
+pub const RESULTS_VERSION: u32 = 3;
 
 /// Everything that determines a record besides task, length, example and method.
 ///
