@@ -32,7 +32,6 @@ pub enum PrefillPattern<'a> {
     /// Blocks of query rows attend what the method picks for them.
     Blocks(&'a dyn BlockMask),
     /// Every row attends its own picks.
-    #[allow(private_interfaces)]
     Rows(&'a dyn RowMask),
     /// As for blocks, picked when all of the prompt's queries and keys at a layer are there.
     Whole(&'a dyn PromptMask),

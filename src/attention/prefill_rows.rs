@@ -20,7 +20,7 @@ use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 
 /// Picks for each row of a prompt.
-pub(super) trait RowMask: Send + Sync {
+pub trait RowMask: Send + Sync {
     /// What is stored of a KV head before its first token.
     fn begin(&self) -> Box<dyn Any + Send + Sync>;
 
@@ -32,7 +32,7 @@ pub(super) trait RowMask: Send + Sync {
 }
 
 /// Keys and values `[token][d]` of a KV head, as far as they were read.
-pub(super) struct RowHead<'a> {
+pub struct RowHead<'a> {
     /// Which one.
     pub place: Place,
     /// Rotated keys.

@@ -100,7 +100,7 @@ pub(super) struct ScorerCalibration<S> {
 
 /// One KV head, and how its keys are stored.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub struct Place {
     /// Layer, from 0.
     pub layer: usize,
     /// KV head, from 0.

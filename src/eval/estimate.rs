@@ -13,6 +13,7 @@ use super::manifest::example_bytes;
 use super::plan::{Cell, Plan};
 use super::protocol::Protocol;
 use super::run::{Material, Runner};
+use crate::attention::Configured;
 
 /// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
@@ -87,10 +88,13 @@ impl Runner<'_> {
         Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..sum })
     }
 
-    /// How often a prompt is read by a method alone; taken to be as long as reading it densely.
+    /// How often a prompt is read by a mask, once for all methods that read alike; taken to be as long as reading it
+    /// densely.
     fn own_readings(&self) -> usize {
         let protocols = self.config.protocols.iter().filter(|p| **p == Protocol::Prefill).count();
-        protocols * self.config.methods.iter().filter(|m| m.masks_prefill()).count()
+        let methods = &self.config.methods;
+        let is_first = |(i, m): &(usize, &Configured)| !methods[..*i].iter().any(|before| before.reads_as(m));
+        protocols * methods.iter().enumerate().filter(|(_, m)| m.masks_prefill()).filter(is_first).count()
     }
 
     /// The size of a cell's first example; `None` if there is none or it cannot be made.

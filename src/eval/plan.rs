@@ -156,7 +156,8 @@ impl Planner<'_> {
                 None => format!("{}, {}", self.model.id, method.label()),
                 Some(place) => format!("{}, {}", self.name_of(place), method.label()),
             };
-            if let Err(error) = self.check_layers(method).and_then(|()| self.check_width(method)) {
+            let fits = |part: &Configured| self.check_layers(part).and_then(|()| self.check_width(part));
+            if let Err(error) = method.parts().try_for_each(fits) {
                 watch.failed(Failure { what: what(None), error: error.into() })?;
                 places.iter().for_each(|place| plan.leave_out(*place, &variants, alone));
                 continue;
@@ -243,7 +244,7 @@ impl Planner<'_> {
     /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
     pub(super) fn check_positions(&self, methods: &[Configured], tokens: usize) -> Result<(), UsageError> {
         let moves = |m: &&Configured| m.method.positions() != Positions::Original;
-        match methods.iter().find(moves) {
+        match methods.iter().flat_map(Configured::parts).find(moves) {
             Some(method) if self.model.dimensions.rotation(tokens).is_none() => Err(UsageError::new(format!(
                 "{} cannot move positions on {}: beyond the trained length its RoPE frequencies depend on the length",
                 method.label(),

@@ -44,7 +44,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         Granularity::REDUCE,
     ],
     presets: &[Preset {
-        name: "paper",
+        name: "repo",
         values: &[
             ("k", "992"),
             ("window", "32"),
@@ -54,7 +54,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             ("sink", "0"),
             ("local", "0"),
         ],
-        source: "Ada-KV §5.1: window 32, max pooling over 7, safeguard 0.2, budgets of 128 to 1024 tokens a head (1024 here)",
+        source: "Ada-KV's code, experiments/LongBench/GQA_eval_longbench.sh: window 32, max pooling over 7, floor_alpha 0.2, 128 to \
+                 1024 tokens together (1024 here)",
     }],
     build: |params| {
         let snapkv = SnapKv::read(params, 992, 32)?;

@@ -31,7 +31,7 @@ impl Method for Full {
     fn start(&self, (): &()) {}
 
     fn tail_rule(&self) -> TailRule {
-        TailRule::Exact("it attends everything")
+        TailRule::Own("it attends everything")
     }
 
     fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {

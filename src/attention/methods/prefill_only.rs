@@ -1,6 +1,6 @@
 //! Methods that are sparse while the prompt is read, and decode densely.
 
-use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, Step};
+use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, PromptMask, Selection, Step, TailRule};
 use crate::cost::Cost;
 
 /// A mask over whole prompts, as a method: nothing is left to pick once the prompt has been read.
@@ -28,6 +28,10 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         Some(PrefillPattern::Whole(&self.0))
+    }
+
+    fn tail_rule(&self) -> TailRule {
+        TailRule::Own("it attends everything once the prompt has been read")
     }
 
     fn decodes_densely(&self) -> bool {

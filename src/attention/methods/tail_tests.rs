@@ -1,8 +1,9 @@
 //! What follows the prefix, once it has left the exact window: picked from as if the index had been made with it.
 
-use super::tests::{Stepper, configured, none, prefix, run};
+use super::tests::{Stepper, assert_close, calibrated, configured, noise, none, prefix, random_kv, run};
 use super::*;
-use crate::attention::{Picks, Selection, TailRule, Weighting};
+use crate::attention::{Fork, IndexCache, Picks, Selection, TailRule, Weighting};
+use crate::kv::{KvDtype, KvStore, Prefix};
 
 /// Specs of every method whose index does not depend on what else is in it.
 const GROWING: &[&str] = &[
@@ -93,6 +94,39 @@ fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {
         for step in 0..40 {
             let (ours, _) = stepper.step();
             assert_same(&ours, &stepper.from_scratch(), &format!("{spec}, step {step}"));
+        }
+    }
+}
+
+/// What the engine attends of a growing tail, whatever the weights: the outputs of a run of many steps are those of runs of
+/// one step each, whose prefix is all that came before.
+#[test]
+fn picks_among_what_followed_the_prefix_are_attended_as_those_of_a_prefix_are() {
+    const TOKENS: usize = 60;
+    const STEPS: usize = 45;
+    let whole = random_kv(KvDtype::F32, 2, TOKENS, 32, 21);
+    let row = |store: &KvStore, token: usize| -> Vec<f32> {
+        (0..2).flat_map(|head| store.head(head).slice(token..token + 1, 32).to_f32()).collect()
+    };
+    let first = |tokens: usize| {
+        let mut kv = whole.clone();
+        kv.truncate(tokens, tokens);
+        Prefix::new(vec![kv])
+    };
+    for spec in GROWING.iter().filter(|spec| !spec.starts_with("lsh_bits")) {
+        let policy = Policy { sink: 2, local: 5, tail: Tail::Indexed, ..none() };
+        let method = calibrated(configured(spec, &policy), 1, 4, 2, 32);
+        let fork = |tokens: usize| IndexCache::new(first(tokens), KvDtype::F32, 7).fork(&method, false);
+        let mut run = fork(TOKENS - STEPS);
+        for token in TOKENS - STEPS..TOKENS {
+            let (query, key, value) = (noise(4 * 32, token as u64), row(&whole.keys, token), row(&whole.values, token));
+            let step = |fork: &mut Fork| {
+                let mut out = vec![f32::NAN; 4 * 32];
+                fork.step(0, &query, &key, &value, &mut out);
+                out
+            };
+            let (ours, alone) = (step(&mut run), step(&mut fork(token)));
+            assert_close(&ours, &alone, 1e-5, &format!("{spec}, token {token}"));
         }
     }
 }

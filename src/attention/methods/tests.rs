@@ -86,7 +86,7 @@ pub(super) fn random_kv(dtype: KvDtype, kv_heads: usize, tokens: usize, d: usize
 }
 
 /// The method with a random artefact, if it needs one.
-fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, d: usize) -> Configured {
+pub(super) fn calibrated(method: Configured, layers: usize, heads: usize, kv_heads: usize, d: usize) -> Configured {
     static MADE: LazyLock<Mutex<HashMap<String, Artefact>>> = LazyLock::new(Mutex::default);
     let Some(kind) = method.method.calibration() else { return method };
     let model = ModelShape { weights_sha256: "random".into(), layers, heads, kv_heads, head_dim: d };

@@ -29,7 +29,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[Preset {
         name: "paper",
         values: &[("k", "512"), ("sink", "0"), ("local", "0")],
-        source: "TOVA's abstract and §5: an eighth of a context of 4096 tokens (multi-state sizes from 64 to 2048)",
+        source: "TOVA's abstract: an eighth of the cache is nearly enough, here of 4096 tokens; no sinks, no window",
     }],
     build: |params| Ok(Arc::new(Tova { budget: params.budget(Budget::Tokens(512))? })),
 };
