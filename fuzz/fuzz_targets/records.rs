@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(merged) = read(merge::read(&[dir.path().to_owned()])) else { return };
     let report = Report::of(&merged);
     let _ = (read(csv::render(&report.rows)), read(json::render(&report.rows)));
-    let _ = (table::render(&report.rows), latex::summary(&report));
+    let _ = (table::render(&report), latex::summary(&report));
     let figures = read(plots::figures(&report)).unwrap_or_default();
     let _ = (markdown::render(&report, &[], &figures), read(page::render(&report, &figures)));
     for (rows, columns) in LAYOUTS {
