@@ -19,7 +19,7 @@ use spattn::kernels::cpu::topk::top_k;
 use spattn::kv::quantised::QuantisedRows;
 use spattn::model::Model;
 use spattn::model::calibration::CalibrationPlace;
-use spattn::model::decoder::{Prefill, Stream};
+use spattn::model::engine::{Prefill, Stream};
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
 use spattn::tasks::seed::example_seed;
@@ -136,7 +136,7 @@ fn what_is_observed_is_what_is_cached() {
         .decoder
         .prefill_observed(&ids, ids.len(), &mut |chunk| {
             order.push((chunk.first, chunk.layer));
-            assert_eq!(chunk.queries.len(), chunk.tokens() * chunk.heads * chunk.d());
+            assert_eq!(chunk.queries().len(), chunk.tokens() * chunk.heads * chunk.d());
             if chunk.layer == 3 {
                 seen.extend(chunk.keys(1));
             }
@@ -174,12 +174,12 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
         MODEL
             .decoder
             .prefill_observed(ids, ids.len(), &mut |chunk| {
-                if chunk.kv.tokens() < ids.len() {
+                if chunk.end() < ids.len() {
                     return;
                 }
                 let candidates = 4..ids.len() - ASKED - 64;
                 for kv_head in 0..MODEL.shape().kv_heads {
-                    let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
+                    let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
                     let (layer, dtype, seed) = (chunk.layer, MODEL.decoder.dtype(), 1);
                     let (span, prompt) = (candidates.clone(), PromptHead::default());
                     let prefix = HeadPrefix {

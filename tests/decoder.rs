@@ -10,7 +10,8 @@ use spattn::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, exp
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
-use spattn::model::decoder::{Decoder, Dimensions, Prefill, Stream};
+use spattn::model::decoder::{Decoder, Dimensions};
+use spattn::model::engine::{Prefill, Stream};
 use spattn::model::weights::Weights;
 
 const MODELS: [&str; 9] = [

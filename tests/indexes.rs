@@ -8,7 +8,7 @@ use spattn::attention::{Context, Depth, HeadPrefix, Policy, PromptNeed, PromptSt
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
 use spattn::model::Model;
-use spattn::model::decoder::Prefill;
+use spattn::model::engine::Prefill;
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
 use spattn::tasks::text::essays::Essays;
@@ -49,7 +49,7 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
         .prefill_observed(&ids, ids.len(), &mut |chunk| {
             let width = chunk.heads * chunk.d();
             let asking = read.saturating_sub(chunk.first).min(chunk.tokens());
-            queries[chunk.layer].extend_from_slice(&chunk.queries[asking * width..]);
+            queries[chunk.layer].extend_from_slice(&chunk.queries()[asking * width..]);
         })
         .unwrap();
     Scene { model, prefill, stats, queries }

@@ -2,20 +2,14 @@
 //! one that works where it is empty.
 #![no_main]
 
-use std::path::PathBuf;
-
 use libfuzzer_sys::{Corpus, fuzz_target};
-use spattn::model::calibration::CalibrationPlace;
 use spattn::model::config::ModelConfig;
-use spattn::model::source::{ModelFiles, TextFile};
+use spattn::model::source::{ModelTexts, TextFile};
 use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
-use spattn::model::weights::Weights;
 use spattn_fuzz::{files, read_usage};
 
 const CONFIG: &str = include_str!("../../tests/golden/models/llama3/config.json");
 const SMALL: &str = include_str!("../small-tokenizer.json");
-/// A safetensors file without tensors.
-const NO_WEIGHTS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
 
 fuzz_target!(|input: &[u8]| -> Corpus {
     let Ok(texts) = files(input).into_iter().map(std::str::from_utf8).collect::<Result<Vec<_>, _>>() else {
@@ -25,21 +19,19 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         let text = texts.get(at).filter(|text| !text.is_empty())?;
         Some(TextFile { name: name.to_owned(), text: (*text).to_owned().into() })
     };
-    let files = ModelFiles {
+    let texts = ModelTexts {
         id: "model".to_owned(),
         revision: None,
         config: TextFile { name: "config.json".to_owned(), text: CONFIG.into() },
-        weights: Weights::from_bytes("weights", NO_WEIGHTS).expect("an empty file of tensors"),
         tokenizer: file(0, "tokenizer.json")
             .unwrap_or(TextFile { name: "tokenizer.json".to_owned(), text: SMALL.into() }),
         tokenizer_config: file(1, "tokenizer_config.json"),
         generation_config: file(2, "generation_config.json"),
         chat_template: file(3, "chat_template.jinja"),
-        calibration: CalibrationPlace::Folder(PathBuf::new()),
         notes: Vec::new(),
     };
     let config = ModelConfig::parse(CONFIG, "config.json").expect("a config that works");
-    if let Some(tokenizer) = read_usage(Tokenizer::load(&files, &config, TokenizerOptions::default())) {
+    if let Some(tokenizer) = read_usage(Tokenizer::load(&texts, &config, TokenizerOptions::default())) {
         encode(&tokenizer);
     }
     Corpus::Keep

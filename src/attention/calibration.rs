@@ -10,42 +10,102 @@ use std::sync::Arc;
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
 use super::{ParamInfo, Params, Rotation};
 use crate::error::UsageError;
-use crate::kv::LayerKv;
+use crate::kv::{KvShape, LayerKv};
 
 /// Tokens of a prompt at one layer of a dense prefill, before they attend.
-#[derive(Debug, Clone, Copy)]
+///
+/// Where a device reads, queries, keys and values are copied to the host when somebody asks for them.
+#[derive(Clone, Copy)]
 pub struct PrefillChunk<'a> {
     /// Layer, from 0.
     pub layer: usize,
     /// Position of the chunk's first token in the prompt.
     pub first: usize,
-    /// Rotated, unscaled queries `[token][head][d]` of the chunk.
-    pub queries: &'a [f32],
     /// Query heads.
     pub heads: usize,
-    /// Rotated keys, and values, of all tokens up to the last of the chunk, as cached.
-    pub kv: &'a LayerKv,
+    tokens: usize,
+    shape: KvShape,
+    source: Source<'a>,
 }
 
-impl PrefillChunk<'_> {
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Host { queries: &'a [f32], kv: &'a LayerKv },
+    Device(&'a dyn DeviceChunk),
+}
+
+/// A chunk that a device reads, as far as the host looks at it.
+pub trait DeviceChunk: Sync {
+    /// As [`PrefillChunk::queries`].
+    fn queries(&self) -> &[f32];
+
+    /// As [`PrefillChunk::kv`].
+    fn kv(&self) -> &LayerKv;
+}
+
+impl<'a> PrefillChunk<'a> {
+    /// The last tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
+    pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
+        let tokens = kv.tokens() - first;
+        Self { layer, first, heads, tokens, shape: kv.shape(), source: Source::Host { queries, kv } }
+    }
+
+    /// `tokens` tokens from position `first` on that a device reads.
+    pub fn on_device(
+        layer: usize,
+        first: usize,
+        tokens: usize,
+        heads: usize,
+        shape: KvShape,
+        source: &'a dyn DeviceChunk,
+    ) -> Self {
+        Self { layer, first, heads, tokens, shape, source: Source::Device(source) }
+    }
+
+    /// Rotated, unscaled queries `[token][head][d]` of the chunk.
+    pub fn queries(&self) -> &'a [f32] {
+        match self.source {
+            Source::Host { queries, .. } => queries,
+            Source::Device(chunk) => chunk.queries(),
+        }
+    }
+
+    /// Rotated keys, and values, of all tokens up to the last of the chunk, as cached.
+    pub fn kv(&self) -> &'a LayerKv {
+        match self.source {
+            Source::Host { kv, .. } => kv,
+            Source::Device(chunk) => chunk.kv(),
+        }
+    }
+
     /// Tokens in the chunk.
     pub fn tokens(&self) -> usize {
-        self.kv.tokens() - self.first
+        self.tokens
+    }
+
+    /// Tokens up to the last of the chunk.
+    pub fn end(&self) -> usize {
+        self.first + self.tokens
+    }
+
+    /// KV heads of the layer.
+    pub fn kv_heads(&self) -> usize {
+        self.shape.kv_heads
     }
 
     /// Width of a head.
     pub fn d(&self) -> usize {
-        self.kv.keys.d()
+        self.shape.d
     }
 
     /// The query of one head of the chunk's `token`-th token.
-    pub fn query(&self, token: usize, head: usize) -> &[f32] {
-        &self.queries[(token * self.heads + head) * self.d()..][..self.d()]
+    pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
+        &self.queries()[(token * self.heads + head) * self.d()..][..self.d()]
     }
 
     /// Keys `[token][d]` of one KV head, of the chunk's own tokens.
     pub fn keys(&self, kv_head: usize) -> Vec<f32> {
-        self.kv.keys.head(kv_head).slice(self.first..self.kv.tokens(), self.d()).to_f32()
+        self.kv().keys.head(kv_head).slice(self.first..self.end(), self.d()).to_f32()
     }
 }
 

@@ -15,8 +15,10 @@ use rayon::prelude::*;
 use super::Configured;
 use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
-use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, TailRule, mix_seed};
+use super::head::{HeadKv, Picked, Queries};
+use super::method::{
+    AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule, mix_seed,
+};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
@@ -196,15 +198,17 @@ impl IndexCache {
 
     fn build(&self, method: &Configured, candidates: Range<usize>, dense: &[bool]) -> IndexSet {
         let start = Instant::now();
-        let asked = !candidates.is_empty() || method.moves_on();
+        let asked = !method.method.picks_nothing() && (!candidates.is_empty() || method.moves_on());
         let dense_layers = dense;
         let by_layer = dense
             .par_iter()
             .enumerate()
             .map(|(layer, dense)| {
+                if *dense || !asked {
+                    return Vec::new();
+                }
                 let kv = self.prefix.layer(layer);
-                let heads = if *dense || !asked { 0 } else { kv.keys.kv_heads() };
-                (0..heads)
+                (0..kv.keys.kv_heads())
                     .into_par_iter()
                     .map(|kv_head| {
                         method.method.build(&HeadPrefix {
@@ -246,7 +250,11 @@ pub struct Fork {
     rotation: Option<Arc<dyn Rotation>>,
     indexes: Arc<IndexSet>,
     states: Vec<Vec<Box<dyn Any + Send>>>,
+    /// Keys and values behind the prefix, of the layers where the host picks.
     tail: Vec<LayerKv>,
+    /// Tokens behind the prefix that each layer has seen.
+    tail_tokens: Vec<usize>,
+    device: Option<Box<dyn Any + Send>>,
     dense: Vec<bool>,
     prefix_candidates: Range<usize>,
     prompt_tokens: usize,
@@ -271,7 +279,7 @@ impl Fork {
         fidelity: bool,
     ) -> Self {
         let prefix = cache.prefix.clone();
-        let layers = prefix.layers();
+        let (layers, shape) = (prefix.layers(), prefix.shape());
         let start = |index: &Index| method.method.start(index.as_ref());
         let of_layer = |heads: &Vec<Index>| {
             let mut states: Vec<_> = heads.iter().map(start).collect();
@@ -279,12 +287,7 @@ impl Fork {
             states
         };
         let states = indexes.by_layer.iter().map(of_layer).collect();
-        let tail = (0..layers)
-            .map(|l| {
-                let keys = &prefix.layer(l).keys;
-                LayerKv::new(cache.dtype, keys.kv_heads(), keys.d(), TAIL_CAPACITY)
-            })
-            .collect();
+        let tail = (0..layers).map(|_| LayerKv::new(cache.dtype, shape.kv_heads, shape.d, TAIL_CAPACITY)).collect();
         let costs = cache.read.clone().unwrap_or_else(|| LayerCosts::new(layers));
         Self {
             rotation: cache.rotation.clone(),
@@ -293,6 +296,8 @@ impl Fork {
             indexes,
             states,
             tail,
+            tail_tokens: vec![0; layers],
+            device: None,
             dense,
             prefix_candidates,
             prompt_tokens: cache.prompt_tokens,
@@ -317,7 +322,7 @@ impl Fork {
 
     /// Tokens in context: prefix and tail.
     pub fn tokens(&self) -> usize {
-        self.prefix.tokens() + self.tail.first().map_or(0, LayerKv::tokens)
+        self.total(0)
     }
 
     /// What was counted so far, by layer.
@@ -353,7 +358,7 @@ impl Fork {
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
         let tokens = if self.method.moves_on() { self.tokens() } else { self.prefix.tokens() };
         let sparse = self.dense.iter().filter(|dense| !**dense).count();
-        let rows = sparse * self.prefix.layer(0).keys.kv_heads() * tokens.max(1);
+        let rows = sparse * self.prefix.shape().kv_heads * tokens.max(1);
         (shared + own) as f64 * 8.0 / rows.max(1) as f64
     }
 
@@ -370,18 +375,14 @@ impl Fork {
     /// Bytes of keys and values that this run alone has to keep at this point, over all layers: all in
     /// context, less what its method has let go.
     pub fn kv_bytes_held(&self) -> u64 {
-        let of_layer = |(layer, tokens): (usize, usize)| {
-            let keys = &self.prefix.layer(layer).keys;
-            tokens * 2 * keys.d() * keys.dtype().bytes()
-        };
-        self.tokens_held().into_iter().enumerate().map(of_layer).sum::<usize>() as u64
+        (self.tokens_held().iter().sum::<usize>() * self.prefix.shape().row_bytes()) as u64
     }
 
     /// Tokens whose keys and values this run alone has to keep at this point, mean over layers and KV heads; what any
     /// query head of a group keeps, its KV head keeps.
     pub fn kv_tokens_held(&self) -> f64 {
         let held = self.tokens_held();
-        let kv_heads: usize = (0..held.len()).map(|layer| self.prefix.layer(layer).keys.kv_heads()).sum();
+        let kv_heads = held.len() * self.prefix.shape().kv_heads;
         held.iter().sum::<usize>() as f64 / kv_heads.max(1) as f64
     }
 
@@ -394,7 +395,7 @@ impl Fork {
             self.method.method.held(index.as_ref(), state.as_ref()).map_or(total, |held| fixed + held)
         };
         let of_layer = |layer: usize| {
-            let (kv_heads, indexes) = (self.prefix.layer(layer).keys.kv_heads(), &self.indexes.by_layer[layer]);
+            let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match (self.dense[layer], indexes.is_empty()) {
                 (true, _) => kv_heads * total,
                 // Without an index there was nothing to pick: what is not exact now has left for good.
@@ -409,72 +410,154 @@ impl Fork {
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
         let start = Instant::now();
-        self.tail[layer].append(key, value);
-        let kv_heads = self.tail[layer].keys.kv_heads();
-        let group = queries.len() / kv_heads;
-        for (kv_head, (queries, out)) in queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate() {
-            self.attend_head(layer, kv_head, queries, out);
+        let picked = self.pick(layer, queries, key, value);
+        let group = queries.len() / picked.len();
+        let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).zip(&picked);
+        for (kv_head, ((queries, out), picked)) in heads.enumerate() {
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            kv.attend(&self.placed(queries, &kv, picked.exact), picked, out);
         }
-        if !self.dense[layer] {
-            self.method.method.agree(&mut self.states[layer]);
-        }
+        self.compare(layer, queries, &picked, out);
         self.attend_time += start.elapsed();
     }
 
-    fn attend_head(&mut self, layer: usize, kv_head: usize, queries: &[f32], out: &mut [f32]) {
-        let prefix_tokens = self.prefix.tokens();
-        let total = prefix_tokens + self.tail[layer].tokens();
-        let exact = match self.dense[layer] {
+    /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
+    /// and says what each KV head attends. What that costs is counted.
+    pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
+        self.tail[layer].append(key, value);
+        self.tail_tokens[layer] += 1;
+        let kv_heads = self.prefix.shape().kv_heads;
+        let heads = queries.chunks_exact(queries.len() / kv_heads).enumerate();
+        let picked: Vec<Picked> = heads.map(|(kv_head, queries)| self.pick_head(layer, kv_head, queries)).collect();
+        if !self.dense[layer] {
+            self.method.method.agree(&mut self.states[layer]);
+        }
+        picked
+    }
+
+    /// As [`pick`](Self::pick), at a layer where [nothing is picked](Self::picks_at): what every KV head attends, for
+    /// `heads` query heads.
+    pub fn pass(&mut self, layer: usize, heads: usize) -> Exact {
+        self.tail_tokens[layer] += 1;
+        let picked = Picked { exact: self.exact(layer), selection: None };
+        let (kv_heads, d) = (self.prefix.shape().kv_heads, self.prefix.shape().d);
+        for kv_head in 0..kv_heads {
+            self.count(layer, kv_head, heads / kv_heads, &picked, Cost::default());
+        }
+        debug_assert!(!self.picks_at(layer) && d > 0);
+        picked.exact
+    }
+
+    /// Whether tokens are picked at `layer`, for which the host has to see queries, keys and values.
+    pub fn picks_at(&self, layer: usize) -> bool {
+        let method = &self.method.method;
+        let may = || !self.prefix_candidates.is_empty() || self.method.moves_on() || method.follows_tail();
+        !self.dense[layer] && !method.picks_nothing() && may()
+    }
+
+    /// The second half of a [`step`](Self::step), if closeness to exact attention was asked for: looks at what was
+    /// attended. The host has to hold keys and values.
+    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[Picked], out: &[f32]) {
+        let Some(mut meter) = self.fidelity.take() else { return };
+        let group = queries.len() / picked.len();
+        let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
+        for (kv_head, ((queries, out), picked)) in heads.enumerate() {
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out);
+        }
+        self.fidelity = Some(meter);
+    }
+
+    /// Room for what an engine keeps of this run on its device.
+    pub fn device_mut(&mut self) -> &mut Option<Box<dyn Any + Send>> {
+        &mut self.device
+    }
+
+    /// The prefix that the run goes on from.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// Notes time that an engine spent picking or attending for this run.
+    pub fn spent(&mut self, time: Duration) {
+        self.attend_time += time;
+    }
+
+    /// Tokens in context at a layer.
+    fn total(&self, layer: usize) -> usize {
+        self.prefix.tokens() + self.tail_tokens.get(layer).copied().unwrap_or(0)
+    }
+
+    /// What is attended at a layer whatever is picked.
+    fn exact(&self, layer: usize) -> Exact {
+        match self.dense[layer] {
             true => Exact::all(),
-            false => self.method.method.exact(&self.method.policy, prefix_tokens, total),
-        };
-        let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
-        let scale = 1.0 / (kv.d as f32).sqrt();
+            false => self.method.method.exact(&self.method.policy, self.prefix.tokens(), self.total(layer)),
+        }
+    }
+
+    fn pick_head(&mut self, layer: usize, kv_head: usize, queries: &[f32]) -> Picked {
+        let exact = self.exact(layer);
         let mut cost = Cost::default();
-        let moves_on = self.method.moves_on();
-        let candidates = if moves_on { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
-        let follows_tail = self.method.method.follows_tail();
-        let selection = if self.dense[layer] || candidates.is_empty() && !follows_tail {
-            None
-        } else {
-            let step = Step {
-                layer,
-                depth: depth(&self.dense, layer),
-                kv_head,
-                queries,
-                d: kv.d,
-                scale,
-                keys: kv.prefix_keys,
-                values: kv.prefix_values,
-                tail_keys: kv.tail_keys,
-                tail_values: kv.tail_values,
-                dtype: self.prefix.layer(layer).keys.dtype(),
-                indexed: self.prefix_candidates.clone(),
-                context: Context::new(total, &candidates),
-                candidates,
-                generated: (total - 1).saturating_sub(self.prompt_tokens),
-                seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
-            };
-            let index = self.indexes.by_layer[layer][kv_head].as_ref();
-            let state = self.states[layer][kv_head].as_mut();
-            Some(self.method.method.select(&step, index, state, &mut cost))
+        let candidates = if self.method.moves_on() { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
+        let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
+        let selection = asks.then(|| self.select(layer, kv_head, queries, candidates, &mut cost));
+        let picked = Picked { exact, selection };
+        self.count(layer, kv_head, queries.len() / self.prefix.shape().d, &picked, cost);
+        picked
+    }
+
+    fn select(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        queries: &[f32],
+        candidates: Range<usize>,
+        cost: &mut Cost,
+    ) -> Selection {
+        let total = self.total(layer);
+        let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+        let step = Step {
+            layer,
+            depth: depth(&self.dense, layer),
+            kv_head,
+            queries,
+            d: kv.d,
+            scale: 1.0 / (kv.d as f32).sqrt(),
+            keys: kv.prefix_keys,
+            values: kv.prefix_values,
+            tail_keys: kv.tail_keys,
+            tail_values: kv.tail_values,
+            dtype: self.prefix.shape().dtype,
+            indexed: self.prefix_candidates.clone(),
+            context: Context::new(total, &candidates),
+            candidates,
+            generated: (total - 1).saturating_sub(self.prompt_tokens),
+            seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
         };
-        let attended = kv.attend(&self.placed(queries, &kv, exact), exact, selection.as_ref(), out, &mut cost);
-        cost.steps += attended.len() as u64;
-        cost.context_tokens += (attended.len() * total) as u64;
-        cost.attended_tokens += attended.iter().sum::<usize>() as u64;
+        let index = self.indexes.by_layer[layer][kv_head].as_ref();
+        let state = self.states[layer][kv_head].as_mut();
+        self.method.method.select(&step, index, state, cost)
+    }
+
+    /// Counts what a group of query heads attends, beside what picking it cost.
+    fn count(&mut self, layer: usize, kv_head: usize, group: usize, picked: &Picked, mut cost: Cost) {
+        let (total, shape) = (self.total(layer), self.prefix.shape());
+        let attended = picked.attended(group, total);
+        let summed: usize = attended.iter().sum();
+        cost.kv_bytes += (picked.read(total) * shape.row_bytes()) as u64;
+        cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
+        cost.steps += group as u64;
+        cost.context_tokens += (group * total) as u64;
+        cost.attended_tokens += summed as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
-        if !self.dense[layer] && !moves_on && !has_rule {
-            cost.free_tokens += (attended.len() * (total - prefix_tokens - 1)) as u64;
+        if !self.dense[layer] && !self.method.moves_on() && !has_rule {
+            cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
         }
-        let per_token = 4 * kv.d as u64;
-        cost.attend_flops += per_token * attended.iter().sum::<usize>() as u64;
-        cost.full_flops += per_token * (attended.len() * total) as u64;
-        if let Some(meter) = &mut self.fidelity {
-            let first_head = kv_head * attended.len();
-            meter.compare(Place { layer, first_head }, &kv, queries, scale, exact, selection.as_ref(), out);
-        }
-        self.costs.count_heads(layer, kv_head * attended.len(), &attended, total);
+        let per_token = 4 * shape.d as u64;
+        cost.attend_flops += per_token * summed as u64;
+        cost.full_flops += per_token * (group * total) as u64;
+        self.costs.count_heads(layer, kv_head * group, &attended, total);
         *self.costs.layer_mut(layer) += cost;
     }
 
@@ -505,7 +588,7 @@ mod tests {
         let shape = PromptShape { layers: 1, heads: 1, kv_heads: 1, d, tokens };
         let mut stats = PromptStats::new(&needs.into(), shape);
         let queries = vec![0.5; tokens * d];
-        stats.observe(&PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 1, kv: &kv });
+        stats.observe(&PrefillChunk::new(0, 0, &queries, 1, &kv));
         let times = needs.map(|need| stats.time(need));
         assert!(times.iter().all(|time| !time.is_zero()));
         let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_stats(stats);

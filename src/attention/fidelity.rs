@@ -4,7 +4,7 @@
 //! output is from exact attention's, which of the tokens with the largest logits it attended, and what share of the
 //! exact softmax went to tokens that it did not attend.
 
-use super::head::HeadKv;
+use super::head::{HeadKv, Picked};
 use super::method::{Exact, Selection, score_into};
 use crate::kernels::cpu::Accumulator;
 use crate::kernels::cpu::topk::top_k;
@@ -73,17 +73,9 @@ impl FidelityMeter {
 
     /// Compares one step of one KV head with exact attention.
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn compare(
-        &mut self,
-        place: Place,
-        kv: &HeadKv<'_>,
-        queries: &[f32],
-        scale: f32,
-        exact: Exact,
-        selection: Option<&Selection>,
-        out: &[f32],
-    ) {
-        let group = queries.len() / kv.d;
+    pub(super) fn compare(&mut self, place: Place, kv: &HeadKv<'_>, queries: &[f32], picked: &Picked, out: &[f32]) {
+        let Picked { exact, selection } = picked;
+        let (group, scale) = (queries.len() / kv.d, 1.0 / (kv.d as f32).sqrt());
         let scaled: Vec<f32> = queries.iter().map(|q| q * scale).collect();
         let mut acc = Accumulator::new(group, kv.d);
         kv.attend_positions(&scaled, 0..kv.total(), &mut acc);
@@ -93,7 +85,7 @@ impl FidelityMeter {
         heads.resize(heads.len().max(place.first_head + group), HeadSums::default());
         for (h, query) in scaled.chunks_exact(kv.d).enumerate() {
             let range = h * kv.d..(h + 1) * kv.d;
-            let attended = Attended::new(kv.total(), exact, selection, h);
+            let attended = Attended::new(kv.total(), *exact, selection.as_ref(), h);
             let sums = &mut heads[place.first_head + h];
             sums.error += relative_error(&out[range.clone()], &full[range]);
             sums.count += 1;

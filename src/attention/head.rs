@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::method::{Exact, Picks, Rotation, Selection, Weighting};
-use crate::cost::Cost;
 use crate::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
 use crate::kv::{LayerKv, Prefix};
 
@@ -16,6 +15,49 @@ pub(super) struct HeadKv<'a> {
     pub(super) prefix_tokens: usize,
     pub(super) tail_tokens: usize,
     pub(super) d: usize,
+}
+
+/// What one KV head of a run attends at a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picked {
+    /// What is attended whatever is picked.
+    pub exact: Exact,
+    /// What was picked, if there was anything to pick from.
+    pub selection: Option<Selection>,
+}
+
+impl Picked {
+    /// Tokens attended by each query head of a group, of `total` in context.
+    pub(super) fn attended(&self, group: usize, total: usize) -> Vec<usize> {
+        let fixed = self.exact.tokens(total);
+        match &self.selection {
+            None => vec![fixed; group],
+            Some(Selection::Shared(picks)) => vec![fixed + picks.tokens.len(); group],
+            Some(Selection::PerHead(heads)) => heads.iter().map(|picks| fixed + picks.tokens.len()).collect(),
+        }
+    }
+
+    /// Different tokens that the group attends: what a kernel that takes its query heads together reads.
+    pub(super) fn read(&self, total: usize) -> usize {
+        let fixed = self.exact.tokens(total);
+        match &self.selection {
+            None => fixed,
+            Some(Selection::Shared(picks)) => fixed + picks.tokens.len(),
+            Some(Selection::PerHead(heads)) => fixed + union(heads, total),
+        }
+    }
+}
+
+/// How many different tokens of `total` the heads of a group picked.
+fn union(heads: &[Picks], total: usize) -> usize {
+    if let [only] = heads {
+        return only.tokens.len();
+    }
+    let mut seen = vec![0u64; total.div_ceil(u64::BITS as usize)];
+    for token in heads.iter().flat_map(|picks| &picks.tokens) {
+        seen[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS);
+    }
+    seen.into_iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.
@@ -54,8 +96,8 @@ impl<'a> HeadKv<'a> {
         }
     }
 
-    /// Attends positions `range` (of prefix and tail together) into `acc`; returns how many there were.
-    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) -> usize {
+    /// Attends positions `range` (of prefix and tail together) into `acc`.
+    pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
         let p = self.prefix_tokens;
         let in_prefix = range.start.min(p)..range.end.min(p);
         let in_tail = range.start.max(p) - p..range.end.max(p) - p;
@@ -75,7 +117,6 @@ impl<'a> HeadKv<'a> {
                 acc,
             );
         }
-        in_prefix.len() + in_tail.len()
     }
 
     /// Tokens in context.
@@ -83,61 +124,27 @@ impl<'a> HeadKv<'a> {
         self.prefix_tokens + self.tail_tokens
     }
 
-    fn row_bytes(&self) -> usize {
-        2 * self.d * self.prefix_keys.elem_bytes()
-    }
-
-    /// Attends the exact parts and the selection; returns tokens attended by each query head.
-    pub(super) fn attend(
-        &self,
-        queries: &Queries,
-        exact: Exact,
-        selection: Option<&Selection>,
-        out: &mut [f32],
-        cost: &mut Cost,
-    ) -> Vec<usize> {
+    /// Attends the exact parts and the selection.
+    pub(super) fn attend(&self, queries: &Queries, picked: &Picked, out: &mut [f32]) {
+        let Picked { exact, selection } = picked;
         let scaled = &queries.scaled;
-        let group = scaled.len() / self.d;
-        let mut acc = Accumulator::new(group, self.d);
+        let mut acc = Accumulator::new(scaled.len() / self.d, self.d);
         let to_sink = queries.to_sink.as_ref().unwrap_or(scaled);
-        let fixed = self.attend_positions(to_sink, 0..exact.sink, &mut acc)
-            + self.attend_positions(scaled, exact.recent..self.total(), &mut acc);
-        let mut read = fixed;
-        let mut attended = vec![fixed; group];
+        self.attend_positions(to_sink, 0..exact.sink, &mut acc);
+        self.attend_positions(scaled, exact.recent..self.total(), &mut acc);
         match selection {
             None => {}
-            Some(Selection::Shared(picks)) => {
-                self.attend_picks(scaled, picks, &mut acc);
-                read += picks.tokens.len();
-                attended.iter_mut().for_each(|n| *n += picks.tokens.len());
-            }
+            Some(Selection::Shared(picks)) => self.attend_picks(scaled, picks, &mut acc),
             Some(Selection::PerHead(heads)) => {
-                assert_eq!(heads.len(), group, "one set of picks for each query head");
+                assert_eq!(heads.len(), acc.queries(), "one set of picks for each query head");
                 for (h, picks) in heads.iter().enumerate() {
                     let mut own = Accumulator::new(1, self.d);
                     self.attend_picks(&scaled[h * self.d..][..self.d], picks, &mut own);
                     acc.merge_query(h, &own);
-                    attended[h] += picks.tokens.len();
                 }
-                read += self.union(heads);
             }
         }
-        cost.kv_bytes += (read * self.row_bytes()) as u64;
-        cost.attend_flops += selection.map_or(0, |s| s.remainders() * 2 * self.d) as u64;
         acc.finish(out);
-        attended
-    }
-
-    /// How many different tokens the heads of a group picked: what a kernel that takes them together reads.
-    fn union(&self, heads: &[Picks]) -> usize {
-        if let [only] = heads {
-            return only.tokens.len();
-        }
-        let mut seen = vec![0u64; self.total().div_ceil(u64::BITS as usize)];
-        for token in heads.iter().flat_map(|picks| &picks.tokens) {
-            seen[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS);
-        }
-        seen.into_iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Attends tokens of prefix and tail, with a bias for each or none.

@@ -107,6 +107,11 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
+    /// Whether what is [exact](Self::exact) is all that is ever attended: [`select`](Self::select) is then never asked.
+    fn picks_nothing(&self) -> bool {
+        false
+    }
+
     /// Candidates whose keys and values are still held for this KV head (by any query head of its group);
     /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
     /// be picked again.
@@ -210,6 +215,11 @@ impl Exact {
     pub fn sliding(policy: &Policy, total_tokens: usize) -> Self {
         let recent = total_tokens.saturating_sub(policy.tail.window(policy.local).unwrap_or(policy.local.max(1)));
         Self { sink: policy.sink.min(recent), recent }
+    }
+
+    /// How many these are, of `total` tokens in context.
+    pub fn tokens(&self, total: usize) -> usize {
+        self.sink + total - self.recent
     }
 
     /// Tokens of the prefix that are left to pick from.
@@ -520,6 +530,8 @@ pub trait AnyMethod: Send + Sync {
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact;
     /// See [`Method::follows_tail`].
     fn follows_tail(&self) -> bool;
+    /// See [`Method::picks_nothing`].
+    fn picks_nothing(&self) -> bool;
     /// See [`Method::tail_rule`].
     fn tail_rule(&self) -> TailRule;
     /// See [`Method::state_bytes`].
@@ -579,6 +591,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn follows_tail(&self) -> bool {
         Method::follows_tail(self)
+    }
+    fn picks_nothing(&self) -> bool {
+        Method::picks_nothing(self)
     }
     fn tail_rule(&self) -> TailRule {
         Method::tail_rule(self)

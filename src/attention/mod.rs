@@ -31,6 +31,7 @@ mod spec;
 
 pub use budget::{Budget, Context, Tuned};
 pub use engine::{Fork, IndexCache, IndexTime};
+pub use head::Picked;
 pub use method::{
     AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, Rotation, Selection, Solved, Step,
     TailRule, Weighting, mix_seed,
@@ -137,9 +138,8 @@ impl std::fmt::Debug for Configured {
 
 #[cfg(test)]
 mod testing {
-    use super::head::{HeadKv, Queries};
+    use super::head::{HeadKv, Picked, Queries};
     use super::{Exact, Selection};
-    use crate::cost::Cost;
     use crate::kv::{LayerKv, Prefix};
 
     /// Output `[group][d]` of attending what was selected from the only KV head of `kv`, and nothing else.
@@ -149,13 +149,8 @@ mod testing {
         let mut out = vec![f32::NAN; queries.len()];
         let nothing = Exact { sink: 0, recent: tokens };
         let scale = 1.0 / (d as f32).sqrt();
-        HeadKv::new(&prefix, &tail, 0, 0).attend(
-            &Queries::new(queries, scale),
-            nothing,
-            Some(selection),
-            &mut out,
-            &mut Cost::default(),
-        );
+        let picked = Picked { exact: nothing, selection: Some(selection.clone()) };
+        HeadKv::new(&prefix, &tail, 0, 0).attend(&Queries::new(queries, scale), &picked, &mut out);
         out
     }
 }

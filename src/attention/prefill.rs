@@ -326,9 +326,9 @@ impl<'a> SparsePrefill<'a> {
     /// A chunk that is all of the prompt: what its blocks attend is planned first, for each KV head.
     fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
         assert_eq!(chunk.first, 0, "a mask over the whole prompt sees it in one chunk");
-        let group = chunk.heads / chunk.kv.keys.kv_heads();
-        let queries: Vec<Vec<f32>> = (0..chunk.kv.keys.kv_heads())
-            .map(|kv_head| by_head(chunk.queries, chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group))
+        let group = chunk.heads / chunk.kv_heads();
+        let queries: Vec<Vec<f32>> = (0..chunk.kv_heads())
+            .map(|kv_head| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group))
             .collect();
         let plan = |kv_head: usize| {
             let mut cost = Cost::default();
@@ -364,7 +364,7 @@ impl<'a> SparsePrefill<'a> {
             rows,
             first: chunk.first + skipped,
             d: chunk.d(),
-            keys: chunk.kv.keys.head(kv_head),
+            keys: chunk.kv().keys.head(kv_head),
             policy: self.policy,
             seed: head_seed(self.seed, chunk.layer, kv_head),
         }
@@ -378,15 +378,15 @@ impl<'a> SparsePrefill<'a> {
         skipped: usize,
         out: &mut [f32],
     ) -> BlockCost {
-        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv.keys.kv_heads());
+        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group) = (heads * d, heads / kv_heads);
         let (rows, first) = (out.len() / width, chunk.first + skipped);
-        let queries = &chunk.queries[skipped * width..][..out.len()];
+        let queries = &chunk.queries()[skipped * width..][..out.len()];
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
             let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
             let block = self.block(chunk, kv_head, skipped, &own, rows);
-            let (keys, values) = (block.keys, chunk.kv.values.head(kv_head));
+            let (keys, values) = (block.keys, chunk.kv().values.head(kv_head));
             let (masks, sharing) = match masking(&block, &mut cost) {
                 Masks::Shared(mask) => (vec![mask], group),
                 Masks::PerHead(masks) => (masks, 1),
@@ -479,10 +479,10 @@ impl BlockCost {
 
 /// Exact attention of a chunk over all tokens up to each of its own, into `out: [token][head][d]`.
 pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
-    let (d, kv_heads) = (chunk.d(), chunk.kv.keys.kv_heads());
-    let pack = |head: usize| PackedHead::new(chunk.kv.keys.head(head), chunk.kv.values.head(head), d);
+    let (d, kv_heads) = (chunk.d(), chunk.kv_heads());
+    let pack = |head: usize| PackedHead::new(chunk.kv().keys.head(head), chunk.kv().values.head(head), d);
     let packed: Vec<PackedHead> = (0..kv_heads).into_par_iter().map(pack).collect();
-    causal_attention(chunk.queries, &packed, chunk.heads, scale(d), out);
+    causal_attention(chunk.queries(), &packed, chunk.heads, scale(d), out);
 }
 
 /// Keys and values of rows whose queries stand at two positions: one towards the sinks, one towards the window.
@@ -627,7 +627,7 @@ pub(super) mod testing {
                 let mut kv = self.kv.clone();
                 kv.truncate(first + queries.len() / width, self.tokens());
                 let mut attended = vec![f32::NAN; queries.len()];
-                let chunk = PrefillChunk { layer: 0, first, queries, heads: self.heads, kv: &kv };
+                let chunk = PrefillChunk::new(0, first, queries, self.heads, &kv);
                 sparse.attend(&chunk, &mut attended);
                 out.extend(attended);
             }
@@ -1062,7 +1062,7 @@ mod tests {
             let mut sparse = SparsePrefill::new(&window, 1, 3).unwrap();
             sparse.pattern = pattern;
             let mut out = vec![f32::NAN; layer.queries.len()];
-            let chunk = PrefillChunk { layer: 0, first: 0, queries: &layer.queries, heads: 4, kv: &layer.kv };
+            let chunk = PrefillChunk::new(0, 0, &layer.queries, 4, &layer.kv);
             sparse.attend(&chunk, &mut out);
             let total = sparse.into_costs().total(|_| true);
             assert_eq!((total.score_flops, total.attended_tokens, total.steps), (flops, 4 * 150, 4 * 150));
@@ -1092,7 +1092,7 @@ mod tests {
         let mut sparse = SparsePrefill::new(&method, 1, 3).unwrap();
         sparse.pattern = PrefillPattern::Whole(&given);
         let mut out = vec![f32::NAN; layer.queries.len()];
-        sparse.attend(&PrefillChunk { layer: 0, first: 0, queries: &layer.queries, heads: 2, kv: &layer.kv }, &mut out);
+        sparse.attend(&PrefillChunk::new(0, 0, &layer.queries, 2, &layer.kv), &mut out);
         let sees = |position: usize, token: usize| {
             let distance = position - token;
             let is_plain =

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::Configured;
 use super::calibration::PrefillChunk;
 use super::engine::head_seed;
-use super::head::{HeadKv, Queries};
+use super::head::{HeadKv, Picked, Queries};
 use super::method::{Exact, Selection};
 use super::policy::Policy;
 use super::prefill::{BlockCost, QueryBlock, by_head};
@@ -77,7 +77,7 @@ impl<'a> RowReader<'a> {
 
     /// Attends a chunk into `out: [token][head][d]`; what each block of rows cost.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
-        let (kv_heads, end) = (chunk.kv.keys.kv_heads(), chunk.first + chunk.tokens());
+        let (kv_heads, end) = (chunk.kv_heads(), chunk.first + chunk.tokens());
         let states = &mut self.states[chunk.layer];
         states.resize_with(kv_heads, || self.mask.begin());
         let Exact { sink, recent } = Exact::sliding(self.policy, end);
@@ -93,9 +93,9 @@ impl<'a> RowReader<'a> {
 
     /// The block whose first row is the chunk's `skipped`-th.
     fn attend_block(&self, chunk: &PrefillChunk<'_>, skipped: usize, out: &mut [f32]) -> BlockCost {
-        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv.keys.kv_heads());
+        let (d, heads, kv_heads) = (chunk.d(), chunk.heads, chunk.kv_heads());
         let (width, group, first) = (heads * d, heads / kv_heads, chunk.first + skipped);
-        let queries = &chunk.queries[skipped * width..][..out.len()];
+        let queries = &chunk.queries()[skipped * width..][..out.len()];
         let rows = out.len() / width;
         let (mut cost, mut attended) = (Cost::default(), vec![0; heads]);
         for kv_head in 0..kv_heads {
@@ -114,13 +114,14 @@ impl<'a> RowReader<'a> {
             };
             let state = self.states[chunk.layer][kv_head].as_ref();
             let selections = self.mask.picks(&block, &head, state, &mut cost);
-            for (row, selection) in selections.iter().enumerate() {
+            for (row, selection) in selections.into_iter().enumerate() {
                 let place = row * width + kv_head * group * d;
                 let of_row = place..place + group * d;
-                let seen = head.up_to(first + row + 1);
-                let exact = Exact::sliding(self.policy, first + row + 1);
+                let total = first + row + 1;
+                let picked = Picked { exact: Exact::sliding(self.policy, total), selection: Some(selection) };
                 let scaled = Queries::new(&queries[of_row.clone()], 1.0 / (d as f32).sqrt());
-                let tokens = seen.attend(&scaled, exact, Some(selection), &mut out[of_row], &mut Cost::default());
+                head.up_to(total).attend(&scaled, &picked, &mut out[of_row]);
+                let tokens = picked.attended(group, total);
                 attended[kv_head * group..].iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += tokens);
             }
         }
@@ -130,11 +131,11 @@ impl<'a> RowReader<'a> {
 }
 
 fn row_head<'a>(chunk: &PrefillChunk<'a>, kv_head: usize) -> RowHead<'a> {
-    let (layer, keys) = (chunk.layer, &chunk.kv.keys);
+    let (layer, keys) = (chunk.layer, &chunk.kv().keys);
     RowHead {
         place: Place { layer, kv_head, d: keys.d(), dtype: keys.dtype() },
         keys: keys.head(kv_head),
-        values: chunk.kv.values.head(kv_head),
+        values: chunk.kv().values.head(kv_head),
     }
 }
 

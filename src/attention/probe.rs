@@ -19,20 +19,30 @@ use crate::kv::{KvDtype, Prefix};
 pub struct RecentQueries {
     layers: Vec<Vec<f32>>,
     heads: usize,
+    /// How long the prefix will be, if that is known.
+    prefix_tokens: Option<usize>,
 }
 
 impl RecentQueries {
     /// Queries kept of each head.
     pub const COUNT: usize = 16;
 
+    /// Nothing seen yet of a prefix of so many tokens: all but its end will not be looked at.
+    pub fn of_prefix(tokens: usize) -> Self {
+        Self { prefix_tokens: Some(tokens), ..Self::default() }
+    }
+
     /// Takes in a chunk of a dense prefill; of the queries seen so far at its layer the last are kept.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
+        if self.prefix_tokens.is_some_and(|tokens| chunk.end() + Self::COUNT <= tokens) {
+            return;
+        }
         if self.layers.len() <= chunk.layer {
             self.layers.resize(chunk.layer + 1, Vec::new());
         }
         self.heads = chunk.heads;
         let (kept, most) = (&mut self.layers[chunk.layer], Self::COUNT * chunk.heads * chunk.d());
-        kept.extend_from_slice(&chunk.queries[chunk.queries.len().saturating_sub(most)..]);
+        kept.extend_from_slice(&chunk.queries()[chunk.queries().len().saturating_sub(most)..]);
         kept.drain(..kept.len().saturating_sub(most));
     }
 
@@ -102,9 +112,8 @@ impl Probe<'_> {
     /// What `measure` makes of each KV head of each layer that is not dense, in their order.
     pub fn measure<T: Send>(&self, measure: impl Fn(&ProbeHead<'_>) -> T + Sync) -> Vec<T> {
         let layers: Vec<usize> = (0..self.prefix.layers()).filter(|layer| !self.dense[*layer]).collect();
-        let heads = layers
-            .into_par_iter()
-            .flat_map_iter(|layer| (0..self.prefix.layer(layer).keys.kv_heads()).map(move |kv_head| (layer, kv_head)));
+        let kv_heads = self.prefix.shape().kv_heads;
+        let heads = layers.into_par_iter().flat_map_iter(|layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)));
         heads.map(|(layer, kv_head)| measure(&self.head(layer, kv_head))).collect()
     }
 
@@ -221,7 +230,7 @@ mod tests {
             let first = kv.tokens();
             let queries: Vec<f32> = (0..tokens * heads * d).map(|i| (all.len() + i) as f32).collect();
             (0..tokens).for_each(|_| kv.append(&[0.0; 4], &[0.0; 4]));
-            recent.observe(&PrefillChunk { layer: 0, first, queries: &queries, heads, kv: &kv });
+            recent.observe(&PrefillChunk::new(0, first, &queries, heads, &kv));
             all.extend(&queries);
         }
         let last = &all[all.len() - RecentQueries::COUNT * heads * d..];

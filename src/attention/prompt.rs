@@ -194,7 +194,7 @@ impl PromptStats {
 
     /// Takes a chunk of the prefix in. Chunks come in order, each at every layer; what was seen before is skipped.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
-        let end = chunk.kv.tokens();
+        let end = chunk.end();
         let mut first = self.seen[chunk.layer];
         debug_assert!(chunk.first <= first, "no token is left out");
         while first < end {
@@ -279,7 +279,7 @@ impl Piece<'_> {
 
     /// Query heads that share a KV head.
     fn group(&self) -> usize {
-        self.chunk.heads / self.chunk.kv.keys.kv_heads()
+        self.chunk.heads / self.chunk.kv_heads()
     }
 }
 
@@ -287,7 +287,7 @@ fn keep_queries(piece: &Piece<'_>, positions: &VecDeque<Vec<u32>>, kept: &mut Ve
     let (chunk, width) = (piece.chunk, piece.chunk.heads * piece.chunk.d());
     for (positions, kept) in positions.iter().zip(kept) {
         for position in positions.iter().map(|p| *p as usize).filter(|p| piece.tokens.contains(p)) {
-            kept.append(&chunk.queries[(position - chunk.first) * width..][..width]);
+            kept.append(&chunk.queries()[(position - chunk.first) * width..][..width]);
         }
     }
 }
@@ -300,7 +300,7 @@ fn add_attention_mass(piece: &Piece<'_>, lengths: &[usize], heads: &mut [HeadMas
     let (d, end, group) = (piece.chunk.d(), piece.tokens.end, piece.group());
     let scale = 1.0 / (d as f32).sqrt();
     heads.par_iter_mut().enumerate().for_each(|(head, mass)| {
-        let keys = piece.chunk.kv.keys.head(head / group);
+        let keys = piece.chunk.kv().keys.head(head / group);
         // A block's own sum first: small weights are not lost beside the mass of a long prefix.
         let mut of_block = std::mem::take(&mut mass.open);
         of_block.resize(end, 0.0);
@@ -358,7 +358,7 @@ fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize], heads: &
         head.extend_sums(piece, kv_head * group..(kv_head + 1) * group);
         let HeadFollowing { scores, first, sums } = head;
         let before = |position: usize| &sums[(position - *first) * d..][..d];
-        let keys = piece.chunk.kv.keys.head(kv_head);
+        let keys = piece.chunk.kv().keys.head(kv_head);
         let mut key = vec![0.0; d];
         for (scores, &length) in scores.iter_mut().zip(lengths) {
             let complete = if piece.ends_block(length) { end } else { end.saturating_sub(n) };
@@ -531,7 +531,7 @@ mod tests {
                     kv.append(key, key);
                 }
                 let queries = &queries(layer)[rows.start * heads * d..rows.end * heads * d];
-                stats.observe(&PrefillChunk { layer, first, queries, heads, kv });
+                stats.observe(&PrefillChunk::new(layer, first, queries, heads, kv));
             }
         }
         stats

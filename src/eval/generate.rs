@@ -19,7 +19,8 @@ use crate::cost::Cost;
 use crate::kernels::cpu::topk::argmax;
 use crate::kv::Prefix;
 use crate::model::Model;
-use crate::model::decoder::{Decoder, NotFinite, Stream};
+use crate::model::decoder::Decoder;
+use crate::model::engine::{EngineError, Stream};
 use crate::model::tokenizer::Tokenizer;
 use crate::tasks::Handling;
 
@@ -237,8 +238,8 @@ impl Prepared {
     /// Reads a prefix, as far as `held` does not have it already.
     ///
     /// # Errors
-    /// [`NotFinite`].
-    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Self, NotFinite> {
+    /// [`EngineError`].
+    pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Self, EngineError> {
         let mut read = read(decoder, shared, held)?;
         let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_step_seed(shared.step_seed);
         if let Some(rotation) = decoder.rotation(shared.longest) {
@@ -268,7 +269,7 @@ impl Held {
 }
 
 /// Reads a prefix, as far as `held` does not have it already.
-fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Prepared, NotFinite> {
+fn read(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Prepared, EngineError> {
     let needs: BTreeSet<PromptNeed> = shared.methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let prefix = &shared.prompt[..shared.tokens];
     let held = held
@@ -309,7 +310,7 @@ fn read_from(
     shared: &SharedPrefix<'_>,
     needs: &BTreeSet<PromptNeed>,
     known: Option<Known>,
-) -> Result<Prepared, NotFinite> {
+) -> Result<Prepared, EngineError> {
     let tokens = &shared.prompt[..shared.tokens];
     let (read, mut times, mut stats) = match known {
         Some(Known { prefix, tokens, times, stats }) => (Some((prefix, tokens)), times, stats),
@@ -319,7 +320,7 @@ fn read_from(
         }
     };
     let kept = read.as_ref().map_or(0, |(_, kept)| *kept);
-    let mut queries = RecentQueries::default();
+    let mut queries = RecentQueries::of_prefix(tokens.len());
     let (reused, gathered_before) = (times.total(), stats.total_time());
     let start = Instant::now();
     // What is gathered is part of the indexes that are built on it, not of reading.
@@ -353,21 +354,20 @@ fn read_from(
 
 /// How many lanes share each step: all of them, unless threads work on lanes of their own.
 pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
-    let groups = if decoder.is_small() { rayon::current_num_threads().min(lanes) } else { 1 };
-    lanes.div_ceil(groups.max(1)).max(1)
+    lanes.div_ceil(decoder.groups(lanes).max(1)).max(1)
 }
 
 /// Runs an example; `None` if `stop` was raised meanwhile. `held` is what the example before left, and then what
 /// this one leaves.
 ///
 /// # Errors
-/// [`NotFinite`].
+/// [`EngineError`].
 pub fn run_example(
     model: &Model,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, NotFinite> {
+) -> Result<Option<Outcome>, EngineError> {
     run_from(model, request, None, held, stop)
 }
 
@@ -375,13 +375,13 @@ pub fn run_example(
 /// read by the same share that.
 ///
 /// # Errors
-/// [`NotFinite`].
+/// [`EngineError`].
 pub fn run_from_first_token(
     model: &Model,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, NotFinite> {
+) -> Result<Option<Outcome>, EngineError> {
     let mut whole = Outcome::default();
     let mut runs: Vec<Option<Run>> = request.methods.iter().map(|_| None).collect();
     for first in request.methods.iter() {
@@ -413,7 +413,7 @@ fn run_from(
     reader: Option<&Configured>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, NotFinite> {
+) -> Result<Option<Outcome>, EngineError> {
     let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
@@ -637,7 +637,7 @@ fn run_lanes(
     lanes: &mut [Lane<'_>],
     prompt_tokens: usize,
     stop: &AtomicBool,
-) -> Result<(), NotFinite> {
+) -> Result<(), EngineError> {
     while !stop.load(Ordering::Relaxed) {
         let mut active: Vec<&mut Lane> = lanes.iter_mut().filter(|l| !l.done).collect();
         if active.is_empty() {

@@ -18,7 +18,8 @@ use crate::attention::methods::configure;
 use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::argmax;
-use crate::model::decoder::{Decoder, NotFinite, Stream};
+use crate::model::decoder::Decoder;
+use crate::model::engine::{EngineError, Stream};
 use crate::tasks::likelihood::Continuation;
 
 /// Tokens that a stream reads in one step at most.
@@ -150,7 +151,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 /// and then what this one leaves.
 ///
 /// # Errors
-/// [`NotFinite`].
+/// [`EngineError`].
 pub fn run_passage(
     decoder: &Decoder,
     request: Request<'_>,
@@ -205,7 +206,7 @@ pub fn run_passage(
 /// `stop` was raised meanwhile.
 ///
 /// # Errors
-/// [`NotFinite`].
+/// [`EngineError`].
 pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let Request { methods, compare, .. } = request;
     let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
@@ -253,7 +254,7 @@ impl<'a> Pass<'a> {
         request: Request<'a>,
         method: Option<&Configured>,
         stop: &AtomicBool,
-    ) -> Result<Option<Vec<Self>>, NotFinite> {
+    ) -> Result<Option<Vec<Self>>, EngineError> {
         let read = |continuation: &Text<'a>| {
             (!stop.load(Ordering::Relaxed)).then(|| Self::read(decoder, request, *continuation, method)).transpose()
         };
@@ -266,7 +267,7 @@ impl<'a> Pass<'a> {
         request: Request<'_>,
         continuation: Text<'a>,
         method: Option<&Configured>,
-    ) -> Result<Self, NotFinite> {
+    ) -> Result<Self, EngineError> {
         let start = Instant::now();
         // The last token predicts nothing that is scored.
         let read = [request.prompt, &continuation.tokens[..continuation.tokens.len() - 1]].concat();
@@ -283,7 +284,7 @@ impl<'a> Pass<'a> {
     }
 
     /// What its distributions make of the scored tokens, compared with those of a pass of `full` if there is one.
-    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, NotFinite> {
+    fn sums(&self, decoder: &Decoder, full: Option<&Pass<'_>>) -> Result<Sums, EngineError> {
         /// Tokens whose logits are there at a time.
         const AT_ONCE: usize = 64;
         let (hidden, vocab) = (decoder.config().hidden_size, decoder.config().vocab_size);
@@ -408,7 +409,7 @@ fn read_all<'a>(
     prefix_logits: &[f32],
     prompt_tokens: usize,
     stop: &AtomicBool,
-) -> Result<(), NotFinite> {
+) -> Result<(), EngineError> {
     let vocab = decoder.config().vocab_size;
     let count = lanes.len() + reference.len();
     let most = (LOGIT_BYTES / (4 * vocab * count.max(1))).clamp(1, READ_AT_ONCE);
@@ -429,13 +430,13 @@ fn read_all<'a>(
                 lane.take(&logits, vocab, &full);
                 Ok(full)
             })
-            .collect::<Result<_, NotFinite>>()?;
+            .collect::<Result<_, EngineError>>()?;
         lanes.par_chunks_mut(together).try_for_each(|lanes| {
             let logits = step(decoder, lanes, most, prompt_tokens)?;
             for (lane, logits) in lanes.iter_mut().zip(&logits) {
                 lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
             }
-            Ok(())
+            Ok::<(), EngineError>(())
         })?;
     }
     Ok(())
@@ -448,7 +449,7 @@ fn step(
     lanes: &mut [Lane<'_>],
     most: usize,
     prompt_tokens: usize,
-) -> Result<Vec<Vec<f32>>, NotFinite> {
+) -> Result<Vec<Vec<f32>>, EngineError> {
     let start = Instant::now();
     let tokens: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.next(most)).collect();
     let before: Vec<Duration> = lanes.iter().map(|lane| lane.fork.attend_time()).collect();

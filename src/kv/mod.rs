@@ -6,7 +6,9 @@
 pub mod quantised;
 mod store;
 
-use std::sync::Arc;
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 pub use store::{KvDtype, KvStore};
 
@@ -46,17 +48,61 @@ impl LayerKv {
         self.values.truncate(tokens, capacity);
     }
 
+    /// What it has in common with other layers.
+    pub fn shape(&self) -> KvShape {
+        KvShape { kv_heads: self.keys.kv_heads(), d: self.keys.d(), dtype: self.keys.dtype() }
+    }
+
     /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
     }
 }
 
+/// What all layers of a cache have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// KV heads of a layer.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type.
+    pub dtype: KvDtype,
+}
+
+impl KvShape {
+    /// Bytes of one token's key and value for one KV head.
+    pub fn row_bytes(&self) -> usize {
+        2 * self.d * self.dtype.bytes()
+    }
+}
+
+/// Keys and values of a prefix in a device's memory.
+pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
+    /// What its layers have in common.
+    fn shape(&self) -> KvShape;
+
+    /// Copies one layer to the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
+}
+
+/// A device that did not do what it was asked for: one line that says what and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceFailure(pub String);
+
 /// The dense prefix of an example: every method and budget forks from the same one.
+///
+/// Where a device holds it, a layer is copied to the host when somebody looks at it there for the first time.
 #[derive(Debug)]
 pub struct Prefix {
-    layers: Vec<LayerKv>,
+    layers: Vec<OnceLock<LayerKv>>,
     tokens: usize,
+    shape: KvShape,
+    device: Option<Box<dyn DeviceKv>>,
 }
 
 impl Prefix {
@@ -64,17 +110,40 @@ impl Prefix {
     pub fn new(layers: Vec<LayerKv>) -> Arc<Self> {
         let tokens = layers.first().map_or(0, LayerKv::tokens);
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
-        Arc::new(Self { layers, tokens })
+        let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
+        Arc::new(Self { layers: layers.into_iter().map(OnceLock::from).collect(), tokens, shape, device: None })
     }
 
-    /// Keys and values of one layer.
+    /// A prefix of `tokens` tokens that a device holds.
+    pub fn on_device(layers: usize, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
+        let layers = (0..layers).map(|_| OnceLock::new()).collect();
+        Arc::new(Self { layers, tokens, shape: device.shape(), device: Some(device) })
+    }
+
+    /// Keys and values of one layer, on the host.
+    ///
+    /// # Panics
+    /// If a device holds them and cannot be read: nothing else can be run on it either.
     pub fn layer(&self, layer: usize) -> &LayerKv {
-        &self.layers[layer]
+        self.layers[layer].get_or_init(|| {
+            let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
+            device.copy_layer(layer).unwrap_or_else(|failure| panic!("{failure}"))
+        })
     }
 
-    /// The layers, to be gone on with: what follows may be cut off and read anew.
+    /// What a device holds of it.
+    pub fn device(&self) -> Option<&dyn DeviceKv> {
+        self.device.as_deref()
+    }
+
+    /// The layers of a prefix on the host, to be gone on with: what follows may be cut off and read anew.
     pub fn into_layers(self) -> Vec<LayerKv> {
-        self.layers
+        self.layers.into_iter().map_while(OnceLock::into_inner).collect()
+    }
+
+    /// The same of a prefix on a device.
+    pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
+        self.device
     }
 
     /// Number of layers.
@@ -87,8 +156,8 @@ impl Prefix {
         self.tokens
     }
 
-    /// Bytes of all layers.
-    pub fn bytes(&self) -> usize {
-        self.layers.iter().map(LayerKv::bytes).sum()
+    /// What its layers have in common.
+    pub fn shape(&self) -> KvShape {
+        self.shape
     }
 }

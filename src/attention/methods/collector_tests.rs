@@ -70,7 +70,7 @@ fn tensors(spec: &str, altered: Option<Of>) -> Vec<NamedTensor> {
             let rows = keys[first * width..end * width].chunks(width).zip(values[first * width..].chunks(width));
             rows.for_each(|(key, value)| kv.append(key, value));
             let queries = &queries[first * HEADS * D..end * HEADS * D];
-            collector.observe(&PrefillChunk { layer, first, queries, heads: HEADS, kv: &kv });
+            collector.observe(&PrefillChunk::new(layer, first, queries, HEADS, &kv));
         }
     }
     collector.end_prompt(TOKENS);

@@ -34,6 +34,10 @@ impl Method for Full {
         TailRule::Own("it attends everything")
     }
 
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
     fn select(&self, _: &Step<'_>, (): &(), (): &mut (), _: &mut Cost) -> Selection {
         Selection::PerHead(Vec::new())
     }

@@ -181,7 +181,7 @@ impl Scene {
         let shape = PromptShape { layers: LAYERS, heads: HEADS, kv_heads: KV_HEADS, d: D, tokens: TOKENS };
         let mut stats = PromptStats::new(&needs, shape);
         for (layer, queries) in self.prompt.iter().enumerate().filter(|_| !needs.is_empty()) {
-            stats.observe(&PrefillChunk { layer, first: 0, queries, heads: HEADS, kv: self.prefix.layer(layer) });
+            stats.observe(&PrefillChunk::new(layer, 0, queries, HEADS, self.prefix.layer(layer)));
         }
         stats
     }

@@ -34,6 +34,10 @@ impl<M: PromptMask + 'static> Method for PrefillOnly<M> {
         TailRule::Own("it attends everything once the prompt has been read")
     }
 
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
     fn decodes_densely(&self) -> bool {
         true
     }

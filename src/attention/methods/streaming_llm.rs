@@ -94,6 +94,10 @@ impl Method for SinkAndWindow {
         TailRule::Own("its window moves on by itself, and what leaves it is let go: set window or slide")
     }
 
+    fn picks_nothing(&self) -> bool {
+        true
+    }
+
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         let end = if self.slides { total_tokens } else { prefix_tokens };
         last_tokens(policy, window_tokens(self.window, policy, end), end)

@@ -62,7 +62,7 @@ pub(super) fn random_artefact(kind: &str, model: &ModelShape) -> Artefact {
     for layer in 0..model.layers {
         let kv = random_kv(KvDtype::F32, model.kv_heads, TOKENS, model.head_dim, layer as u64);
         let queries = noise(TOKENS * model.heads * model.head_dim, 99 + layer as u64);
-        collector.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads: model.heads, kv: &kv });
+        collector.observe(&PrefillChunk::new(layer, 0, &queries, model.heads, &kv));
     }
     let collected = collector.finish();
     let info = ArtefactInfo {
@@ -108,7 +108,7 @@ pub(super) fn random_stats(method: &Arc<dyn AnyMethod>, prefix: &Prefix, heads: 
     let mut stats = PromptStats::new(&needs, PromptShape { layers, heads, kv_heads, d, tokens });
     for layer in (0..layers).filter(|_| !needs.is_empty()) {
         let queries = prompt_queries(layer, tokens * heads * d);
-        stats.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads, kv: prefix.layer(layer) });
+        stats.observe(&PrefillChunk::new(layer, 0, &queries, heads, prefix.layer(layer)));
     }
     stats
 }
@@ -190,7 +190,7 @@ fn cache(prefix: &Arc<Prefix>, heads: usize, seed: u64) -> IndexCache {
         let kv = prefix.layer(layer);
         let tokens = kv.tokens().min(RecentQueries::COUNT);
         let queries = noise(tokens * heads * kv.keys.d(), 555 + layer as u64);
-        recent.observe(&PrefillChunk { layer, first: kv.tokens() - tokens, queries: &queries, heads, kv });
+        recent.observe(&PrefillChunk::new(layer, kv.tokens() - tokens, &queries, heads, kv));
     }
     IndexCache::new(prefix.clone(), KvDtype::F32, seed).with_queries(recent)
 }
@@ -812,7 +812,7 @@ fn density_of_reading(spec: &str, policy: &Policy, tokens: usize) -> f64 {
         let mut read = kv.clone();
         read.truncate((first + rows).min(tokens), tokens);
         let queries = noise((read.tokens() - first) * heads * D, first as u64);
-        let chunk = PrefillChunk { layer: 0, first, queries: &queries, heads, kv: &read };
+        let chunk = PrefillChunk::new(0, first, &queries, heads, &read);
         sparse.attend(&chunk, &mut vec![0.0; queries.len()]);
     }
     sparse.into_costs().total(|_| true).density()

@@ -469,12 +469,12 @@ impl Trainer {
     /// Keys that queries of a chunk may look at, of one KV head.
     fn keys(&self, chunk: &PrefillChunk<'_>, kv_head: usize) -> Keys {
         let d = chunk.d();
-        let range = self.settings.sink.min(chunk.kv.tokens())..chunk.kv.tokens();
-        let rows = chunk.kv.keys.head(kv_head).slice(range.clone(), d).to_f32();
+        let range = self.settings.sink.min(chunk.end())..chunk.end();
+        let rows = chunk.kv().keys.head(kv_head).slice(range.clone(), d).to_f32();
         let further = match self.settings.kind.by_norm {
             false => vec![0.0; range.len()],
             true => {
-                let values = chunk.kv.values.head(kv_head).slice(range, d).to_f32();
+                let values = chunk.kv().values.head(kv_head).slice(range, d).to_f32();
                 let squares = values.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>());
                 // exp(s·q·k)·‖v‖ is in the order of q·k + √d·ln‖v‖.
                 squares.map(|square| (d as f32).sqrt() * 0.5 * square.max(f32::MIN_POSITIVE).ln()).collect()
@@ -855,7 +855,7 @@ mod tests {
             |seed: usize| noise(d, seed as u64).iter().map(|x| x * (1 + seed % 7) as f32).collect::<Vec<f32>>();
         (0..n).for_each(|t| kv.append(&noise(d, 500 + t as u64), &scaled(900 + t)));
         let queries: Vec<f32> = (0..2 * n).flat_map(|i| scaled(2000 + i)).collect();
-        let chunk = PrefillChunk { layer: 0, first: 0, queries: &queries, heads: 2, kv: &kv };
+        let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
         let (keys, values) = (kv.keys.head(0).to_f32(), kv.values.head(0).to_f32());
         let positions = [40, 60, 89];
         let mut answers = Vec::new();

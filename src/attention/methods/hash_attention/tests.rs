@@ -512,7 +512,7 @@ fn law(model: &ModelShape, prompt: u64) -> Vec<(LayerKv, Vec<f32>)> {
 /// Shows a prompt, to learn from or not.
 fn read(collector: &mut dyn Collector, model: &ModelShape, prompt: u64, learns: bool) {
     for (layer, (kv, queries)) in law(model, prompt).iter().enumerate() {
-        let chunk = PrefillChunk { layer, first: 0, queries, heads: model.heads, kv };
+        let chunk = PrefillChunk::new(layer, 0, queries, model.heads, kv);
         if learns { collector.observe(&chunk) } else { collector.examine(&chunk) }
     }
     collector.end_prompt(PROMPT);

@@ -111,7 +111,7 @@ impl Prompt {
                 kv.append(&key, &key);
             }
             let mut out = vec![0.0; queries.len()];
-            let chunk = PrefillChunk { layer: 0, first: chunk * rows, queries, heads: self.heads(), kv: &kv };
+            let chunk = PrefillChunk::new(0, chunk * rows, queries, self.heads(), &kv);
             sparse.attend(&chunk, &mut out);
         }
         sparse.into_costs().total(|_| true)

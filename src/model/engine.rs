@@ -1,0 +1,107 @@
+//! What a decoder computes on: the interface between it and the engines that know a processor.
+//!
+//! An engine holds the weights, reads tokens into a prefix and steps streams in lock-step. What is read, by whom, and what
+//! becomes of logits is the business of [`decoder`](super::decoder) and of what stands above it.
+
+use std::sync::Arc;
+
+use crate::attention::calibration::PrefillChunk;
+use crate::attention::{Fork, SparsePrefill};
+use crate::kv::{DeviceFailure, Prefix};
+
+/// Why tokens could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The numbers broke.
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
+    /// The device did.
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+}
+
+/// A NaN or an infinite number came up while tokens were read: nothing that follows from it means anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotFinite {
+    /// In what a layer passes on.
+    #[error(
+        "the activations behind layer {layer} are NaN or infinite at position {position}: a calibration, or numbers \
+         beyond what --dtype holds (bf16 and f32 hold more than f16)"
+    )]
+    Activations {
+        /// The layer, from 0.
+        layer: usize,
+        /// The token's position, from 0.
+        position: usize,
+    },
+    /// Behind the last layer.
+    #[error("the logits are NaN or infinite at position {position}: numbers beyond what --dtype holds, or odd weights")]
+    Logits {
+        /// The token's position, from 0.
+        position: usize,
+    },
+}
+
+/// What prefill leaves: the shared prefix and the logits of its last token.
+pub struct Prefill {
+    /// Keys and values of all layers.
+    pub prefix: Arc<Prefix>,
+    /// `[vocab_size]`, empty if the prefix is.
+    pub logits: Vec<f32>,
+}
+
+/// One run's part of a step: tokens to read, in order, under its method.
+pub struct Stream<'a> {
+    /// The run.
+    pub fork: &'a mut Fork,
+    /// Tokens that follow what the fork holds; at least one.
+    pub tokens: &'a [u32],
+}
+
+/// Sees the first position of a chunk and its rows.
+pub(super) type Finished<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// How tokens are read, and who looks on.
+#[derive(Default)]
+pub(super) struct Reading<'a, 's> {
+    /// Sees each chunk at every layer before it attends.
+    pub observe: Option<&'a mut dyn FnMut(&PrefillChunk<'_>)>,
+    /// Sees the first position of each chunk and its rows `[token][hidden]` behind the last layer.
+    pub finished: Option<&'a mut Finished<'a>>,
+    /// What rows attend; all earlier tokens if there is none.
+    pub sparse: Option<&'a mut SparsePrefill<'s>>,
+}
+
+/// Weights on some processor, and the forward pass over them.
+pub(super) trait Engine: Send + Sync {
+    /// Reads `tokens`, of which the first so many of `known` are read already, into a prefix that has all of them and
+    /// nothing else. `prompt_tokens` is the length of the whole prompt, of which these are the beginning. The logits are
+    /// those of the last token, empty if there is none.
+    fn read(
+        &self,
+        known: Option<(Prefix, usize)>,
+        tokens: &[u32],
+        prompt_tokens: usize,
+        reading: Reading<'_, '_>,
+    ) -> Result<Prefill, EngineError>;
+
+    /// Feeds each stream its tokens, in lock-step through the layers; the rows `[token][hidden]` of all streams behind the
+    /// last layer.
+    fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError>;
+
+    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
+    fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError>;
+
+    /// Groups that so many streams are best dealt out to; those of a group step together.
+    fn groups(&self, streams: usize) -> usize;
+}
+
+/// The positions of the tokens that streams are to read, stream by stream.
+pub(super) fn positions(streams: &[Stream<'_>]) -> Vec<usize> {
+    streams.iter().flat_map(|s| (0..s.tokens.len()).map(|i| s.fork.tokens() + i)).collect()
+}
+
+/// The first row `[width]` of `x` with a number that is not finite.
+pub(super) fn first_not_finite(x: &[f32], width: usize) -> Option<usize> {
+    x.iter().position(|x| !x.is_finite()).map(|at| at / width)
+}
