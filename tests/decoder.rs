@@ -1,62 +1,19 @@
 //! The forward pass against Hugging Face transformers, on tiny random checkpoints of every supported
 //! architecture and RoPE variant, at positions beyond 1,000 (`scripts/make_golden_models.py`).
 
-use std::path::Path;
+mod golden_model;
 
-use serde_json::Value;
+use golden_model::{Golden, MODELS};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
-use spattn::model::config::ModelConfig;
-use spattn::model::decoder::{Decoder, Dimensions};
+use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
-use spattn::model::weights::Weights;
-
-const MODELS: [&str; 9] = [
-    "llama3",
-    "llama-linear",
-    "llama-dynamic",
-    "llama-yarn",
-    "llama-bias",
-    "llama-sharded",
-    "mistral",
-    "qwen2",
-    "qwen3",
-];
-
-struct Golden {
-    decoder: Decoder,
-    prompt: Vec<u32>,
-    positions: Vec<usize>,
-    logits: Vec<Vec<f32>>,
-    continuation: Vec<u32>,
-    last_logits: Vec<f32>,
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
-}
 
 fn load(name: &str) -> Golden {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models").join(name);
-    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
-    let config = ModelConfig::parse(&read("config.json"), "config.json").unwrap();
-    let weights = Weights::open_folder(&folder).unwrap();
-    let golden: Value = serde_json::from_str(&read("golden.json")).unwrap();
-    Golden {
-        decoder: Decoder::load(&Dimensions::new(&config, KvDtype::F32), &weights).unwrap(),
-        prompt: ids(&golden["prompt"]),
-        positions: ids(&golden["positions"]).into_iter().map(|p| p as usize).collect(),
-        logits: golden["logits"].as_array().unwrap().iter().map(floats).collect(),
-        continuation: ids(&golden["continuation"]),
-        last_logits: floats(&golden["last_logits"]),
-    }
+    golden_model::load(name, Device::Cpu)
 }
 
 fn method(spec: &str) -> Configured {
@@ -154,18 +111,9 @@ fn a_stream_gets_the_same_bits_alone_and_beside_others() {
 
 #[test]
 fn sixteen_bit_storage_stays_near() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/qwen2");
-    let config =
-        ModelConfig::parse(&std::fs::read_to_string(folder.join("config.json")).unwrap(), "config.json").unwrap();
-    let weights = Weights::open_folder(&folder).unwrap();
     let prompt = load("qwen2").prompt;
-    let last = |dtype| {
-        Decoder::load(&Dimensions::new(&config, dtype), &weights)
-            .unwrap()
-            .prefill(&prompt, prompt.len())
-            .unwrap()
-            .logits
-    };
+    let last =
+        |dtype| golden_model::decoder("qwen2", dtype, Device::Cpu).prefill(&prompt, prompt.len()).unwrap().logits;
     let exact = last(KvDtype::F32);
     for dtype in [KvDtype::F16, KvDtype::Bf16] {
         let near = last(dtype);

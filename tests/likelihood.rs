@@ -12,6 +12,7 @@ use spattn::kv::KvDtype;
 use spattn::model::Model;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
+use spattn::model::device::Device;
 use spattn::model::source::ModelSource;
 use spattn::model::tokenizer::TokenizerOptions;
 use spattn::model::weights::Weights;
@@ -36,7 +37,8 @@ fn checkpoint() -> (Decoder, Vec<u32>) {
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let config = ModelConfig::parse(&config, "config.json").unwrap();
     let decoder =
-        Decoder::load(&Dimensions::new(&config, KvDtype::F32), &Weights::open_folder(&folder).unwrap()).unwrap();
+        Decoder::load(&Dimensions::new(&config, KvDtype::F32), &Weights::open_folder(&folder).unwrap(), Device::Cpu)
+            .unwrap();
     let prompt = numbers(&golden("models/llama-bias/golden.json")["prompt"]);
     (decoder, prompt.into_iter().map(|id| id as u32).collect())
 }

@@ -11,6 +11,7 @@ use spattn::attention::{MethodSpec, Params, Policy};
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
+use spattn::model::device::Device;
 use spattn::model::weights::{INDEX_FILE, Weights, WeightsError};
 use spattn_fuzz::{check_line, choice, files, folder, put};
 
@@ -56,7 +57,7 @@ fn weights(opened: Result<Weights, WeightsError>) {
         }
     }
     let config = ModelConfig::parse(CONFIG, "config.json").expect("a config that works");
-    if let Err(error) = Decoder::load(&Dimensions::new(&config, KvDtype::F32), &weights) {
+    if let Err(error) = Decoder::load(&Dimensions::new(&config, KvDtype::F32), &weights, Device::Cpu) {
         check_line(&error.to_string());
     }
 }

@@ -417,7 +417,7 @@ impl Fork {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
             kv.attend(&self.placed(queries, &kv, picked.exact), picked, out);
         }
-        self.compare(layer, queries, &picked, out);
+        self.compare(layer, queries, &picked, self.total(layer), out);
         self.attend_time += start.elapsed();
     }
 
@@ -455,14 +455,30 @@ impl Fork {
         !self.dense[layer] && !method.picks_nothing() && may()
     }
 
+    /// Whether the host picks tokens, or attends by itself, at any layer.
+    pub fn picks_on_host(&self) -> bool {
+        self.moves_positions() || (0..self.dense.len()).any(|layer| self.picks_at(layer))
+    }
+
+    /// Whether the host has to see queries, keys and values at every layer, picks or none: it compares with exact
+    /// attention, or attends by itself.
+    pub fn needs_host(&self) -> bool {
+        self.fidelity.is_some() || self.moves_positions()
+    }
+
+    /// Whether tokens are attended at other positions than they were read at, which [`step`](Self::step) alone can do.
+    pub fn moves_positions(&self) -> bool {
+        self.method.method.positions() != Positions::Original
+    }
+
     /// The second half of a [`step`](Self::step), if closeness to exact attention was asked for: looks at what was
-    /// attended. The host has to hold keys and values.
-    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[Picked], out: &[f32]) {
+    /// attended when `total` tokens were in context. The host has to hold keys and values.
+    pub fn compare(&mut self, layer: usize, queries: &[f32], picked: &[Picked], total: usize, out: &[f32]) {
         let Some(mut meter) = self.fidelity.take() else { return };
         let group = queries.len() / picked.len();
         let heads = queries.chunks_exact(group).zip(out.chunks_exact(group)).zip(picked);
         for (kv_head, ((queries, out), picked)) in heads.enumerate() {
-            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head).up_to(total);
             meter.compare(Place { layer, first_head: kv_head * group / kv.d }, &kv, queries, picked, out);
         }
         self.fidelity = Some(meter);

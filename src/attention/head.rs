@@ -96,6 +96,14 @@ impl<'a> HeadKv<'a> {
         }
     }
 
+    /// The same when so many tokens were in context.
+    pub(super) fn up_to(mut self, total: usize) -> Self {
+        self.tail_tokens = total - self.prefix_tokens;
+        self.tail_keys = self.tail_keys.slice(0..self.tail_tokens, self.d);
+        self.tail_values = self.tail_values.slice(0..self.tail_tokens, self.d);
+        self
+    }
+
     /// Attends positions `range` (of prefix and tail together) into `acc`.
     pub(super) fn attend_positions(&self, scaled: &[f32], range: Range<usize>, acc: &mut Accumulator) {
         let p = self.prefix_tokens;

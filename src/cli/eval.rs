@@ -125,11 +125,11 @@ pub(super) struct RunArgs {
     #[arg(long)]
     fidelity: bool,
 
-    /// Where to compute: cpu
+    /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
     ///
-    /// Example: --device cpu
-    #[arg(long, value_name = "cpu|cuda[:i]", default_value = "cpu", hide_default_value = true)]
-    device: String,
+    /// Example: --device cpu, --device cuda:1
+    #[arg(long, value_name = "cpu|cuda[:i]")]
+    device: Option<String>,
 
     /// Storage of weights, keys and values: f32, bf16 or f16 (arithmetic is f32); the checkpoint's own if not given
     ///
@@ -236,6 +236,7 @@ impl RunArgs {
             tail: several(&self.tail),
             fidelity: flag(self.fidelity),
             dtype: self.dtype.clone(),
+            device: self.device.clone(),
             data: self.data.clone(),
             calibration: self.calibration.clone(),
             positions: self.positions.as_deref().map(str::parse::<Positions>).transpose()?,
@@ -258,7 +259,6 @@ impl RunArgs {
 
     /// The run that these arguments ask for; `command` begins the name of the folder if none is given.
     pub(super) fn run(self, command: &str, configs: Vec<RunConfig>, on_failure: OnFailure) -> Result<Run, UsageError> {
-        check_device(&self.device)?;
         let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
         let Self { threads, quiet, json, .. } = self;
@@ -312,16 +312,6 @@ fn default_folder(command: &str) -> PathBuf {
 pub fn run(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
     args.run.run("eval", vec![config], OnFailure::Stop)?.start()
-}
-
-fn check_device(device: &str) -> Result<(), UsageError> {
-    match device {
-        "cpu" => Ok(()),
-        d if d == "cuda" || d.starts_with("cuda:") => {
-            Err(UsageError::new("this build computes on the CPU only").hint("use --device cpu"))
-        }
-        other => Err(UsageError::unknown("device", other, ["cpu", "cuda"])),
-    }
 }
 
 /// Limits the threads of the whole program.

@@ -27,6 +27,7 @@ use crate::eval::record::Record;
 use crate::eval::run::{End, Failure, Left, Progress, Runner, Watch};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
+use crate::model::device::Device;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
@@ -85,10 +86,10 @@ enum Slotted {
 }
 
 impl Slotted {
-    fn load(self) -> Result<Model> {
+    fn load(self, device: Device) -> Result<Model> {
         match self {
             Self::Loaded(model) => Ok(*model),
-            Self::Open(model) => model.load(),
+            Self::Open(model) => model.load(device),
         }
     }
 }
@@ -113,7 +114,7 @@ impl Run {
         let models = ready.slots.len();
         while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
             watcher.begin_model(&part.id, models - ready.slots.len(), models);
-            end = match model.load() {
+            end = match model.load(config.device) {
                 Ok(model) => {
                     let runner = Runner { planner: ready.planner(&config, &model, self.shard), model: &model };
                     runner.run(plan, &mut store, &stop, &mut watcher).map(|(end, of_model)| {
@@ -152,7 +153,7 @@ impl Run {
         };
         let mut models = Vec::new();
         while let Some(Slot { config, plan, model, .. }) = ready.slots.pop_front() {
-            let model = &model.load()?;
+            let model = &model.load(config.device)?;
             let runner = Runner { planner: ready.planner(&config, model, self.shard), model };
             let left = runner.remaining(&plan, &known);
             models.push(Description::new(&runner, &left)?);
@@ -205,7 +206,7 @@ impl Run {
     /// A model with what is run on it; `None` if it cannot be loaded.
     fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
         let opened = open_model(&config).and_then(|model| match self.configs.len() {
-            1 => Ok(Slotted::Loaded(Box::new(model.load()?))),
+            1 => Ok(Slotted::Loaded(Box::new(model.load(config.device)?))),
             _ => Ok(Slotted::Open(Box::new(model))),
         });
         let slotted = match opened {

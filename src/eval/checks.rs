@@ -581,7 +581,17 @@ mod tests {
 
     #[test]
     fn times_that_cannot_be_compared_are_told_of_once() {
-        let under = |fidelity| Some(Conditions { fidelity, together: 2, threads: 2, simd: "avx2".into(), cpu: None });
+        let under = |fidelity| {
+            Some(Conditions {
+                fidelity,
+                together: 2,
+                threads: 2,
+                simd: "avx2".into(),
+                cpu: None,
+                gpu: None,
+                select_on: None,
+            })
+        };
         let records = ["full", "topk", "quest"]
             .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
         let timed = |records: &[Record]| -> Vec<Warning> {

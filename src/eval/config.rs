@@ -13,6 +13,7 @@ use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, Tail, expand_grid};
 use crate::error::UsageError;
 use crate::kv::{KvDtype, MOST_TOKENS};
+use crate::model::device::Device;
 use crate::tasks::Positions;
 
 /// A config shipped with the program.
@@ -154,6 +155,8 @@ pub struct Settings {
     pub fidelity: Option<bool>,
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
     pub dtype: Option<String>,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: Option<String>,
     /// Folder with data sets, essays and word lists.
     #[serde(serialize_with = "as_shown")]
     pub data: Option<PathBuf>,
@@ -200,6 +203,7 @@ impl Settings {
         each("dense_layers", self.dense_layers.iter().flat_map(|v| &v.0), |text| DenseLayers::parse(text).map(drop))?;
         each("tail", self.tail.iter().flat_map(|v| &v.0), |text| text.parse::<Tail>().map(drop))?;
         each("dtype", self.dtype.iter(), |text| parse_dtype(text).map(drop))?;
+        each("device", self.device.iter(), |text| text.parse::<Device>().map(drop))?;
         each("methods", self.methods.iter().flatten(), |text| {
             expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
         })
@@ -238,6 +242,7 @@ impl Settings {
             tail: self.tail.or(base.tail),
             fidelity: self.fidelity.or(base.fidelity),
             dtype: self.dtype.or(base.dtype),
+            device: self.device.or(base.device),
             data: self.data.or(base.data),
             calibration: self.calibration.or(base.calibration),
             positions: self.positions.or(base.positions),
@@ -308,6 +313,8 @@ pub struct RunConfig {
     pub fidelity: bool,
     /// Storage type; the checkpoint's if `None`.
     pub dtype: Option<KvDtype>,
+    /// Where models compute.
+    pub device: Device,
     /// Data set as named: a folder or `hub:` and a hub id.
     pub data: Option<PathBuf>,
     /// Folder with calibration artefacts; the model's own if `None`.
@@ -346,6 +353,7 @@ impl RunConfig {
             protocols,
             fidelity: s.fidelity.unwrap_or(false),
             dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
+            device: s.device.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
             data: s.data.clone(),
             calibration: s.calibration.clone(),
             positions: s.positions.unwrap_or_default(),

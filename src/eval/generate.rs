@@ -120,6 +120,8 @@ pub struct Run {
     pub together: usize,
     /// Time of those steps: own attention, and a share of the rest by rows.
     pub decode: Duration,
+    /// Where tokens were picked by an engine that can do that elsewhere: `host`, or `device` if nothing was.
+    pub select_on: &'static str,
     /// Time of building the method's index, for it or for an earlier run.
     pub index: IndexTime,
     /// Time of reading the prompt, where the method did that by itself.
@@ -570,6 +572,7 @@ impl Run {
             steps,
             together: 1,
             decode,
+            select_on: if fork.picks_on_host() { "host" } else { "device" },
             index: fork.index_time(),
             prefill: None,
             density: all.density(),

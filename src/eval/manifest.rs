@@ -11,10 +11,14 @@ use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::isa_name;
 use crate::model::OpenModel;
+use crate::model::device::Device;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 3;
+
+/// Raised whenever the engine on GPUs may give other records than before.
+const CUDA_VERSION: u32 = 1;
 
 /// Everything that determines a record besides task, length, example and method.
 ///
@@ -24,7 +28,7 @@ pub const RESULTS_VERSION: u32 = 3;
 /// (the former) or nothing (the latter). `data` is the data set as found, with its commit if it has one
 /// ([`DataFolder::id`](crate::model::data::DataFolder::id)): the name in `config` may come to mean another.
 pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: Option<&str>) -> Value {
-    json!({
+    let mut identity = json!({
         "results_version": RESULTS_VERSION,
         "model": model.id,
         "weights_sha256": model.weights_sha256,
@@ -36,7 +40,12 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
         "positions": match config.positions { Positions::Varied => "varied", Positions::Published => "published" },
         "data": data,
         "fidelity": config.fidelity,
-    })
+    });
+    // Engines round differently. Of what was computed on the processor's cores it was never said.
+    if config.device != Device::Cpu {
+        identity["engine"] = format!("cuda {CUDA_VERSION}").into();
+    }
+    identity
 }
 
 /// What the manifest says of a model and of what is run on it.

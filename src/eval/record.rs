@@ -176,11 +176,23 @@ pub struct Conditions {
     /// Name of the processor, where the system says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
+    /// Name of the GPU that the model was on, if it was on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Where tokens were picked, of a model on a GPU: `host`, or `device` where nothing had to be picked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select_on: Option<String>,
 }
 
 impl fmt::Display for Conditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fidelity, together, threads, simd, cpu } = self;
+        let Self { fidelity, together, threads, simd, cpu, gpu, select_on } = self;
+        if let Some(gpu) = gpu {
+            write!(f, "on {gpu}, ")?;
+        }
+        if let Some(place) = select_on {
+            write!(f, "picks made on the {place}, ")?;
+        }
         let fidelity = if *fidelity { ", with --fidelity" } else { "" };
         let cpu = cpu.as_deref().unwrap_or("a processor without a name");
         write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}")

@@ -632,6 +632,8 @@ impl Runner<'_> {
                 threads: rayon::current_num_threads(),
                 simd: isa_name().to_owned(),
                 cpu: cpu_name(),
+                gpu: self.model.decoder.gpu().map(str::to_owned),
+                select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
             }),
             decode_s: run.decode.as_secs_f64(),
             steps: run.steps,

@@ -64,7 +64,7 @@ mod tests {
     use crate::eval::record::tests::record;
 
     fn under(fidelity: bool, together: usize) -> Option<Conditions> {
-        Some(Conditions { fidelity, together, threads: 2, simd: "avx2".into(), cpu: None })
+        Some(Conditions { fidelity, together, threads: 2, simd: "avx2".into(), cpu: None, gpu: None, select_on: None })
     }
 
     fn timed(method: &str, sample: usize, conditions: Option<Conditions>, decode_s: f64) -> Record {

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-pub use store::{KvDtype, KvStore};
+pub use store::{KvDtype, KvStore, RowsMut};
 
 /// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
 /// beyond every published model, and far from where sums of positions overflow.

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::KvShape;
 use crate::kernels::cpu::{Elem, Rows};
 
 /// Storage type of keys and values (and of weights).
@@ -52,6 +53,16 @@ macro_rules! with_data {
     };
 }
 
+/// Rows to be written, in the storage type.
+pub enum RowsMut<'a> {
+    /// 32-bit floats.
+    F32(&'a mut [f32]),
+    /// IEEE half precision.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+}
+
 /// Rows of every KV head, growing by tokens.
 #[derive(Debug, Clone)]
 pub struct KvStore {
@@ -72,6 +83,30 @@ impl KvStore {
             KvDtype::Bf16 => Data::Bf16(vec![bf16::ZERO; n]),
         };
         Self { data, kv_heads, d, capacity, tokens: 0 }
+    }
+
+    /// `tokens` tokens, whose rows `[token][d]` of each KV head `fill` writes.
+    ///
+    /// # Errors
+    /// As `fill`.
+    pub fn filled<E>(
+        shape: KvShape,
+        tokens: usize,
+        mut fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let mut store = Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) };
+        for head in 0..shape.kv_heads {
+            let range = head * tokens * shape.d..(head + 1) * tokens * shape.d;
+            fill(
+                head,
+                match &mut store.data {
+                    Data::F32(v) => RowsMut::F32(&mut v[range]),
+                    Data::F16(v) => RowsMut::F16(&mut v[range]),
+                    Data::Bf16(v) => RowsMut::Bf16(&mut v[range]),
+                },
+            )?;
+        }
+        Ok(store)
     }
 
     /// Appends one token given as `[kv_heads][d]`, rounded to the storage type.

@@ -17,7 +17,7 @@ use crate::attention::Fork;
 use crate::attention::attend_densely;
 use crate::attention::calibration::PrefillChunk;
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
-use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::kv::{LayerKv, Prefix};
 
 /// Prompt tokens that pass the layers together; bounds the memory of activations.
 pub(super) const PREFILL_CHUNK: usize = 2048;
@@ -100,6 +100,10 @@ impl Engine for Cpu {
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
         Ok(self.parts.head().times(&self.normed(x, &self.parts.norm)))
+    }
+
+    fn gpu(&self) -> Option<&str> {
+        None
     }
 
     fn groups(&self, streams: usize) -> usize {

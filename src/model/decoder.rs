@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use super::config::ModelConfig;
 use super::cpu::{Cpu, PREFILL_CHUNK};
+use super::device::Device;
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::rope::{Rope, Turn};
 use super::weights::{Weights, WeightsError};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{PromptShape, Rotation, SparsePrefill};
-use crate::kv::{KvDtype, Prefix};
+use crate::kv::{DeviceFailure, KvDtype, Prefix};
 
 /// What a decoder is like, without its weights.
 #[derive(Debug, Clone)]
@@ -36,6 +37,33 @@ impl Deref for Decoder {
     fn deref(&self) -> &Dimensions {
         &self.dimensions
     }
+}
+
+/// Why a decoder cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A tensor is not what it should be.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The device is not there, or cannot take the weights.
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
+    use super::cuda::{Cuda, LoadFailure};
+    let gpu = crate::kernels::cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
+    match Cuda::load(dimensions, weights, gpu) {
+        Ok(engine) => Ok(Box::new(engine)),
+        Err(LoadFailure::Weights(error)) => Err(error.into()),
+        Err(LoadFailure::Device(error)) => Err(DeviceFailure::from(error).into()),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_engine(_: &Dimensions, _: &Weights, _: usize) -> Result<Box<dyn Engine>, LoadError> {
+    Err(DeviceFailure("this build computes on the CPU only".to_owned()).into())
 }
 
 impl Dimensions {
@@ -93,13 +121,21 @@ impl Dimensions {
 }
 
 impl Decoder {
-    /// Reads the weights, converted to the storage type.
+    /// Reads the weights to where `device` computes, converted to the storage type.
     ///
     /// # Errors
-    /// A tensor that is missing, misshapen or cannot be read.
-    pub fn load(dimensions: &Dimensions, weights: &Weights) -> Result<Self, WeightsError> {
-        let engine = Box::new(Cpu::load(dimensions, weights)?);
+    /// A tensor that is missing, misshapen or cannot be read; a device that is not there or cannot take them.
+    pub fn load(dimensions: &Dimensions, weights: &Weights, device: Device) -> Result<Self, LoadError> {
+        let engine = match device {
+            Device::Cpu => Box::new(Cpu::load(dimensions, weights)?),
+            Device::Cuda(ordinal) => cuda_engine(dimensions, weights, ordinal)?,
+        };
         Ok(Self { engine, dimensions: dimensions.clone() })
+    }
+
+    /// What the GPU is called, if it computes on one.
+    pub fn gpu(&self) -> Option<&str> {
+        self.engine.gpu()
     }
 
     /// Groups that so many streams are best dealt out to; those of a group step together.

@@ -92,6 +92,9 @@ pub(super) trait Engine: Send + Sync {
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError>;
 
+    /// What the GPU is called, if it computes on one.
+    fn gpu(&self) -> Option<&str>;
+
     /// Groups that so many streams are best dealt out to; those of a group step together.
     fn groups(&self, streams: usize) -> usize;
 }

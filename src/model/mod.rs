@@ -8,8 +8,11 @@ pub mod chat;
 pub mod checksum;
 pub mod config;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod data;
 pub mod decoder;
+pub mod device;
 pub mod download;
 pub mod engine;
 pub mod files;
@@ -34,6 +37,7 @@ use crate::kv::KvDtype;
 use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::{Decoder, Dimensions};
+use device::Device;
 use source::ModelSource;
 use tokenizer::{Tokenizer, TokenizerOptions};
 use weights::{Weights, WeightsError};
@@ -87,12 +91,12 @@ impl Deref for Model {
 }
 
 impl Model {
-    /// Finds, checks and loads a model, as [`OpenModel::open`] and [`OpenModel::load`].
+    /// Finds, checks and loads a model for the processor's cores, as [`OpenModel::open`] and [`OpenModel::load`].
     ///
     /// # Errors
     /// As these two.
     pub fn load(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
-        OpenModel::open(source, dtype, options)?.load()
+        OpenModel::open(source, dtype, options)?.load(Device::Cpu)
     }
 }
 
@@ -128,12 +132,12 @@ impl OpenModel {
         })
     }
 
-    /// Reads the weights.
+    /// Reads the weights, to where `device` computes.
     ///
     /// # Errors
     /// As [`Decoder::load`].
-    pub fn load(self) -> Result<Model> {
-        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights)?, opened: self })
+    pub fn load(self, device: Device) -> Result<Model> {
+        Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights, device)?, opened: self })
     }
 
     /// Makes sure that the model knows all tokens of a text.

@@ -256,7 +256,17 @@ mod tests {
 
     #[test]
     fn what_was_timed_otherwise_is_not_drawn() {
-        let under = |fidelity| Some(Conditions { fidelity, together: 2, threads: 2, simd: "avx2".into(), cpu: None });
+        let under = |fidelity| {
+            Some(Conditions {
+                fidelity,
+                together: 2,
+                threads: 2,
+                simd: "avx2".into(),
+                cpu: None,
+                gpu: None,
+                select_on: None,
+            })
+        };
         let records = ["full", "topk", "quest"]
             .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
         let (blocks, figure) = drawn(&records);

@@ -1,0 +1,305 @@
+// Decode attention over any selection: exact ranges, picked tokens with or without a log-bias, given weights, a vector that
+// stands for what was not picked. All of it ends in one softmax.
+//
+// The work of a step is a list of units. A unit is a set of tokens of one KV head that some queries of its group attend: the
+// exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share
+// and a tail of the row's own, each `[token][d]`. A unit is cut into spans of tokens, one block each, so that one long row
+// fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values), which `combine` merges head by head.
+//
+// Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other lanes other tokens. Each keeps its own
+// maximum and sums, so lanes talk to each other only to sum a dot product.
+#include "common.cuh"
+
+constexpr int WARPS = 4;
+// Tokens that each slot of a warp reads before it looks at the first.
+constexpr int UNROLL = 2;
+
+enum Weighting : uint32_t {
+    // Ordinary logits, with a bias where there is one.
+    SOFTMAX = 0,
+    // Given weights, which stand for exp(log_mass) together.
+    GIVEN = 1,
+};
+
+struct Unit {
+    // Keys and values of the KV head, prefix and tail.
+    const void* prefix_keys;
+    const void* prefix_values;
+    const void* tail_keys;
+    const void* tail_values;
+    // Picked tokens, and what each brings: a log-bias, a weight, or nothing (null).
+    const uint32_t* tokens;
+    const float* weights;
+    uint32_t prefix_tokens;
+    uint32_t sink;
+    uint32_t recent;
+    uint32_t total;
+    uint32_t picked;
+    // The first query head of those that attend, counted over all rows, and how many there are.
+    uint32_t first_query;
+    uint32_t queries;
+    uint32_t weighting;
+    float log_mass;
+    // The unit's first block, and its first partial.
+    uint32_t first_block;
+    uint32_t first_partial;
+    uint32_t span;
+};
+
+// What one query head's output is merged from.
+struct Head {
+    // Partials of up to two units: where the first is, how many there are, and how far apart.
+    uint32_t first[2];
+    uint32_t count[2];
+    uint32_t stride[2];
+    // Share of a vector that stands for what the second unit leaves out of its candidates, and which vector; a negative
+    // share for none.
+    float share;
+    uint32_t vector;
+};
+
+template <typename T, int QUERIES, int LANES, int PIECES>
+__device__ void attend(const Unit& unit, int span_index, const T* queries, uint32_t heads, uint64_t row_stride, int d,
+                       float scale, float* partials) {
+    constexpr int SLOTS = 32 / LANES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
+    float q[QUERIES][PIECES][PIECE], out[QUERIES][PIECES][PIECE] = {}, most[QUERIES], sum[QUERIES];
+#pragma unroll
+    for (int h = 0; h < QUERIES; ++h) {
+        most[h] = -CUDART_INF_F, sum[h] = 0.0f;
+        const uint32_t query = unit.first_query + min(h, static_cast<int>(unit.queries) - 1);
+        const T* from = queries + query / heads * row_stride + static_cast<uint64_t>(query % heads) * d;
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+            const int at = (p * LANES + place) * PIECE;
+            if (at < d) {
+                widen(from + at, q[h][p]);
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) q[h][p][i] *= scale;
+            } else {
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) q[h][p][i] = 0.0f;
+            }
+        }
+    }
+    const uint32_t recent = unit.total - unit.recent, fixed = unit.sink + recent, all = fixed + unit.picked;
+    const uint32_t end = min(all, (span_index + 1) * unit.span);
+    const bool given = unit.weighting == GIVEN;
+    for (uint32_t start = span_index * unit.span; start < end; start += WARPS * SLOTS * UNROLL) {
+        Piece<T> keys[UNROLL][PIECES], values[UNROLL][PIECES];
+        float extra[UNROLL];
+        bool valid[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const uint32_t i = start + (u * WARPS + warp) * SLOTS + slot;
+            valid[u] = i < end;
+            // Lanes beyond the end read the span's first token and leave it out.
+            const uint32_t at = valid[u] ? i : start;
+            const uint32_t token = at < unit.sink ? at : at < fixed ? unit.recent + at - unit.sink : unit.tokens[at - fixed];
+            extra[u] = unit.weights && at >= fixed ? unit.weights[at - fixed] : 0.0f;
+            const bool behind = token >= unit.prefix_tokens;
+            const uint64_t offset = static_cast<uint64_t>(behind ? token - unit.prefix_tokens : token) * d;
+            const T* key = static_cast<const T*>(behind ? unit.tail_keys : unit.prefix_keys) + offset;
+            const T* value = static_cast<const T*>(behind ? unit.tail_values : unit.prefix_values) + offset;
+#pragma unroll
+            for (int p = 0; p < PIECES; ++p) {
+                const int channel = (p * LANES + place) * PIECE;
+                if (channel >= d) continue;
+                if (!given) keys[u][p] = load_piece(key + channel);
+                values[u][p] = load_piece(value + channel);
+            }
+        }
+        float weight[UNROLL][QUERIES];
+        if (given) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (int h = 0; h < QUERIES; ++h) weight[u][h] = valid[u] ? extra[u] : 0.0f;
+        } else {
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                float dots[QUERIES] = {};
+#pragma unroll
+                for (int p = 0; p < PIECES; ++p) {
+                    if ((p * LANES + place) * PIECE >= d) continue;
+                    float key[PIECE];
+                    widen_piece(keys[u][p], key);
+#pragma unroll
+                    for (int h = 0; h < QUERIES; ++h)
+#pragma unroll
+                        for (int i = 0; i < PIECE; ++i) dots[h] += q[h][p][i] * key[i];
+                }
+#pragma unroll
+                for (int step = LANES / 2; step > 0; step /= 2)
+#pragma unroll
+                    for (int h = 0; h < QUERIES; ++h) dots[h] += __shfl_xor_sync(~0u, dots[h], step);
+#pragma unroll
+                for (int h = 0; h < QUERIES; ++h) weight[u][h] = valid[u] ? dots[h] + extra[u] : -CUDART_INF_F;
+            }
+#pragma unroll
+            for (int h = 0; h < QUERIES; ++h) {
+                float top = most[h];
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, weight[u][h]);
+                if (top > most[h]) {
+                    const float shrink = __expf(most[h] - top);
+                    sum[h] *= shrink;
+#pragma unroll
+                    for (int p = 0; p < PIECES; ++p)
+#pragma unroll
+                        for (int i = 0; i < PIECE; ++i) out[h][p][i] *= shrink;
+                    most[h] = top;
+                }
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    weight[u][h] = weight[u][h] == -CUDART_INF_F ? 0.0f : __expf(weight[u][h] - top);
+                    sum[h] += weight[u][h];
+                }
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+            for (int p = 0; p < PIECES; ++p) {
+                if ((p * LANES + place) * PIECE >= d) continue;
+                float value[PIECE];
+                widen_piece(values[u][p], value);
+#pragma unroll
+                for (int h = 0; h < QUERIES; ++h)
+#pragma unroll
+                    for (int i = 0; i < PIECE; ++i) out[h][p][i] += weight[u][h] * value[i];
+            }
+    }
+    if (given) {
+        // The weights of all spans together stand for the mass once.
+        const bool counts = span_index == 0 && threadIdx.x / LANES == 0;
+#pragma unroll
+        for (int h = 0; h < QUERIES; ++h) most[h] = unit.log_mass, sum[h] = counts ? 1.0f : 0.0f;
+    }
+    // Slots of a warp, then warps of the block.
+#pragma unroll
+    for (int h = 0; h < QUERIES; ++h) {
+        float top = most[h];
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        const float shrink = most[h] == -CUDART_INF_F ? 0.0f : __expf(most[h] - top);
+        most[h] = top, sum[h] *= shrink;
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) sum[h] += __shfl_xor_sync(~0u, sum[h], step);
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p)
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) {
+                out[h][p][i] *= shrink;
+#pragma unroll
+                for (int step = LANES; step < 32; step *= 2) out[h][p][i] += __shfl_xor_sync(~0u, out[h][p][i], step);
+            }
+    }
+    __shared__ float merged[WARPS][QUERIES][LANES * PIECES * PIECE + 2];
+    if (slot == 0) {
+#pragma unroll
+        for (int h = 0; h < QUERIES; ++h) {
+            if (place == 0) merged[warp][h][0] = most[h], merged[warp][h][1] = sum[h];
+#pragma unroll
+            for (int p = 0; p < PIECES; ++p)
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) merged[warp][h][2 + (p * LANES + place) * PIECE + i] = out[h][p][i];
+        }
+    }
+    __syncthreads();
+    for (int h = 0; h < static_cast<int>(unit.queries); ++h) {
+        float top = -CUDART_INF_F;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, merged[w][h][0]);
+        float* to = partials + static_cast<uint64_t>(unit.first_partial + span_index * unit.queries + h) * (d + 2);
+        for (int i = threadIdx.x; i < d + 2; i += blockDim.x) {
+            float total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float shrink = merged[w][h][0] == -CUDART_INF_F ? 0.0f : __expf(merged[w][h][0] - top);
+                total += i == 0 ? 0.0f : merged[w][h][i] * shrink;
+            }
+            to[i] = i == 0 ? top : total;
+        }
+    }
+}
+
+// One block a span of a unit; queries `[row][row_stride]` with head h at h * d.
+template <typename T, int QUERIES, int LANES, int PIECES>
+__device__ void attend_block(const Unit* units, int count, const T* queries, uint32_t heads, uint64_t row_stride, int d,
+                             float scale, float* partials) {
+    // The last unit that begins at or before this block.
+    int low = 0, high = count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (units[middle].first_block <= blockIdx.x) low = middle;
+        else high = middle - 1;
+    }
+    const Unit unit = units[low];
+    attend<T, QUERIES, LANES, PIECES>(unit, blockIdx.x - unit.first_block, queries, heads, row_stride, d, scale, partials);
+}
+
+// Merges partials into one head's output; one block a head, `[head][d]`, as T and, where asked for, as f32.
+template <typename T>
+__device__ void combine(const Head* all, const float* partials, const float* vectors, T* out, float* wide, int d) {
+    const Head head = all[blockIdx.x];
+    float most = -CUDART_INF_F, picked_most = -CUDART_INF_F;
+    for (int part = 0; part < 2; ++part)
+        for (uint32_t s = 0; s < head.count[part]; ++s) {
+            const float top = partials[static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * (d + 2)];
+            most = fmaxf(most, top);
+            if (part == 1) picked_most = fmaxf(picked_most, top);
+        }
+    float picked_sum = 0.0f;
+    if (head.share >= 0.0f) {
+        for (uint32_t s = 0; s < head.count[1]; ++s) {
+            const float* from = partials + static_cast<uint64_t>(head.first[1] + s * head.stride[1]) * (d + 2);
+            picked_sum += from[0] == -CUDART_INF_F ? 0.0f : from[1] * expf(from[0] - picked_most);
+        }
+    }
+    // ln of what the picked tokens weigh, and from it that of what was not picked.
+    const float rest = head.share >= 0.0f && picked_sum > 0.0f
+                           ? picked_most + logf(picked_sum) + logf(head.share / (1.0f - head.share))
+                           : -CUDART_INF_F;
+    most = fmaxf(most, rest);
+    for (int i = threadIdx.x; i < d; i += blockDim.x) {
+        float sum = 0.0f, total = 0.0f;
+        for (int part = 0; part < 2; ++part)
+            for (uint32_t s = 0; s < head.count[part]; ++s) {
+                const float* from = partials + static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * (d + 2);
+                const float shrink = from[0] == -CUDART_INF_F ? 0.0f : expf(from[0] - most);
+                sum += from[1] * shrink, total += from[2 + i] * shrink;
+            }
+        if (rest != -CUDART_INF_F) {
+            const float weight = expf(rest - most);
+            sum += weight, total += weight * vectors[static_cast<uint64_t>(head.vector) * d + i];
+        }
+        // Nothing attended is a zero vector.
+        const float result = sum > 0.0f ? total / sum : 0.0f;
+        out[static_cast<uint64_t>(blockIdx.x) * d + i] = from_f32<T>(result);
+        if (wide) wide[static_cast<uint64_t>(blockIdx.x) * d + i] = result;
+    }
+}
+
+#define ATTEND(T, NAME, QUERIES, LANES, PIECES)                                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) attend_##NAME##_##QUERIES##_##LANES##_##PIECES(            \
+        const Unit* units, int count, const T* queries, uint32_t heads, unsigned long long row_stride, int d,           \
+        float scale, float* partials) {                                                                                 \
+        attend_block<T, QUERIES, LANES, PIECES>(units, count, queries, heads, row_stride, d, scale, partials);          \
+    }
+
+// For heads up to 64, 128 and 256 wide.
+#define ATTEND_QUERIES(T, NAME, QUERIES)                                                                                \
+    ATTEND(T, NAME, QUERIES, 8, 1) ATTEND(T, NAME, QUERIES, 16, 1) ATTEND(T, NAME, QUERIES, 32, 1)
+
+#define ATTEND_ALL(T, NAME)                                                                                             \
+    ATTEND_QUERIES(T, NAME, 1) ATTEND_QUERIES(T, NAME, 2) ATTEND_QUERIES(T, NAME, 4)                                    \
+    ATTEND_QUERIES(T, NAME, 8)                                                                                          \
+    extern "C" __global__ void combine_##NAME(const Head* heads, const float* partials, const float* vectors, T* out,   \
+                                              float* wide, int d) {                                                     \
+        combine(heads, partials, vectors, out, wide, d);                                                                \
+    }
+
+ATTEND_ALL(float, f32)
+ATTEND_ALL(__half, f16)
+ATTEND_ALL(__nv_bfloat16, bf16)

@@ -1,0 +1,70 @@
+// Rotary position embedding of the query and key heads of stacked projections, where a model wants it behind a norm of
+// each head, and storing of keys and values.
+//
+// Rows `[heads + 2 kv_heads][d]`: queries, keys, values. A head's channels are turned in pairs (i, i + d/2) by the angle
+// position * inverse[i], rounded to f32 as the reference implementation does; `scaling` multiplies cos and sin. Rows whose
+// frequencies differ have lists of their own, `inverse_stride` numbers apart. Queries
+// stay in the row; keys and values also go to their place in the cache. One block takes a row, a warp a head.
+#include "common.cuh"
+
+// Where a row's key and value go: for KV head h at `keys + h * head_stride`, in elements.
+template <typename T> struct Place {
+    T* keys;
+    T* values;
+    unsigned long long head_stride;
+};
+
+template <typename T>
+__device__ void rope(T* rows, const uint32_t* positions, const float* inverse, int inverse_stride,
+                     float scaling, int heads, int kv_heads, int d,
+                     const float* query_norm, const float* key_norm, float eps, const Place<T>* places, T* keys, T* values,
+                     unsigned long long head_stride) {
+    const int row = blockIdx.x, lane = threadIdx.x % 32, half = d / 2;
+    inverse += static_cast<size_t>(row) * inverse_stride;
+    T* base = rows + static_cast<size_t>(row) * (heads + 2 * kv_heads) * d;
+    // Without a list of places, rows follow one another in one cache.
+    const Place<T> place = places ? places[row]
+                                  : Place<T>{keys + static_cast<size_t>(row) * d, values + static_cast<size_t>(row) * d,
+                                             head_stride};
+    for (int head = threadIdx.x / 32; head < heads + 2 * kv_heads; head += blockDim.x / 32) {
+        T* x = base + static_cast<size_t>(head) * d;
+        if (head >= heads + kv_heads) {
+            T* to = place.values + (head - heads - kv_heads) * place.head_stride;
+            for (int i = lane; i < d; i += 32) to[i] = x[i];
+            continue;
+        }
+        const float* norm = head < heads ? query_norm : key_norm;
+        float factor = 1.0f;
+        if (norm) {
+            float squares = 0.0f;
+            for (int i = lane; i < d; i += 32) squares += to_f32(x[i]) * to_f32(x[i]);
+            factor = rsqrtf(warp_sum(squares) / d + eps);
+        }
+        T* to = head < heads ? x : place.keys + (head - heads) * place.head_stride;
+        for (int i = lane; i < half; i += 32) {
+            float sin, cos;
+            sincosf(static_cast<float>(positions[row]) * inverse[i], &sin, &cos);
+            sin *= scaling, cos *= scaling;
+            float a = to_f32(x[i]), b = to_f32(x[i + half]);
+            if (norm) a *= factor * norm[i], b *= factor * norm[i + half];
+            const T first = from_f32<T>(a * cos - b * sin), second = from_f32<T>(b * cos + a * sin);
+            to[i] = first, to[i + half] = second;
+            // The host may ask for the row.
+            x[i] = first, x[i + half] = second;
+        }
+    }
+}
+
+#define ROPE(T, NAME)                                                                                                   \
+    extern "C" __global__ void rope_##NAME(T* rows, const uint32_t* positions, const float* inverse,                    \
+                                           int inverse_stride, float scaling, int heads, int kv_heads, int d,           \
+                                           const float* query_norm, const float* key_norm, float eps,                   \
+                                           const Place<T>* places, T* keys, T* values,                                  \
+                                           unsigned long long head_stride) {                                            \
+        rope(rows, positions, inverse, inverse_stride, scaling, heads, kv_heads, d, query_norm, key_norm, eps, places,  \
+             keys, values, head_stride);                                                                                \
+    }
+
+ROPE(float, f32)
+ROPE(__half, f16)
+ROPE(__nv_bfloat16, bf16)

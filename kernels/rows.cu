@@ -1,0 +1,65 @@
+// What happens to rows of activations between matrix products: embedding, RMS norm, bias, SiLU gate.
+//
+// Rows `[row][width]` of the residual stream are f32; what feeds a product is of the storage type. One block takes a row.
+#include "common.cuh"
+
+// x[row] = table[tokens[row]]
+template <typename T>
+__device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidden) {
+    const T* from = table + static_cast<size_t>(tokens[blockIdx.x]) * hidden;
+    float* to = x + static_cast<size_t>(blockIdx.x) * hidden;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = to_f32(from[i]);
+}
+
+// out[row] = x[row] / rms(x[row]) * weight. Where a number of x is not finite, the least `mark << 32 | first + row` of all
+// such rows is left in `broken`.
+template <typename T>
+__device__ void rms_norm(const float* x, const float* weight, T* out, int hidden, float eps, unsigned long long mark,
+                         unsigned long long first, unsigned long long* broken) {
+    __shared__ float shared[32];
+    const float* from = x + static_cast<size_t>(blockIdx.x) * hidden;
+    T* to = out + static_cast<size_t>(blockIdx.x) * hidden;
+    float squares = 0.0f;
+    bool finite = true;
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+        squares += from[i] * from[i];
+        finite = finite && isfinite(from[i]);
+    }
+    if (!finite) atomicMin(broken, mark << 32 | (first + blockIdx.x));
+    const float factor = rsqrtf(block_sum(squares, shared) / hidden + eps);
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = from_f32<T>(from[i] * factor * weight[i]);
+}
+
+// x[row] += bias
+template <typename T> __device__ void add_bias(T* x, const float* bias, int width) {
+    T* row = x + static_cast<size_t>(blockIdx.x) * width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = from_f32<T>(to_f32(row[i]) + bias[i]);
+}
+
+// out[row] = silu(gate) * up, of rows that hold the gate and then up, `inner` numbers each, a multiple of 8
+template <typename T> __device__ void silu_gate(const T* gate_up, T* out, int inner) {
+    const size_t row = blockIdx.y;
+    const int i = (blockIdx.x * blockDim.x + threadIdx.x) * PIECE;
+    if (i >= inner) return;
+    float gate[PIECE], up[PIECE];
+    widen(gate_up + 2 * row * inner + i, gate);
+    widen(gate_up + (2 * row + 1) * inner + i, up);
+#pragma unroll
+    for (int j = 0; j < PIECE; ++j) out[row * inner + i + j] = from_f32<T>(gate[j] / (1.0f + __expf(-gate[j])) * up[j]);
+}
+
+#define ROWS(T, NAME)                                                                                                   \
+    extern "C" __global__ void embed_##NAME(const T* table, const uint32_t* tokens, float* x, int hidden) {             \
+        embed(table, tokens, x, hidden);                                                                                \
+    }                                                                                                                   \
+    extern "C" __global__ void rms_norm_##NAME(const float* x, const float* weight, T* out, int hidden, float eps,      \
+                                               unsigned long long mark, unsigned long long first,                       \
+                                               unsigned long long* broken) {                                            \
+        rms_norm(x, weight, out, hidden, eps, mark, first, broken);                                                     \
+    }                                                                                                                   \
+    extern "C" __global__ void add_bias_##NAME(T* x, const float* bias, int width) { add_bias(x, bias, width); }        \
+    extern "C" __global__ void silu_gate_##NAME(const T* gate_up, T* out, int inner) { silu_gate(gate_up, out, inner); }
+
+ROWS(float, f32)
+ROWS(__half, f16)
+ROWS(__nv_bfloat16, bf16)

@@ -1,0 +1,328 @@
+//! Decode attention over any selection.
+//!
+//! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, cuts these into spans, and runs
+//! the two kernels of `kernels/attend.cu`.
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::{Buffer, Gpu, GpuError, Plain, failed};
+
+/// Most queries that one unit takes.
+const MOST_QUERIES: usize = 8;
+/// Blocks of the first kernel that fill a multiprocessor a few times over.
+const BLOCKS_EACH: usize = 12;
+/// A span is a multiple of these tokens, and has at least two of them.
+const SPAN: usize = 64;
+
+/// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then picked ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// End of the first exact part.
+    pub sink: usize,
+    /// Beginning of the last exact part.
+    pub recent: usize,
+    /// Tokens of prefix and tail.
+    pub total: usize,
+    /// Picked tokens, all below `total`.
+    pub picked: &'a [u32],
+}
+
+/// What picked tokens bring.
+#[derive(Debug, Clone, Copy)]
+pub enum Weights<'a> {
+    /// Their logits.
+    Logits,
+    /// Their logits, and something to add to each.
+    Biased(&'a [f32]),
+    /// Given weights, which stand for `exp(log_mass)` together.
+    Given(&'a [f32], f32),
+}
+
+/// A set of tokens of one KV head, and the queries that attend it.
+#[derive(Debug, Clone, Copy)]
+pub struct Unit<'a> {
+    /// Row of the queries.
+    pub row: usize,
+    /// First query head.
+    pub head: usize,
+    /// Query heads, all of one group.
+    pub queries: usize,
+    /// KV head.
+    pub kv_head: usize,
+    /// What the row's tail holds.
+    pub tail: &'a Cache<'a>,
+    /// What is attended.
+    pub tokens: Tokens<'a>,
+    /// How picked tokens enter.
+    pub weights: Weights<'a>,
+}
+
+/// As the kernel's struct of the same name.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct DeviceUnit {
+    prefix_keys: u64,
+    prefix_values: u64,
+    tail_keys: u64,
+    tail_values: u64,
+    tokens: u64,
+    weights: u64,
+    prefix_tokens: u32,
+    sink: u32,
+    recent: u32,
+    total: u32,
+    picked: u32,
+    first_query: u32,
+    queries: u32,
+    weighting: u32,
+    log_mass: f32,
+    first_block: u32,
+    first_partial: u32,
+    span: u32,
+}
+
+// SAFETY: words of eight and four bytes without padding; any bits are numbers.
+unsafe impl Plain for DeviceUnit {}
+
+/// What one query head's output is merged from, as the kernel's struct `Head`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct HeadParts {
+    first: [u32; 2],
+    count: [u32; 2],
+    stride: [u32; 2],
+    share: f32,
+    vector: u32,
+}
+
+// SAFETY: words of four bytes; any bits are numbers.
+unsafe impl Plain for HeadParts {}
+
+/// Units that take the same kernel.
+#[derive(Debug, Default)]
+struct Class {
+    units: Vec<DeviceUnit>,
+    /// Where each unit's picks and weights begin, among all.
+    lists: Vec<Option<(usize, Option<usize>)>>,
+    blocks: u32,
+}
+
+/// What all rows of a step attend at one layer.
+#[derive(Debug)]
+pub struct Attention {
+    heads: usize,
+    span: usize,
+    /// By the number of queries that their kernel takes: 1, 2, 4 and 8.
+    classes: [Class; 4],
+    parts: Vec<HeadParts>,
+    tokens: Vec<u32>,
+    weights: Vec<f32>,
+    vectors: Vec<f32>,
+    partials: u32,
+}
+
+impl Attention {
+    /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in all: that is divided
+    /// evenly over a GPU of so many multiprocessors.
+    pub fn new(rows: usize, heads: usize, expected: usize, processors: usize) -> Self {
+        let even = expected.div_ceil(processors * BLOCKS_EACH).next_multiple_of(SPAN);
+        let none = HeadParts { share: -1.0, ..HeadParts::default() };
+        Self {
+            heads,
+            span: even.max(2 * SPAN),
+            classes: Default::default(),
+            parts: vec![none; rows * heads],
+            tokens: Vec::new(),
+            weights: Vec::new(),
+            vectors: Vec::new(),
+            partials: 0,
+        }
+    }
+
+    /// Adds a unit, as the first or second part of what its heads attend.
+    ///
+    /// # Panics
+    /// If a picked token, or an exact part, lies beyond the row's tokens.
+    pub fn add(&mut self, part: usize, unit: &Unit<'_>, prefix: &Cache<'_>, prefix_tokens: usize) {
+        let Tokens { sink, recent, total, picked } = unit.tokens;
+        assert!(
+            sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
+            "parts of {total} tokens"
+        );
+        assert!(prefix_tokens <= prefix.capacity && picked.iter().all(|token| (*token as usize) < total), "picks");
+        let (weighting, extra, log_mass) = match unit.weights {
+            Weights::Logits => (0, None, 0.0),
+            Weights::Biased(bias) => (0, Some(bias), 0.0),
+            Weights::Given(weights, log_mass) => (1, Some(weights), log_mass),
+        };
+        assert!(extra.is_none_or(|extra| extra.len() == picked.len()), "one number a token");
+        let tokens_at = (!picked.is_empty()).then_some(self.tokens.len());
+        let extra_at = extra.filter(|extra| !extra.is_empty()).map(|_| self.weights.len());
+        self.tokens.extend_from_slice(picked);
+        self.weights.extend_from_slice(extra.unwrap_or(&[]));
+        let all = sink + total - recent + picked.len();
+        let spans = all.div_ceil(self.span).max(1) as u32;
+        for first in (0..unit.queries).step_by(MOST_QUERIES) {
+            let queries = (unit.queries - first).min(MOST_QUERIES);
+            let first_query = unit.row * self.heads + unit.head + first;
+            for query in 0..queries {
+                let parts = &mut self.parts[first_query + query];
+                parts.first[part] = self.partials + query as u32;
+                parts.count[part] = spans;
+                parts.stride[part] = queries as u32;
+            }
+            let class = &mut self.classes[queries.next_power_of_two().trailing_zeros() as usize];
+            class.units.push(DeviceUnit {
+                prefix_keys: prefix.key(unit.kv_head, 0),
+                prefix_values: prefix.value(unit.kv_head, 0),
+                tail_keys: unit.tail.key(unit.kv_head, 0),
+                tail_values: unit.tail.value(unit.kv_head, 0),
+                tokens: 0,
+                weights: 0,
+                prefix_tokens: prefix_tokens as u32,
+                sink: sink as u32,
+                recent: recent as u32,
+                total: total as u32,
+                picked: picked.len() as u32,
+                first_query: first_query as u32,
+                queries: queries as u32,
+                weighting,
+                log_mass,
+                first_block: class.blocks,
+                first_partial: self.partials,
+                span: self.span as u32,
+            });
+            class.lists.push(tokens_at.map(|tokens| (tokens, extra_at)));
+            class.blocks += spans;
+            self.partials += spans * queries as u32;
+        }
+    }
+
+    /// Gives what a head's second part leaves out of its candidates, as a share of their exponentials, to `value` `[d]`.
+    pub fn give_rest(&mut self, row: usize, head: usize, share: f32, value: &[f32]) {
+        let parts = &mut self.parts[row * self.heads + head];
+        parts.share = share;
+        parts.vector = (self.vectors.len() / value.len()) as u32;
+        self.vectors.extend_from_slice(value);
+    }
+}
+
+/// Room that the two kernels need, kept from step to step.
+#[derive(Debug, Default)]
+pub struct AttentionRoom {
+    lists: Option<Buffer>,
+    partials: Option<Buffer>,
+    /// What `lists` holds, so that equal lists are not sent again.
+    sent: Vec<u8>,
+}
+
+impl Gpu {
+    /// Runs an attention: queries `[row][stride]` of `storage`, head `h` at `h * d`, into `out` `[row][head][d]` and, if
+    /// given, the same in f32. Keys and values are those of `prefix` and of the tails that the units name.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    #[allow(clippy::too_many_arguments)]
+    pub fn attend(
+        &self,
+        attention: &mut Attention,
+        room: &mut AttentionRoom,
+        prefix: &Cache<'_>,
+        queries: &Buffer,
+        stride: usize,
+        out: &mut Buffer,
+        wide: Option<&mut Buffer>,
+    ) -> Result<(), GpuError> {
+        let (storage, d, heads) = (prefix.storage, prefix.d, attention.heads);
+        assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
+        let rows = attention.parts.len() / heads;
+        let query_address = queries.address(0, ((rows - 1) * stride + heads * d) * storage.bytes());
+        let out_address = out.address(0, attention.parts.len() * d * storage.bytes());
+        let wide_address = wide.map_or(0, |wide| wide.address(0, attention.parts.len() * d * 4));
+        let places = self.send(attention, room)?;
+        let partial_bytes = attention.partials as usize * (d + 2) * 4;
+        self.reserve(&mut room.partials, partial_bytes)?;
+        let (Some(lists), Some(partials)) = (&room.lists, &room.partials) else { unreachable!("both were reserved") };
+        let partials = partials.address(0, partial_bytes);
+        let scale = 1.0 / (d as f32).sqrt();
+        let lanes = d.next_power_of_two().max(64) / 8;
+        let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
+        for (i, class) in attention.classes.iter().enumerate().filter(|(_, class)| !class.units.is_empty()) {
+            let function = self.function("attend", &format!("attend_{}_{}_{lanes}_1", storage.name(), 1 << i))?;
+            let units = lists.address(places.units[i], size_of_val(class.units.as_slice()));
+            let count = class.units.len() as i32;
+            let mut launch = self.stream.launch_builder(&function);
+            launch.arg(&units).arg(&count).arg(&query_address).arg(&heads_arg).arg(&stride_arg).arg(&d_arg);
+            launch.arg(&scale).arg(&partials);
+            let grid = LaunchConfig { grid_dim: (class.blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked.
+            unsafe { launch.launch(grid) }.map_err(failed("attending"))?;
+        }
+        let function = self.function("attend", &format!("combine_{}", storage.name()))?;
+        let parts = lists.address(places.parts, size_of_val(attention.parts.as_slice()));
+        let vectors = lists.address(places.vectors, size_of_val(attention.vectors.as_slice()));
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&parts).arg(&partials).arg(&vectors).arg(&out_address).arg(&wide_address).arg(&d_arg);
+        let grid = (attention.parts.len() as u32, 1, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (d as u32, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: parts name partials of this attention and vectors that were sent with it; the outputs were checked.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("merging attention"))
+    }
+
+    /// Sends all lists in one piece.
+    fn send(&self, attention: &mut Attention, room: &mut AttentionRoom) -> Result<Places, GpuError> {
+        let mut at = 0;
+        let mut place = |bytes: usize| {
+            let offset = at;
+            at += bytes.next_multiple_of(16);
+            offset
+        };
+        let tokens = place(size_of_val(attention.tokens.as_slice()));
+        let weights = place(size_of_val(attention.weights.as_slice()));
+        let vectors = place(size_of_val(attention.vectors.as_slice()));
+        let parts = place(size_of_val(attention.parts.as_slice()));
+        let units = std::array::from_fn(|i| place(size_of_val(attention.classes[i].units.as_slice())));
+        self.reserve_lists(room, at)?;
+        let Some(lists) = &mut room.lists else { unreachable!("it was reserved") };
+        let base = lists.address(0, at);
+        for class in &mut attention.classes {
+            for (unit, list) in class.units.iter_mut().zip(&class.lists) {
+                let Some((first_token, first_weight)) = list else { continue };
+                unit.tokens = base + (tokens + 4 * first_token) as u64;
+                unit.weights = first_weight.map_or(0, |first| base + (weights + 4 * first) as u64);
+            }
+        }
+        let mut bytes = vec![0u8; at];
+        let mut put = |offset: usize, from: &[u8]| bytes[offset..offset + from.len()].copy_from_slice(from);
+        put(tokens, super::bytes_of(&attention.tokens));
+        put(weights, super::bytes_of(&attention.weights));
+        put(vectors, super::bytes_of(&attention.vectors));
+        put(parts, super::bytes_of(&attention.parts));
+        for (class, offset) in attention.classes.iter().zip(units) {
+            put(offset, super::bytes_of(&class.units));
+        }
+        if room.sent != bytes {
+            self.upload_to(lists, 0, &bytes)?;
+            room.sent = bytes;
+        }
+        Ok(Places { units, parts, vectors })
+    }
+
+    fn reserve_lists(&self, room: &mut AttentionRoom, bytes: usize) -> Result<(), GpuError> {
+        if room.lists.as_ref().is_none_or(|lists| lists.bytes() < bytes) {
+            room.sent.clear();
+        }
+        self.reserve(&mut room.lists, bytes.next_power_of_two())
+    }
+}
+
+/// Where lists begin in the piece that was sent.
+struct Places {
+    units: [usize; 4],
+    parts: usize,
+    vectors: usize,
+}

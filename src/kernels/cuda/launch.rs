@@ -1,0 +1,391 @@
+//! What happens to rows of activations: embedding, norms, products with weights, RoPE, the gate, attention in prefill.
+
+use cudarc::cublas::result::gemm_ex;
+use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t};
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::{Buffer, Gpu, GpuError, Storage, failed};
+
+/// More rows than these are multiplied as a matrix.
+const FEW_ROWS: usize = 4;
+/// Outputs that one block of the product with few rows computes.
+const GEMV_OUTPUTS: usize = 16;
+/// Channels that kernels read at once.
+const PIECE: usize = 8;
+
+/// Where a product goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Into {
+    /// Stored in the type of the operands.
+    Narrow,
+    /// Stored as f32.
+    Wide,
+    /// Added to f32.
+    Add,
+}
+
+/// Norms of each query and key head, `[d]` f32.
+pub struct Norms<'a> {
+    /// Of queries.
+    pub query: &'a Buffer,
+    /// Of keys.
+    pub key: &'a Buffer,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Where rows stand, and the frequencies of their angles.
+pub struct Positions<'a> {
+    /// One u32 for each row.
+    pub positions: &'a Buffer,
+    /// `[d / 2]` f32, for all rows or one after the other for each.
+    pub inverse: &'a Buffer,
+    /// Whether each row has its own.
+    pub by_row: bool,
+    /// Factor of cos and sin.
+    pub scaling: f32,
+}
+
+/// Where one row's key and value go: for KV head `h` to `h * head_stride` numbers behind these addresses.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place {
+    keys: u64,
+    values: u64,
+    head_stride: u64,
+}
+
+// SAFETY: three words of eight bytes; any bits are numbers. Only `Cache::place` makes useful ones.
+unsafe impl super::Plain for Place {}
+
+/// Keys and values of one layer, `[kv_head][capacity][d]` each, somewhere in buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct Cache<'a> {
+    /// Holds the keys.
+    pub keys: &'a Buffer,
+    /// Holds the values.
+    pub values: &'a Buffer,
+    /// Byte at which the layer begins in each.
+    pub keys_at: usize,
+    /// As for keys.
+    pub values_at: usize,
+    /// Tokens that there is room for.
+    pub capacity: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Type of the numbers.
+    pub storage: Storage,
+}
+
+impl Cache<'_> {
+    /// Bytes of all keys, or all values.
+    fn bytes(&self) -> usize {
+        self.kv_heads * self.capacity * self.d * self.storage.bytes()
+    }
+
+    /// Address of a token's key for a KV head; all that follows in the layer lies inside the buffer.
+    pub(super) fn key(&self, kv_head: usize, token: usize) -> u64 {
+        let offset = self.offset(kv_head, token);
+        self.keys.address(self.keys_at + offset, self.bytes() - offset)
+    }
+
+    /// As [`key`](Self::key).
+    pub(super) fn value(&self, kv_head: usize, token: usize) -> u64 {
+        let offset = self.offset(kv_head, token);
+        self.values.address(self.values_at + offset, self.bytes() - offset)
+    }
+
+    fn offset(&self, kv_head: usize, token: usize) -> usize {
+        assert!(token <= self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        (kv_head * self.capacity + token) * self.d * self.storage.bytes()
+    }
+
+    /// Numbers from one KV head to the next.
+    pub(super) fn head_stride(&self) -> u64 {
+        (self.capacity * self.d) as u64
+    }
+
+    /// Where the key and value of a token go.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub fn place(&self, token: usize) -> Place {
+        assert!(token < self.capacity, "token {token} of {}", self.capacity);
+        Place { keys: self.key(0, token), values: self.value(0, token), head_stride: self.head_stride() }
+    }
+}
+
+/// A block for each row.
+fn by_row(rows: usize, threads: u32) -> LaunchConfig {
+    LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+}
+
+impl Gpu {
+    /// Rows `[hidden]` f32 of `table` `[vocab][hidden]` into `x`, by token ids that the caller has compared with the
+    /// number of rows.
+    ///
+    /// # Errors
+    /// [`GpuError`], as for all launchers.
+    ///
+    /// # Panics
+    /// As all launchers: if a buffer is too small for what is asked for.
+    pub fn embed(
+        &self,
+        storage: Storage,
+        table: &Buffer,
+        tokens: &Buffer,
+        rows: usize,
+        x: &mut Buffer,
+        hidden: usize,
+    ) -> Result<(), GpuError> {
+        let function = self.function("rows", &format!("embed_{}", storage.name()))?;
+        let (table, tokens, x) = (table.address(0, 0), tokens.address(0, 4 * rows), x.address(0, 4 * rows * hidden));
+        let hidden = hidden as i32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&table).arg(&tokens).arg(&x).arg(&hidden);
+        // SAFETY: x and the ids are as long as checked above; ids are below the number of rows by the caller's word.
+        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("embedding"))
+    }
+
+    /// RMS norm of `rows` rows of `x` from row `skip` on into `out`. A number of `x` that is not finite leaves
+    /// `mark << 32 | first + row` in `broken` (u64), if that is less than what is there.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn rms_norm(
+        &self,
+        storage: Storage,
+        x: &Buffer,
+        skip: usize,
+        rows: usize,
+        weight: &Buffer,
+        eps: f32,
+        out: &mut Buffer,
+        hidden: usize,
+        (mark, first, broken): (u64, u64, &mut Buffer),
+    ) -> Result<(), GpuError> {
+        let function = self.function("rows", &format!("rms_norm_{}", storage.name()))?;
+        let from = x.address(4 * skip * hidden, 4 * rows * hidden);
+        let (weight, out) = (weight.address(0, 4 * hidden), out.address(0, rows * hidden * storage.bytes()));
+        let (broken, hidden) = (broken.address(0, 8), hidden as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&weight).arg(&out).arg(&hidden).arg(&eps).arg(&mark).arg(&first).arg(&broken);
+        // SAFETY: all buffers are as long as checked above.
+        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("norming"))
+    }
+
+    /// Adds `bias` `[width]` to rows of `storage`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn add_bias(
+        &self,
+        storage: Storage,
+        x: &mut Buffer,
+        rows: usize,
+        bias: &Buffer,
+        width: usize,
+    ) -> Result<(), GpuError> {
+        let function = self.function("rows", &format!("add_bias_{}", storage.name()))?;
+        let (x, bias) = (x.address(0, rows * width * storage.bytes()), bias.address(0, 4 * width));
+        let width = width as i32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&x).arg(&bias).arg(&width);
+        // SAFETY: both buffers are as long as checked above.
+        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("adding a bias"))
+    }
+
+    /// `silu(gate) * up` of rows `[2][inner]` into rows `[inner]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn silu_gate(
+        &self,
+        storage: Storage,
+        gate_up: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        inner: usize,
+    ) -> Result<(), GpuError> {
+        assert!(inner.is_multiple_of(PIECE), "an inner width that is a multiple of {PIECE}");
+        let function = self.function("rows", &format!("silu_gate_{}", storage.name()))?;
+        let gate_up = gate_up.address(0, 2 * rows * inner * storage.bytes());
+        let out = out.address(0, rows * inner * storage.bytes());
+        let blocks = inner.div_ceil(PIECE * 128) as u32;
+        let inner = inner as i32;
+        // Rows are the grid's second dimension, which has a limit.
+        assert!(rows < 1 << 16, "{rows} rows at once");
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&gate_up).arg(&out).arg(&inner);
+        let grid = LaunchConfig { grid_dim: (blocks, rows as u32, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: both buffers are as long as checked above, and pieces do not cross a row's end.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("gating"))
+    }
+
+    /// `x · wᵀ` of `rows` rows `[inputs]` with `w` `[outputs][inputs]`; sums are f32, and where all is f32 no product is
+    /// rounded to less.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn multiply(
+        &self,
+        storage: Storage,
+        w: &Buffer,
+        x: &Buffer,
+        rows: usize,
+        out: &mut Buffer,
+        outputs: usize,
+        inputs: usize,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let wide = if into == Into::Narrow { storage } else { Storage::F32 };
+        let w = w.address(0, outputs * inputs * storage.bytes());
+        let x = x.address(0, rows * inputs * storage.bytes());
+        let out = out.address(0, rows * outputs * wide.bytes());
+        if rows <= FEW_ROWS && inputs.is_multiple_of(PIECE) {
+            return self.gemv(storage, [w, x, out], rows, outputs, inputs, into);
+        }
+        let data = |storage| match storage {
+            Storage::F32 => cudaDataType_t::CUDA_R_32F,
+            Storage::F16 => cudaDataType_t::CUDA_R_16F,
+            Storage::Bf16 => cudaDataType_t::CUDA_R_16BF,
+        };
+        let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
+        // Columns first, as the library counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
+        // SAFETY: the three matrices are as large as checked above; both factors are on the stack until it returns.
+        unsafe {
+            gemm_ex(
+                *self.blas.handle(),
+                cublasOperation_t::CUBLAS_OP_T,
+                cublasOperation_t::CUBLAS_OP_N,
+                outputs as i32,
+                rows as i32,
+                inputs as i32,
+                (&raw const one).cast(),
+                w as *const _,
+                data(storage),
+                inputs as i32,
+                x as *const _,
+                data(storage),
+                inputs as i32,
+                (&raw const beta).cast(),
+                out as *mut _,
+                data(wide),
+                outputs as i32,
+                cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+        }
+        .map_err(|error| GpuError::Failed { what: "multiplying", why: format!("{error:?}") })
+    }
+
+    /// [`multiply`](Self::multiply) of few rows.
+    fn gemv(
+        &self,
+        storage: Storage,
+        [w, x, out]: [u64; 3],
+        rows: usize,
+        outputs: usize,
+        inputs: usize,
+        into: Into,
+    ) -> Result<(), GpuError> {
+        let kind = match into {
+            Into::Narrow => "narrow",
+            Into::Wide => "wide",
+            Into::Add => "add",
+        };
+        let function = self.function("gemv", &format!("gemv_{kind}_{}_{rows}", storage.name()))?;
+        let blocks = outputs.div_ceil(GEMV_OUTPUTS) as u32;
+        let (outputs, inputs) = (outputs as i32, inputs as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&w).arg(&x).arg(&out).arg(&outputs).arg(&inputs);
+        let grid = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the caller has checked the three matrices.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
+    }
+
+    /// Norms (where given) and rotates the query and key heads of rows `[heads + 2 kv_heads][d]`, and stores keys and
+    /// values: from token `first` of `cache` on, one row behind the other.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn rope(
+        &self,
+        rows: &mut Buffer,
+        count: usize,
+        positions: &Positions<'_>,
+        heads: usize,
+        norms: Option<&Norms<'_>>,
+        cache: &Cache<'_>,
+        first: usize,
+    ) -> Result<(), GpuError> {
+        assert!(first + count <= cache.capacity, "tokens up to {} of {}", first + count, cache.capacity);
+        let Place { keys, values, head_stride } = cache.place(first);
+        self.rope_to(
+            rows,
+            count,
+            positions,
+            heads,
+            norms,
+            (cache.kv_heads, cache.d, cache.storage),
+            0,
+            [keys, values, head_stride],
+        )
+    }
+
+    /// As [`rope`](Self::rope), where each row's key and value have a place of their own: `places` holds one for each row
+    /// from byte `offset` on, all of them in caches that the caller holds.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn rope_scattered(
+        &self,
+        rows: &mut Buffer,
+        count: usize,
+        positions: &Positions<'_>,
+        heads: usize,
+        norms: Option<&Norms<'_>>,
+        shape: (usize, usize, Storage),
+        places: &Buffer,
+        offset: usize,
+    ) -> Result<(), GpuError> {
+        let places = places.address(offset, count * size_of::<Place>());
+        self.rope_to(rows, count, positions, heads, norms, shape, places, [0; 3])
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn rope_to(
+        &self,
+        rows: &mut Buffer,
+        count: usize,
+        at: &Positions<'_>,
+        heads: usize,
+        norms: Option<&Norms<'_>>,
+        (kv_heads, d, storage): (usize, usize, Storage),
+        places: u64,
+        [keys, values, head_stride]: [u64; 3],
+    ) -> Result<(), GpuError> {
+        let function = self.function("rope", &format!("rope_{}", storage.name()))?;
+        let rows = rows.address(0, count * (heads + 2 * kv_heads) * d * storage.bytes());
+        let positions = at.positions.address(0, 4 * count);
+        let lists = if at.by_row { count } else { 1 };
+        let inverse = at.inverse.address(0, 4 * lists * d / 2);
+        let stride = if at.by_row { d as i32 / 2 } else { 0 };
+        let query_norm = norms.map_or(0, |norms| norms.query.address(0, 4 * d));
+        let key_norm = norms.map_or(0, |norms| norms.key.address(0, 4 * d));
+        let eps = norms.map_or(0.0f32, |norms| norms.eps);
+        let (heads, kv_heads, d) = (heads as i32, kv_heads as i32, d as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling);
+        launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps);
+        launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
+        // SAFETY: rows, positions, frequencies and norms are as long as checked above; keys and values go where a
+        // `Cache` said there is room.
+        unsafe { launch.launch(by_row(count, 256)) }.map(drop).map_err(failed("rotating"))
+    }
+}

@@ -1,0 +1,414 @@
+//! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
+//!
+//! A [`Gpu`] is one device with one stream: what is asked for runs in that order, and only [`Gpu::download`] waits for it. A
+//! [`Buffer`] is device memory in bytes. Launchers check that what a kernel will touch lies inside its buffers, so no
+//! argument of theirs can make a kernel read or write elsewhere; what indices *within* buffers say (picked tokens, token
+//! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
+
+mod attend;
+mod launch;
+mod prefill;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublas::CudaBlas;
+use cudarc::driver::sys::{CUdevice_attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError};
+use cudarc::nvrtc::Ptx;
+use half::{bf16, f16};
+
+pub use attend::{Attention, AttentionRoom, Tokens, Unit, Weights};
+pub use launch::{Cache, Into, Norms, Place, Positions};
+pub use prefill::Rows;
+
+/// The kernels' code: a module for each file in `kernels/`.
+const MODULES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// The oldest compute capability that there is code for.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+/// Major compute capability of the GPUs that kernels with `wgmma` are for.
+const HOPPER: i32 = 9;
+/// The version of CUDA that the bindings and the kernels were made for, as the driver counts versions.
+const LEAST_DRIVER: i32 = 13_000;
+
+/// Why a GPU cannot be used, or did not do what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// No driver's library is there.
+    #[error("there is no NVIDIA driver on this machine (libcuda cannot be loaded)")]
+    NoDriver,
+    /// A library that belongs to the CUDA toolkit is missing.
+    #[error("{0} cannot be loaded: it is part of the CUDA 13 runtime libraries")]
+    NoLibrary(&'static str),
+    /// The driver knows no such device.
+    #[error("there is no GPU {ordinal}: the driver lists {count}")]
+    NoDevice {
+        /// Which was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The driver is older than what the program was built for.
+    #[error("the driver supports CUDA {}.{}, and this build needs {}.{}", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
+    OldDriver {
+        /// What it supports, as `1000 * major + 10 * minor`.
+        has: i32,
+        /// What is needed.
+        needs: i32,
+    },
+    /// The device is too old for the kernels.
+    #[error("{name} has compute capability {}.{}, and the kernels need {}.{} or newer", .has.0, .has.1, LEAST_CAPABILITY.0, LEAST_CAPABILITY.1)]
+    OldDevice {
+        /// What the device is called.
+        name: String,
+        /// Its compute capability.
+        has: (i32, i32),
+    },
+    /// The memory asked for is not there.
+    #[error("the GPU has {free} bytes of memory left, and {asked} more were needed")]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        asked: usize,
+        /// Bytes that were free then.
+        free: usize,
+    },
+    /// Whatever else the driver or a library says.
+    #[error("the GPU failed at {what}: {why}")]
+    Failed {
+        /// What was being done.
+        what: &'static str,
+        /// In the driver's words.
+        why: String,
+    },
+}
+
+/// What went wrong, with what was being done.
+fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
+    move |error| GpuError::Failed { what, why: error.to_string() }
+}
+
+/// Types of numbers that kernels store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Storage {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The end of the names of kernels for it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Numbers that host and device store alike.
+///
+/// # Safety
+/// Every pattern of bits is a value, and there is no padding.
+pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
+
+// SAFETY: integers and floats have neither padding nor patterns that are no value.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for f16 {}
+// SAFETY: as above.
+unsafe impl Plain for bf16 {}
+
+/// Memory of a GPU.
+pub struct Buffer {
+    slice: CudaSlice<u8>,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes())
+    }
+}
+
+impl Buffer {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// The address of a byte; `len` bytes from there on lie inside.
+    ///
+    /// # Panics
+    /// If they do not.
+    fn address(&self, offset: usize, len: usize) -> u64 {
+        assert!(offset + len <= self.bytes(), "{len} bytes at {offset} of a buffer of {}", self.bytes());
+        let (address, _guard) = self.slice.device_ptr(self.slice.stream());
+        address + offset as u64
+    }
+}
+
+/// What a device is, for people.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuInfo {
+    /// What it is called.
+    pub name: String,
+    /// Major and minor.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory: usize,
+    /// Bytes that are free now.
+    pub free: usize,
+    /// The newest CUDA that the driver supports, as `major.minor`.
+    pub driver: String,
+}
+
+/// One GPU, its stream, and the kernels loaded on it.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    blas: CudaBlas,
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    functions: Mutex<HashMap<String, CudaFunction>>,
+    processors: usize,
+    is_hopper: bool,
+    /// For kernels that take work from a queue: zero between launches.
+    counter: Buffer,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.context.ordinal())
+    }
+}
+
+/// How many GPUs the driver lists.
+///
+/// # Errors
+/// [`GpuError::NoDriver`], or what the driver says.
+pub fn count() -> Result<usize, GpuError> {
+    // SAFETY: looks for the library and loads it.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(GpuError::NoDriver);
+    }
+    match CudaContext::device_count() {
+        Ok(count) => Ok(count.max(0) as usize),
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        Err(error) => Err(failed("counting devices")(error)),
+    }
+}
+
+/// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
+fn driver_version() -> Result<i32, GpuError> {
+    let mut version = 0;
+    // SAFETY: writes one number to where it is told to.
+    unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(failed("asking for its version"))?;
+    Ok(version)
+}
+
+impl Gpu {
+    /// Opens a device and loads all kernels.
+    ///
+    /// # Errors
+    /// [`GpuError`] for each thing that may be missing.
+    pub fn open(ordinal: usize) -> Result<Self, GpuError> {
+        let count = count()?;
+        if ordinal >= count {
+            return Err(GpuError::NoDevice { ordinal, count });
+        }
+        let has = driver_version()?;
+        if has < LEAST_DRIVER {
+            return Err(GpuError::OldDriver { has, needs: LEAST_DRIVER });
+        }
+        // SAFETY: looks for the library and loads it.
+        if !unsafe { cudarc::cublas::sys::is_culib_present() } {
+            return Err(GpuError::NoLibrary("libcublas"));
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
+        let capability = context.compute_capability().map_err(failed("asking for its capability"))?;
+        if capability < LEAST_CAPABILITY {
+            let name = context.name().map_err(failed("asking for its name"))?;
+            return Err(GpuError::OldDevice { name, has: capability });
+        }
+        // SAFETY: events would order work of several streams; there is one, and all work is enqueued on it.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("making a stream"))?;
+        let blas = CudaBlas::new(stream.clone())
+            .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
+        let usable = |(name, _): &&(&str, &[u8])| *name != "prefill_attention" || capability.0 == HOPPER;
+        let load = |(name, code): &(&'static str, &[u8])| {
+            let module = context.load_module(Ptx::from_binary(code.to_vec())).map_err(failed("loading kernels"))?;
+            Ok((*name, module))
+        };
+        let modules = MODULES.iter().filter(usable).map(load).collect::<Result<_, GpuError>>()?;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
+        let is_hopper = capability.0 == HOPPER;
+        let counter = Buffer { slice: stream.alloc_zeros(4).map_err(failed("making room"))? };
+        Ok(Self { context, stream, blas, modules, functions: Mutex::default(), processors, is_hopper, counter })
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn info(&self) -> Result<GpuInfo, GpuError> {
+        let (free, memory) = self.context.mem_get_info().map_err(failed("asking for its memory"))?;
+        let driver = driver_version()?;
+        Ok(GpuInfo {
+            name: self.context.name().map_err(failed("asking for its name"))?,
+            capability: self.context.compute_capability().map_err(failed("asking for its capability"))?,
+            memory,
+            free,
+            driver: format!("{}.{}", driver / 1000, driver % 1000 / 10),
+        })
+    }
+
+    /// Multiprocessors.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
+    /// Memory of so many bytes, all zero.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn alloc(&self, bytes: usize) -> Result<Buffer, GpuError> {
+        let bytes = bytes.max(1);
+        let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
+        match allocated {
+            Ok(slice) => Ok(Buffer { slice }),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
+                Err(GpuError::OutOfMemory { asked: bytes, free })
+            }
+            Err(error) => Err(failed("making room")(error)),
+        }
+    }
+
+    /// Makes `buffer` at least so large; what it held is lost where it has to grow.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserve(&self, buffer: &mut Option<Buffer>, bytes: usize) -> Result<(), GpuError> {
+        if buffer.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+            *buffer = None;
+            *buffer = Some(self.alloc(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Copies numbers to the device, into memory of their own.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn upload<T: Plain>(&self, numbers: &[T]) -> Result<Buffer, GpuError> {
+        let mut buffer = self.alloc(size_of_val(numbers))?;
+        self.upload_to(&mut buffer, 0, numbers)?;
+        Ok(buffer)
+    }
+
+    /// Copies numbers to the device, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
+        let bytes = bytes_of(numbers);
+        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
+    }
+
+    /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.
+    ///
+    /// # Errors
+    /// [`GpuError`]; whatever went wrong on the device since the last time shows here.
+    ///
+    /// # Panics
+    /// If the buffer does not hold so many.
+    pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
+        let len = size_of_val(numbers);
+        let from = buffer.slice.slice(offset..offset + len);
+        // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
+        self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
+        if len > 0 {
+            self.stream.memcpy_dtoh(&from, bytes).map_err(failed("copying to the host"))?;
+        }
+        self.synchronize()
+    }
+
+    /// Copies `len` bytes within the device.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If either range is not inside its buffer.
+    pub fn copy(
+        &self,
+        from: &Buffer,
+        offset: usize,
+        to: &mut Buffer,
+        place: usize,
+        len: usize,
+    ) -> Result<(), GpuError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let from = from.slice.slice(offset..offset + len);
+        let mut to = to.slice.slice_mut(place..place + len);
+        self.stream.memcpy_dtod(&from, &mut to).map_err(failed("copying on the device"))
+    }
+
+    /// Waits until everything asked for has been done.
+    ///
+    /// # Errors
+    /// Whatever went wrong since the last time.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.stream.synchronize().map_err(failed("running kernels"))
+    }
+
+    /// A kernel of a module.
+    fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(name) {
+            return Ok(function.clone());
+        }
+        let function = self.modules[module].load_function(name).map_err(failed("looking for a kernel"))?;
+        functions.insert(name.to_owned(), function.clone());
+        Ok(function)
+    }
+}
+
+/// The bytes of numbers.
+fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
+    // SAFETY: `Plain` numbers have no padding.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }
+}

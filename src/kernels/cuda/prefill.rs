@@ -1,0 +1,205 @@
+//! Causal attention of many rows at once: on the tensor cores of a Hopper GPU, or by the kernel for any width and device.
+
+use cudarc::driver::sys::{
+    CUfunction_attribute, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+};
+use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::{Buffer, Gpu, GpuError, Storage, failed};
+
+/// Rows of a prompt that attend what came before them.
+pub struct Rows<'a> {
+    /// Rotated queries `[row][stride]`, head `h` at `h * d`.
+    pub queries: &'a Buffer,
+    /// Numbers from one row to the next.
+    pub stride: usize,
+    /// How many.
+    pub count: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Position of the first row; keys and values up to the last row's own are in the cache.
+    pub first: usize,
+}
+
+/// A tensor map as kernels take it: by value.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Map(CUtensorMap);
+
+// SAFETY: the kernel's parameter is the same type.
+unsafe impl DeviceRepr for Map {}
+
+/// What the kernel for Hopper GPUs fixes for a head width.
+struct Shape {
+    queries: u32,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+impl Shape {
+    fn of(d: usize) -> Option<Self> {
+        match d {
+            64 => Some(Self { queries: 192, threads: 512, shared_bytes: 91_264 }),
+            128 => Some(Self { queries: 128, threads: 384, shared_bytes: 164_992 }),
+            _ => None,
+        }
+    }
+}
+
+/// Keys and values of the KV heads that are worked on together should stay in the second-level cache.
+const SECTION_BYTES: usize = 24 << 20;
+
+impl Gpu {
+    /// Each row attends all tokens up to its own, into `out` `[row][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn prefill_attention(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> Result<(), GpuError> {
+        assert!(
+            rows.first + rows.count <= cache.capacity,
+            "rows up to {} of {}",
+            rows.first + rows.count,
+            cache.capacity
+        );
+        match Shape::of(cache.d).filter(|_| self.is_hopper && cache.storage != Storage::F32) {
+            Some(shape) => self.prefill_hopper(&shape, rows, cache, out),
+            None => self.prefill_any(rows, cache, out),
+        }
+    }
+
+    fn prefill_hopper(
+        &self,
+        shape: &Shape,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let (d, bytes, kv_heads) = (cache.d as u64, cache.storage.bytes() as u64, cache.kv_heads as u64);
+        let (queries, out) = addresses(rows, cache, out);
+        let total = (rows.first + rows.count) as u64;
+        let (count, heads) = (rows.count as u64, rows.heads as u64);
+        let pieces = d / 64;
+        let query_map = tensor_map(
+            cache.storage,
+            queries,
+            [64, count, pieces, heads],
+            [bytes * rows.stride as u64, 128, bytes * d],
+            [64, shape.queries, pieces as u32, 1],
+        )?;
+        let [key_map, value_map] = [cache.key(0, 0), cache.value(0, 0)].map(|address| {
+            tensor_map(
+                cache.storage,
+                address,
+                [64, total, pieces, kv_heads],
+                [bytes * d, 128, bytes * cache.head_stride()],
+                [64, 128, pieces as u32, 1],
+            )
+        });
+        let (key_map, value_map) = (key_map?, value_map?);
+        let name = format!("prefill_attention_{}_{d}", cache.storage.name());
+        let function = self.with_shared("prefill_attention", &name, shape.shared_bytes)?;
+        let counter = self.counter.address(0, 4);
+        let (lse, scale) = (0u64, 1.0 / (d as f32).sqrt());
+        let (count, first) = (rows.count as i32, rows.first as i32);
+        let section = (SECTION_BYTES as u64 / (4 * d * total)).clamp(1, kv_heads) as i32;
+        let (heads_arg, kv_heads) = (rows.heads as i32, kv_heads as i32);
+        let tiles = heads as u32 * (rows.count as u32).div_ceil(shape.queries);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&query_map).arg(&key_map).arg(&value_map).arg(&out).arg(&lse).arg(&counter);
+        launch.arg(&count).arg(&first).arg(&heads_arg).arg(&kv_heads).arg(&section).arg(&scale);
+        let grid = LaunchConfig {
+            grid_dim: (tiles.min(self.processors as u32), 1, 1),
+            block_dim: (shape.threads, 1, 1),
+            shared_mem_bytes: shape.shared_bytes,
+        };
+        // SAFETY: the maps bound what is read, `out` holds all rows, and launches follow one another on one stream, so
+        // they can share the counter, which each leaves zero.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+    }
+
+    fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> Result<(), GpuError> {
+        let (queries, out) = addresses(rows, cache, out);
+        let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
+        let width = cache.d.next_multiple_of(64) as u32;
+        let (threads, shared_bytes) = match cache.storage {
+            Storage::F32 => (256, 512 * (width + 4) + 9216),
+            Storage::F16 | Storage::Bf16 => (128, 384 * width),
+        };
+        let name = format!("prefill_attention_any_{}", cache.storage.name());
+        let function = self.with_shared("prefill_attention_any", &name, shared_bytes)?;
+        let (lse, scale) = (0u64, 1.0 / (cache.d as f32).sqrt());
+        let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
+        let (count, first) = (rows.count as i32, rows.first as i32);
+        let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&lse).arg(&d).arg(&stride).arg(&kv_stride);
+        launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale);
+        let grid = LaunchConfig {
+            grid_dim: (rows.heads as u32, (rows.count as u32).div_ceil(64), 1),
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared_bytes,
+        };
+        // SAFETY: queries, cache and output are as large as checked by `addresses` and the caller.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
+    }
+
+    /// A kernel that may take so much shared memory.
+    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
+        let function = self.function(module, name)?;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(attribute, bytes as i32).map_err(failed("asking for shared memory"))?;
+        Ok(function)
+    }
+}
+
+/// Where the queries begin and the output goes; both hold all rows.
+fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
+    let bytes = cache.storage.bytes();
+    let width = rows.heads * cache.d;
+    assert!(rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0, "rows of {}", rows.stride);
+    let queries = rows.queries.address(0, ((rows.count - 1) * rows.stride + width) * bytes);
+    (queries, out.address(0, rows.count * width * bytes))
+}
+
+/// A map of a 16-bit tensor of four dimensions, with swizzled tiles of 128 bytes; byte strides are those of all dimensions
+/// but the first.
+fn tensor_map(
+    storage: Storage,
+    address: u64,
+    sizes: [u64; 4],
+    strides: [u64; 3],
+    tile: [u32; 4],
+) -> Result<Map, GpuError> {
+    let kind = match storage {
+        Storage::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Storage::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Storage::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let mut map = Map(CUtensorMap { opaque: [0; 16] });
+    let steps = [1u32; 4];
+    // SAFETY: the lists have the lengths that four dimensions take, and the map is written to.
+    unsafe {
+        cuTensorMapEncodeTiled(
+            &mut map.0,
+            kind,
+            4,
+            address as *mut _,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            tile.as_ptr(),
+            steps.as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(failed("describing a tensor"))?;
+    Ok(map)
+}

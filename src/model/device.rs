@@ -1,0 +1,67 @@
+//! Where a model computes: the processor's cores, or a GPU.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::UsageError;
+
+/// A place to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Device {
+    /// The processor's cores.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, as the driver numbers them.
+    Cuda(usize),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(0) => f.write_str("cuda"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let ordinal = match text.split_once(':') {
+            None if text == "cpu" => return Ok(Self::Cpu),
+            None if text == "cuda" => Some(0),
+            Some(("cuda", ordinal)) => Some(ordinal.parse().map_err(|_| {
+                UsageError::new(format!("device `{text}`: `{ordinal}` is no number of a GPU")).hint("write cuda:0")
+            })?),
+            _ => None,
+        };
+        let ordinal = ordinal.ok_or_else(|| UsageError::unknown("device", text, ["cpu", "cuda"]))?;
+        match cfg!(feature = "cuda") {
+            true => Ok(Self::Cuda(ordinal)),
+            false => Err(UsageError::new("this build computes on the CPU only")
+                .hint("use --device cpu, or build with --features cuda")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        assert_eq!("cpu".parse::<Device>().unwrap(), Device::Cpu);
+        assert_eq!((Device::Cuda(0).to_string(), Device::Cuda(2).to_string()), ("cuda".into(), "cuda:2".into()));
+        for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1"] {
+            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+        }
+        for device in [Device::Cuda(0), Device::Cuda(2)] {
+            match device.to_string().parse::<Device>() {
+                Ok(read) => assert_eq!(read, device),
+                Err(error) => assert!(!cfg!(feature = "cuda") && error.to_string().contains("CPU only"), "{error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Tiny random checkpoints of every supported architecture and RoPE variant, with what Hugging Face transformers computes on
+//! them (`scripts/make_golden_models.py`).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use spattn::kv::KvDtype;
+use spattn::model::config::ModelConfig;
+use spattn::model::decoder::{Decoder, Dimensions};
+use spattn::model::device::Device;
+use spattn::model::weights::Weights;
+
+pub const MODELS: [&str; 9] = [
+    "llama3",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-yarn",
+    "llama-bias",
+    "llama-sharded",
+    "mistral",
+    "qwen2",
+    "qwen3",
+];
+
+/// A checkpoint, and the reference's numbers.
+pub struct Golden {
+    pub decoder: Decoder,
+    pub prompt: Vec<u32>,
+    pub positions: Vec<usize>,
+    pub logits: Vec<Vec<f32>>,
+    pub continuation: Vec<u32>,
+    pub last_logits: Vec<f32>,
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+/// The decoder of a checkpoint.
+pub fn decoder(name: &str, dtype: KvDtype, device: Device) -> Decoder {
+    let folder = folder(name);
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let config = ModelConfig::parse(&config, "config.json").unwrap();
+    Decoder::load(&Dimensions::new(&config, dtype), &Weights::open_folder(&folder).unwrap(), device).unwrap()
+}
+
+fn folder(name: &str) -> PathBuf {
+    // Where the tests were built, or where they are run.
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = if built.exists() { built } else { Path::new(".") };
+    root.join("tests/golden/models").join(name)
+}
+
+/// A checkpoint in f32.
+pub fn load(name: &str, device: Device) -> Golden {
+    let golden = std::fs::read_to_string(folder(name).join("golden.json")).unwrap();
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    Golden {
+        decoder: decoder(name, KvDtype::F32, device),
+        prompt: ids(&golden["prompt"]),
+        positions: ids(&golden["positions"]).into_iter().map(|p| p as usize).collect(),
+        logits: golden["logits"].as_array().unwrap().iter().map(floats).collect(),
+        continuation: ids(&golden["continuation"]),
+        last_logits: floats(&golden["last_logits"]),
+    }
+}

@@ -1,0 +1,647 @@
+//! The engine on a GPU and its kernels, against naive sums, Hugging Face transformers and the engine on the CPU.
+//!
+//! Every test here needs a GPU and is ignored elsewhere; `scripts/gpu_check.sh` runs them where there is one.
+#![cfg(feature = "cuda")]
+
+mod golden_model;
+
+use golden_model::{MODELS, decoder, load};
+use half::{bf16, f16};
+use spattn::attention::methods::configure;
+use spattn::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
+use spattn::kernels::cpu::topk::argmax;
+use spattn::kernels::cuda::{
+    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Rows, Storage, Tokens, Unit, Weights,
+};
+use spattn::kv::KvDtype;
+use spattn::model::device::Device;
+use spattn::model::engine::{Prefill, Stream};
+
+const STORAGES: [Storage; 3] = [Storage::F32, Storage::F16, Storage::Bf16];
+
+fn gpu() -> Gpu {
+    Gpu::open(0).expect("these tests need a GPU")
+}
+
+/// Numbers from -1 to 1, the same for the same seed.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// As a device of `storage` holds them.
+fn stored(numbers: &[f32], storage: Storage) -> Vec<f32> {
+    let round = |x: &f32| match storage {
+        Storage::F32 => *x,
+        Storage::F16 => f16::from_f32(*x).to_f32(),
+        Storage::Bf16 => bf16::from_f32(*x).to_f32(),
+    };
+    numbers.iter().map(round).collect()
+}
+
+fn send(gpu: &Gpu, numbers: &[f32], storage: Storage) -> Buffer {
+    match storage {
+        Storage::F32 => gpu.upload(numbers),
+        Storage::F16 => gpu.upload(&numbers.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>()),
+        Storage::Bf16 => gpu.upload(&numbers.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>()),
+    }
+    .unwrap()
+}
+
+fn fetch(gpu: &Gpu, buffer: &Buffer, count: usize, storage: Storage) -> Vec<f32> {
+    fn get<T: spattn::kernels::cuda::Plain>(gpu: &Gpu, buffer: &Buffer, count: usize) -> Vec<T> {
+        let mut numbers = vec![T::default(); count];
+        gpu.download(buffer, 0, &mut numbers).unwrap();
+        numbers
+    }
+    match storage {
+        Storage::F32 => get(gpu, buffer, count),
+        Storage::F16 => get::<f16>(gpu, buffer, count).into_iter().map(f16::to_f32).collect(),
+        Storage::Bf16 => get::<bf16>(gpu, buffer, count).into_iter().map(bf16::to_f32).collect(),
+    }
+}
+
+/// How far `storage` may round what f64 gives, as a share of the norm.
+fn tolerance(storage: Storage) -> f64 {
+    match storage {
+        Storage::F32 => 2e-6,
+        Storage::F16 => 1e-3,
+        Storage::Bf16 => 6e-3,
+    }
+}
+
+/// `‖a − b‖ / ‖b‖`.
+fn relative(a: &[f32], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+    let norm: f64 = b.iter().map(|b| b * b).sum();
+    (difference / norm.max(1e-30)).sqrt()
+}
+
+/// The same in numbers that are not to be NaN.
+fn assert_near(a: &[f32], b: &[f64], tolerance: f64, what: &str) {
+    let off = relative(a, b);
+    assert!(off < tolerance, "{what}: off by {off:.2e}, {tolerance:.0e} is allowed");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_of_few_and_many_rows() {
+    let gpu = gpu();
+    for storage in STORAGES {
+        for (rows, outputs, inputs) in
+            [(1, 17, 8), (2, 64, 256), (3, 33, 264), (4, 130, 4096), (5, 40, 72), (70, 96, 512)]
+        {
+            let (w, x) = (noise(outputs * inputs, 1), noise(rows * inputs, 2));
+            let (w_stored, x_stored) = (stored(&w, storage), stored(&x, storage));
+            let exact: Vec<f64> = (0..rows * outputs)
+                .map(|i| {
+                    let (row, output) =
+                        (&x_stored[i / outputs * inputs..], &w_stored[i % outputs * inputs..][..inputs]);
+                    row.iter().zip(output).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                })
+                .collect();
+            let (w, x) = (send(&gpu, &w, storage), send(&gpu, &x, storage));
+            for into in [Into::Narrow, Into::Wide, Into::Add] {
+                let wide = if into == Into::Narrow { storage } else { Storage::F32 };
+                let before = vec![if into == Into::Add { 0.5 } else { f32::NAN }; rows * outputs];
+                let mut out = send(&gpu, &before, wide);
+                gpu.multiply(storage, &w, &x, rows, &mut out, outputs, inputs, into).unwrap();
+                let expected: Vec<f64> =
+                    exact.iter().map(|sum| sum + if into == Into::Add { 0.5 } else { 0.0 }).collect();
+                let what = format!("{storage:?} {rows}x{inputs} by {outputs} {into:?}");
+                assert_near(&fetch(&gpu, &out, rows * outputs, wide), &expected, tolerance(wide), &what);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn norms_gates_and_biases_and_what_is_not_finite() {
+    let gpu = gpu();
+    let (rows, hidden) = (5, 200);
+    for storage in STORAGES {
+        let (x, weight) = (noise(rows * hidden, 3), noise(hidden, 4));
+        let expected: Vec<f64> = x[2 * hidden..]
+            .chunks_exact(hidden)
+            .flat_map(|row| {
+                let square: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                let rms = (square / hidden as f64 + 1e-5).sqrt();
+                row.iter().zip(&weight).map(move |(x, w)| f64::from(*x) / rms * f64::from(*w)).collect::<Vec<_>>()
+            })
+            .collect();
+        let (on_device, weight) = (gpu.upload(&x).unwrap(), gpu.upload(&weight).unwrap());
+        let mut out = send(&gpu, &vec![f32::NAN; rows * hidden], storage);
+        let mut broken = gpu.upload(&[u64::MAX]).unwrap();
+        gpu.rms_norm(storage, &on_device, 2, 3, &weight, 1e-5, &mut out, hidden, (7, 100, &mut broken)).unwrap();
+        assert_near(&fetch(&gpu, &out, 3 * hidden, storage), &expected, tolerance(storage), "a norm");
+        let told = |broken: &Buffer| {
+            let mut word = [0u64];
+            gpu.download(broken, 0, &mut word).unwrap();
+            word[0]
+        };
+        assert_eq!(told(&broken), u64::MAX);
+        let mut spoilt = x.clone();
+        (spoilt[3 * hidden + 150], spoilt[4 * hidden]) = (f32::INFINITY, f32::NAN);
+        let spoilt = gpu.upload(&spoilt).unwrap();
+        for (mark, skip) in [(7, 2), (9, 0)] {
+            gpu.rms_norm(storage, &spoilt, skip, 3, &weight, 1e-5, &mut out, hidden, (mark, 100, &mut broken)).unwrap();
+        }
+        assert_eq!(told(&broken), 7 << 32 | 101, "the first layer, and in it the first row");
+
+        let gate_up = noise(rows * 2 * hidden, 5);
+        let held = stored(&gate_up, storage);
+        let expected: Vec<f64> = (0..rows * hidden)
+            .map(|i| {
+                let row = &held[i / hidden * 2 * hidden..];
+                let (gate, up) = (f64::from(row[i % hidden]), f64::from(row[hidden + i % hidden]));
+                gate / (1.0 + (-gate).exp()) * up
+            })
+            .collect();
+        gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
+        assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a gate");
+
+        let bias = noise(hidden, 6);
+        let before = fetch(&gpu, &out, rows * hidden, storage);
+        gpu.add_bias(storage, &mut out, rows, &gpu.upload(&bias).unwrap(), hidden).unwrap();
+        let expected: Vec<f64> =
+            before.iter().enumerate().map(|(i, x)| f64::from(*x) + f64::from(bias[i % hidden])).collect();
+        assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage), "a bias");
+    }
+}
+
+/// Keys and values of `kv_heads` heads, with room behind them that holds NaN.
+struct Kv {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    kv_heads: usize,
+    tokens: usize,
+    d: usize,
+}
+
+impl Kv {
+    fn new(kv_heads: usize, tokens: usize, d: usize, seed: u64, storage: Storage) -> Self {
+        let numbers = |seed| stored(&noise(kv_heads * tokens * d, seed), storage);
+        Self { keys: numbers(seed), values: numbers(seed + 1), kv_heads, tokens, d }
+    }
+
+    fn key(&self, head: usize, token: usize) -> &[f32] {
+        &self.keys[(head * self.tokens + token) * self.d..][..self.d]
+    }
+
+    fn value(&self, head: usize, token: usize) -> &[f32] {
+        &self.values[(head * self.tokens + token) * self.d..][..self.d]
+    }
+
+    fn send(&self, gpu: &Gpu, capacity: usize, storage: Storage) -> [Buffer; 2] {
+        [&self.keys, &self.values].map(|numbers| {
+            let mut padded = vec![f32::NAN; self.kv_heads * capacity * self.d];
+            for head in 0..self.kv_heads {
+                let rows = &numbers[head * self.tokens * self.d..][..self.tokens * self.d];
+                padded[head * capacity * self.d..][..rows.len()].copy_from_slice(rows);
+            }
+            send(gpu, &padded, storage)
+        })
+    }
+}
+
+fn cache<'a>([keys, values]: &'a [Buffer; 2], capacity: usize, kv: &Kv, storage: Storage) -> Cache<'a> {
+    Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads: kv.kv_heads, d: kv.d, storage }
+}
+
+/// Softmax of logits with what they weigh, over values: (log-sum-exp, output).
+fn softmax(parts: &[(f64, &[f32])], d: usize) -> (f64, Vec<f64>) {
+    let most = parts.iter().map(|(logit, _)| *logit).fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = parts.iter().map(|(logit, _)| (logit - most).exp()).sum();
+    let mut out = vec![0.0; d];
+    for (logit, value) in parts {
+        let weight = (logit - most).exp() / sum;
+        out.iter_mut().zip(*value).for_each(|(out, v)| *out += weight * f64::from(*v));
+    }
+    (most + sum.ln(), out)
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// A case of decode attention: what two rows attend, and by which weights.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    d: usize,
+    group: usize,
+    prefix: usize,
+    tails: [usize; 2],
+    exact: [(usize, usize); 2],
+    picks: usize,
+    weighting: &'static str,
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn decode_attention_over_any_selection() {
+    let gpu = gpu();
+    let mut cases = Vec::new();
+    for d in [8, 64, 80, 96, 128, 256] {
+        for group in [1, 2, 3, 4, 7, 8, 12] {
+            cases.push(Case {
+                d,
+                group,
+                prefix: 300,
+                tails: [1, 9],
+                exact: [(4, 290), (0, 305)],
+                picks: 40,
+                weighting: "shared",
+            });
+        }
+    }
+    for weighting in ["none", "shared", "bias", "each", "each bias", "given", "rest"] {
+        for picks in [0, 1, 700] {
+            cases.push(Case {
+                d: 64,
+                group: 4,
+                prefix: 1000,
+                tails: [0, 130],
+                exact: [(0, 999), (16, 1100)],
+                picks,
+                weighting,
+            });
+        }
+    }
+    cases.push(Case {
+        d: 128,
+        group: 4,
+        prefix: 20_000,
+        tails: [3, 1],
+        exact: [(0, 0), (0, 0)],
+        picks: 0,
+        weighting: "none",
+    });
+    cases.push(Case {
+        d: 128,
+        group: 4,
+        prefix: 0,
+        tails: [1, 5],
+        exact: [(0, 0), (0, 0)],
+        picks: 0,
+        weighting: "none",
+    });
+    for storage in STORAGES {
+        for case in &cases {
+            check_case(&gpu, *case, storage);
+        }
+    }
+}
+
+fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
+    let Case { d, group, prefix: prefix_tokens, tails, exact, picks, weighting } = case;
+    let (kv_heads, rows) = (2, 2);
+    let heads = kv_heads * group;
+    let prefix = Kv::new(kv_heads, prefix_tokens, d, 10, storage);
+    let tails: Vec<Kv> =
+        tails.iter().enumerate().map(|(i, t)| Kv::new(kv_heads, *t, d, 20 + 2 * i as u64, storage)).collect();
+    let stride = heads * d + 24;
+    let queries = stored(&noise(rows * stride, 30), storage);
+    let prefix_buffers = prefix.send(gpu, prefix_tokens + 3, storage);
+    let tail_buffers: Vec<_> = tails.iter().map(|tail| tail.send(gpu, 130, storage)).collect();
+    let prefix_cache = cache(&prefix_buffers, prefix_tokens + 3, &prefix, storage);
+    let tail_caches: Vec<Cache> =
+        tails.iter().zip(&tail_buffers).map(|(tail, buffers)| cache(buffers, 130, tail, storage)).collect();
+    let mut attention = Attention::new(rows, heads, 4 * rows * prefix_tokens.max(1), gpu.processors());
+    let mut expected = Vec::new();
+    for row in 0..rows {
+        let (total, (sink, recent)) = (prefix_tokens + tails[row].tokens, exact[row]);
+        let token = |kv_head: usize, token: usize| match token.checked_sub(prefix_tokens) {
+            None => (prefix.key(kv_head, token), prefix.value(kv_head, token)),
+            Some(behind) => (tails[row].key(kv_head, behind), tails[row].value(kv_head, behind)),
+        };
+        for kv_head in 0..kv_heads {
+            let lists: Vec<Vec<u32>> = (0..group)
+                .map(|h| {
+                    let seed = if weighting.starts_with("each") || weighting == "given" { h as u64 } else { 0 };
+                    let mut order: Vec<u32> = (sink as u32..recent as u32).collect();
+                    let keys = noise(order.len(), 50 + seed);
+                    order.sort_by(|a, b| keys[*a as usize - sink].total_cmp(&keys[*b as usize - sink]));
+                    order.truncate(picks);
+                    order
+                })
+                .collect();
+            let extra = noise(lists[0].len(), 60);
+            let given: Vec<f32> = extra.iter().map(|x| x.abs() / extra.len() as f32).collect();
+            let (shares, rest) = (noise(group, 70).iter().map(|x| x.abs() * 0.9).collect::<Vec<f32>>(), noise(d, 71));
+            let unit = |head: usize, queries: usize, tokens, weights| Unit {
+                row,
+                head: kv_head * group + head,
+                queries,
+                kv_head,
+                tail: &tail_caches[row],
+                tokens,
+                weights,
+            };
+            let part = |sink, recent, picked| Tokens { sink, recent, total, picked };
+            let mut add = |place, unit: Unit| attention.add(place, &unit, &prefix_cache, prefix_tokens);
+            let none: &[u32] = &[];
+            match weighting {
+                "none" => add(0, unit(0, group, part(sink, recent, none), Weights::Logits)),
+                "shared" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Logits)),
+                "bias" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Biased(&extra))),
+                "rest" => {
+                    add(0, unit(0, group, part(sink, recent, none), Weights::Logits));
+                    add(1, unit(0, group, part(0, total, &lists[0]), Weights::Logits));
+                    (0..group).for_each(|h| attention.give_rest(row, kv_head * group + h, shares[h], &rest));
+                }
+                _ => {
+                    add(0, unit(0, group, part(sink, recent, none), Weights::Logits));
+                    for (h, list) in lists.iter().enumerate() {
+                        let weights = match weighting {
+                            "each" => Weights::Logits,
+                            "each bias" => Weights::Biased(&extra),
+                            _ => Weights::Given(&given, 0.3),
+                        };
+                        add(1, unit(h, 1, part(0, total, list), weights));
+                    }
+                }
+            }
+            for (h, list) in lists.iter().enumerate() {
+                let query = &queries[row * stride + (kv_head * group + h) * d..][..d];
+                let logit = |t: usize| dot(query, token(kv_head, t).0) / (d as f64).sqrt();
+                let mut parts: Vec<(f64, &[f32])> =
+                    (0..sink).chain(recent..total).map(|t| (logit(t), token(kv_head, t).1)).collect();
+                let picked: Vec<usize> =
+                    if weighting == "none" { Vec::new() } else { list.iter().map(|t| *t as usize).collect() };
+                let biased = weighting.ends_with("bias");
+                let bias = |i: usize| if biased { f64::from(extra[i]) } else { 0.0 };
+                let of_picks: Vec<(f64, &[f32])> =
+                    picked.iter().enumerate().map(|(i, t)| (logit(*t) + bias(i), token(kv_head, *t).1)).collect();
+                let sum: Vec<f32>;
+                let value: Vec<f32>;
+                if weighting == "given" {
+                    let mut out = vec![0.0f64; d];
+                    for (weight, t) in given.iter().zip(&picked) {
+                        let value = token(kv_head, *t).1;
+                        out.iter_mut().zip(value).for_each(|(out, v)| *out += f64::from(*weight) * f64::from(*v));
+                    }
+                    sum = out.iter().map(|x| *x as f32).collect();
+                    parts.push((f64::from(0.3f32), &sum));
+                } else {
+                    parts.extend(&of_picks);
+                }
+                if weighting == "rest" && !picked.is_empty() {
+                    let share = f64::from(shares[h]);
+                    value = rest.clone();
+                    parts.push((softmax(&of_picks, d).0 + (share / (1.0 - share)).ln(), &value));
+                }
+                let out = if parts.is_empty() { vec![0.0; d] } else { softmax(&parts, d).1 };
+                expected.extend(out);
+            }
+        }
+    }
+    let queries = send(gpu, &queries, storage);
+    let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
+    let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
+    let mut room = AttentionRoom::default();
+    gpu.attend(&mut attention, &mut room, &prefix_cache, &queries, stride, &mut out, Some(&mut wide)).unwrap();
+    let what = format!("{storage:?} {case:?}");
+    assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
+    assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn prefill_attention_of_odd_sizes() {
+    let gpu = gpu();
+    for storage in STORAGES {
+        for (d, group) in [(16, 1), (64, 2), (80, 3), (96, 1), (128, 4), (128, 7), (256, 2)] {
+            for (rows, first) in [(1, 0), (2, 61), (63, 1), (129, 77), (200, 300)] {
+                let kv_heads = 2;
+                let (heads, total, stride) = (kv_heads * group, first + rows, (kv_heads * group + 2 * kv_heads) * d);
+                let kv = Kv::new(kv_heads, total, d, 80, storage);
+                let buffers = kv.send(&gpu, total + 5, storage);
+                let queries = stored(&noise(rows * stride, 90), storage);
+                let mut expected = Vec::new();
+                for row in 0..rows {
+                    for head in 0..heads {
+                        let query = &queries[row * stride + head * d..][..d];
+                        let kv_head = head / group;
+                        let parts: Vec<(f64, &[f32])> = (0..=first + row)
+                            .map(|t| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t)))
+                            .collect();
+                        expected.extend(softmax(&parts, d).1);
+                    }
+                }
+                let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
+                let queries = send(&gpu, &queries, storage);
+                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
+                gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
+                let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
+                assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn rotation_with_norms_and_places() {
+    let gpu = gpu();
+    let (rows, heads, kv_heads, d, capacity, first) = (3, 4, 2, 16, 9, 5);
+    let width = (heads + 2 * kv_heads) * d;
+    for storage in STORAGES {
+        for normed in [false, true] {
+            let x = stored(&noise(rows * width, 100), storage);
+            let norms = [noise(d, 101), noise(d, 102)];
+            let inverse: Vec<f32> = (0..d / 2).map(|i| 0.5f32.powi(i as i32)).collect();
+            let positions = [70_000u32, 3, 11];
+            let mut expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+            for (row, position) in expected.chunks_exact_mut(width).zip(positions) {
+                for (head, x) in row[..(heads + kv_heads) * d].chunks_exact_mut(d).enumerate() {
+                    if normed {
+                        let rms = (x.iter().map(|x| x * x).sum::<f64>() / d as f64 + 1e-5).sqrt();
+                        let norm = &norms[usize::from(head >= heads)];
+                        x.iter_mut().zip(norm).for_each(|(x, n)| *x = *x / rms * f64::from(*n));
+                    }
+                    for i in 0..d / 2 {
+                        let (sin, cos) = f64::from(position as f32 * inverse[i]).sin_cos();
+                        let (a, b) = (x[i], x[i + d / 2]);
+                        (x[i], x[i + d / 2]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
+                    }
+                }
+            }
+            let [query, key] = norms.map(|norm| gpu.upload(&norm).unwrap());
+            let norms = normed.then_some(Norms { query: &query, key: &key, eps: 1e-5 });
+            let (positions, inverse) = (gpu.upload(&positions).unwrap(), gpu.upload(&inverse).unwrap());
+            let at = Positions { positions: &positions, inverse: &inverse, by_row: false, scaling: 1.5 };
+            let kv = Kv::new(kv_heads, capacity, d, 0, storage);
+            let buffers = kv.send(&gpu, capacity, storage);
+            let mut on_device = send(&gpu, &x, storage);
+            gpu.rope(&mut on_device, rows, &at, heads, norms.as_ref(), &cache(&buffers, capacity, &kv, storage), first)
+                .unwrap();
+            assert_near(
+                &fetch(&gpu, &on_device, rows * width, storage),
+                &expected,
+                tolerance(storage).max(1e-5),
+                "rows",
+            );
+            for (part, buffer) in buffers.iter().enumerate() {
+                let held = fetch(&gpu, buffer, kv_heads * capacity * d, storage);
+                for head in 0..kv_heads {
+                    for row in 0..rows {
+                        let at = (heads + part * kv_heads + head) * d;
+                        let (ours, exact) =
+                            (&held[(head * capacity + first + row) * d..][..d], &expected[row * width + at..][..d]);
+                        assert_near(ours, exact, tolerance(storage).max(1e-5), "a key or value in its place");
+                    }
+                    assert_eq!(
+                        held[head * capacity * d..][..first * d],
+                        [&kv.keys, &kv.values][part][head * capacity * d..][..first * d]
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn method(spec: &str) -> Configured {
+    configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()
+}
+
+fn fork(prefill: &Prefill, spec: &str, fidelity: bool) -> Fork {
+    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method(spec), fidelity)
+}
+
+fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < tolerance, "{what}: off by {worst}");
+}
+
+const CUDA: Device = Device::Cuda(0);
+
+#[test]
+#[ignore = "needs a GPU"]
+fn logits_equal_the_reference_at_positions_beyond_1000() {
+    for name in MODELS {
+        let g = load(name, CUDA);
+        let all = g.decoder.all_logits(&g.prompt).unwrap();
+        let vocab = g.decoder.config().vocab_size;
+        for (position, expected) in g.positions.iter().zip(&g.logits) {
+            assert_close(&all[position * vocab..][..vocab], expected, 1e-3, &format!("{name} at {position}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
+    for name in MODELS {
+        let g = load(name, CUDA);
+        let n = g.prompt.len();
+        for prefix in [n, n - 40, 3] {
+            let prefill = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
+            let mut fork = fork(&prefill, "full", false);
+            let mut logits = prefill.logits;
+            if prefix < n {
+                let mut streams = [Stream { fork: &mut fork, tokens: &g.prompt[prefix..] }];
+                logits = g.decoder.step(&mut streams, n).unwrap().remove(0);
+            }
+            let mut continuation = vec![argmax(&logits) as u32];
+            while continuation.len() < g.continuation.len() {
+                let last = [*continuation.last().unwrap()];
+                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).unwrap().remove(0);
+                continuation.push(argmax(&logits) as u32);
+            }
+            assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
+            assert_close(&logits, &g.last_logits, 1e-3, &format!("{name}, last step, prefix of {prefix}"));
+        }
+    }
+}
+
+/// Methods of every way to pick and to weigh.
+const SPECS: [&str; 16] = [
+    "full",
+    "topk:k=16",
+    "quest:k=32",
+    "hip:k=32",
+    "magicpig:K=4,L=12",
+    "oracle_sampling:k=16",
+    "sparq:k=16,rank=4",
+    "streaming_llm:window=20",
+    "streaming_llm:window=20,rolling=true",
+    "snapkv:k=16",
+    "h2o:k=16",
+    "random:k=16",
+    "topk:k=16,tail=indexed",
+    "tova:k=16",
+    "vattention:density=0.2",
+    "pqcache:k=16",
+];
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_way_to_pick_gives_what_the_cpu_gives() {
+    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
+    let n = cpu.prompt.len();
+    for fidelity in [false, true] {
+        let of = |golden: &golden_model::Golden| {
+            let prefill = golden.decoder.prefill(&golden.prompt[..n - 90], n).unwrap();
+            let mut forks: Vec<Fork> = SPECS.iter().map(|spec| fork(&prefill, spec, fidelity)).collect();
+            let mut logits = Vec::new();
+            for tokens in golden.prompt[n - 90..].chunks(30) {
+                let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
+                logits.push(golden.decoder.step(&mut streams, n).unwrap());
+            }
+            (logits, forks)
+        };
+        let ((ours, forks), (expected, others)) = (of(&cuda), of(&cpu));
+        for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
+                assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}, fidelity {fidelity}"));
+            }
+        }
+        for ((ours, other), spec) in forks.iter().zip(&others).zip(SPECS) {
+            assert_eq!(ours.tokens(), other.tokens(), "{spec}");
+            assert_eq!(ours.costs().total(|_| true), other.costs().total(|_| true), "{spec}");
+            if let (Some(ours), Some(other)) = (ours.fidelity(), other.fidelity()) {
+                let [a, b] = [ours, other].map(|meter| meter.output_error().concat());
+                let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 1e-3, "{spec}: output error off by {worst}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_prefix_is_gone_on_with() {
+    let g = load("qwen3", CUDA);
+    let n = g.prompt.len();
+    let whole = g.decoder.prefill(&g.prompt, n).unwrap();
+    for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
+        let begun = g.decoder.prefill(&g.prompt[..read], n).unwrap();
+        let prefix = std::sync::Arc::into_inner(begun.prefix).unwrap();
+        let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
+        assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
+        for layer in 0..whole.prefix.layers() {
+            let keys = |prefill: &Prefill| prefill.prefix.layer(layer).keys.head(1).to_f32();
+            assert_close(&keys(&gone_on), &keys(&whole), 1e-4, "keys");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sixteen_bit_storage_stays_near() {
+    let g = load("qwen2", Device::Cpu);
+    let n = g.prompt.len();
+    for dtype in [KvDtype::F16, KvDtype::Bf16] {
+        let of = |device| decoder("qwen2", dtype, device).prefill(&g.prompt, n).unwrap().logits;
+        assert_close(&of(CUDA), &of(Device::Cpu), 0.3, &format!("{dtype:?}"));
+    }
+}
