@@ -38,30 +38,13 @@
 // computes a softmax while the other keeps the tensor cores busy.
 
 #include "hopper.cuh"
+#include "numbers.cuh"
 
 namespace prefill {
 
 using namespace hopper;
-
-template <typename T> struct Pair;
-template <> struct Pair<__nv_bfloat16> {
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        return *reinterpret_cast<uint32_t*>(&pair);
-    }
-};
-template <> struct Pair<__half> {
-    static __device__ __forceinline__ uint32_t pack(float low, float high) {
-        __half2 pair = __floats2half2_rn(low, high);
-        return *reinterpret_cast<uint32_t*>(&pair);
-    }
-};
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+using numbers::exp2_fast;
+using numbers::Pair;
 
 template <bool VALUE> struct Flag {
     static constexpr bool value = VALUE;
@@ -276,8 +259,10 @@ template <typename T, int D> struct Rows {
             for (int i = 0; i < S::KEYS / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-            const float base = MASKED && m == -INFINITY ? 0.f : m * scale;
-            factor[r] = exp2_fast(maximum[r] * scale - base);
+            const float finite = MASKED && m == -INFINITY ? 0.f : m;
+            const float base = finite * scale;
+            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            factor[r] = exp2_fast((maximum[r] - finite) * scale);
             maximum[r] = m;
             float part = 0.f;
 #pragma unroll
@@ -314,7 +299,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
     const int t = lane % 4;
     const int row_here = 64 * group + 16 * warp + lane / 4;  // and 8 further
     const bool releases = lane == 0;
-    const float scale_log2 = scale * 1.4426950408889634f;
+    const float scale_log2 = scale * numbers::LOG2_E;
 
     // Turns: barrier 1 + w opens when it is warpgroup w's turn to start products.
     const int turn = 1 + group, next_turn = 1 + (group + 1) % S::WARPGROUPS;
