@@ -215,24 +215,22 @@ template <typename T, int D> struct Rows {
     float maximum[2], sum[2];
 
     // s = q k^T, not waited for.
-    __device__ __forceinline__ void start_scores(uint32_t q, uint32_t k) {
+    __device__ __forceinline__ void start_scores(Operand q, Operand k) {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
-            const uint64_t a = operand_descriptor(q + (i / 4) * (S::QUERIES * 128) + (i % 4) * 32, 16);
-            const uint64_t b = operand_descriptor(k + (i / 4) * (S::KEYS * 128) + (i % 4) * 32, 16);
-            Wgmma<T, S::KEYS>::ss(s, a, b, i > 0);
+            Wgmma<T, S::KEYS>::ss(s, q.offset((i / 4) * (S::QUERIES * 128) + (i % 4) * 32),
+                                  k.offset((i / 4) * (S::KEYS * 128) + (i % 4) * 32), i > 0);
         }
         wgmma_commit();
     }
 
     // o += p v, not waited for.
-    __device__ __forceinline__ void start_values(uint32_t v) {
+    __device__ __forceinline__ void start_values(Operand v) {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < S::KEYS / 16; ++i) {
-            const uint64_t b = operand_descriptor(v + i * 2048, S::KEYS * 128);
-            Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b, 1);
+            Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], v.offset(i * 2048), 1);
         }
         wgmma_commit();
     }
@@ -293,7 +291,8 @@ template <typename T, int D>
 __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_slot, T* out, float* lse,
                                               const Problem& problem, float scale) {
     using S = Shape<D>;
-    const int group = static_cast<int>(threadIdx.x / 128) - 1;
+    // From lane 0, so that the compiler knows it for the same in all lanes.
+    const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 128) - 1, 0);
     const int warp = (threadIdx.x / 32) % 4;
     const int lane = threadIdx.x % 32;
     const int t = lane % 4;
@@ -307,7 +306,9 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
 
     Cursor<S::STAGES> k, v;
     uint32_t q_phase = 0;
-    const uint32_t q_tile = shared + S::Q_AT + group * 64 * 128;
+    const Operand q_tile(shared + S::Q_AT + group * 64 * 128, 16);
+    auto k_tile = [&](int stage) { return Operand(shared + S::K_AT + stage * S::KV_BYTES, 16); };
+    auto v_tile = [&](int stage) { return Operand(shared + S::V_AT + stage * S::KV_BYTES, S::KEYS * 128); };
     Rows<T, D> x;
 
     auto release = [&](uint32_t barrier) {
@@ -332,7 +333,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
         for (int i = 0; i < D / 2; ++i) x.o[i] = 0.f;
 
         mbarrier_wait(shared + S::K_FULL + 8 * k.stage, k.phase);
-        x.start_scores(q_tile, shared + S::K_AT + k.stage * S::KV_BYTES);
+        x.start_scores(q_tile, k_tile(k.stage));
         wgmma_wait<0>();
         pin(x.s);
         release(shared + S::K_EMPTY + 8 * k.stage);
@@ -347,9 +348,9 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
             named_barrier_sync(turn, 256);
             pin(x.o);
             pin(x.p);
-            x.start_scores(q_tile, shared + S::K_AT + k.stage * S::KV_BYTES);
+            x.start_scores(q_tile, k_tile(k.stage));
             mbarrier_wait(shared + S::V_FULL + 8 * v.stage, v.phase);
-            x.start_values(shared + S::V_AT + v.stage * S::KV_BYTES);
+            x.start_values(v_tile(v.stage));
             named_barrier_arrive(next_turn, 256);
             wgmma_wait<1>();
             pin(x.s);
@@ -373,7 +374,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
         mbarrier_wait(shared + S::V_FULL + 8 * v.stage, v.phase);
         pin(x.o);
         pin(x.p);
-        x.start_values(shared + S::V_AT + v.stage * S::KV_BYTES);
+        x.start_values(v_tile(v.stage));
         wgmma_wait<0>();
         pin(x.o);
         release(shared + S::V_EMPTY + 8 * v.stage);
