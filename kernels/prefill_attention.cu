@@ -1,0 +1,456 @@
+// Causal prefill attention with an online softmax, for Hopper's tensor cores (sm_90a).
+//
+//   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[h / group, j]) * v[h / group, j],   j = 0 ..= first + i
+//
+// Kernels: prefill_attention_{bf16,f16}_{64,128}, by element type and head width d. Sums and softmax are f32; the
+// weights are rounded to the element type before they meet the values.
+//
+// Arrays (elements of the kernel's 16-bit type unless said otherwise, every base address a multiple of 16 bytes)
+//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   k, v [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8). Query head h reads KV head
+//        h / (heads / kv_heads). Only the first first + rows keys of a head are read.
+//   out  [rows][heads * d].
+//   lse  f32 [heads][rows], the natural logarithm of the sum of exp(scale * q . k); null to leave it out.
+//
+// Launch
+//   block       BLOCK = 384 threads for d = 128, 512 for d = 64
+//   grid        min(multiprocessors, heads * ceil(rows / QUERIES)) blocks, QUERIES = 128 for d = 128, 192 for d = 64
+//   shared      dynamic, 164992 bytes for d = 128, 91264 for d = 64 (raise the kernel's limit first)
+//   tensor maps 16-bit, four dimensions, 128-byte swizzle, no interleave, element strides 1, out-of-bounds fill zero,
+//               L2 promotion 256 bytes; byte strides are of dimensions 1, 2, 3:
+//     q_map   dims {64, rows, d / 64, heads}, strides {2 * q_stride, 128, 2 * d}, box {64, QUERIES, d / 64, 1}
+//     k_map   dims {64, first + rows, d / 64, kv_heads}, strides {2 * d, 128, 2 * kv_stride}, box {64, 128, d / 64, 1}
+//     v_map   as k_map, over v
+//     Dimension 1 has to be exactly rows or first + rows: what lies behind is then read as zeros, so garbage there
+//     (NaN too) does no harm.
+//   counter     one u32 of device memory, zero before the first launch; every launch leaves it zero. Launches that may
+//               overlap need a counter each.
+//   section     KV heads that are worked on together; their keys and values should fit in L2, so
+//               clamp(24 MiB / (4 * d * (first + rows)), 1, kv_heads) is a good choice. Changes the order of work only.
+//   scale       positive.
+//
+// It does not do: other masks, other head widths, key lists, dropout, positions that jump, rows that see no key.
+//
+// How it works. A block takes tiles of QUERIES rows of one head from a queue, the ones with most keys first within a
+// section of heads. One warp copies tiles of 128 keys and values into two-stage rings; every other warpgroup owns 64
+// of the rows. A warpgroup starts the scores of the next key tile together with the weighted sum over the last one and
+// computes the softmax of the former while the latter runs; the warpgroups take turns to start products, so that one
+// computes a softmax while the other keeps the tensor cores busy.
+
+#include "hopper.cuh"
+#include "numbers.cuh"
+
+namespace prefill {
+
+using namespace hopper;
+using numbers::exp2_fast;
+using numbers::Pair;
+
+template <bool VALUE> struct Flag {
+    static constexpr bool value = VALUE;
+};
+
+// What a head width fixes.
+template <int D> struct Shape {
+    static constexpr int WARPGROUPS = D == 64 ? 3 : 2;  // that compute
+    static constexpr int QUERIES = 64 * WARPGROUPS;
+    static constexpr int KEYS = 128;
+    static constexpr int STAGES = 2;  // a power of two
+    static constexpr int BLOCK = 128 * (WARPGROUPS + 1);
+    static constexpr int REGISTERS = D == 64 ? 160 : 240;  // of a computing thread
+    // What the block has at its start is all there is: 24 + 2 * 240 = 3 * 168, 32 + 3 * 160 = 4 * 128.
+    static constexpr int REGISTERS_COPY = D == 64 ? 32 : 24;
+    static constexpr uint32_t Q_BYTES = QUERIES * D * 2;
+    static constexpr uint32_t KV_BYTES = KEYS * D * 2;
+    static constexpr uint32_t Q_AT = 0;
+    static constexpr uint32_t K_AT = Q_AT + Q_BYTES;
+    static constexpr uint32_t V_AT = K_AT + STAGES * KV_BYTES;
+    static constexpr uint32_t BARRIERS_AT = V_AT + STAGES * KV_BYTES;
+    static constexpr uint32_t Q_FULL = BARRIERS_AT;
+    static constexpr uint32_t Q_EMPTY = Q_FULL + 8;
+    static constexpr uint32_t K_FULL = Q_EMPTY + 8;
+    static constexpr uint32_t K_EMPTY = K_FULL + 8 * STAGES;
+    static constexpr uint32_t V_FULL = K_EMPTY + 8 * STAGES;
+    static constexpr uint32_t V_EMPTY = V_FULL + 8 * STAGES;
+    static constexpr uint32_t ITEM = V_EMPTY + 8 * STAGES;
+    // The tiles start at a multiple of 1024, the base does not need to.
+    static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 128 + 1024;
+};
+
+struct Problem {
+    int rows, first, heads, kv_heads, section;
+
+    template <int D> __device__ __forceinline__ int query_tiles() const {
+        return (rows + Shape<D>::QUERIES - 1) / Shape<D>::QUERIES;
+    }
+    template <int D> __device__ __forceinline__ int items() const { return query_tiles<D>() * heads; }
+};
+
+// A tile of queries of one head.
+struct Item {
+    int head, kv_head, row;
+};
+
+// Number `index` of the queue: sections of heads one after another, in each the last rows first and heads fastest.
+template <int D> __device__ __forceinline__ Item take(const Problem& problem, int index) {
+    const int group = problem.heads / problem.kv_heads;
+    const int tiles = problem.query_tiles<D>();
+    const int width = problem.section * group;
+    const int section = index / (tiles * width);
+    const int rest = index - section * tiles * width;
+    const int here = min(width, problem.heads - section * width);
+    const int tile = rest / here;
+    Item item;
+    item.head = section * width + (rest - tile * here);
+    item.kv_head = item.head / group;
+    item.row = (tiles - 1 - tile) * Shape<D>::QUERIES;
+    return item;
+}
+
+// The key tiles of an item, in the order in which they are read. Everything that reads or masks keys goes through
+// this, so another list of tiles is another struct with these members.
+template <int D> struct CausalTiles {
+    int count;  // at least 1
+
+    __device__ __forceinline__ CausalTiles(const Problem& problem, const Item& item) {
+        const int last = min(item.row + Shape<D>::QUERIES, problem.rows) + problem.first;
+        count = (last + Shape<D>::KEYS - 1) / Shape<D>::KEYS;
+    }
+    // First key of the tile at place j: from the diagonal back to the start.
+    __device__ __forceinline__ int key(int j) const { return (count - 1 - j) * Shape<D>::KEYS; }
+    // Places from which no tile holds a key behind `position`.
+    __device__ __forceinline__ int masked(int position) const {
+        return count - min(count, (position + 1) / Shape<D>::KEYS);
+    }
+};
+
+// Place in a ring of shared-memory tiles.
+template <int STAGES> struct Cursor {
+    int stage = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Copies the tiles of every item, in the order in which they are used. One thread.
+template <int D>
+__device__ __forceinline__ void copy_tiles(uint32_t shared, int* item_slot, const CUtensorMap* q_map,
+                                           const CUtensorMap* k_map, const CUtensorMap* v_map, uint32_t* counter,
+                                           const Problem& problem) {
+    using S = Shape<D>;
+    prefetch_tensor_map(q_map);
+    prefetch_tensor_map(k_map);
+    prefetch_tensor_map(v_map);
+    uint32_t loaded = 0;  // tiles of keys so far, and of values
+    uint32_t q_phase = 1;
+    const int items = problem.items<D>();
+    for (int index = blockIdx.x; index < items;) {
+        // Every item is followed by one fetch, so the one that finds items - 1 is the last of the launch.
+        const int fetched = static_cast<int>(atomicAdd(counter, 1u));
+        const Item item = take<D>(problem, index);
+        const CausalTiles<D> tiles(problem, item);
+
+        mbarrier_wait(shared + S::Q_EMPTY, q_phase);
+        q_phase ^= 1;
+        *item_slot = index;
+        mbarrier_arrive_expect(shared + S::Q_FULL, S::Q_BYTES);
+        tensor_load_4d(shared + S::Q_AT, q_map, shared + S::Q_FULL, 0, item.row, 0, item.head);
+
+        // Place j of the values follows place j + 1 of the keys.
+#pragma unroll 1
+        for (int j = 0; j <= tiles.count; ++j) {
+            if (j < tiles.count) {
+                const uint32_t stage = (loaded + j) % S::STAGES, phase = (loaded + j) / S::STAGES % 2;
+                mbarrier_wait(shared + S::K_EMPTY + 8 * stage, phase ^ 1);
+                mbarrier_arrive_expect(shared + S::K_FULL + 8 * stage, S::KV_BYTES);
+                tensor_load_4d(shared + S::K_AT + stage * S::KV_BYTES, k_map, shared + S::K_FULL + 8 * stage, 0,
+                               tiles.key(j), 0, item.kv_head);
+            }
+            if (j > 0) {
+                const uint32_t stage = (loaded + j - 1) % S::STAGES, phase = (loaded + j - 1) / S::STAGES % 2;
+                mbarrier_wait(shared + S::V_EMPTY + 8 * stage, phase ^ 1);
+                mbarrier_arrive_expect(shared + S::V_FULL + 8 * stage, S::KV_BYTES);
+                tensor_load_4d(shared + S::V_AT + stage * S::KV_BYTES, v_map, shared + S::V_FULL + 8 * stage, 0,
+                               tiles.key(j - 1), 0, item.kv_head);
+            }
+        }
+        loaded += tiles.count;
+        if (fetched == items - 1) *counter = 0;
+        index = fetched + static_cast<int>(gridDim.x);
+    }
+    mbarrier_wait(shared + S::Q_EMPTY, q_phase);
+    *item_slot = -1;
+    mbarrier_arrive(shared + S::Q_FULL);
+}
+
+// Transposes 4 x 4 words over the four lanes of a quad: word k of lane t becomes word t of lane k.
+__device__ __forceinline__ void transpose_quad(uint32_t (&u)[4], int t) {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit <<= 1) {
+        const bool high = t & bit;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if (k & bit) continue;
+            const uint32_t sent = high ? u[k] : u[k | bit];
+            const uint32_t received = __shfl_xor_sync(0xffffffff, sent, bit);
+            if (high) {
+                u[k] = received;
+            } else {
+                u[k | bit] = received;
+            }
+        }
+    }
+}
+
+// One warpgroup's 64 rows: the running maximum and sum of two rows a thread, and the weighted sum of the values.
+template <typename T, int D> struct Rows {
+    using S = Shape<D>;
+    float o[D / 2];
+    float s[S::KEYS / 2];
+    uint32_t p[S::KEYS / 4];
+    float maximum[2], sum[2];
+
+    // s = q k^T, not waited for.
+    __device__ __forceinline__ void start_scores(Operand q, Operand k) {
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i) {
+            Wgmma<T, S::KEYS>::ss(s, q.offset((i / 4) * (S::QUERIES * 128) + (i % 4) * 32),
+                                  k.offset((i / 4) * (S::KEYS * 128) + (i % 4) * 32), i > 0);
+        }
+        wgmma_commit();
+    }
+
+    // o += p v, not waited for.
+    __device__ __forceinline__ void start_values(Operand v) {
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < S::KEYS / 16; ++i) {
+            Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], v.offset(i * 2048), 1);
+        }
+        wgmma_commit();
+    }
+
+    // Hides the keys of a tile behind the two rows' positions, given from the tile's first key and the lane's column.
+    __device__ __forceinline__ void mask(int position) {
+#pragma unroll
+        for (int i = 0; i < S::KEYS / 8; ++i) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                if (8 * i + c > position) s[4 * i + c] = -INFINITY;
+                if (8 * i + c > position + 8) s[4 * i + 2 + c] = -INFINITY;
+            }
+        }
+    }
+
+    // Scores to weights; returns in `factor` what the sums so far have to be multiplied by. A row may have seen no key
+    // so far only where MASKED.
+    template <bool MASKED> __device__ __forceinline__ void softmax(float scale, float (&factor)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = maximum[r];
+#pragma unroll
+            for (int i = 0; i < S::KEYS / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+            const float finite = MASKED && m == -INFINITY ? 0.f : m;
+            const float base = finite * scale;
+            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            factor[r] = exp2_fast((maximum[r] - finite) * scale);
+            maximum[r] = m;
+            float part = 0.f;
+#pragma unroll
+            for (int i = 0; i < S::KEYS / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    float& x = s[4 * i + 2 * r + c];
+                    x = exp2_fast(x * scale - base);
+                    part += x;
+                }
+            }
+            sum[r] = sum[r] * factor[r] + part;
+        }
+    }
+
+    __device__ __forceinline__ void pack() {
+#pragma unroll
+        for (int i = 0; i < S::KEYS / 4; ++i) p[i] = Pair<T>::pack(s[2 * i], s[2 * i + 1]);
+    }
+
+    __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) o[i] *= factor[(i >> 1) & 1];
+    }
+};
+
+template <typename T, int D>
+__device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_slot, T* out, float* lse,
+                                              const Problem& problem, float scale) {
+    using S = Shape<D>;
+    // From lane 0, so that the compiler knows it for the same in all lanes.
+    const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 128) - 1, 0);
+    const int warp = (threadIdx.x / 32) % 4;
+    const int lane = threadIdx.x % 32;
+    const int t = lane % 4;
+    const int row_here = 64 * group + 16 * warp + lane / 4;  // and 8 further
+    const bool releases = lane == 0;
+    const float scale_log2 = scale * numbers::LOG2_E;
+
+    // Turns: barrier 1 + w opens when it is warpgroup w's turn to start products.
+    const int turn = 1 + group, next_turn = 1 + (group + 1) % S::WARPGROUPS;
+    if (group == S::WARPGROUPS - 1) named_barrier_arrive(next_turn, 256);
+
+    Cursor<S::STAGES> k, v;
+    uint32_t q_phase = 0;
+    const Operand q_tile(shared + S::Q_AT + group * 64 * 128, 16);
+    auto k_tile = [&](int stage) { return Operand(shared + S::K_AT + stage * S::KV_BYTES, 16); };
+    auto v_tile = [&](int stage) { return Operand(shared + S::V_AT + stage * S::KV_BYTES, S::KEYS * 128); };
+    Rows<T, D> x;
+
+    auto release = [&](uint32_t barrier) {
+        __syncwarp();
+        if (releases) mbarrier_arrive(barrier);
+    };
+
+    while (true) {
+        mbarrier_wait(shared + S::Q_FULL, q_phase);
+        q_phase ^= 1;
+        const int index = *item_slot;
+        if (index < 0) break;
+        const Item item = take<D>(problem, index);
+        const CausalTiles<D> tiles(problem, item);
+        const int position = problem.first + item.row + row_here;
+        const int masked = tiles.masked(problem.first + item.row + 64 * group);
+
+        float factor[2];
+        x.maximum[0] = x.maximum[1] = -INFINITY;
+        x.sum[0] = x.sum[1] = 0.f;
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) x.o[i] = 0.f;
+
+        mbarrier_wait(shared + S::K_FULL + 8 * k.stage, k.phase);
+        x.start_scores(q_tile, k_tile(k.stage));
+        wgmma_wait<0>();
+        pin(x.s);
+        release(shared + S::K_EMPTY + 8 * k.stage);
+        k.next();
+        x.mask(position - tiles.key(0) - 2 * t);
+        x.template softmax<true>(scale_log2, factor);
+        x.pack();
+
+        auto step = [&](auto mask_it, int j) {
+            constexpr bool MASKED = decltype(mask_it)::value;
+            mbarrier_wait(shared + S::K_FULL + 8 * k.stage, k.phase);
+            named_barrier_sync(turn, 256);
+            pin(x.o);
+            pin(x.p);
+            x.start_scores(q_tile, k_tile(k.stage));
+            mbarrier_wait(shared + S::V_FULL + 8 * v.stage, v.phase);
+            x.start_values(v_tile(v.stage));
+            named_barrier_arrive(next_turn, 256);
+            wgmma_wait<1>();
+            pin(x.s);
+            release(shared + S::K_EMPTY + 8 * k.stage);
+            k.next();
+            if (MASKED) x.mask(position - tiles.key(j) - 2 * t);
+            x.template softmax<MASKED>(scale_log2, factor);
+            wgmma_wait<0>();
+            pin(x.o);
+            pin(x.p);
+            release(shared + S::V_EMPTY + 8 * v.stage);
+            v.next();
+            x.pack();
+            x.rescale(factor);
+        };
+        int j = 1;
+        for (; j < masked; ++j) step(Flag<true>{}, j);
+        for (; j < tiles.count; ++j) step(Flag<false>{}, j);
+        release(shared + S::Q_EMPTY);
+
+        mbarrier_wait(shared + S::V_FULL + 8 * v.stage, v.phase);
+        pin(x.o);
+        pin(x.p);
+        x.start_values(v_tile(v.stage));
+        wgmma_wait<0>();
+        pin(x.o);
+        release(shared + S::V_EMPTY + 8 * v.stage);
+        v.next();
+
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = x.sum[r];
+            sum += __shfl_xor_sync(0xffffffff, sum, 1);
+            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            const float inverse = 1.f / sum;
+            const int row = item.row + row_here + 8 * r;
+            T* line = out + (static_cast<size_t>(row) * problem.heads + item.head) * D;
+#pragma unroll
+            for (int b = 0; b < D / 32; ++b) {
+                uint32_t u[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int at = 4 * (4 * b + i) + 2 * r;
+                    u[i] = Pair<T>::pack(x.o[at] * inverse, x.o[at + 1] * inverse);
+                }
+                transpose_quad(u, t);
+                if (row < problem.rows) {
+                    *reinterpret_cast<uint4*>(line + 8 * (4 * b + t)) = make_uint4(u[0], u[1], u[2], u[3]);
+                }
+            }
+            if (lse != nullptr && t == 0 && row < problem.rows) {
+                lse[static_cast<size_t>(item.head) * problem.rows + row] = x.maximum[r] * scale + logf(sum);
+            }
+        }
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void attend(const CUtensorMap* q_map, const CUtensorMap* k_map, const CUtensorMap* v_map,
+                                       T* out, float* lse, uint32_t* counter, const Problem& problem, float scale) {
+    using S = Shape<D>;
+    extern __shared__ uint8_t shared_raw[];
+    const uint32_t raw = shared_address(shared_raw);
+    const uint32_t shared = (raw + 1023) & ~1023u;
+    int* item_slot = reinterpret_cast<int*>(shared_raw + (shared - raw) + S::ITEM);
+
+    if (threadIdx.x == 0) {
+        mbarrier_init(shared + S::Q_FULL, 1);
+        mbarrier_init(shared + S::Q_EMPTY, 4 * S::WARPGROUPS);
+        for (int i = 0; i < S::STAGES; ++i) {
+            mbarrier_init(shared + S::K_FULL + 8 * i, 1);
+            mbarrier_init(shared + S::K_EMPTY + 8 * i, 4 * S::WARPGROUPS);
+            mbarrier_init(shared + S::V_FULL + 8 * i, 1);
+            mbarrier_init(shared + S::V_EMPTY + 8 * i, 4 * S::WARPGROUPS);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        registers_lower<S::REGISTERS_COPY>();
+        if (threadIdx.x == 0) copy_tiles<D>(shared, item_slot, q_map, k_map, v_map, counter, problem);
+    } else {
+        registers_raise<S::REGISTERS>();
+        compute_tiles<T, D>(shared, item_slot, out, lse, problem, scale);
+    }
+}
+
+}  // namespace prefill
+
+#define PREFILL_ATTENTION(NAME, T, D)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(prefill::Shape<D>::BLOCK, 1)                                         \
+        NAME(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,                    \
+             const __grid_constant__ CUtensorMap v_map, T* out, float* lse, uint32_t* counter, int rows, int first,   \
+             int heads, int kv_heads, int section, float scale) {                                                     \
+        const prefill::Problem problem{rows, first, heads, kv_heads, section};                                        \
+        prefill::attend<T, D>(&q_map, &k_map, &v_map, out, lse, counter, problem, scale);                             \
+    }
+
+PREFILL_ATTENTION(prefill_attention_bf16_64, __nv_bfloat16, 64)
+PREFILL_ATTENTION(prefill_attention_bf16_128, __nv_bfloat16, 128)
+PREFILL_ATTENTION(prefill_attention_f16_64, __half, 64)
+PREFILL_ATTENTION(prefill_attention_f16_128, __half, 128)

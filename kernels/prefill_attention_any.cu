@@ -1,0 +1,442 @@
+// Causal prefill attention with an online softmax for any head width: the fallback of prefill_attention.cu.
+//
+//   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[h / group, j]) * v[h / group, j],   j = 0 ..= first + i
+//
+// Kernels: prefill_attention_any_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, 8 ..= 256.
+// The 16-bit kernels multiply on the tensor cores (mma.m16n8k16) with f32 sums and round the weights to the element
+// type before they meet the values. The f32 kernel computes everything in plain f32 (no tf32), for parity checks.
+//
+// Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
+//   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   k, v [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8). Query head h reads KV head
+//        h / (heads / kv_heads). Only the first first + rows keys of a head are read.
+//   out  [rows][heads * d].
+//   lse  f32 [heads][rows], the natural logarithm of the sum of exp(scale * q . k); null to leave it out.
+//
+// Launch
+//   grid    x = heads, y = ceil(rows / 64)
+//   block   128 threads (bf16, f16), 256 threads (f32)
+//   shared  dynamic (raise the kernel's limit first), with d up to a multiple of 64 as w:
+//           bf16, f16: 384 * w bytes; f32: 512 * (w + 4) + 9216 bytes, which above d = 128 is more than the 99 KiB that
+//           a block gets on sm_86 and sm_89
+//   scale   positive
+//
+// It does not do: other masks, key lists, dropout, rows that see no key.
+//
+// How it works. A block owns 64 rows of one head and walks through the keys in tiles; the rows with most keys start
+// first. 16-bit: each of 4 warps owns 16 rows; the values of a tile are copied while its scores are computed, the next
+// keys while the weighted sum is. f32: 16 x 16 threads, each 4 rows by 2 keys of the scores and 4 rows by w / 16
+// columns of the output.
+
+#include "numbers.cuh"
+
+namespace prefill_any {
+
+using numbers::exp2_fast;
+using numbers::LOG2_E;
+using numbers::Pair;
+
+constexpr int QUERIES = 64;
+
+struct Launch {
+    int block, queries, shared_bytes;
+};
+
+// What the header says, for a launcher in C++.
+constexpr Launch launch_of(int d, bool f32) {
+    const int w = (d + 63) / 64 * 64;
+    return f32 ? Launch{256, QUERIES, 512 * (w + 4) + 9216} : Launch{128, QUERIES, 384 * w};
+}
+
+template <typename T> struct Problem {
+    const T *q, *k, *v;
+    T* out;
+    float* lse;
+    int d, q_stride;
+    long long kv_stride;
+    int rows, first, heads, kv_heads;
+    float scale;
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes to shared memory, or zeros where not `valid`.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// c += a b, 16 x 8 x 16.
+template <typename T> __device__ __forceinline__ void multiply(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply<__nv_bfloat16>(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply<__half>(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- 16-bit elements -------------------------------------------------------------------------------------------
+
+// A tile of 64 rows in shared memory; the 16-byte pieces of a row are exchanged within each 128 bytes by the row's
+// number, so that eight rows' pieces of one column lie in different banks.
+template <int WIDTH> __device__ __forceinline__ uint32_t piece(uint32_t tile, int row, int column) {
+    constexpr int STRIDE = (WIDTH + 63) / 64 * 128;
+    return tile + row * STRIDE + ((column ^ (row & 7)) << 4);
+}
+
+// Rows `row` ..= `row` + 63 of a matrix into a tile; zeros behind `rows` and `d`.
+template <typename T, int WIDTH>
+__device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t stride, int row, int rows, int d) {
+    constexpr int PIECES = WIDTH / 8;
+#pragma unroll 4
+    for (int i = 0; i < QUERIES * PIECES / 128; ++i) {
+        const int at = i * 128 + threadIdx.x;
+        const int r = at / PIECES, c = at % PIECES;
+        const bool valid = row + r < rows && 8 * c < d;
+        copy_16(piece<WIDTH>(tile, r, c), valid ? from + (row + r) * stride + 8 * c : from, valid);
+    }
+}
+
+// WIDTH: d up to the next width there is code for.
+template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const Problem<T>& problem) {
+    constexpr int KEYS = 64;
+    constexpr uint32_t TILE = QUERIES * ((WIDTH + 63) / 64 * 128);
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    const uint32_t q_tile = shared_address(shared_raw), k_tile = q_tile + TILE, v_tile = k_tile + TILE;
+
+    const int head = blockIdx.x;
+    const int row0 = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int t = lane % 4;
+    const int d = problem.d;
+    const int row = row0 + 16 * warp + lane / 4;  // and 8 further
+    const int total = problem.first + problem.rows;
+    const int tiles = (problem.first + min(row0 + QUERIES, problem.rows) + KEYS - 1) / KEYS;
+    const size_t shift = static_cast<size_t>(head / (problem.heads / problem.kv_heads)) * problem.kv_stride;
+    const T *k = problem.k + shift, *v = problem.v + shift;
+    const float scale_log2 = problem.scale * LOG2_E;
+
+    copy_tile<T, WIDTH>(q_tile, problem.q + static_cast<size_t>(head) * d, problem.q_stride, row0, problem.rows, d);
+    copy_tile<T, WIDTH>(k_tile, k, d, 0, total, d);
+    copy_commit();
+
+    float o[WIDTH / 2];
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) o[i] = 0.f;
+    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+
+    for (int tile = 0; tile < tiles; ++tile) {
+        copy_wait<0>();
+        __syncthreads();  // the keys are there, and nobody reads the last values any more
+        copy_tile<T, WIDTH>(v_tile, v, d, tile * KEYS, total, d);
+        copy_commit();
+
+        float s[KEYS / 2];
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) s[i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 16; ++i) {
+            uint32_t a[4];
+            load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * i + lane / 16));
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; ++n) {
+                uint32_t b[4];
+                load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                multiply<T>(s + 8 * n, a, b[0], b[1]);
+                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+
+        if (tile * KEYS + KEYS - 1 > problem.first + row0 + 16 * warp) {
+            const int position = problem.first + row - tile * KEYS - 2 * t;
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    if (8 * i + c > position) s[4 * i + c] = -INFINITY;
+                    if (8 * i + c > position + 8) s[4 * i + 2 + c] = -INFINITY;
+                }
+            }
+        }
+        // Every row sees key 0, so the maximum is a number from the first tile on.
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = maximum[r];
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+            const float base = m * scale_log2;
+            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            const float factor = exp2_fast((maximum[r] - m) * scale_log2);
+            maximum[r] = m;
+            float part = 0.f;
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    float& x = s[4 * i + 2 * r + c];
+                    x = exp2_fast(x * scale_log2 - base);
+                    part += x;
+                }
+            }
+            sum[r] = sum[r] * factor + part;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                o[4 * i + 2 * r] *= factor;
+                o[4 * i + 2 * r + 1] *= factor;
+            }
+        }
+
+        copy_wait<0>();
+        __syncthreads();  // the values are there, and nobody reads the keys any more
+        if (tile + 1 < tiles) copy_tile<T, WIDTH>(k_tile, k, d, (tile + 1) * KEYS, total, d);
+        copy_commit();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; ++i) {
+            uint32_t a[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) a[c] = Pair<T>::pack(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
+#pragma unroll
+            for (int n = 0; n < WIDTH / 16; ++n) {
+                uint32_t b[4];
+                load_matrices_transposed(b, piece<WIDTH>(v_tile, 16 * i + lane % 16, 2 * n + lane / 16));
+                multiply<T>(o + 8 * n, a, b[0], b[1]);
+                multiply<T>(o + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
+        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
+        const int here = row + 8 * r;
+        if (here >= problem.rows) continue;
+        const float inverse = 1.f / sum[r];
+        T* line = problem.out + (static_cast<size_t>(here) * problem.heads + head) * d + 2 * t;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i) {
+            if (8 * i < d) {
+                *reinterpret_cast<uint32_t*>(line + 8 * i) =
+                    Pair<T>::pack(o[4 * i + 2 * r] * inverse, o[4 * i + 2 * r + 1] * inverse);
+            }
+        }
+        if (problem.lse != nullptr && t == 0) {
+            problem.lse[static_cast<size_t>(head) * problem.rows + here] = maximum[r] * problem.scale + logf(sum[r]);
+        }
+    }
+}
+
+// ---- f32 -------------------------------------------------------------------------------------------------------
+
+// COUNT rows from `row` on of a matrix into shared memory, WIDTH + 4 apart; zeros behind `rows` and `d`.
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ void copy_tile_f32(float* tile, const float* from, size_t stride, int row, int rows, int d) {
+    constexpr int PIECES = WIDTH / 4;
+#pragma unroll 2
+    for (int at = threadIdx.x; at < COUNT * PIECES; at += 256) {
+        const int r = at / PIECES, c = at % PIECES;
+        const bool valid = row + r < rows && 4 * c < d;
+        copy_16(shared_address(tile + r * (WIDTH + 4) + 4 * c), valid ? from + (row + r) * stride + 4 * c : from, valid);
+    }
+}
+
+template <int WIDTH> __device__ __forceinline__ void attend_f32(const Problem<float>& problem) {
+    constexpr int KEYS = 32, STRIDE = WIDTH + 4, P_STRIDE = KEYS + 4;
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    float* q_tile = reinterpret_cast<float*>(shared_raw);
+    float* k_tile = q_tile + QUERIES * STRIDE;
+    float* v_tile = k_tile + KEYS * STRIDE;
+    float* p_tile = v_tile + KEYS * STRIDE;
+
+    const int head = blockIdx.x;
+    const int row0 = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;  // a row of 16 threads lies within a warp
+    const int d = problem.d;
+    const int total = problem.first + problem.rows;
+    const int tiles = (problem.first + min(row0 + QUERIES, problem.rows) + KEYS - 1) / KEYS;
+    const size_t shift = static_cast<size_t>(head / (problem.heads / problem.kv_heads)) * problem.kv_stride;
+    const float *k = problem.k + shift, *v = problem.v + shift;
+
+    copy_tile_f32<WIDTH, QUERIES>(q_tile, problem.q + static_cast<size_t>(head) * d, problem.q_stride, row0,
+                                  problem.rows, d);
+
+    float4 o[4][WIDTH / 64];
+    float maximum[4], sum[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        maximum[i] = -INFINITY;
+        sum[i] = 0.f;
+#pragma unroll
+        for (int c = 0; c < WIDTH / 64; ++c) o[i][c] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+
+    for (int tile = 0; tile < tiles; ++tile) {
+        __syncthreads();  // nobody reads the last tile any more
+        copy_tile_f32<WIDTH, KEYS>(k_tile, k, d, tile * KEYS, total, d);
+        copy_tile_f32<WIDTH, KEYS>(v_tile, v, d, tile * KEYS, total, d);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+
+        float s[4][2] = {};
+#pragma unroll 4
+        for (int c = 0; c < WIDTH; c += 4) {
+            float4 a[4], b[2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = *reinterpret_cast<const float4*>(q_tile + (4 * y + i) * STRIDE + c);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) b[j] = *reinterpret_cast<const float4*>(k_tile + (x + 16 * j) * STRIDE + c);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    s[i][j] = fmaf(a[i].x, b[j].x, s[i][j]);
+                    s[i][j] = fmaf(a[i].y, b[j].y, s[i][j]);
+                    s[i][j] = fmaf(a[i].z, b[j].z, s[i][j]);
+                    s[i][j] = fmaf(a[i].w, b[j].w, s[i][j]);
+                }
+            }
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int position = problem.first + row0 + 4 * y + i - tile * KEYS;
+            float m = maximum[i];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                s[i][j] = x + 16 * j > position ? -INFINITY : s[i][j] * problem.scale;
+                m = fmaxf(m, s[i][j]);
+            }
+#pragma unroll
+            for (int bit = 1; bit < 16; bit <<= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, bit));
+            const float factor = expf(maximum[i] - m);
+            maximum[i] = m;
+            sum[i] *= factor;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float p = expf(s[i][j] - m);
+                sum[i] += p;
+                p_tile[(4 * y + i) * P_STRIDE + x + 16 * j] = p;
+            }
+#pragma unroll
+            for (int c = 0; c < WIDTH / 64; ++c) {
+                o[i][c].x *= factor;
+                o[i][c].y *= factor;
+                o[i][c].z *= factor;
+                o[i][c].w *= factor;
+            }
+        }
+        __syncwarp();  // the weights of a row are read by the threads that wrote them
+
+#pragma unroll 1
+        for (int j = 0; j < KEYS; j += 4) {
+            float4 p[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) p[i] = *reinterpret_cast<const float4*>(p_tile + (4 * y + i) * P_STRIDE + j);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+#pragma unroll
+                for (int c = 0; c < WIDTH / 64; ++c) {
+                    const float4 b = *reinterpret_cast<const float4*>(v_tile + (j + n) * STRIDE + 64 * c + 4 * x);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float w = n == 0 ? p[i].x : n == 1 ? p[i].y : n == 2 ? p[i].z : p[i].w;
+                        o[i][c].x = fmaf(w, b.x, o[i][c].x);
+                        o[i][c].y = fmaf(w, b.y, o[i][c].y);
+                        o[i][c].z = fmaf(w, b.z, o[i][c].z);
+                        o[i][c].w = fmaf(w, b.w, o[i][c].w);
+                    }
+                }
+            }
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int bit = 1; bit < 16; bit <<= 1) sum[i] += __shfl_xor_sync(0xffffffff, sum[i], bit);
+        const int row = row0 + 4 * y + i;
+        if (row >= problem.rows) continue;
+        const float inverse = 1.f / sum[i];
+        float* line = problem.out + (static_cast<size_t>(row) * problem.heads + head) * d;
+#pragma unroll
+        for (int c = 0; c < WIDTH / 64; ++c) {
+            if (64 * c + 4 * x < d) {
+                *reinterpret_cast<float4*>(line + 64 * c + 4 * x) = make_float4(
+                    o[i][c].x * inverse, o[i][c].y * inverse, o[i][c].z * inverse, o[i][c].w * inverse);
+            }
+        }
+        if (problem.lse != nullptr && x == 0) {
+            problem.lse[static_cast<size_t>(head) * problem.rows + row] = maximum[i] + logf(sum[i]);
+        }
+    }
+}
+
+template <typename T> __device__ __forceinline__ void attend(const Problem<T>& problem) {
+    const int d = problem.d;
+    if constexpr (sizeof(T) == 4) {
+        if (d <= 64) {
+            attend_f32<64>(problem);
+        } else if (d <= 128) {
+            attend_f32<128>(problem);
+        } else if (d <= 192) {
+            attend_f32<192>(problem);
+        } else {
+            attend_f32<256>(problem);
+        }
+    } else {
+        if (d <= 64) {
+            attend_16<T, 64>(problem);
+        } else if (d <= 96) {
+            attend_16<T, 96>(problem);
+        } else if (d <= 128) {
+            attend_16<T, 128>(problem);
+        } else if (d <= 192) {
+            attend_16<T, 192>(problem);
+        } else {
+            attend_16<T, 256>(problem);
+        }
+    }
+}
+
+}  // namespace prefill_any
+
+#define PREFILL_ATTENTION_ANY(NAME, T, BLOCK)                                                                         \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 2)                                                            \
+        NAME(const T* q, const T* k, const T* v, T* out, float* lse, int d, int q_stride, long long kv_stride,        \
+             int rows, int first, int heads, int kv_heads, float scale) {                                             \
+        prefill_any::attend<T>(prefill_any::Problem<T>{q, k, v, out, lse, d, q_stride, kv_stride, rows, first, heads, \
+                                                       kv_heads, scale});                                             \
+    }
+
+PREFILL_ATTENTION_ANY(prefill_attention_any_f32, float, 256)
+PREFILL_ATTENTION_ANY(prefill_attention_any_bf16, __nv_bfloat16, 128)
+PREFILL_ATTENTION_ANY(prefill_attention_any_f16, __half, 128)
