@@ -16,7 +16,9 @@ use super::Configured;
 use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Queries};
-use super::method::{AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Solved, Step, TailRule, mix_seed};
+use super::method::{
+    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Solved, Step, TailRule, mix_seed,
+};
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
@@ -433,6 +435,7 @@ impl Fork {
         let mut cost = Cost::default();
         let moves_on = self.method.moves_on();
         let candidates = if moves_on { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
+        let grouped = self.method.method.positions().grouped(self.rotation.as_deref());
         let follows_tail = self.method.method.follows_tail();
         let selection = if self.dense[layer] || candidates.is_empty() && !follows_tail {
             None
@@ -452,6 +455,7 @@ impl Fork {
                 indexed: self.prefix_candidates.clone(),
                 context: Context::new(total, &candidates),
                 candidates,
+                grouped,
                 generated: (total - 1).saturating_sub(self.prompt_tokens),
                 seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
             };
@@ -479,14 +483,16 @@ impl Fork {
     }
 
     /// The queries at the positions of the method's choice.
-    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries {
+    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries<'_> {
         let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
-        let gap = exact.recent - exact.sink;
-        if self.method.method.positions() == Positions::Original || gap == 0 {
+        let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
+        if let Some(grouped) = positions.grouped(rotation) {
+            return scaled.grouped(grouped, kv.total() - 1, kv.d);
+        }
+        if positions == Positions::Original || exact.recent == exact.sink {
             return scaled;
         }
-        let rotation = self.rotation.as_ref().expect("a method that moves positions is given the model's rotation");
-        scaled.nearer_to_sink(gap, kv.d, rotation.as_ref())
+        scaled.nearer_to_sink(exact, kv.d, rotation.expect(GIVEN_ROTATION))
     }
 }
 
