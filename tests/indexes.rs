@@ -101,6 +101,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     indexed: candidates.clone(),
                     candidates: candidates.clone(),
                     context: Context::new(tokens - ASKING + asking + 1, &candidates),
+                    grouped: None,
                     generated: asking,
                     seed,
                 };

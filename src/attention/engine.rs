@@ -17,7 +17,7 @@ use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Picked, Queries};
 use super::method::{
-    AnyMethod, Depth, Exact, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule, mix_seed,
+    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule, mix_seed,
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
@@ -548,6 +548,7 @@ impl Fork {
             indexed: self.prefix_candidates.clone(),
             context: Context::new(total, &candidates),
             candidates,
+            grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
             generated: (total - 1).saturating_sub(self.prompt_tokens),
             seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
         };
@@ -578,14 +579,16 @@ impl Fork {
     }
 
     /// The queries at the positions of the method's choice.
-    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries {
+    fn placed(&self, queries: &[f32], kv: &HeadKv<'_>, exact: Exact) -> Queries<'_> {
         let scaled = Queries::new(queries, 1.0 / (kv.d as f32).sqrt());
-        let gap = exact.recent - exact.sink;
-        if self.method.method.positions() == Positions::Original || gap == 0 {
+        let (positions, rotation) = (self.method.method.positions(), self.rotation.as_deref());
+        if let Some(grouped) = positions.grouped(rotation) {
+            return scaled.grouped(grouped, kv.total() - 1, kv.d);
+        }
+        if positions == Positions::Original || exact.recent == exact.sink {
             return scaled;
         }
-        let rotation = self.rotation.as_ref().expect("a method that moves positions is given the model's rotation");
-        scaled.nearer_to_sink(gap, kv.d, rotation.as_ref())
+        scaled.nearer_to_sink(exact, kv.d, rotation.expect(GIVEN_ROTATION))
     }
 }
 

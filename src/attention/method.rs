@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
+use super::grouped::{Grouped, Grouping};
 use super::policy::Policy;
 use super::prefill::PrefillPattern;
 use super::probe::Probe;
@@ -165,7 +166,23 @@ pub enum Positions {
     /// Those within a cache that holds nothing but the exact tokens: the first part stands directly before
     /// the last one, however far apart they were read. For methods that pick nothing.
     WithinCache,
+    /// Those of Self-Extend, in layers that are dense by policy too: tokens far from a query stand in groups.
+    Grouped(Grouping),
 }
+
+impl Positions {
+    /// Grouped positions in a model with this rotation; `None` for others.
+    ///
+    /// # Panics
+    /// If there is no rotation to lead to them.
+    pub(super) fn grouped(self, rotation: Option<&dyn Rotation>) -> Option<Grouped<'_>> {
+        let Self::Grouped(grouping) = self else { return None };
+        Some(Grouped { grouping, rotation: rotation.expect(GIVEN_ROTATION) })
+    }
+}
+
+/// Plans refuse such methods on models whose positions cannot be moved.
+pub(super) const GIVEN_ROTATION: &str = "a method that moves positions is given the model's rotation";
 
 /// Moves rotated vectors to other positions; only the model knows its frequencies.
 pub trait Rotation: Send + Sync {
@@ -316,6 +333,8 @@ pub struct Step<'a> {
     pub candidates: Range<usize>,
     /// Tokens in context, the current one included, and how many of them are static.
     pub context: Context,
+    /// How tokens far from the current one are seen, if not where they are; the current one is the last in context.
+    pub grouped: Option<Grouped<'a>>,
     /// Tokens generated before the current one; 0 while the prompt is read.
     pub generated: usize,
     /// Seed of this example, layer, KV head and position.

@@ -14,6 +14,7 @@ mod engine;
 pub mod fidelity;
 mod granularity;
 mod graph;
+mod grouped;
 mod head;
 mod kmeans;
 mod method;
@@ -31,6 +32,7 @@ mod spec;
 
 pub use budget::{Budget, Context, Tuned};
 pub use engine::{Fork, IndexCache, IndexTime};
+pub use grouped::{Grouped, Grouping};
 pub use head::Picked;
 pub use method::{
     AnyMethod, CalibrationNeed, Depth, Exact, HeadPrefix, Method, Picks, Positions, Rotation, Selection, Solved, Step,

@@ -15,7 +15,8 @@ use rayon::prelude::*;
 use super::budget::Context;
 use super::calibration::PrefillChunk;
 use super::engine::head_seed;
-use super::method::{Exact, Positions, Rotation};
+use super::grouped::Grouped;
+use super::method::{Exact, GIVEN_ROTATION, Positions, Rotation};
 use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
 use super::{Configured, mix_seed};
@@ -90,6 +91,8 @@ pub struct QueryBlock<'a> {
     pub d: usize,
     /// Rotated keys `[token][d]` of all tokens read so far; those behind a row are not for it.
     pub keys: Rows<'a>,
+    /// How each row sees tokens far from it, if not where they are.
+    pub grouped: Option<Grouped<'a>>,
     /// Sinks and window.
     pub policy: &'a Policy,
     /// Seed of this example, layer and KV head.
@@ -308,11 +311,13 @@ impl<'a> SparsePrefill<'a> {
 
     /// Attends a chunk, which begins with a block, into `out: [token][head][d]`.
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
+        let rows = self.pattern.query_rows();
+        debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
         let counted = match (self.dense[chunk.layer], self.pattern) {
-            (true, _) | (_, PrefillPattern::Dense) => vec![attend_all(chunk, out)],
+            (true, _) | (_, PrefillPattern::Dense) => self.attend_all(chunk, out),
             (false, PrefillPattern::Rows(_)) => self.rows.as_mut().expect("made with the pattern").attend(chunk, out),
             (false, PrefillPattern::Blocks(mask)) => {
-                self.attend_blocks(chunk, &|block, cost| mask.masks(block, cost), out)
+                self.attend_blocks(chunk, mask.query_rows(), &|block, cost| mask.masks(block, cost), out)
             }
             (false, PrefillPattern::Whole(mask)) => self.attend_whole(chunk, mask, out),
         };
@@ -335,15 +340,37 @@ impl<'a> SparsePrefill<'a> {
             (mask.plan(&self.block(chunk, kv_head, 0, &queries[kv_head], chunk.tokens()), &mut cost), cost)
         };
         let (plans, costs): (Vec<PromptPlan>, Vec<Cost>) = (0..queries.len()).into_par_iter().map(plan).unzip();
-        let mut counted = self.attend_blocks(chunk, &|block, _| plans[block.kv_head](block), out);
+        let masking = |block: &QueryBlock<'_>, _: &mut Cost| plans[block.kv_head](block);
+        let mut counted = self.attend_blocks(chunk, mask.query_rows(), &masking, out);
         let planning = costs.into_iter().map(|cost| BlockCost { cost, attended: vec![0; chunk.heads], context: 0 });
         counted.extend(planning);
         counted
     }
 
-    fn attend_blocks(&self, chunk: &PrefillChunk<'_>, masking: &Masking<'_>, out: &mut [f32]) -> Vec<BlockCost> {
-        let rows = self.pattern.query_rows();
-        debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
+    /// A layer that is dense by policy. Where positions are grouped, all tokens are seen so.
+    fn attend_all(&self, chunk: &PrefillChunk<'_>, out: &mut [f32]) -> Vec<BlockCost> {
+        let end = chunk.first + chunk.tokens();
+        match self.positions {
+            Positions::Grouped(grouping) if grouping.far(end - 1) > 0 => {
+                let all = |block: &QueryBlock<'_>, _: &mut Cost| Masks::Shared(Mask::new(vec![], vec![0; block.rows]));
+                self.attend_blocks(chunk, DENSE_ROWS, &all, out)
+            }
+            _ => {
+                attend_densely(chunk, out);
+                let context = (chunk.first..end).map(|position| position + 1).sum();
+                vec![BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())]
+            }
+        }
+    }
+
+    /// Attends a chunk in blocks of so many rows.
+    fn attend_blocks(
+        &self,
+        chunk: &PrefillChunk<'_>,
+        rows: usize,
+        masking: &Masking<'_>,
+        out: &mut [f32],
+    ) -> Vec<BlockCost> {
         let blocks = out.par_chunks_mut(rows * chunk.heads * chunk.d()).enumerate().with_max_len(1);
         blocks.map(|(block, out)| self.attend_block(chunk, masking, block * rows, out)).collect()
     }
@@ -365,6 +392,7 @@ impl<'a> SparsePrefill<'a> {
             first: chunk.first + skipped,
             d: chunk.d(),
             keys: chunk.kv().keys.head(kv_head),
+            grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
             seed: head_seed(self.seed, chunk.layer, kv_head),
         }
@@ -386,7 +414,7 @@ impl<'a> SparsePrefill<'a> {
         for kv_head in 0..kv_heads {
             let own = by_head(queries, heads, d, kv_head * group..(kv_head + 1) * group);
             let block = self.block(chunk, kv_head, skipped, &own, rows);
-            let (keys, values) = (block.keys, chunk.kv().values.head(kv_head));
+            let values = chunk.kv().values.head(kv_head);
             let (masks, sharing) = match masking(&block, &mut cost) {
                 Masks::Shared(mask) => (vec![mask], group),
                 Masks::PerHead(masks) => (masks, 1),
@@ -395,19 +423,13 @@ impl<'a> SparsePrefill<'a> {
                 let (tokens, sights) = mask.resolve(first);
                 let seen = sights.iter().map(Sight::tokens).sum();
                 attended[first_head..first_head + sharing].fill(seen);
-                let of = first_head..first_head + sharing;
-                match self.positions {
-                    Positions::Original => {
-                        let packed = PackedHead::gathered(keys, values, d, &tokens);
-                        for head in of {
-                            block_attention(queries, (head, heads), &packed, &sights, scale(d), out);
-                        }
-                    }
-                    Positions::WithinCache => {
-                        let cache = MovedCache::new(keys, values, d, &tokens, mask.common.len());
-                        for head in of {
-                            self.attend_moved(&cache, queries, (head, heads), &sights, out);
-                        }
+                let of = (first_head..first_head + sharing).map(|head| (head, heads));
+                let seen = Seen { keys: block.keys, values, d, tokens: &tokens, sights: &sights };
+                match self.two_sided(&seen, &block, mask) {
+                    Some(cache) => of.for_each(|of| self.attend_two_sided(&cache, queries, of, out)),
+                    None => {
+                        let packed = PackedHead::gathered(block.keys, values, d, &tokens);
+                        of.for_each(|of| block_attention(queries, of, &packed, &sights, scale(d), out));
                     }
                 }
             }
@@ -416,29 +438,31 @@ impl<'a> SparsePrefill<'a> {
         BlockCost::new(attended, context, rows, d).with(cost)
     }
 
-    /// Attends at positions within the cache of each row: its query stands nearer to the sinks by the tokens that the row
-    /// does not see.
-    fn attend_moved(
-        &self,
-        cache: &MovedCache,
-        queries: &[f32],
-        (head, heads): (usize, usize),
-        sights: &[Sight],
-        out: &mut [f32],
-    ) {
-        let d = cache.d;
-        let rotation = self.rotation.as_ref().expect("a method that moves positions is given the model's rotation");
-        let mut both = vec![0.0; sights.len() * 2 * d];
-        for (row, (both, sight)) in both.chunks_exact_mut(2 * d).zip(sights).enumerate() {
+    /// What the rows see, if their queries stand at two positions.
+    fn two_sided(&self, seen: &Seen<'_>, block: &QueryBlock<'_>, mask: &Mask) -> Option<TwoSided> {
+        let last = block.first + block.rows - 1;
+        match self.positions {
+            Positions::Original => None,
+            Positions::WithinCache => Some(TwoSided::within_cache(seen, mask.common.len())),
+            Positions::Grouped(grouping) if grouping.far(last) == 0 => None,
+            Positions::Grouped(_) => Some(TwoSided::grouped(seen, block.grouped?, block.first)),
+        }
+    }
+
+    /// Attends where the query of each row stands at two positions.
+    fn attend_two_sided(&self, cache: &TwoSided, queries: &[f32], (head, heads): (usize, usize), out: &mut [f32]) {
+        let (d, rotation) = (cache.d, self.rotation.as_ref().expect(GIVEN_ROTATION));
+        let mut both = vec![0.0; cache.sights.len() * 2 * d];
+        for (row, (both, shift)) in both.chunks_exact_mut(2 * d).zip(&cache.shifts).enumerate() {
             let query = &queries[(row * heads + head) * d..][..d];
             both[..d].copy_from_slice(query);
             both[d..].copy_from_slice(query);
-            rotation.turn_back(&mut both[..d], cache.gap(sight));
+            rotation.turn_back(&mut both[..d], *shift);
         }
-        let mut moved = vec![0.0; both.len()];
-        block_attention(&both, (0, 1), &cache.packed, sights, scale(d), &mut moved);
-        for (row, moved) in moved.chunks_exact(2 * d).enumerate() {
-            out[(row * heads + head) * d..][..d].copy_from_slice(&moved[..d]);
+        let mut attended = vec![0.0; both.len()];
+        block_attention(&both, (0, 1), &cache.packed, &cache.sights, scale(d), &mut attended);
+        for (row, attended) in attended.chunks_exact(2 * d).enumerate() {
+            out[(row * heads + head) * d..][..d].copy_from_slice(&attended[..d]);
         }
     }
 
@@ -448,12 +472,8 @@ impl<'a> SparsePrefill<'a> {
     }
 }
 
-/// A layer that is dense by policy.
-fn attend_all(chunk: &PrefillChunk<'_>, out: &mut [f32]) -> BlockCost {
-    attend_densely(chunk, out);
-    let context = (chunk.first..chunk.first + chunk.tokens()).map(|position| position + 1).sum();
-    BlockCost::new(vec![context; chunk.heads], context, chunk.tokens(), chunk.d())
-}
+/// Query rows that are read together in a dense layer whose positions are grouped.
+const DENSE_ROWS: usize = 256;
 
 impl BlockCost {
     /// With what scoring cost.
@@ -485,40 +505,92 @@ pub fn attend_densely(chunk: &PrefillChunk<'_>, out: &mut [f32]) {
     causal_attention(chunk.queries(), &packed, chunk.heads, scale(d), out);
 }
 
-/// Keys and values of rows whose queries stand at two positions: one towards the sinks, one towards the window.
+/// The tokens that some row of a block attends, and what each row sees of these.
+struct Seen<'a> {
+    /// `[token][d]` of the whole context.
+    keys: Rows<'a>,
+    values: Rows<'a>,
+    d: usize,
+    tokens: &'a [u32],
+    sights: &'a [Sight],
+}
+
+/// Keys and values of rows whose queries stand at two positions: one for the first of the packed tokens, one for the others.
 ///
 /// A key is twice as wide as a head, with zeros in the half that meets the other query, so that one product with both
 /// queries side by side has the right logit for either kind of token, and one softmax goes over all.
-struct MovedCache {
+struct TwoSided {
     packed: PackedHead,
-    tokens: Vec<u32>,
+    sights: Vec<Sight>,
+    /// For each row how much earlier its query stands for the first tokens.
+    shifts: Vec<usize>,
     d: usize,
 }
 
-impl MovedCache {
-    /// Of `tokens`, the first `sinks` of which are the sinks.
-    fn new(keys: Rows<'_>, values: Rows<'_>, d: usize, tokens: &[u32], sinks: usize) -> Self {
-        let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
+impl TwoSided {
+    /// Of keys and values `[token][d]`, the first `split` of which meet the first query.
+    fn new(keys: &[f32], values: &[f32], d: usize, split: usize, sights: Vec<Sight>, shifts: Vec<usize>) -> Self {
         let widened = |rows: &[f32], side: fn(usize, usize) -> usize| -> Vec<f32> {
             let mut wide = vec![0.0; 2 * rows.len()];
             for (at, (wide, row)) in wide.chunks_exact_mut(2 * d).zip(rows.chunks_exact(d)).enumerate() {
-                wide[side(at, sinks) * d..][..d].copy_from_slice(row);
+                wide[side(at, split) * d..][..d].copy_from_slice(row);
             }
             wide
         };
-        let keys = widened(&keys, |at, sinks| usize::from(at >= sinks));
-        let values = widened(&values, |_, _| 0);
+        let keys = widened(keys, |at, split| usize::from(at >= split));
+        let values = widened(values, |_, _| 0);
         let packed = PackedHead::new(Rows::F32(&keys), Rows::F32(&values), 2 * d);
-        Self { packed, tokens: tokens.to_vec(), d }
+        Self { packed, sights, shifts, d }
     }
 
-    /// Tokens that lie between sinks and window, for a row that does not see them.
-    fn gap(&self, sight: &Sight) -> usize {
-        match sight.stretch.is_empty() {
+    /// Positions within the cache of each row: its query stands nearer to the `sinks` first tokens by the tokens between
+    /// these and its window, which it does not see.
+    fn within_cache(seen: &Seen<'_>, sinks: usize) -> Self {
+        let Seen { keys, values, d, tokens, sights } = *seen;
+        let gap = |sight: &Sight| match sight.stretch.is_empty() {
             true => 0,
-            false => self.tokens[sight.stretch.start] as usize - sight.common,
+            false => tokens[sight.stretch.start] as usize - sight.common,
+        };
+        let shifts = sights.iter().map(gap).collect();
+        Self::new(&keys.gather(tokens, d), &values.gather(tokens, d), d, sinks, sights.to_vec(), shifts)
+    }
+
+    /// Grouped positions, where the first row is at `first`. Tokens that are far ones of some rows and neighbours of others
+    /// are there twice.
+    fn grouped(seen: &Seen<'_>, grouped: Grouped<'_>, first: usize) -> Self {
+        let Seen { keys, values, d, tokens, sights } = *seen;
+        let positions = first..first + sights.len();
+        let far_of = |position: usize| grouped.grouping.far(position);
+        let (far, far_places) = numbered(tokens, |token| token < far_of(positions.end - 1));
+        let (near, near_places) = numbered(tokens, |token| token >= far_of(first));
+        let sight = |(position, sight): (usize, &Sight)| {
+            let is_far = |single: &Single| (tokens[single.place] as usize) < far_of(position);
+            let moved = |single: Single| match is_far(&single) {
+                true => Single { place: far_places[single.place], ..single },
+                false => Single { place: far.len() + near_places[single.place], ..single },
+            };
+            let (front, back): (Vec<Single>, Vec<Single>) = sight.each().partition(is_far);
+            Sight::of(&front.into_iter().chain(back).map(moved).collect::<Vec<Single>>())
+        };
+        let sights = positions.clone().zip(sights).map(sight).collect();
+        let shifts = positions.map(|position| grouped.grouping.query_shift(position)).collect();
+        let packed = [&far[..], &near[..]].concat();
+        let (mut keys, values) = (keys.gather(&packed, d), values.gather(&packed, d));
+        grouped.turn_keys(&mut keys[..far.len() * d], d, &far);
+        Self::new(&keys, &values, d, far.len(), sights, shifts)
+    }
+}
+
+/// The tokens that `is_one` holds of, and for each of `tokens` how many of those come before it.
+fn numbered(tokens: &[u32], is_one: impl Fn(usize) -> bool) -> (Vec<u32>, Vec<usize>) {
+    let (mut ones, mut places) = (Vec::new(), Vec::with_capacity(tokens.len()));
+    for token in tokens {
+        places.push(ones.len());
+        if is_one(*token as usize) {
+            ones.push(*token);
         }
     }
+    (ones, places)
 }
 
 /// Rows `[row][head][d]` of some heads as `[head][row][d]`.
@@ -672,6 +744,7 @@ pub(super) mod testing {
                 first,
                 d: D,
                 keys: self.kv.keys.head(kv_head),
+                grouped: None,
                 policy: &method.policy,
                 seed: head_seed(SEED, 0, kv_head),
             }
@@ -951,6 +1024,7 @@ mod tests {
                 indexed: 4..150,
                 candidates: 4..150,
                 context: Context::new(161, &(4..150)),
+                grouped: None,
                 generated: 0,
                 seed: 1,
             };

@@ -109,6 +109,7 @@ impl<'a> RowReader<'a> {
                 first,
                 d,
                 keys: head.keys,
+                grouped: None,
                 policy: self.policy,
                 seed: head_seed(self.seed, chunk.layer, kv_head),
             };

@@ -18,14 +18,35 @@ use super::hub::{self, HubOptions, Wanted};
 use super::weights::{Weights, WeightsError};
 use crate::error::UsageError;
 
+macro_rules! shape_file {
+    ($name:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/shapes/", $name, ".json"))
+    };
+}
+
 /// The name of the model inside the program.
 pub const BUILTIN: &str = "builtin";
+/// What names of models with random weights begin with.
+pub const RANDOM: &str = "random:";
+/// Seed of random weights.
+const RANDOM_SEED: u64 = 1;
+
+/// Published shapes that models with random weights can take, with their `config.json`.
+const SHAPES: [(&str, &str); 5] = [
+    ("llama-3.1-8b", shape_file!("llama-3.1-8b")),
+    ("llama-3.2-1b", shape_file!("llama-3.2-1b")),
+    ("llama-2-7b", shape_file!("llama-2-7b")),
+    ("mistral-7b", shape_file!("mistral-7b")),
+    ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
+];
 
 /// A model as the user named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
     /// The model inside the program.
     Builtin,
+    /// A published shape, or that of a `config.json`, with random weights and the built-in tokenizer.
+    Random(String),
     /// A folder in the layout of a Hugging Face checkpoint.
     Folder(PathBuf),
     /// A repository on the hub.
@@ -41,6 +62,7 @@ impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Builtin => f.write_str(BUILTIN),
+            Self::Random(shape) => write!(f, "{RANDOM}{shape}"),
             Self::Folder(path) => write!(f, "{}", path.display()),
             Self::Hub { repo, revision: None } => f.write_str(repo),
             Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
@@ -59,6 +81,9 @@ impl ModelSource {
     pub fn parse(spec: &str) -> Result<Self, UsageError> {
         if spec == BUILTIN {
             return Ok(Self::Builtin);
+        }
+        if let Some(shape) = spec.strip_prefix(RANDOM) {
+            return random_config(shape).map(|_| Self::Random(shape.to_owned()));
         }
         if let Some(name) = spec.strip_prefix("builtin:") {
             return Err(UsageError::new(format!("unknown built-in model `{name}`")).hint("the only one is `builtin`"));
@@ -89,6 +114,11 @@ impl ModelSource {
         match self {
             Self::Hub { .. } => self.resolve_with(&HubOptions::from_env()?),
             Self::Builtin => builtin(),
+            Self::Random(_) => Ok(ModelFiles {
+                texts: self.resolve_texts()?,
+                weights: Weights::random(RANDOM_SEED),
+                calibration: CalibrationPlace::None,
+            }),
             Self::Folder(path) => ModelFiles::from_folder(path, self.to_string()),
         }
     }
@@ -101,6 +131,12 @@ impl ModelSource {
         match self {
             Self::Hub { .. } => self.resolve_texts_with(&HubOptions::from_env()?),
             Self::Builtin => Ok(builtin_texts()),
+            Self::Random(shape) => Ok(ModelTexts {
+                id: self.to_string(),
+                config: random_config(shape)?,
+                notes: vec![format!("{self} has random weights and the tokenizer of {BUILTIN}: its scores mean nothing")],
+                ..builtin_texts()
+            }),
             Self::Folder(path) => ModelTexts::from_folder(path, self.to_string()),
         }
     }
@@ -124,6 +160,23 @@ impl ModelSource {
         files.notes.extend(snapshot.notes);
         Ok(files)
     }
+}
+
+/// The config of a published shape, or of a file.
+fn random_config(shape: &str) -> Result<TextFile, UsageError> {
+    if let Some((name, text)) = SHAPES.iter().find(|(name, _)| *name == shape) {
+        return Ok(TextFile { name: format!("the shape {name}"), text: (*text).into() });
+    }
+    let path = expand_home(shape);
+    if !path.is_file() {
+        let names = SHAPES.map(|(name, _)| name);
+        return Err(match shape.ends_with(".json") {
+            true => UsageError::new(format!("{}: no such file", path.display())),
+            false => UsageError::unknown("shape", shape, names),
+        });
+    }
+    let text = std::fs::read_to_string(&path).map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
+    Ok(TextFile { name: path.display().to_string(), text: text.into() })
 }
 
 fn not_a_model(spec: &str) -> UsageError {

@@ -275,6 +275,8 @@ pub struct Weights {
     label: String,
     parts: Vec<Part>,
     tensors: BTreeMap<String, Place>,
+    /// Numbers are drawn instead of read.
+    seed: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -342,7 +344,13 @@ impl Weights {
                 tensors.insert(name, Place { part, start, info: info.clone() });
             }
         }
-        Ok(Self { label, parts, tensors })
+        Ok(Self { label, parts, tensors, seed: None })
+    }
+
+    /// Weights of any shape that are drawn from a seed: every tensor that is asked for is there. Those of matrices lie evenly
+    /// between bounds that keep the size of what passes them; norms weigh everything alike, biases are zero.
+    pub fn random(seed: u64) -> Self {
+        Self { label: format!("random weights, seed {seed}"), parts: Vec::new(), tensors: BTreeMap::new(), seed: Some(seed) }
     }
 
     /// Names of all tensors, sorted.
@@ -366,6 +374,9 @@ impl Weights {
     /// # Errors
     /// If it is not there, its shape is not `expected`, its type cannot be read, or reading fails.
     pub fn read(&self, name: &str, expected: &[usize]) -> Result<RawTensor, WeightsError> {
+        if let Some(seed) = self.seed {
+            return Ok(drawn(seed, name, expected));
+        }
         let place = self
             .tensors
             .get(name)
@@ -418,12 +429,48 @@ impl Weights {
     /// # Errors
     /// If a file cannot be read, or is one of the hub's cache and not what its name there says.
     pub fn sha256(&self) -> Result<String, WeightsError> {
+        if self.seed.is_some() {
+            return Ok(sha256_hex(self.label.as_bytes()));
+        }
         let digests: Vec<String> = self.parts.par_iter().map(|p| p.sha256(&self.label)).collect::<Result<_, _>>()?;
         Ok(match digests.as_slice() {
             [one] => one.clone(),
             many => sha256_hex(many.concat().as_bytes()),
         })
     }
+}
+
+/// A tensor of [`Weights::random`], the same for the same seed, name and shape.
+fn drawn(seed: u64, name: &str, shape: &[usize]) -> RawTensor {
+    /// Numbers that one generator draws.
+    const BLOCK: usize = 1 << 16;
+    let len: usize = shape.iter().product();
+    let mut numbers = vec![bf16::ZERO; len];
+    match shape {
+        [_, inputs] => {
+            let bound = (3.0 / *inputs as f32).sqrt();
+            let of_name = name.bytes().fold(seed, |seed, byte| mix(seed ^ u64::from(byte)));
+            numbers.par_chunks_mut(BLOCK).enumerate().for_each(|(block, numbers)| {
+                let mut state = mix(of_name ^ block as u64);
+                for number in numbers {
+                    state = mix(state);
+                    *number = bf16::from_f32(bound * ((state >> 40) as f32 / (1 << 23) as f32 - 1.0));
+                }
+            });
+        }
+        _ if name.ends_with("bias") => {}
+        _ => numbers.fill(bf16::ONE),
+    }
+    let bytes = numbers.par_iter().flat_map_iter(|number| number.to_le_bytes()).collect();
+    RawTensor { dtype: WeightType::Bf16, shape: shape.to_vec(), bytes }
+}
+
+/// The next number of SplitMix64.
+fn mix(state: u64) -> u64 {
+    let state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let once = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let twice = (once ^ (once >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    twice ^ (twice >> 31)
 }
 
 /// The file names in an index, sorted, each once.

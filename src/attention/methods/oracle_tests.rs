@@ -240,6 +240,7 @@ impl Scene {
             indexed,
             context: Context::new(TOKENS + 1, candidates),
             candidates: candidates.clone(),
+            grouped: None,
             generated: 0,
             seed: mix_seed(seed, TOKENS as u64 + 1),
         };

@@ -156,25 +156,13 @@ pub(super) fn last_tokens(policy: &Policy, window: usize, end: usize) -> Exact {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Turn, angle, assert_close, configured, noise, none};
+    use super::super::tests::{Turn, assert_close, configured, noise, none, rotated};
     use crate::attention::prefill::testing::Layer;
     use crate::attention::{IndexCache, Policy};
     use crate::kv::{KvDtype, LayerKv, Prefix};
     use std::sync::Arc;
 
     const D: usize = crate::attention::prefill::testing::D;
-
-    /// `x` at `position`, from the definition of RoPE.
-    fn rotated(x: &[f32], position: usize) -> Vec<f32> {
-        let mut out = x.to_vec();
-        for pair in 0..D / 2 {
-            let (sin, cos) = angle(pair, D, position).sin_cos();
-            let (a, b) = (f64::from(x[pair]), f64::from(x[pair + D / 2]));
-            out[pair] = (a * cos - b * sin) as f32;
-            out[pair + D / 2] = (b * cos + a * sin) as f32;
-        }
-        out
-    }
 
     /// Keys, values and queries before rotation, by position.
     struct Tokens(u64);

@@ -171,6 +171,7 @@ pub(super) fn select_seeded(
         indexed: candidates.clone(),
         candidates,
         context,
+        grouped: None,
         generated: 0,
         seed,
     };
@@ -223,6 +224,18 @@ fn run_seeded(
 /// Angle of a pair of channels of a head of width `d`, in a RoPE of base 100.
 pub(super) fn angle(pair: usize, d: usize, position: usize) -> f64 {
     position as f64 * 100f64.powf(-2.0 * pair as f64 / d as f64)
+}
+
+/// `x` at `position`, by the definition of that RoPE.
+pub(super) fn rotated(x: &[f32], position: usize) -> Vec<f32> {
+    let (mut out, half) = (x.to_vec(), x.len() / 2);
+    for pair in 0..half {
+        let (sin, cos) = angle(pair, x.len(), position).sin_cos();
+        let (a, b) = (f64::from(x[pair]), f64::from(x[pair + half]));
+        out[pair] = (a * cos - b * sin) as f32;
+        out[pair + half] = (b * cos + a * sin) as f32;
+    }
+    out
 }
 
 /// The rotation of that RoPE.
@@ -316,6 +329,7 @@ impl Stepper {
             indexed,
             context: Context::new(context, &candidates),
             candidates,
+            grouped: None,
             generated: self.tail.tokens() - 1,
             seed,
         };
@@ -369,6 +383,7 @@ impl Stepper {
             indexed: candidates.clone(),
             context: Context::new(before + 1, &candidates),
             candidates,
+            grouped: None,
             generated: behind,
             seed: 1_000 + 3 * behind as u64,
         };
@@ -1265,7 +1280,7 @@ proptest! {
             layer: 0, depth: Depth::default(), kv_head: 0, queries: &queries, d: D, scale: 1.0,
             keys: Rows::F32(&keys), values: Rows::F32(&keys), tail_keys: Rows::F32(&[]), candidates: 0..tokens,
             tail_values: Rows::F32(&[]), dtype: KvDtype::F32, indexed: 0..tokens,
-            context: Context::new(tokens + 1, &(0..tokens)), generated: 0, seed,
+            context: Context::new(tokens + 1, &(0..tokens)), grouped: None, generated: 0, seed,
         };
         let prefix = HeadPrefix {
             layer: 0, depth: Depth::default(), rotation: None, kv_head: 0, keys: Rows::F32(&keys), values: Rows::F32(&keys), d: D,
@@ -1326,6 +1341,7 @@ fn topk_picks_the_largest_scores() {
         indexed: 10..100,
         candidates: 10..100,
         context: Context::new(121, &(10..100)),
+        grouped: None,
         generated: 0,
         seed: 0,
     };

@@ -95,10 +95,32 @@ pub struct Single {
     pub log_weight: f32,
 }
 
+impl Single {
+    /// One that stands for itself alone.
+    pub fn plain(place: usize) -> Self {
+        Self { place, log_weight: 0.0 }
+    }
+}
+
 impl Sight {
     /// Of the first `common` packed tokens and a stretch.
     pub fn new(common: usize, stretch: Range<usize>) -> Self {
         Self { common, stretch, singles: Vec::new() }
+    }
+
+    /// Of tokens in ascending places: as many as possible at the front, then as many as possible in the stretch.
+    pub fn of(seen: &[Single]) -> Self {
+        let is_plain = |(single, place): &(&Single, usize)| **single == Single::plain(*place);
+        let common = seen.iter().zip(0..).take_while(is_plain).count();
+        let end = seen.last().map_or(0, |single| single.place + 1);
+        let length = seen[common..].iter().rev().zip((0..end).rev()).take_while(is_plain).count();
+        Self { common, stretch: end - length..end, singles: seen[common..seen.len() - length].to_vec() }
+    }
+
+    /// The tokens that the row sees, in ascending places.
+    pub fn each(&self) -> impl Iterator<Item = Single> {
+        let (front, stretch) = (0..self.common, self.stretch.clone());
+        front.map(Single::plain).chain(self.singles.iter().copied()).chain(stretch.map(Single::plain))
     }
 
     /// How many tokens the row sees.
@@ -430,6 +452,23 @@ mod tests {
             }
         }
         out
+    }
+
+    #[test]
+    fn a_sight_is_of_the_tokens_that_it_sees() {
+        let single = |place: usize, log_weight: f32| Single { place, log_weight };
+        let sights = [
+            Sight::new(0, 0..0),
+            Sight::new(7, 7..7),
+            Sight::new(3, 9..14),
+            Sight::new(0, 1..3),
+            Sight { common: 2, stretch: 20..22, singles: vec![single(4, 0.0), single(19, 0.5)] },
+            Sight { common: 0, stretch: 5..5, singles: vec![single(0, 1.0), single(4, -1.0)] },
+        ];
+        for sight in sights {
+            let seen: Vec<Single> = sight.each().collect();
+            assert_eq!((Sight::of(&seen), seen.len()), (sight.clone(), sight.tokens()));
+        }
     }
 
     #[test]

@@ -31,6 +31,16 @@
 //!   raises the scores by which its middle round (the second of two or three) chooses branches, each by a number
 //!   drawn uniformly from 0 to `r_e`; what is scored stays the same. The paper names neither unit nor distribution:
 //!   here it is logits, `q·k/√d`. An ensemble of one is plain HiP.
+//! - Self-Extend (§C.4) with groups of `self_extend` tokens ([`Grouped`](crate::attention::Grouped)): search and attention
+//!   see tokens at a distance of `self_extend_window` or more at grouped positions. So do layers that are dense by policy,
+//!   as the paper extends all layers alike. The window is each row's own, as in Self-Extend; HiP's code begins it at the
+//!   first row of a query block. §C.4 names group sizes (4, 8, 16) and no window: 1024 is the default of HiP's code. With
+//!   `top_r` the turned queries have channels of their own; `vd=true` is refused, as lines are chosen at ordinary positions.
+//!   Turning is not counted, as RoPE is not; a key that is far from some rows of a query block and near to others is scored,
+//!   and counted, twice.
+//! - A prompt is read at grouped positions under `--sparse-from prefill` alone: a dense prefix is shared by all methods. Who
+//!   decodes behind `hip>` has its own positions. Prompts beyond the model's context are still refused without
+//!   `--allow-extrapolation`, as that limit is a run's, not a method's.
 
 mod lined;
 mod search;
@@ -44,11 +54,11 @@ use std::sync::Arc;
 use rand_chacha::ChaCha8Rng;
 
 use self::lined::LineBudget;
-use self::search::{Chunks, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
+use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::{
-    BlockMask, Budget, Context, Exact, HeadPrefix, Mask, Masks, Method, Params, Picks, PrefillPattern, QueryBlock,
-    Selection, Step, TailRule,
+    BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
+    PrefillPattern, QueryBlock, Selection, Step, TailRule,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -116,6 +126,16 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "query_head",
             about: "query_head | kv_head: a mask for each query head, or one for the GQA group (as one query block)",
         },
+        ParamInfo {
+            key: "self_extend",
+            default: "1",
+            about: "far tokens that share a position (Self-Extend), to read beyond the trained length; 1: none do",
+        },
+        ParamInfo {
+            key: "self_extend_window",
+            default: "1024",
+            about: "with self_extend: last tokens that keep their positions, the current one included",
+        },
     ],
     presets: &[
         Preset {
@@ -177,6 +197,7 @@ struct Hip {
     has_lines: bool,
     lines: LineBudget,
     per: Granularity,
+    positions: Positions,
 }
 
 /// Several searches whose masks vote (§C.5); one search is plain HiP.
@@ -272,7 +293,7 @@ impl Hip {
             "equal" => Chunks::Equal,
             _ => Chunks::Aligned,
         };
-        Ok(Self {
+        let hip = Self {
             budget,
             key_block,
             query_block,
@@ -299,7 +320,15 @@ impl Hip {
                 snapshot: params.get_minor("snapshot", 128)?,
             },
             per: Granularity::read_per(params)?,
-        })
+            positions: read_positions(params)?,
+        };
+        match hip.positions {
+            Positions::Grouped(Grouping { group, .. }) if hip.has_lines => {
+                let expected = "1 with `vd=true`, whose lines are chosen at ordinary positions";
+                Err(params.bad_value("self_extend", &group.to_string(), expected))
+            }
+            _ => Ok(hip),
+        }
     }
 
     /// The mask of `queries`, the rows of one query block: tokens of at least `keep` blocks, if there are so many,
@@ -327,15 +356,18 @@ impl Hip {
     }
 
     /// The rows of some heads that are scored; `starts` are those of their windows.
-    fn sampled(&self, block: &QueryBlock<'_>, heads: Range<usize>, starts: &[usize]) -> Queries<'static> {
+    fn sampled<'b>(&self, block: &QueryBlock<'b>, heads: Range<usize>, starts: &[usize]) -> Queries<'b> {
         let sampled = || self.query_offset.sample(0..block.rows, self.query_stride);
         let row = |(head, row): (usize, usize)| &block.head(head)[row * block.d..][..block.d];
         let rows = heads.clone().flat_map(|head| sampled().map(move |row| (head, row)));
+        let positions: Vec<usize> = heads.clone().flat_map(|_| sampled().map(|row| block.first + row)).collect();
         let ends = match self.window {
             Window::Block => Vec::new(),
-            Window::Row => heads.flat_map(|_| sampled().map(|row| starts[row])).collect(),
+            Window::Row => positions.iter().map(|position| starts[position - block.first]).collect(),
         };
-        Queries { rows: Cow::Owned(rows.flat_map(row).copied().collect()), ends }
+        let rows: Vec<f32> = rows.flat_map(row).copied().collect();
+        let far = block.grouped.and_then(|grouped| FarQueries::new(grouped, &rows, block.d, &positions));
+        Queries { rows: Cow::Owned(rows), ends, far }
     }
 
     fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
@@ -343,7 +375,9 @@ impl Hip {
             KeyBlocks { keys: step.all_keys(), d: step.d, candidates: step.candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(step.context, self.key_block);
         let mut mask = |head: usize, queries: &[f32]| {
-            let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new() };
+            let positions = vec![step.context.tokens - 1; queries.len() / step.d];
+            let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
+            let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
             Picks::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
         };
         match self.per {
@@ -368,6 +402,13 @@ fn read_block(
         return Err(params.bad_value(stride_key, &stride.to_string(), &format!("at most `{size_key}`, {size}")));
     }
     Ok((size, stride))
+}
+
+/// Self-Extend's grouped positions, unless groups are of one token.
+fn read_positions(params: &mut Params) -> Result<Positions, UsageError> {
+    let group = params.get_minor("self_extend", 1)?;
+    let neighbours = params.get_minor("self_extend_window", 1024)?;
+    Ok(if group == 1 { Positions::Original } else { Positions::Grouped(Grouping { group, neighbours }) })
 }
 
 fn read_offset(params: &mut Params, key: &'static str) -> Result<Offset, UsageError> {
@@ -440,6 +481,10 @@ impl Method for Hip {
         TailRule::Indexed("new keys join the tree when the next mask is estimated, every r_m tokens")
     }
 
+    fn positions(&self) -> Positions {
+        self.positions
+    }
+
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         Some(if self.has_lines { PrefillPattern::Whole(self) } else { PrefillPattern::Blocks(self) })
     }
@@ -471,6 +516,8 @@ impl BlockMask for Hip {
     }
 }
 
+#[cfg(test)]
+mod extend_tests;
 #[cfg(test)]
 mod prefill_tests;
 #[cfg(test)]

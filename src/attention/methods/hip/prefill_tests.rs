@@ -66,6 +66,7 @@ impl Prompt {
             first,
             d: D,
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
+            grouped: None,
             policy: &method.policy,
             seed: head_seed(SEED, 0, kv_head),
         }
@@ -180,6 +181,7 @@ impl Case {
             let row = move |row: usize| Row {
                 query: prompt.query(first + row, kv_head * prompt.group + head),
                 end: start(first + row),
+                keys: None,
             };
             sampled(0..rows, self.b_sq, self.last_rows).into_iter().map(row).collect::<Vec<Row>>()
         };

@@ -36,12 +36,14 @@ pub(super) struct Row<'a> {
     pub query: &'a [f32],
     /// The first token that it must not see.
     pub end: usize,
+    /// The keys `[token][d]` as it alone sees them, if not as all rows do.
+    pub keys: Option<&'a [f32]>,
 }
 
 impl<'a> Row<'a> {
     /// One that sees all candidates.
     pub fn all_seeing(query: &'a [f32]) -> Self {
-        Self { query, end: usize::MAX }
+        Self { query, end: usize::MAX, keys: None }
     }
 }
 
@@ -168,10 +170,11 @@ impl Listing {
     /// Algorithm 1, line 11: the largest product of a row with a sampled key of the block, and how many were made.
     fn score(&self, keys: &Keys<'_>, rows: &[Row<'_>], channels: &[usize], block: usize) -> (f64, u64) {
         let (mut largest, mut products) = (f64::NEG_INFINITY, 0);
-        for Row { query, end } in rows {
+        for Row { query, end, keys: own } in rows {
+            let seen = own.unwrap_or(keys.keys);
             for token in sampled(self.tokens(keys, block), self.b_sk, self.last_keys) {
                 let product: f64 =
-                    channels.iter().map(|c| f64::from(query[*c]) * f64::from(keys.keys[token * keys.d + c])).sum();
+                    channels.iter().map(|c| f64::from(query[*c]) * f64::from(seen[token * keys.d + c])).sum();
                 if token < *end {
                     largest = largest.max(product);
                 }

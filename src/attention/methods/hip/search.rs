@@ -17,6 +17,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::Limit;
+use crate::attention::Grouped;
 use crate::cost::Cost;
 use crate::kernels::cpu::matmul::{matmul, transposed};
 use crate::kernels::cpu::rows::with_rows;
@@ -167,6 +168,30 @@ pub(super) struct Queries<'a> {
     pub rows: Cow<'a, [f32]>,
     /// For each row the first token that it does not see; empty if all rows see all candidates.
     pub ends: Vec<usize>,
+    /// Where the rows stand for tokens far from them, if any row sees such tokens elsewhere than where they are.
+    pub far: Option<FarQueries<'a>>,
+}
+
+/// Query rows as they see far tokens.
+#[derive(Debug, Clone)]
+pub(super) struct FarQueries<'a> {
+    /// Turned, `[row][d]`.
+    rows: Vec<f32>,
+    /// For each row how many tokens are far ones: the first so many of the context.
+    tokens: Vec<usize>,
+    grouped: Grouped<'a>,
+}
+
+impl<'a> FarQueries<'a> {
+    /// Those of rows `[row][d]` at `positions`; `None` if no row has far tokens.
+    pub fn new(grouped: Grouped<'a>, rows: &[f32], d: usize, positions: &[usize]) -> Option<Self> {
+        let tokens: Vec<usize> = positions.iter().map(|position| grouped.grouping.far(*position)).collect();
+        let mut rows = rows.to_vec();
+        for (row, position) in rows.chunks_exact_mut(d).zip(positions) {
+            grouped.turn_queries(row, d, *position);
+        }
+        tokens.iter().any(|tokens| *tokens > 0).then_some(Self { rows, tokens, grouped })
+    }
 }
 
 impl Search {
@@ -185,7 +210,7 @@ impl Search {
         if keep >= count {
             return (0..count).collect();
         }
-        let rows = QueryRows::new(queries, blocks.d, self.channels);
+        let rows = Sides::new(queries, blocks.d, self.channels);
         let mut chunks = self.chunks.cut(count, keep);
         let middle = rounds(&chunks) / 2;
         let mut round = 0;
@@ -203,7 +228,7 @@ impl Search {
     }
 
     /// For each of `wanted` blocks the largest score of a query row and a sampled key.
-    fn scores(&self, rows: &QueryRows<'_>, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
+    fn scores(&self, rows: &Sides<'_>, blocks: &KeyBlocks<'_>, wanted: &[usize], cost: &mut Cost) -> Vec<f32> {
         let sampled = |block: &usize| self.key_offset.sample(blocks.tokens(*block), self.key_stride);
         let tokens: Vec<u32> = wanted.iter().flat_map(sampled).map(|token| token as u32).collect();
         let largest = rows.largest_products(blocks, &tokens, cost);
@@ -229,13 +254,51 @@ fn rounds(chunks: &[Range<usize>]) -> u32 {
     chunks.iter().map(Range::len).max().unwrap_or(1).next_power_of_two().trailing_zeros()
 }
 
+/// Query rows as they see the tokens near them and, if that is elsewhere, those far from them.
+struct Sides<'a> {
+    near: QueryRows<'a>,
+    far: Option<QueryRows<'a>>,
+}
+
+impl<'a> Sides<'a> {
+    fn new(queries: &'a Queries<'_>, d: usize, channels: Limit) -> Self {
+        let Queries { rows, ends, far } = queries;
+        let Some(FarQueries { rows: turned, tokens: far, grouped }) = far else {
+            let sees = ends.iter().map(|end| 0..*end).collect();
+            return Self { near: QueryRows::new(rows, sees, d, channels), far: None };
+        };
+        let end = |row: usize| ends.get(row).copied().unwrap_or(usize::MAX);
+        let near_of = |(row, far): (usize, &usize)| *far..end(row);
+        let far_of = |(row, far): (usize, &usize)| 0..end(row).min(*far);
+        let near = QueryRows::new(rows, far.iter().enumerate().map(near_of).collect(), d, channels);
+        let far = QueryRows::new(turned, far.iter().enumerate().map(far_of).collect(), d, channels);
+        Self { near, far: Some(QueryRows { grouped: Some(*grouped), ..far }) }
+    }
+
+    /// For each of `tokens`, ascending, the largest product of a row with its key, with the cost of all products.
+    fn largest_products(&self, blocks: &KeyBlocks<'_>, tokens: &[u32], cost: &mut Cost) -> Vec<f32> {
+        let Some(far) = &self.far else { return self.near.largest_products(blocks, tokens, cost) };
+        let mut largest = vec![f32::NEG_INFINITY; tokens.len()];
+        for rows in [&self.near, far] {
+            let seen = rows.seen_of(tokens);
+            if !seen.is_empty() {
+                let products = rows.largest_products(blocks, &tokens[seen.clone()], cost);
+                largest[seen].iter_mut().zip(products).for_each(|(most, x)| *most = most.max(x));
+            }
+        }
+        largest
+    }
+}
+
 /// Query rows reduced to the channels that enter a score.
 struct QueryRows<'a> {
     /// `[rows][width]`.
     values: Cow<'a, [f32]>,
     width: usize,
-    /// As in [`Queries`].
-    ends: &'a [usize],
+    /// For each row the tokens that it sees; empty if all rows see all candidates.
+    sees: Vec<Range<usize>>,
+    /// Where the keys are turned to, if they do not stay where they are.
+    grouped: Option<Grouped<'a>>,
     /// The channels, ascending; `None` for all.
     channels: Option<Vec<u32>>,
 }
@@ -243,21 +306,25 @@ struct QueryRows<'a> {
 impl<'a> QueryRows<'a> {
     /// Keeps the channels in which the queries are largest, by `Σ |q_c|` over the rows: with one row
     /// eq. 6; with several they share their channels, so that each key is fetched once.
-    fn new(queries: &'a Queries<'_>, d: usize, channels: Limit) -> Self {
-        let Queries { rows: queries, ends } = queries;
+    fn new(queries: &'a [f32], sees: Vec<Range<usize>>, d: usize, channels: Limit) -> Self {
         let Some(width) = channels.0.filter(|r| *r < d) else {
-            return Self { values: Cow::Borrowed(queries), width: d, ends, channels: None };
+            return Self { values: Cow::Borrowed(queries), width: d, sees, grouped: None, channels: None };
         };
         let mut magnitudes = vec![0.0; d];
         for row in queries.chunks_exact(d) {
             magnitudes.iter_mut().zip(row).for_each(|(m, q)| *m += q.abs());
         }
         let channels = top_k(&magnitudes, width);
-        let mut values = Vec::with_capacity(queries.len() / d * width);
-        for row in queries.chunks_exact(d) {
-            values.extend(channels.iter().map(|c| row[*c as usize]));
-        }
-        Self { values: Cow::Owned(values), width, ends, channels: Some(channels) }
+        let values = some_channels(queries, d, &channels);
+        Self { values: Cow::Owned(values), width, sees, grouped: None, channels: Some(channels) }
+    }
+
+    /// Which of `tokens`, ascending, any row may see.
+    fn seen_of(&self, tokens: &[u32]) -> Range<usize> {
+        let place = |bound: usize| tokens.partition_point(|token| (*token as usize) < bound);
+        let first = self.sees.iter().map(|sees| sees.start).min().unwrap_or(0);
+        let end = self.sees.iter().map(|sees| sees.end).max().unwrap_or(usize::MAX);
+        place(first)..place(end.max(first))
     }
 
     /// For each of `tokens` the largest product of a row with its key, with the cost of all products.
@@ -271,7 +338,7 @@ impl<'a> QueryRows<'a> {
             self.hide(row, tokens, products);
             largest.iter_mut().zip(products).for_each(|(most, x)| *most = most.max(*x));
         };
-        if let (Some(keys), None) = (blocks.keys.holding(tokens), &self.channels)
+        if let (Some(keys), None, None) = (blocks.keys.holding(tokens), &self.channels, &self.grouped)
             && rows <= FEW_ROWS
         {
             let mut products = vec![0.0; tokens.len()];
@@ -281,10 +348,7 @@ impl<'a> QueryRows<'a> {
             }
             return largest;
         }
-        let gathered = match &self.channels {
-            None => blocks.keys.gather(tokens),
-            Some(channels) => channels_of(blocks, tokens, channels),
-        };
+        let gathered = self.gathered(blocks, tokens);
         let mut products = vec![0.0; rows * tokens.len()];
         if rows <= FEW_ROWS {
             linear::scores(&self.values, &gathered, self.width, &mut products);
@@ -294,7 +358,7 @@ impl<'a> QueryRows<'a> {
         matmul(&gathered, self.width, &transposed(&self.values, self.width), rows, &mut products);
         let larger = |a: f32, b: f32| if b > a { b } else { a };
         let of_token = |(products, token): (&mut [f32], &u32)| {
-            let hidden = products.iter_mut().zip(self.ends).filter(|(_, end)| *token as usize >= **end);
+            let hidden = products.iter_mut().zip(&self.sees).filter(|(_, sees)| !sees.contains(&(*token as usize)));
             hidden.for_each(|(product, _)| *product = f32::NEG_INFINITY);
             products.iter().copied().fold(f32::NEG_INFINITY, larger)
         };
@@ -303,17 +367,37 @@ impl<'a> QueryRows<'a> {
 
     /// Gives what a row does not see the lowest score.
     fn hide(&self, row: usize, tokens: &[u32], products: &mut [f32]) {
-        let Some(end) = self.ends.get(row) else { return };
-        let hidden = tokens.iter().zip(products).filter(|(token, _)| **token as usize >= *end);
+        let Some(sees) = self.sees.get(row) else { return };
+        let hidden = tokens.iter().zip(products).filter(|(token, _)| !sees.contains(&(**token as usize)));
         hidden.for_each(|(_, product)| *product = f32::NEG_INFINITY);
     }
+
+    /// The channels that are scored of the keys of `tokens`, `[token][width]`, where the rows see them.
+    fn gathered(&self, blocks: &KeyBlocks<'_>, tokens: &[u32]) -> Vec<f32> {
+        let Some(grouped) = &self.grouped else {
+            return match &self.channels {
+                None => blocks.keys.gather(tokens),
+                Some(channels) => channels_of(blocks, tokens, channels),
+            };
+        };
+        let mut keys = blocks.keys.gather(tokens);
+        grouped.turn_keys(&mut keys, blocks.d, tokens);
+        match &self.channels {
+            None => keys,
+            Some(channels) => some_channels(&keys, blocks.d, channels),
+        }
+    }
+}
+
+/// Some channels of `rows`, `[row][channel]`.
+fn some_channels(rows: &[f32], d: usize, channels: &[u32]) -> Vec<f32> {
+    rows.chunks_exact(d).flat_map(|row| channels.iter().map(|c| row[*c as usize])).collect()
 }
 
 /// Some channels of the keys of `tokens`, `[token][channel]`.
 fn channels_of(blocks: &KeyBlocks<'_>, tokens: &[u32], channels: &[u32]) -> Vec<f32> {
     let Some(keys) = blocks.keys.holding(tokens) else {
-        let rows = blocks.keys.gather(tokens);
-        return rows.chunks_exact(blocks.d).flat_map(|key| channels.iter().map(|c| key[*c as usize])).collect();
+        return some_channels(&blocks.keys.gather(tokens), blocks.d, channels);
     };
     with_rows!(keys, keys => {
         let key = |token: &u32| &keys[*token as usize * blocks.d..][..blocks.d];

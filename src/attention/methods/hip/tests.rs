@@ -55,6 +55,7 @@ impl Head {
             indexed: self.candidates.clone(),
             candidates: self.candidates.clone(),
             context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
+            grouped: None,
             generated: 0,
             seed,
         }

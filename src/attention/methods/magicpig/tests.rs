@@ -63,6 +63,7 @@ impl Scene {
             indexed: candidates.clone(),
             candidates,
             context,
+            grouped: None,
             generated: 0,
             seed,
         }

@@ -1,0 +1,84 @@
+//! Grouped positions, by which a model reads contexts longer than it was trained on: Self-Extend (Jin et al. 2024, "LLM
+//! Maybe LongLM", §3.2).
+//!
+//! A query at position `p` sees the tokens at a distance below `w`, its neighbours, where they are. Tokens further off are
+//! far ones: they stand at `⌊position/g⌋` for a query that stands at `⌊p/g⌋ + w − ⌊w/g⌋`, so that their distances go on
+//! where those of the neighbours end, and grow by one every `g` tokens. All of them enter one softmax.
+//!
+//! Keys are stored rotated, so a far key is turned back to its group when it is read. By how much depends on its position
+//! alone, and for a query likewise.
+
+use super::method::Rotation;
+
+/// Which tokens are grouped, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grouping {
+    /// Far tokens that share a position (`g`); at least 1.
+    pub group: usize,
+    /// Last tokens up to a query, its own included, that it sees where they are (`w`); at least 1.
+    pub neighbours: usize,
+}
+
+impl Grouping {
+    /// How many tokens are far ones for a query at `position`: the first so many of the context.
+    pub fn far(self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.neighbours)
+    }
+
+    /// How much earlier than `position` a query there stands for its far tokens; 0 if it has none.
+    pub fn query_shift(self, position: usize) -> usize {
+        self.key_shift(position).saturating_sub(self.key_shift(self.neighbours))
+    }
+
+    /// How much earlier than `position` a far token there stands.
+    fn key_shift(self, position: usize) -> usize {
+        position - position / self.group
+    }
+}
+
+/// Grouped positions of a model, whose rotation leads to them.
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped<'a> {
+    /// Which tokens are grouped.
+    pub grouping: Grouping,
+    /// How the model's positions are moved.
+    pub rotation: &'a dyn Rotation,
+}
+
+impl Grouped<'_> {
+    /// Turns the rotated queries `[query][d]` of a token at `position` to where they stand for its far tokens.
+    pub fn turn_queries(&self, queries: &mut [f32], d: usize, position: usize) {
+        let shift = self.grouping.query_shift(position);
+        queries.chunks_exact_mut(d).for_each(|query| self.rotation.turn_back(query, shift));
+    }
+
+    /// Turns the rotated keys `[token][d]` of `tokens` to where these stand as far ones.
+    pub fn turn_keys(&self, keys: &mut [f32], d: usize, tokens: &[u32]) {
+        for (key, token) in keys.chunks_exact_mut(d).zip(tokens) {
+            self.rotation.turn_back(key, self.grouping.key_shift(*token as usize));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_those_of_self_extend() {
+        for (group, neighbours) in [(1, 1), (1, 5), (2, 1), (2, 4), (3, 4), (4, 7), (8, 8), (5, 16), (100, 10)] {
+            let grouping = Grouping { group, neighbours };
+            for query in 0..150 {
+                for key in 0..=query {
+                    let is_far = query - key >= neighbours;
+                    assert_eq!(key < grouping.far(query), is_far, "{grouping:?}, {query} and {key}");
+                    if is_far {
+                        let published = query / group + neighbours - neighbours / group - key / group;
+                        let ours = query - grouping.query_shift(query) - (key - grouping.key_shift(key));
+                        assert_eq!(ours, published, "{grouping:?}, {query} and {key}");
+                    }
+                }
+            }
+        }
+    }
+}
