@@ -50,6 +50,62 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
         : "memory");
 }
 
+// The same, for a phase that another block of the cluster ends by plain stores.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// ---- clusters of blocks ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of all blocks of the cluster; warps have to be together.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n"
+        "barrier.cluster.wait.acquire.aligned;\n" ::
+            : "memory");
+}
+
+// Arrives at the barrier that lies at the same place in block `rank`.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+        "}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// Stores a word at the same place in block `rank` and counts its 4 bytes on the barrier there.
+__device__ __forceinline__ void store_at(uint32_t address, uint32_t value, uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there, counted;\n"
+        "mapa.shared::cluster.u32 there, %0, %3;\n"
+        "mapa.shared::cluster.u32 counted, %2, %3;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [counted];\n"
+        "}\n" ::"r"(address),
+        "r"(value), "r"(barrier), "r"(rank)
+        : "memory");
+}
+
 // ---- named barriers --------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
@@ -73,6 +129,17 @@ __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const CUten
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
         "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+// The same box to the same place in every block of the cluster that `blocks` has a bit for, counted on the barrier of
+// each.
+__device__ __forceinline__ void tensor_load_4d_multicast(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                                         int c0, int c1, int c2, int c3, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
         : "memory");
 }
 
@@ -116,7 +183,9 @@ template <int N> __device__ __forceinline__ void pin(uint32_t (&values)[N]) {
 //   rows are 2048 bytes further.
 struct Operand {
     uint32_t low;
-    __device__ __forceinline__ Operand(uint32_t address, uint32_t block) : low((address >> 4) | (block >> 4 << 16)) {}
+    // In a cluster the upper bits of the address name the block.
+    __device__ __forceinline__ Operand(uint32_t address, uint32_t block)
+        : low((address & 0x3ffff) >> 4 | block >> 4 << 16) {}
     __device__ __forceinline__ uint64_t offset(uint32_t bytes) const {
         constexpr uint32_t HIGH = 1024 >> 4 | 1u << 30;
         uint64_t descriptor;

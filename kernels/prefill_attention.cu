@@ -2,8 +2,11 @@
 //
 //   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[h / group, j]) * v[h / group, j],   j = 0 ..= first + i
 //
-// Kernels: prefill_attention_{bf16,f16}_{64,128}, by element type and head width d. Sums and softmax are f32; the
-// weights are rounded to the element type before they meet the values.
+// Kernels, by element type and head width d:
+//   prefill_attention_{bf16,f16}_{64,128}   any number of query heads for a KV head
+//   prefill_attention_pair_{bf16,f16}_128   an even number of query heads for a KV head: clusters of two blocks, which
+//                                           take two heads of one KV head and share what they read of it
+// Sums and softmax are f32; the weights are rounded to the element type before they meet the values.
 //
 // Arrays (elements of the kernel's 16-bit type unless said otherwise, every base address a multiple of 16 bytes)
 //   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
@@ -12,30 +15,38 @@
 //   out  [rows][heads * d].
 //   lse  f32 [heads][rows], the natural logarithm of the sum of exp(scale * q . k); null to leave it out.
 //
-// Launch
-//   block       BLOCK = 384 threads for d = 128, 512 for d = 64
-//   grid        min(multiprocessors, heads * ceil(rows / QUERIES)) blocks, QUERIES = 128 for d = 128, 192 for d = 64
+// Launch, with QUERIES = 128 for d = 128, 192 for d = 64
+//   parameters  (q_map, k_map, v_map, out, lse, counter, rows, first, heads, kv_heads, section, scale): three tensor
+//               maps by value, three pointers, five i32, one f32
+//   block       384 threads for d = 128, 512 for d = 64
+//   grid        min(multiprocessors, heads * ceil(rows / QUERIES)) blocks;
+//               pair: 2 * min(multiprocessors / 2, heads / 2 * ceil(rows / QUERIES)), the cluster is the kernel's own
 //   shared      dynamic, 164992 bytes for d = 128, 91264 for d = 64 (raise the kernel's limit first)
-//   tensor maps 16-bit, four dimensions, 128-byte swizzle, no interleave, element strides 1, out-of-bounds fill zero,
-//               L2 promotion 256 bytes; byte strides are of dimensions 1, 2, 3:
+//   tensor maps 16-bit, four dimensions, 128-byte swizzle, no interleave, element strides 1, out-of-bounds fill zero
+//               (CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE), L2 promotion 256 bytes; byte strides are of dimensions 1, 2, 3:
 //     q_map   dims {64, rows, d / 64, heads}, strides {2 * q_stride, 128, 2 * d}, box {64, QUERIES, d / 64, 1}
-//     k_map   dims {64, first + rows, d / 64, kv_heads}, strides {2 * d, 128, 2 * kv_stride}, box {64, 128, d / 64, 1}
+//     k_map   dims {64, first + rows, d / 64, kv_heads}, strides {2 * d, 128, 2 * kv_stride}, box {64, d, 1, 1}
 //     v_map   as k_map, over v
 //     Dimension 1 has to be exactly rows or first + rows: what lies behind is then read as zeros, so garbage there
 //     (NaN too) does no harm.
-//   counter     one u32 of device memory, zero before the first launch; every launch leaves it zero. Launches that may
-//               overlap need a counter each.
-//   section     KV heads that are worked on together; their keys and values should fit in L2, so
+//   counter     one u32 of device memory, zero before the first launch; every launch that ends leaves it zero. Launches
+//               that may overlap need a counter each.
+//   section     KV heads that are worked on together, 1 ..= kv_heads; their keys and values should fit in L2, so
 //               clamp(24 MiB / (4 * d * (first + rows)), 1, kv_heads) is a good choice. Changes the order of work only.
 //   scale       positive.
 //
-// It does not do: other masks, other head widths, key lists, dropout, positions that jump, rows that see no key.
+// It does not do: other masks, other head widths, key lists, dropout, positions that jump, rows that see no key. It
+// does not split the keys of a row either: few rows of few heads leave multiprocessors idle.
 //
 // How it works. A block takes tiles of QUERIES rows of one head from a queue, the ones with most keys first within a
-// section of heads. One warp copies tiles of 128 keys and values into two-stage rings; every other warpgroup owns 64
-// of the rows. A warpgroup starts the scores of the next key tile together with the weighted sum over the last one and
-// computes the softmax of the former while the latter runs; the warpgroups take turns to start products, so that one
-// computes a softmax while the other keeps the tensor cores busy.
+// section of heads. One thread copies tiles of 128 keys and values into two-stage rings; each of the other warpgroups
+// owns 64 of the rows. A warpgroup starts the scores of the next key tile together with the weighted sum over the last
+// one and computes the softmax of the former while the latter runs; the warpgroups take turns to start products, so
+// that one computes a softmax while the other keeps the tensor cores busy.
+//
+// What bounds it is power: on an H200 a run at d = 128 lowers the clock to about 1.6 GHz with the tensor cores busy 77%
+// of the cycles. Pairs of blocks halve what is read from L2, worth 1 to 8% of the time; at d = 64 they gained nothing.
+// Tiles of 160 or 176 keys, three stages and leaving out small rescalings were no faster.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
@@ -57,9 +68,9 @@ template <int D> struct Shape {
     static constexpr int KEYS = 128;
     static constexpr int STAGES = 2;  // a power of two
     static constexpr int BLOCK = 128 * (WARPGROUPS + 1);
-    static constexpr int REGISTERS = D == 64 ? 160 : 240;  // of a computing thread
-    // What the block has at its start is all there is: 24 + 2 * 240 = 3 * 168, 32 + 3 * 160 = 4 * 128.
-    static constexpr int REGISTERS_COPY = D == 64 ? 32 : 24;
+    static constexpr int REGISTERS = D == 64 ? 160 : 232;  // of a computing thread
+    // What the block has at its start is all there is: 40 + 2 * 232 = 3 * 168, 32 + 3 * 160 = 4 * 128.
+    static constexpr int REGISTERS_COPY = D == 64 ? 32 : 40;
     static constexpr uint32_t Q_BYTES = QUERIES * D * 2;
     static constexpr uint32_t KV_BYTES = KEYS * D * 2;
     static constexpr uint32_t Q_AT = 0;
@@ -72,7 +83,9 @@ template <int D> struct Shape {
     static constexpr uint32_t K_EMPTY = K_FULL + 8 * STAGES;
     static constexpr uint32_t V_FULL = K_EMPTY + 8 * STAGES;
     static constexpr uint32_t V_EMPTY = V_FULL + 8 * STAGES;
-    static constexpr uint32_t ITEM = V_EMPTY + 8 * STAGES;
+    static constexpr uint32_t NEXT_FULL = V_EMPTY + 8 * STAGES;
+    static constexpr uint32_t ITEM = NEXT_FULL + 8 * 2;
+    static constexpr uint32_t NEXT = ITEM + 4;
     // The tiles start at a multiple of 1024, the base does not need to.
     static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + 128 + 1024;
 };
@@ -83,7 +96,10 @@ struct Problem {
     template <int D> __device__ __forceinline__ int query_tiles() const {
         return (rows + Shape<D>::QUERIES - 1) / Shape<D>::QUERIES;
     }
-    template <int D> __device__ __forceinline__ int items() const { return query_tiles<D>() * heads; }
+    // Work of a block, or of a pair of them.
+    template <int D, int BLOCKS> __device__ __forceinline__ int items() const {
+        return query_tiles<D>() * (heads / BLOCKS);
+    }
 };
 
 // A tile of queries of one head.
@@ -91,17 +107,18 @@ struct Item {
     int head, kv_head, row;
 };
 
-// Number `index` of the queue: sections of heads one after another, in each the last rows first and heads fastest.
-template <int D> __device__ __forceinline__ Item take(const Problem& problem, int index) {
+// Number `index` of the queue: sections of heads one after another, in each the last rows first and heads fastest. A
+// pair of blocks takes two neighbouring heads, `rank` says which of them.
+template <int D, int BLOCKS> __device__ __forceinline__ Item take(const Problem& problem, int index, int rank) {
     const int group = problem.heads / problem.kv_heads;
     const int tiles = problem.query_tiles<D>();
-    const int width = problem.section * group;
+    const int width = problem.section * group / BLOCKS;
     const int section = index / (tiles * width);
     const int rest = index - section * tiles * width;
-    const int here = min(width, problem.heads - section * width);
+    const int here = min(width, problem.heads / BLOCKS - section * width);
     const int tile = rest / here;
     Item item;
-    item.head = section * width + (rest - tile * here);
+    item.head = (section * width + (rest - tile * here)) * BLOCKS + rank;
     item.kv_head = item.head / group;
     item.row = (tiles - 1 - tile) * Shape<D>::QUERIES;
     return item;
@@ -136,29 +153,53 @@ template <int STAGES> struct Cursor {
     }
 };
 
+// Copies 128 keys or values as two boxes: the lower and upper 64 columns where D is 128, the first and last 64 keys
+// where D is 64. Of a pair of blocks, each copies one box to both.
+template <int D, int BLOCKS>
+__device__ __forceinline__ void copy_keys(uint32_t tile, const CUtensorMap* map, uint32_t barrier, int key, int kv_head,
+                                          int rank) {
+    using S = Shape<D>;
+    mbarrier_arrive_expect(barrier, S::KV_BYTES);
+    if (BLOCKS == 2) {
+        tensor_load_4d_multicast(tile + rank * (S::KV_BYTES / 2), map, barrier, 0, key + (D == 64 ? 64 * rank : 0),
+                                 D == 64 ? 0 : rank, kv_head, 3);
+    } else {
+        tensor_load_4d(tile, map, barrier, 0, key, 0, kv_head);
+        tensor_load_4d(tile + S::KV_BYTES / 2, map, barrier, 0, key + (D == 64 ? 64 : 0), D == 64 ? 0 : 1, kv_head);
+    }
+}
+
 // Copies the tiles of every item, in the order in which they are used. One thread.
-template <int D>
-__device__ __forceinline__ void copy_tiles(uint32_t shared, int* item_slot, const CUtensorMap* q_map,
-                                           const CUtensorMap* k_map, const CUtensorMap* v_map, uint32_t* counter,
-                                           const Problem& problem) {
+template <int D, int BLOCKS>
+__device__ __forceinline__ void copy_tiles(uint32_t shared, volatile int* item_slot, volatile int* next_slots,
+                                           const CUtensorMap* q_map, const CUtensorMap* k_map,
+                                           const CUtensorMap* v_map, uint32_t* counter, const Problem& problem) {
     using S = Shape<D>;
     prefetch_tensor_map(q_map);
     prefetch_tensor_map(k_map);
     prefetch_tensor_map(v_map);
+    const int rank = BLOCKS == 2 ? cluster_rank() : 0;
     uint32_t loaded = 0;  // tiles of keys so far, and of values
-    uint32_t q_phase = 1;
-    const int items = problem.items<D>();
-    for (int index = blockIdx.x; index < items;) {
-        // Every item is followed by one fetch, so the one that finds items - 1 is the last of the launch.
-        const int fetched = static_cast<int>(atomicAdd(counter, 1u));
-        const Item item = take<D>(problem, index);
+    uint32_t done = 0;    // items
+    const int items = problem.items<D, BLOCKS>();
+    for (int index = blockIdx.x / BLOCKS; index < items; ++done) {
+        const Item item = take<D, BLOCKS>(problem, index, rank);
         const CausalTiles<D> tiles(problem, item);
 
-        mbarrier_wait(shared + S::Q_EMPTY, q_phase);
-        q_phase ^= 1;
+        // Every item is followed by one fetch, so the one that finds items - 1 is the last of the launch.
+        int fetched = 0;
+        if (rank == 0) fetched = static_cast<int>(atomicAdd(counter, 1u));
+
+        mbarrier_wait(shared + S::Q_EMPTY, (done & 1) ^ 1);
         *item_slot = index;
         mbarrier_arrive_expect(shared + S::Q_FULL, S::Q_BYTES);
         tensor_load_4d(shared + S::Q_AT, q_map, shared + S::Q_FULL, 0, item.row, 0, item.head);
+
+        // Of a pair, the first block fetches the next item and tells the other. The scores of the first block's last
+        // item are done, so the other has begun that item, and has read what was in the slot before.
+        const uint32_t next_full = shared + S::NEXT_FULL + 8 * (done & 1);
+        if (BLOCKS == 2 && rank == 0) store_at(shared + S::NEXT + 4 * (done & 1), fetched, next_full, 1);
+        if (BLOCKS == 2 && rank == 1) mbarrier_arrive_expect(next_full, 4);
 
         // Place j of the values follows place j + 1 of the keys.
 #pragma unroll 1
@@ -166,23 +207,26 @@ __device__ __forceinline__ void copy_tiles(uint32_t shared, int* item_slot, cons
             if (j < tiles.count) {
                 const uint32_t stage = (loaded + j) % S::STAGES, phase = (loaded + j) / S::STAGES % 2;
                 mbarrier_wait(shared + S::K_EMPTY + 8 * stage, phase ^ 1);
-                mbarrier_arrive_expect(shared + S::K_FULL + 8 * stage, S::KV_BYTES);
-                tensor_load_4d(shared + S::K_AT + stage * S::KV_BYTES, k_map, shared + S::K_FULL + 8 * stage, 0,
-                               tiles.key(j), 0, item.kv_head);
+                copy_keys<D, BLOCKS>(shared + S::K_AT + stage * S::KV_BYTES, k_map, shared + S::K_FULL + 8 * stage,
+                                     tiles.key(j), item.kv_head, rank);
             }
             if (j > 0) {
                 const uint32_t stage = (loaded + j - 1) % S::STAGES, phase = (loaded + j - 1) / S::STAGES % 2;
                 mbarrier_wait(shared + S::V_EMPTY + 8 * stage, phase ^ 1);
-                mbarrier_arrive_expect(shared + S::V_FULL + 8 * stage, S::KV_BYTES);
-                tensor_load_4d(shared + S::V_AT + stage * S::KV_BYTES, v_map, shared + S::V_FULL + 8 * stage, 0,
-                               tiles.key(j - 1), 0, item.kv_head);
+                copy_keys<D, BLOCKS>(shared + S::V_AT + stage * S::KV_BYTES, v_map, shared + S::V_FULL + 8 * stage,
+                                     tiles.key(j - 1), item.kv_head, rank);
             }
         }
         loaded += tiles.count;
-        if (fetched == items - 1) *counter = 0;
-        index = fetched + static_cast<int>(gridDim.x);
+        if (rank == 0) {
+            if (fetched == items - 1) *counter = 0;
+        } else {
+            mbarrier_wait_cluster(next_full, done >> 1 & 1);
+            fetched = next_slots[done & 1];
+        }
+        index = fetched + static_cast<int>(gridDim.x) / BLOCKS;
     }
-    mbarrier_wait(shared + S::Q_EMPTY, q_phase);
+    mbarrier_wait(shared + S::Q_EMPTY, (done & 1) ^ 1);
     *item_slot = -1;
     mbarrier_arrive(shared + S::Q_FULL);
 }
@@ -287,8 +331,8 @@ template <typename T, int D> struct Rows {
     }
 };
 
-template <typename T, int D>
-__device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_slot, T* out, float* lse,
+template <typename T, int D, int BLOCKS>
+__device__ __forceinline__ void compute_tiles(uint32_t shared, const volatile int* item_slot, T* out, float* lse,
                                               const Problem& problem, float scale) {
     using S = Shape<D>;
     // From lane 0, so that the compiler knows it for the same in all lanes.
@@ -298,6 +342,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
     const int t = lane % 4;
     const int row_here = 64 * group + 16 * warp + lane / 4;  // and 8 further
     const bool releases = lane == 0;
+    const int rank = BLOCKS == 2 ? cluster_rank() : 0;
     const float scale_log2 = scale * numbers::LOG2_E;
 
     // Turns: barrier 1 + w opens when it is warpgroup w's turn to start products.
@@ -315,13 +360,22 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
         __syncwarp();
         if (releases) mbarrier_arrive(barrier);
     };
+    // Keys and values: in both blocks of a pair, as either writes to both.
+    auto release_tile = [&](uint32_t barrier) {
+        __syncwarp();
+        if (BLOCKS == 2) {
+            if (lane < 2) mbarrier_arrive_at(barrier, lane);
+        } else {
+            if (releases) mbarrier_arrive(barrier);
+        }
+    };
 
     while (true) {
         mbarrier_wait(shared + S::Q_FULL, q_phase);
         q_phase ^= 1;
-        const int index = *item_slot;
+        const int index = __shfl_sync(0xffffffff, lane == 0 ? *item_slot : 0, 0);
         if (index < 0) break;
-        const Item item = take<D>(problem, index);
+        const Item item = take<D, BLOCKS>(problem, index, rank);
         const CausalTiles<D> tiles(problem, item);
         const int position = problem.first + item.row + row_here;
         const int masked = tiles.masked(problem.first + item.row + 64 * group);
@@ -336,7 +390,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
         x.start_scores(q_tile, k_tile(k.stage));
         wgmma_wait<0>();
         pin(x.s);
-        release(shared + S::K_EMPTY + 8 * k.stage);
+        release_tile(shared + S::K_EMPTY + 8 * k.stage);
         k.next();
         x.mask(position - tiles.key(0) - 2 * t);
         x.template softmax<true>(scale_log2, factor);
@@ -354,14 +408,14 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
             named_barrier_arrive(next_turn, 256);
             wgmma_wait<1>();
             pin(x.s);
-            release(shared + S::K_EMPTY + 8 * k.stage);
+            release_tile(shared + S::K_EMPTY + 8 * k.stage);
             k.next();
             if (MASKED) x.mask(position - tiles.key(j) - 2 * t);
             x.template softmax<MASKED>(scale_log2, factor);
             wgmma_wait<0>();
             pin(x.o);
             pin(x.p);
-            release(shared + S::V_EMPTY + 8 * v.stage);
+            release_tile(shared + S::V_EMPTY + 8 * v.stage);
             v.next();
             x.pack();
             x.rescale(factor);
@@ -377,7 +431,7 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
         x.start_values(v_tile(v.stage));
         wgmma_wait<0>();
         pin(x.o);
-        release(shared + S::V_EMPTY + 8 * v.stage);
+        release_tile(shared + S::V_EMPTY + 8 * v.stage);
         v.next();
 
 #pragma unroll
@@ -408,7 +462,8 @@ __device__ __forceinline__ void compute_tiles(uint32_t shared, const int* item_s
     }
 }
 
-template <typename T, int D>
+// BLOCKS: 1, or 2 for pairs of blocks that share the keys of two heads.
+template <typename T, int D, int BLOCKS>
 __device__ __forceinline__ void attend(const CUtensorMap* q_map, const CUtensorMap* k_map, const CUtensorMap* v_map,
                                        T* out, float* lse, uint32_t* counter, const Problem& problem, float scale) {
     using S = Shape<D>;
@@ -416,41 +471,51 @@ __device__ __forceinline__ void attend(const CUtensorMap* q_map, const CUtensorM
     const uint32_t raw = shared_address(shared_raw);
     const uint32_t shared = (raw + 1023) & ~1023u;
     int* item_slot = reinterpret_cast<int*>(shared_raw + (shared - raw) + S::ITEM);
+    int* next_slots = reinterpret_cast<int*>(shared_raw + (shared - raw) + S::NEXT);
 
     if (threadIdx.x == 0) {
         mbarrier_init(shared + S::Q_FULL, 1);
         mbarrier_init(shared + S::Q_EMPTY, 4 * S::WARPGROUPS);
         for (int i = 0; i < S::STAGES; ++i) {
             mbarrier_init(shared + S::K_FULL + 8 * i, 1);
-            mbarrier_init(shared + S::K_EMPTY + 8 * i, 4 * S::WARPGROUPS);
+            mbarrier_init(shared + S::K_EMPTY + 8 * i, 4 * S::WARPGROUPS * BLOCKS);
             mbarrier_init(shared + S::V_FULL + 8 * i, 1);
-            mbarrier_init(shared + S::V_EMPTY + 8 * i, 4 * S::WARPGROUPS);
+            mbarrier_init(shared + S::V_EMPTY + 8 * i, 4 * S::WARPGROUPS * BLOCKS);
         }
+        for (int i = 0; i < 2; ++i) mbarrier_init(shared + S::NEXT_FULL + 8 * i, 1);
         fence_barrier_init();
     }
     __syncthreads();
+    if (BLOCKS == 2) cluster_sync();
 
     if (threadIdx.x < 128) {
         registers_lower<S::REGISTERS_COPY>();
-        if (threadIdx.x == 0) copy_tiles<D>(shared, item_slot, q_map, k_map, v_map, counter, problem);
+        if (threadIdx.x == 0) {
+            copy_tiles<D, BLOCKS>(shared, item_slot, next_slots, q_map, k_map, v_map, counter, problem);
+        }
+        __syncwarp();
     } else {
         registers_raise<S::REGISTERS>();
-        compute_tiles<T, D>(shared, item_slot, out, lse, problem, scale);
+        compute_tiles<T, D, BLOCKS>(shared, item_slot, out, lse, problem, scale);
     }
+    // The other block may still write to this one's barriers.
+    if (BLOCKS == 2) cluster_sync();
 }
 
 }  // namespace prefill
 
-#define PREFILL_ATTENTION(NAME, T, D)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(prefill::Shape<D>::BLOCK, 1)                                         \
+#define PREFILL_ATTENTION(NAME, T, D, BLOCKS, ATTRIBUTE)                                                              \
+    extern "C" __global__ void ATTRIBUTE __launch_bounds__(prefill::Shape<D>::BLOCK, 1)                               \
         NAME(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,                    \
              const __grid_constant__ CUtensorMap v_map, T* out, float* lse, uint32_t* counter, int rows, int first,   \
              int heads, int kv_heads, int section, float scale) {                                                     \
         const prefill::Problem problem{rows, first, heads, kv_heads, section};                                        \
-        prefill::attend<T, D>(&q_map, &k_map, &v_map, out, lse, counter, problem, scale);                             \
+        prefill::attend<T, D, BLOCKS>(&q_map, &k_map, &v_map, out, lse, counter, problem, scale);                     \
     }
 
-PREFILL_ATTENTION(prefill_attention_bf16_64, __nv_bfloat16, 64)
-PREFILL_ATTENTION(prefill_attention_bf16_128, __nv_bfloat16, 128)
-PREFILL_ATTENTION(prefill_attention_f16_64, __half, 64)
-PREFILL_ATTENTION(prefill_attention_f16_128, __half, 128)
+PREFILL_ATTENTION(prefill_attention_bf16_64, __nv_bfloat16, 64, 1, )
+PREFILL_ATTENTION(prefill_attention_bf16_128, __nv_bfloat16, 128, 1, )
+PREFILL_ATTENTION(prefill_attention_f16_64, __half, 64, 1, )
+PREFILL_ATTENTION(prefill_attention_f16_128, __half, 128, 1, )
+PREFILL_ATTENTION(prefill_attention_pair_bf16_128, __nv_bfloat16, 128, 2, __cluster_dims__(2, 1, 1))
+PREFILL_ATTENTION(prefill_attention_pair_f16_128, __half, 128, 2, __cluster_dims__(2, 1, 1))

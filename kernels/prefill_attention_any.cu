@@ -85,7 +85,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 }
 
 // c += a b, 16 x 8 x 16.
-template <typename T> __device__ __forceinline__ void multiply(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <typename T>
+__device__ __forceinline__ void multiply(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>
 __device__ __forceinline__ void multiply<__nv_bfloat16>(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -264,7 +265,8 @@ __device__ __forceinline__ void copy_tile_f32(float* tile, const float* from, si
     for (int at = threadIdx.x; at < COUNT * PIECES; at += 256) {
         const int r = at / PIECES, c = at % PIECES;
         const bool valid = row + r < rows && 4 * c < d;
-        copy_16(shared_address(tile + r * (WIDTH + 4) + 4 * c), valid ? from + (row + r) * stride + 4 * c : from, valid);
+        copy_16(shared_address(tile + r * (WIDTH + 4) + 4 * c), valid ? from + (row + r) * stride + 4 * c : from,
+                valid);
     }
 }
 

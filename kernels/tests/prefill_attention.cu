@@ -2,10 +2,12 @@
 //
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -o prefill_attention kernels/tests/prefill_attention.cu
 //   prefill_attention check             every size against a float64 reference; exit code 1 if one is off
-//   prefill_attention check small       few and small sizes, for compute-sanitizer
-//   prefill_attention time  D ROWS FIRST [HEADS KV_HEADS]       times prefill_attention_bf16_D
-//                                      (32 query heads and 8 KV heads unless given)
+//   prefill_attention check small [EVERY]      every fifth (EVERY-th) of the small sizes, for compute-sanitizer
+//                                              (WITHOUT_PAIR=1 in the environment leaves out the clusters)
+//   prefill_attention time      D ROWS FIRST [HEADS KV_HEADS]   times prefill_attention_bf16_D
+//   prefill_attention time_pair D ROWS FIRST [HEADS KV_HEADS]   times prefill_attention_pair_bf16_D (128)
 //   prefill_attention time_any T D ROWS FIRST [HEADS KV_HEADS]  times prefill_attention_any_T, T = f32, bf16 or f16
+//                                              (32 query heads and 8 KV heads unless given)
 //
 // Keys and values lie in a cache that is longer than what is read and has NaN behind it, the queries in a wider array
 // with NaN between them; the output starts as NaN and has a guard behind it.
@@ -77,6 +79,7 @@ __global__ void fill(T* to, size_t total, size_t stride, size_t lines, size_t wi
 struct Case {
     int d, rows, first, heads, kv_heads;
     float size = 1.f;  // of the queries
+    int section = 0;   // KV heads at once; 0: as many as fit in L2
     int keys() const { return first + rows; }
     int capacity() const { return keys() + 37; }
     int kv_stride() const { return capacity() * d + 24; }
@@ -233,7 +236,7 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static CUtensorMap tensor_map(bool bf16, void* base, int rows, int blocks, int heads, size_t row_stride,
-                              size_t head_stride, int box_rows) {
+                              size_t head_stride, int box_rows, int box_blocks) {
     static Encode encode = [] {
         void* entry = nullptr;
         cudaDriverEntryPointQueryResult found;
@@ -244,7 +247,7 @@ static CUtensorMap tensor_map(bool bf16, void* base, int rows, int blocks, int h
     const cuuint64_t dims[4] = {64, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(blocks),
                                 static_cast<cuuint64_t>(heads)};
     const cuuint64_t strides[3] = {2 * row_stride, 128, 2 * head_stride};
-    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(blocks), 1};
+    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks), 1};
     const cuuint32_t ones[4] = {1, 1, 1, 1};
     const CUresult code = encode(
         &map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, base, dims, strides, box,
@@ -266,39 +269,44 @@ static int multiprocessors() {
     return count;
 }
 
-template <typename T, int D> static void launch_wide(const Arrays<T>& a, const void* kernel) {
+template <typename T, int D> static void launch_wide(const Arrays<T>& a, const void* kernel, int blocks) {
     using S = prefill::Shape<D>;
     const Case& c = a.c;
     constexpr bool bf16 = std::is_same<T, __nv_bfloat16>::value;
-    CUtensorMap q_map = tensor_map(bf16, a.q, c.rows, D / 64, c.heads, c.q_stride(), D, S::QUERIES);
-    CUtensorMap k_map = tensor_map(bf16, a.k, c.keys(), D / 64, c.kv_heads, D, c.kv_stride(), S::KEYS);
-    CUtensorMap v_map = tensor_map(bf16, a.v, c.keys(), D / 64, c.kv_heads, D, c.kv_stride(), S::KEYS);
+    CUtensorMap q_map = tensor_map(bf16, a.q, c.rows, D / 64, c.heads, c.q_stride(), D, S::QUERIES, D / 64);
+    CUtensorMap k_map = tensor_map(bf16, a.k, c.keys(), D / 64, c.kv_heads, D, c.kv_stride(), D, 1);
+    CUtensorMap v_map = tensor_map(bf16, a.v, c.keys(), D / 64, c.kv_heads, D, c.kv_stride(), D, 1);
     T* out = a.out;
     float* lse = a.lse;
     uint32_t* counter = a.counter;
     int rows = c.rows, first = c.first, heads = c.heads, kv_heads = c.kv_heads;
-    const char* forced = std::getenv("SECTION");
-    int section = static_cast<int>((24u << 20) / (4ull * D * c.keys()));
-    if (forced) section = std::atoi(forced);
+    int section = c.section ? c.section : static_cast<int>((24u << 20) / (4ull * D * c.keys()));
     section = std::max(1, std::min(section, kv_heads));
     float scale = c.scale();
     void* arguments[] = {&q_map, &k_map, &v_map, &out, &lse, &counter, &rows, &first, &heads, &kv_heads, &section,
                          &scale};
-    const int grid = std::min(multiprocessors(), heads * ((rows + S::QUERIES - 1) / S::QUERIES));
+    const int items = heads / blocks * ((rows + S::QUERIES - 1) / S::QUERIES);
+    const int grid = blocks * std::min(multiprocessors() / blocks, items);
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES));
     CHECK(cudaLaunchKernel(kernel, dim3(grid), dim3(S::BLOCK), arguments, S::SHARED_BYTES, nullptr));
     CHECK(cudaGetLastError());
 }
 
-static void launch_hopper(const Arrays<__nv_bfloat16>& a) {
-    if (a.c.d == 64) launch_wide<__nv_bfloat16, 64>(a, reinterpret_cast<const void*>(prefill_attention_bf16_64));
-    if (a.c.d == 128) launch_wide<__nv_bfloat16, 128>(a, reinterpret_cast<const void*>(prefill_attention_bf16_128));
+template <typename T> static const void* function(T* kernel) { return reinterpret_cast<const void*>(kernel); }
+
+static void launch_hopper(const Arrays<__nv_bfloat16>& a, bool pair) {
+    using T = __nv_bfloat16;
+    if (a.c.d == 64 && !pair) launch_wide<T, 64>(a, function(prefill_attention_bf16_64), 1);
+    if (a.c.d == 128 && !pair) launch_wide<T, 128>(a, function(prefill_attention_bf16_128), 1);
+    if (a.c.d == 128 && pair) launch_wide<T, 128>(a, function(prefill_attention_pair_bf16_128), 2);
 }
-static void launch_hopper(const Arrays<__half>& a) {
-    if (a.c.d == 64) launch_wide<__half, 64>(a, reinterpret_cast<const void*>(prefill_attention_f16_64));
-    if (a.c.d == 128) launch_wide<__half, 128>(a, reinterpret_cast<const void*>(prefill_attention_f16_128));
+static void launch_hopper(const Arrays<__half>& a, bool pair) {
+    using T = __half;
+    if (a.c.d == 64 && !pair) launch_wide<T, 64>(a, function(prefill_attention_f16_64), 1);
+    if (a.c.d == 128 && !pair) launch_wide<T, 128>(a, function(prefill_attention_f16_128), 1);
+    if (a.c.d == 128 && pair) launch_wide<T, 128>(a, function(prefill_attention_pair_f16_128), 2);
 }
-[[maybe_unused]] static void launch_hopper(const Arrays<float>&) {}
+[[maybe_unused]] static void launch_hopper(const Arrays<float>&, bool) {}
 
 #ifndef WITHOUT_ANY
 template <typename T> static void launch_any_kernel(const Arrays<T>& a, const void* kernel) {
@@ -365,8 +373,9 @@ static void judge(const char* kernel, Arrays<T>& a, const double* want, const do
     std::fflush(stdout);
 }
 
-template <typename T> static bool check(bool small) {
-    Worst wide[257], any[257];
+template <typename T> static bool check(int every) {
+    const bool small = every > 0;
+    Worst wide[257], pair[257], any[257];
     uint64_t seed = 1;
     double *want, *want_lse;
     CHECK(cudaMalloc(&want, sizeof(double) * 4097 * 16 * 256));
@@ -383,20 +392,26 @@ template <typename T> static bool check(bool small) {
 #ifdef WITHOUT_ANY
                     if (d != 64 && d != 128) continue;
 #endif
-                    if (small && (n > 129 || first > 77 || number % 5)) continue;
+                    if (small && (n > 129 || first > 77 || number % every)) continue;
                     // The long ones with two of the group sizes each.
                     if (n >= 1000 && number % 5 != (n + first) % 5 && number % 5 != (n + first + 2) % 5) continue;
                     if (n > 1000 && first == 1) continue;
                     Case c{d, n, first, 2 * group, 2};
                     c.size = number % 3 == 0 ? 4.f : 1.f;
+                    c.section = number % 2;
                     Arrays<T> a(c, seed += 3);
                     reference<T><<<dim3(n, c.heads), 128, sizeof(double) * c.keys()>>>(
                         a.q, a.k, a.v, want, want_lse, c, c.q_stride(), c.kv_stride(), c.scale());
                     CHECK(cudaGetLastError());
                     if (sizeof(T) == 2 && (d == 64 || d == 128)) {
-                        launch_hopper(a);
+                        launch_hopper(a, false);
                         judge("prefill_attention", a, want, want_lse, wide[d]);
                         a.poison();
+                        if (d == 128 && group % 2 == 0 && !std::getenv("WITHOUT_PAIR")) {
+                            launch_hopper(a, true);
+                            judge("prefill_attention_pair", a, want, want_lse, pair[d]);
+                            a.poison();
+                        }
                     }
 #ifndef WITHOUT_ANY
                     launch_any(a);
@@ -410,10 +425,12 @@ template <typename T> static bool check(bool small) {
     CHECK(cudaFree(want_lse));
     bool good = true;
     for (int d : widths) {
-        for (auto* w : {&wide[d], &any[d]}) {
+        for (auto* w : {&wide[d], &pair[d], &any[d]}) {
             if (!w->cases) continue;
             std::printf("%-22s %-4s d=%-3d %4d cases, %d failed; worst error %.2e, of a row %.2e, of lse %.2e\n",
-                        w == &wide[d] ? "prefill_attention" : "prefill_attention_any", Name<T>::text, d, w->cases,
+                        w == &wide[d]   ? "prefill_attention"
+                        : w == &pair[d] ? "prefill_attention_pair"
+                                        : "prefill_attention_any", Name<T>::text, d, w->cases,
                         w->failed, w->error, w->row, w->lse);
             good = good && w->failed == 0;
         }
@@ -446,7 +463,7 @@ template <typename T, typename LAUNCH> static void time_case(const char* label, 
     CHECK(cudaGetLastError());
     std::sort(times.begin(), times.end());
     const double ms = times[times.size() / 2];
-    std::printf("%-26s d=%-3d heads %d/%d rows %6d first %6d: %9.4f ms (best %9.4f) %6.1f TFLOP/s, %zu launches\n",
+    std::printf("%-27s d=%-3d heads %d/%d rows %6d first %6d: %9.4f ms (best %9.4f) %6.1f TFLOP/s, %zu launches\n",
                 label, c.d, c.heads, c.kv_heads, c.rows, c.first, ms, times[0], flops / ms * 1e-9, times.size());
     CHECK(cudaEventDestroy(start));
     CHECK(cudaEventDestroy(end));
@@ -456,10 +473,11 @@ int main(int count, char** words) {
     const std::string what = count > 1 ? words[1] : "check";
     if (what == "check") {
         const bool small = count > 2 && !std::strcmp(words[2], "small");
-        bool good = check<__nv_bfloat16>(small);
-        good = check<__half>(small) && good;
+        const int every = !small ? 0 : count > 3 ? std::atoi(words[3]) : 5;
+        bool good = check<__nv_bfloat16>(every);
+        good = check<__half>(every) && good;
 #ifndef WITHOUT_ANY
-        good = check<float>(small) && good;
+        good = check<float>(every) && good;
 #endif
         CHECK(cudaDeviceSynchronize());
         std::printf(good ? "all good\n" : "SOME FAILED\n");
@@ -473,8 +491,10 @@ int main(int count, char** words) {
         c.heads = std::atoi(words[at + 3]);
         c.kv_heads = std::atoi(words[at + 4]);
     }
-    if (!any) {
-        time_case<__nv_bfloat16>("prefill_attention_bf16", c, [](auto& a) { launch_hopper(a); });
+    if (what == "time") {
+        time_case<__nv_bfloat16>("prefill_attention_bf16", c, [](auto& a) { launch_hopper(a, false); });
+    } else if (what == "time_pair") {
+        time_case<__nv_bfloat16>("prefill_attention_pair_bf16", c, [](auto& a) { launch_hopper(a, true); });
     } else if (!std::strcmp(words[2], "f32")) {
         time_case<float>("prefill_attention_any_f32", c, [](auto& a) { launch_any(a); });
     } else if (!std::strcmp(words[2], "f16")) {

@@ -34,7 +34,7 @@ def time_rows(d: int, rows: int) -> None:
     times.sort()
     ms = times[len(times) // 2]
     flops = 4 * 0.5 * rows * rows * d * HEADS
-    print(f"cudnn                      d={d:<3} heads {HEADS}/{KV_HEADS} rows {rows:6} first      0: {ms:9.4f} ms "
+    print(f"cudnn                       d={d:<3} heads {HEADS}/{KV_HEADS} rows {rows:6} first      0: {ms:9.4f} ms "
           f"(best {times[0]:9.4f}) {flops / ms * 1e-9:6.1f} TFLOP/s, {len(times)} launches", flush=True)
 
 
