@@ -25,7 +25,7 @@ macro_rules! embedded {
 }
 
 /// Artefacts of the built-in model; `spattn calibrate --out models/builtin/calibration` makes them all.
-const EMBEDDED: &[(&str, &[u8])] = embedded!["double_sparsity", "loki", "hash_attention"];
+const EMBEDDED: &[(&str, &[u8])] = embedded!["double_sparsity", "loki", "duo_attention", "hash_attention"];
 
 /// File name of the artefact of a kind.
 pub fn file_name(kind: &str) -> String {
