@@ -497,7 +497,7 @@ mod tests {
                 let mut fork = { cache }.fork(&method(spec, &policy, &two_layers()), false);
                 let mut attended = 0;
                 for step in 0..14u64 {
-                    for layer in 0..2 {
+                    for (layer, stored) in stored.iter_mut().enumerate() {
                         let seed = 100 * step + 10 * layer as u64;
                         let queries = noise(HEADS * D, seed);
                         let (key, value) = (noise(KV_HEADS * D, seed + 1), noise(KV_HEADS * D, seed + 2));
@@ -505,7 +505,7 @@ mod tests {
                         fork.step(layer, &queries, &key, &value, &mut out);
                         for head in 0..HEADS {
                             let kv_head = head / GROUP;
-                            let [keys, values] = &mut stored[layer][kv_head];
+                            let [keys, values] = &mut stored[kv_head];
                             if head % GROUP == 0 {
                                 keys.push(key[kv_head * D..][..D].to_vec());
                                 values.push(value[kv_head * D..][..D].to_vec());
