@@ -13,6 +13,8 @@ pub enum CalibrationPlace {
     Embedded,
     /// A folder, which need not exist.
     Folder(PathBuf),
+    /// Nowhere: weights that mean nothing have none.
+    None,
 }
 
 macro_rules! embedded {
@@ -25,7 +27,7 @@ macro_rules! embedded {
 }
 
 /// Artefacts of the built-in model; `spattn calibrate --out models/builtin/calibration` makes them all.
-const EMBEDDED: &[(&str, &[u8])] = embedded!["double_sparsity", "loki", "hash_attention"];
+const EMBEDDED: &[(&str, &[u8])] = embedded!["double_sparsity", "loki", "duo_attention", "hash_attention"];
 
 /// File name of the artefact of a kind.
 pub fn file_name(kind: &str) -> String {

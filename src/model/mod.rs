@@ -117,7 +117,7 @@ impl OpenModel {
         };
         let writable_calibration = match source {
             ModelSource::Folder(folder) => Some(folder.join(CALIBRATION)),
-            ModelSource::Builtin | ModelSource::Hub { .. } => None,
+            ModelSource::Builtin | ModelSource::Random(_) | ModelSource::Hub { .. } => None,
         };
         Ok(Self {
             calibration: files.calibration,

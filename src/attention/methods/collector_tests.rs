@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::tests::{angle, collector, noise};
+use super::tests::{angle, collector, noise, random_kv};
 use crate::attention::artefact::{ModelShape, NamedTensor};
 use crate::attention::calibration::PrefillChunk;
 use crate::kv::{KvDtype, LayerKv};
@@ -130,6 +130,16 @@ fn components_are_those_of_their_own_head_and_layer() {
     });
 }
 
+const STREAMING: &str = "duo_attention:sink=3,recent=20,last=50";
+
+#[test]
+fn errors_of_streaming_are_those_of_their_own_group_and_layer() {
+    check(STREAMING, |of| match of {
+        Of::Queries { layer, head } => named(layer, &["error"], [head / GROUP]),
+        Of::Keys { layer, kv_head } | Of::Values { layer, kv_head } => named(layer, &["error"], [kv_head]),
+    });
+}
+
 /// A group's nets learn from its keys and all of its queries; from values only where their norms count.
 #[test]
 fn nets_learn_from_their_own_group_and_layer() {
@@ -225,4 +235,72 @@ fn components_make_the_covariance_of_their_own_keys_diagonal() {
         }
         assert!(variances.is_sorted_by(|a, b| a >= b) && variances[0] > 4.0 * variances[D - 1], "{variances:?}");
     }
+}
+
+/// Squared distances and norms of two attentions in plain loops, over the last tokens and both query heads of a group.
+#[test]
+fn errors_of_streaming_are_those_of_the_definition() {
+    let tensors = tensors(STREAMING, None);
+    for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+        let (keys, values) = (Of::Keys { layer, kv_head }.rows(false), Of::Values { layer, kv_head }.rows(false));
+        let (mut distance, mut norm) = (0.0, 0.0);
+        for head in group(kv_head) {
+            let queries = Of::Queries { layer, head }.rows(false);
+            for position in TOKENS - 50..TOKENS {
+                let output = |tokens: Vec<usize>| -> Vec<f64> {
+                    let logit = |t: usize| -> f64 {
+                        (0..D).map(|c| f64::from(queries[position * D + c]) * f64::from(keys[t * D + c])).sum()
+                    };
+                    let weights: Vec<f64> = tokens.iter().map(|t| (logit(*t) / (D as f64).sqrt()).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    let channel = |c: usize| {
+                        tokens.iter().zip(&weights).map(|(t, w)| w / sum * f64::from(values[t * D + c])).sum()
+                    };
+                    (0..D).map(channel).collect()
+                };
+                let full = output((0..=position).collect());
+                let streaming = output((0..=position).filter(|t| *t < 3 || *t + 20 > position).collect());
+                distance += full.iter().zip(streaming).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+                norm += full.iter().map(|x| x * x).sum::<f64>();
+            }
+        }
+        let ours = f64::from(values_of_error(&tensors, layer)[kv_head]);
+        let expected = distance / norm;
+        assert!((ours / expected - 1.0).abs() < 1e-4, "layer {layer}, KV head {kv_head}: {ours}, not {expected}");
+        assert!(expected > 0.05, "{expected}: something to measure");
+    }
+}
+
+fn values_of_error(tensors: &[NamedTensor], layer: usize) -> &[f32] {
+    values(tensors, layer, "error", 0, KV_HEADS)
+}
+
+/// The last tokens of each prompt count, not those of the last one; and none where nothing is left out.
+#[test]
+fn errors_of_streaming_are_summed_over_prompts() {
+    let read = |prompts: &[(u64, usize)]| {
+        let mut collector = collector("duo_attention:sink=2,recent=10,last=5", &model(), TOKENS);
+        for (seed, tokens) in prompts {
+            for layer in 0..LAYERS {
+                let kv = random_kv(KvDtype::F32, KV_HEADS, *tokens, D, seed + layer as u64);
+                let queries = noise(tokens * HEADS * D, 7 * seed + layer as u64);
+                collector.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads: HEADS, kv: &kv });
+            }
+            collector.end_prompt(*tokens);
+        }
+        collector.finish()
+    };
+    let (a, b) = ((11, 60), (23, 40));
+    let [one, other, both] = [&[a][..], &[b], &[a, b]].map(read);
+    assert_eq!([&one, &both].map(|c| c.settings["positions"].as_str()), ["5", "10"]);
+    for layer in 0..LAYERS {
+        for kv_head in 0..KV_HEADS {
+            let [one, other, both] = [&one, &other, &both].map(|c| values_of_error(&c.tensors, layer)[kv_head]);
+            assert!(one.min(other) < both && both < one.max(other), "{one}, {other}, together {both}");
+        }
+    }
+    assert_eq!(read(&[a, (5, 12)]).tensors, one.tensors, "all 12 tokens are sinks and recent ones");
+    let nothing = read(&[(5, 12)]);
+    assert!(nothing.notes[0].starts_with("nothing was measured"), "{:?}", nothing.notes);
+    assert_eq!(values_of_error(&nothing.tensors, 0), [0.0, 0.0]);
 }

@@ -120,6 +120,12 @@ impl Static {
     pub(super) fn starts(self, block: &QueryBlock<'_>) -> Vec<usize> {
         (block.first..block.first + block.rows).map(|position| self.start(position)).collect()
     }
+
+    /// What a block's rows attend by this alone.
+    pub(super) fn mask(self, block: &QueryBlock<'_>) -> Mask {
+        let sinks = 0..self.sink.min(block.first + block.rows) as u32;
+        Mask::new(sinks.collect(), self.starts(block))
+    }
 }
 
 /// Pairs of a query and a token up to it, which full attention over a prompt has.

@@ -67,10 +67,7 @@ enum Pattern {
 impl Pattern {
     fn mask(&self, block: &QueryBlock<'_>) -> Mask {
         match self {
-            Self::AShape(fixed) => {
-                let sinks = 0..fixed.sink.min(block.first + block.rows) as u32;
-                Mask::new(sinks.collect(), fixed.starts(block))
-            }
+            Self::AShape(fixed) => fixed.mask(block),
             Self::VerticalSlash(lines) => lines.mask(block),
             Self::BlockSparse(map) => map.mask(block),
         }

@@ -7,6 +7,7 @@ mod a_shape;
 mod ada_kv;
 mod bigbird;
 mod double_sparsity;
+mod duo_attention;
 mod expected_attention;
 mod flexprefill;
 mod full;
@@ -150,6 +151,7 @@ pub const METHODS: &[MethodEntry] = &[
     ada_kv::ENTRY,
     expected_attention::ENTRY,
     rocketkv::ENTRY,
+    duo_attention::ENTRY,
     infllm::ENTRY,
     quest::ENTRY,
     twilight::ENTRY,
@@ -167,7 +169,7 @@ pub const METHODS: &[MethodEntry] = &[
 
 /// How the artefacts are made that methods need, in the order in which they are made.
 pub const CALIBRATIONS: &[Calibration] =
-    &[double_sparsity::CALIBRATION, loki::CALIBRATION, hash_attention::CALIBRATION];
+    &[double_sparsity::CALIBRATION, loki::CALIBRATION, duo_attention::CALIBRATION, hash_attention::CALIBRATION];
 
 /// Parameters that every method takes.
 pub const POLICY_PARAMS: &[ParamInfo] = &[

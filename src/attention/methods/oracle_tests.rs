@@ -389,6 +389,8 @@ impl Per {
 #[derive(Debug, Clone, Copy)]
 enum Take {
     Pages(usize),
+    /// So many in each layer.
+    Layers([usize; LAYERS]),
     /// The fewest that cover this share of the mass of which the scores are the unscaled logits, and so many at least.
     Share(f64, usize),
 }
@@ -444,12 +446,18 @@ impl Row {
         Self { is_reduced: true, ..self }
     }
 
-    /// Pages to take by these scores, the best first; and what the last one scores.
-    fn taken(&self, scores: &[f64]) -> (BTreeSet<usize>, f64) {
+    /// What a KV head of a layer picks for all of its group.
+    fn of_group(self) -> Self {
+        Self { per: &[Per::Sum], is_reduced: true, ..self }
+    }
+
+    /// Pages to take in a layer by these scores, the best first; and what the last one scores.
+    fn taken(&self, layer: usize, scores: &[f64]) -> (BTreeSet<usize>, f64) {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
         let count = match self.take {
             Take::Pages(pages) => pages,
+            Take::Layers(pages) => pages[layer],
             Take::Share(p, least) => {
                 let weight = |page: usize| (scale() * (scores[page] - scores[order[0]])).exp();
                 let total: f64 = order.iter().map(|page| weight(*page)).sum();
@@ -467,15 +475,15 @@ impl Row {
         (order.into_iter().collect(), last)
     }
 
-    fn check_tokens(&self, tokens: &[u32], scores: &[f64], what: &str) {
+    fn check_tokens(&self, layer: usize, tokens: &[u32], scores: &[f64], what: &str) {
         let page = |t: usize| (t - self.candidates.start) / self.page;
         let picked: BTreeSet<usize> = tokens.iter().map(|t| page(*t as usize)).collect();
         let whole: Vec<u32> =
             self.candidates.clone().filter(|t| picked.contains(&page(*t))).map(|t| t as u32).collect();
         assert_eq!(tokens, whole, "{what}: whole pages, ascending");
-        let (expected, last) = self.taken(scores);
+        let (expected, last) = self.taken(layer, scores);
         assert_eq!(picked.len(), expected.len(), "{what}");
-        let largest = scores.iter().fold(0.0f64, |m, s| m.max(s.abs()));
+        let largest = scores.iter().filter(|s| s.is_finite()).fold(0.0f64, |m, s| m.max(s.abs()));
         for other in picked.symmetric_difference(&expected) {
             let off = (scores[*other] - last).abs();
             assert!(self.tolerance > 0.0 && off <= self.tolerance * largest, "{what}: {picked:?}, not {expected:?}");
@@ -502,7 +510,7 @@ impl Row {
             };
             assert_eq!(picks.len(), scores.len(), "{what}");
             for (picks, scores) in picks.iter().zip(&scores) {
-                self.check_tokens(&picks.tokens, scores, &what);
+                self.check_tokens(layer, &picks.tokens, scores, &what);
             }
             for h in 0..GROUP {
                 let picks = picks[if picks.len() == 1 { 0 } else { h }];
@@ -792,6 +800,80 @@ fn masses(head: &Head<'_>) -> Vec<Vector> {
     (0..GROUP).map(of_head).collect()
 }
 
+/// Twilight: of the pages that a first score leaves, tokens are scored again by their keys, or by these in 4 bits; the
+/// others are out.
+fn scored_again(
+    head: &Head<'_>,
+    per: Per,
+    first: Vec<Vector>,
+    (pages, page): (usize, usize),
+    is_coded: bool,
+) -> Vec<Vector> {
+    let keys = head.stored_keys();
+    let column = |c: usize| -> Vec<f32> {
+        let column: Vec<f32> = keys.iter().skip(c).step_by(D).copied().collect();
+        if is_coded { quantised(&column, 4, Round::Nearest) } else { column }
+    };
+    let columns: Vec<Vec<f32>> = (0..D).map(column).collect();
+    let again = head
+        .by_token(|h, t| (0..D).map(|c| head.queries[h][c] * f64::from(columns[c][t - head.candidates.start])).sum());
+    let of_one = |(first, again): (Vector, Vector)| {
+        let left = best(&first, pages);
+        let score = |(i, score): (usize, f64)| if left.contains(&(i / page)) { score } else { f64::NEG_INFINITY };
+        again.into_iter().enumerate().map(score).collect()
+    };
+    per.reduce(first).into_iter().zip(per.reduce(again)).map(of_one).collect()
+}
+
+/// Expected Attention: what normal queries with the moments of the prompt's would attend, mean over the group, by the
+/// norms of values. No rotation is known here, so queries to come are as those of the prompt.
+fn expected_scores(head: &Head<'_>, covariance: bool, by_norm: bool) -> Vec<Vector> {
+    let of_head = |h: usize| -> Vector {
+        let of = head.kv_head * GROUP + h;
+        let prompt = &head.scene.prompt[head.layer];
+        let queries: Vec<Vector> = (SINK..TOKENS).flat_map(|t| wide(&prompt[(t * HEADS + of) * D..][..D])).collect();
+        let mean_of = |f: &dyn Fn(&Vector) -> f64| queries.iter().map(f).sum::<f64>() / queries.len() as f64;
+        let mean: Vector = (0..D).map(|c| mean_of(&|q| q[c])).collect();
+        let weight = |t: usize| {
+            let key = &head.keys[t];
+            // The variance of k·q is kᵀΣk.
+            let variance = mean_of(&|q| dot(q, key).powi(2)) - dot(&mean, key).powi(2);
+            (scale() * dot(&mean, key) + if covariance { variance / (2 * D) as f64 } else { 0.0 }).exp()
+        };
+        let weights: Vector = head.candidates.clone().map(weight).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|w| w / sum).collect()
+    };
+    let heads: Vec<Vector> = (0..GROUP).map(of_head).collect();
+    let score = |(i, t): (usize, usize)| {
+        let mean = heads.iter().map(|head| head[i]).sum::<f64>() / GROUP as f64;
+        mean * if by_norm { norm(&head.values[t]) } else { 1.0 }
+    };
+    vec![head.candidates.clone().enumerate().map(score).collect()]
+}
+
+/// First scores with what they are of: a spec that takes so many pages of so many tokens.
+fn first_scores() -> Vec<(&'static str, usize, usize, Scores)> {
+    vec![
+        ("topk:k=40", 40, 1, Box::new(|head, _| exact_scores(head))),
+        (
+            "topk_norm:k=40",
+            40,
+            1,
+            Box::new(|head, _| head.by_token(|h, t| scale() * head.dot(h, t) + norm(&head.values[t]).ln())),
+        ),
+        ("quest:page=7,k=60", 9, 7, Box::new(|head, _| page_bounds(head, 7, None))),
+        ("quest:page=7,k=60,summary_bits=2", 9, 7, Box::new(|head, _| page_bounds(head, 7, Some(2)))),
+        ("double_sparsity:channels=4,label_bits=4,k=40", 40, 1, Box::new(|head, _| label_scores(head, 4, 4, "qk"))),
+        ("loki:rank=5,k=40", 40, 1, Box::new(|head, _| component_scores(head, 5))),
+        ("lsh_bits:bits=40,center=true,ties=first,k=40", 40, 1, Box::new(|head, _| lsh_scores(head, 40, false, true))),
+        // A bit of one key is within rounding of 0, which tells among the first 40.
+        ("hash_attention:ties=first,k=30", 30, 1, Box::new(|head, _| learned_scores(head, 32))),
+        ("pqcache:subspaces=2,bits=4,k=40", 40, 1, Box::new(|head, _| product_scores(head, 2, 4))),
+        ("infllm:page=8,representatives=3,window=10,k=64", 8, 8, Box::new(|head, _| block_scores(head, 8, 3, 10))),
+    ]
+}
+
 /// Every deterministic method that picks, in several settings.
 fn table() -> Vec<Row> {
     let exact = |spec: &str, take: Take| row(spec, take, |head, _| exact_scores(head));
@@ -871,6 +953,30 @@ fn table() -> Vec<Row> {
         let spec = format!("snapkv:k=17,window=8,kernel={kernel},pool={pool}");
         let scores = move |head: &Head<'_>, per| pooled_votes(head, 8, kernel, pool == "max", per);
         rows.push(row(&spec, Take::Pages(17), scores).reduced());
+        // A mean of 20 falls from 2·20 − 20/4 to 20/4.
+        let spec = format!("pyramid_kv:k=20,beta=4,window=8,kernel={kernel},pool={pool}");
+        rows.push(row(&spec, Take::Layers([35, 5]), scores).reduced());
+    }
+    for (covariance, norm) in [(true, true), (true, false), (false, true)] {
+        let spec = format!("expected_attention:k=17,queries=1000,covariance={covariance},norm={norm}");
+        let scores = move |head: &Head<'_>, _| expected_scores(head, covariance, norm);
+        rows.push(row(&spec, Take::Pages(17), scores).of_group());
+    }
+    for (take, then) in [(Take::Pages(9), "k2=9"), (Take::Share(0.7, 0), "p=0.7")] {
+        for (rescore, is_coded) in [("exact", false), ("int4", true)] {
+            for (first, pages, page, scores) in first_scores() {
+                let again = move |head: &Head<'_>, per: Per| {
+                    scored_again(head, per, scores(head, per), (pages, page), is_coded)
+                };
+                rows.push(row(&format!("{first},rescore={rescore},{then}"), take, again).reduced());
+            }
+        }
+        for (page, k) in [(7, 60usize), (16, 96)] {
+            let again = move |head: &Head<'_>, per: Per| {
+                scored_again(head, per, page_bounds(head, page, None), (k.div_ceil(page), page), true)
+            };
+            rows.push(row(&format!("twilight:page={page},k={k},{then}"), take, again).reduced());
+        }
     }
     rows
 }
@@ -908,10 +1014,228 @@ oracles!(
     infllm,
     pqcache,
     snapkv,
+    pyramid_kv,
+    expected_attention,
+    twilight,
     h2o,
     knn,
     retrieval_attention,
 );
+
+// ---- methods whose heads choose together, or in stages ----
+
+/// Outputs of one step have to be attention over what `kept` says of each query head of a layer, and what is no candidate.
+fn check_outputs(spec: &str, candidates: Range<usize>, kept: impl Fn(&[Head<'_>]) -> Vec<Vec<usize>>) {
+    let method = Scene::method(spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+    for scene in Scene::all() {
+        let outputs = scene.outputs(&method);
+        for (layer, outputs) in outputs.iter().enumerate() {
+            let heads: Vec<Head<'_>> = (0..KV_HEADS).map(|h| scene.head(layer, h, candidates.clone())).collect();
+            for (head, kept) in kept(&heads).iter().enumerate() {
+                let kept: Vec<u32> = kept.iter().map(|t| *t as u32).collect();
+                let expected = heads[head / GROUP].attend(head % GROUP, &kept, None);
+                for (ours, exact) in outputs[head].iter().zip(&expected) {
+                    let what = format!("{spec} on {}, layer {layer}, head {head}", scene.name);
+                    assert!((ours - exact).abs() < 1e-4, "{what}: {ours}, not {exact}");
+                }
+            }
+        }
+    }
+}
+
+/// TOVA: the prompt's last query chooses for all heads of a layer, by the mean of what they give.
+#[test]
+fn tova() {
+    for k in [1, 20, 250] {
+        check_outputs(&format!("tova:k={k}"), SINK..TOKENS, |heads| {
+            let mut sums = vec![0.0; TOKENS - SINK];
+            for (head, h) in heads.iter().flat_map(|head| (0..GROUP).map(move |h| (head, h))) {
+                sums.iter_mut().zip(&head.prompt_weights(TOKENS - 1, h)[SINK..]).for_each(|(sum, w)| *sum += w);
+            }
+            let kept: Vec<usize> = best(&sums, k).into_iter().map(|i| SINK + i).collect();
+            vec![kept; HEADS]
+        });
+    }
+}
+
+/// Ada-KV, Algorithm 1: the largest votes of all selections of a layer say how many tokens each one keeps.
+#[test]
+fn ada_kv() {
+    const K: usize = 20;
+    for ((kernel, pool), floor) in [((1, "max"), 0.0), ((5, "max"), 0.2), ((5, "avg"), 0.5), ((3, "max"), 1.0)] {
+        for per in Per::ALL {
+            let spec = format!("ada_kv:k={K},window=8,kernel={kernel},pool={pool},floor={floor},{}", per.params());
+            check_outputs(&spec, SINK..TOKENS - LOCAL, |heads| {
+                let votes: Vec<Vector> =
+                    heads.iter().flat_map(|head| pooled_votes(head, 8, kernel, pool == "max", per)).collect();
+                let width = votes[0].len();
+                let largest = best(&votes.concat(), K * votes.len());
+                let keeps = |selection: usize| -> Vec<usize> {
+                    let count = largest.iter().filter(|i| **i / width == selection).count();
+                    let share = ((1.0 - floor) * count as f64 + floor * K as f64).round() as usize;
+                    best(&votes[selection], share).into_iter().map(|i| SINK + i).collect()
+                };
+                (0..HEADS).map(|head| keeps(head * votes.len() / HEADS)).collect()
+            });
+        }
+    }
+}
+
+/// RocketKV: tokens that the window's queries vote for, in pages; of these the best by bounds on few channels.
+#[test]
+fn rocketkv() {
+    const WINDOW: usize = 12;
+    // The geometric mean of 20 and 289 candidates, rounded up.
+    for (params, keep, page, r) in [("keep=auto,page=4,r=5", 77, 4, 5), ("keep=50,page=7,r=16", 50, 7, 16)] {
+        let spec = format!("rocketkv:k=20,window={WINDOW},kernel=5,{params}");
+        check_outputs(&spec, SINK..TOKENS - LOCAL, |heads| {
+            let of_head = |head: &Head<'_>| {
+                let before = head.scene.head(head.layer, head.kv_head, SINK..TOKENS - WINDOW);
+                let votes = pooled_votes(&before, WINDOW, 5, true, Per::Sum).remove(0);
+                let mut kept: Vec<usize> = best(&votes, keep).into_iter().map(|i| SINK + i).collect();
+                kept.extend(TOKENS - WINDOW..TOKENS - LOCAL);
+                let pages: Vec<&[usize]> = kept.chunks(page).collect();
+                let weights = hybrid_weights(head, &pages, r);
+                best(&weights, 20usize.div_ceil(page)).into_iter().flat_map(|p| pages[p].to_vec()).collect::<Vec<_>>()
+            };
+            heads.iter().flat_map(|head| vec![of_head(head); GROUP]).collect()
+        });
+    }
+}
+
+/// What each page is given by the group: softmax over all tokens by one bound a channel, the queries' largest channels alone.
+fn hybrid_weights(head: &Head<'_>, pages: &[&[usize]], r: usize) -> Vector {
+    let sum = |c: usize, f: fn(f64) -> f64| head.queries.iter().map(|q| f(q[c])).sum::<f64>();
+    let channels = best(&(0..D).map(|c| sum(c, f64::abs)).collect::<Vec<_>>(), r);
+    let bound = |page: &[usize], c: usize| {
+        let column = page.iter().map(|t| head.keys[*t][c]);
+        if sum(c, |q| q) > 0.0 { column.fold(f64::MIN, f64::max) } else { column.fold(f64::MAX, f64::min) }
+    };
+    let mut weights = vec![0.0; pages.len()];
+    for query in &head.queries {
+        let share = channels.iter().map(|c| query[*c].abs()).sum::<f64>() / query.iter().map(|q| q.abs()).sum::<f64>();
+        let score = |page: &&[usize]| {
+            let product: f64 = channels.iter().map(|c| query[*c] * bound(page, *c)).sum();
+            (product / (D as f64 * share).sqrt()).exp()
+        };
+        let scores: Vector = pages.iter().map(score).collect();
+        let total: f64 = scores.iter().zip(pages).map(|(score, page)| score * page.len() as f64).sum();
+        weights.iter_mut().zip(scores).for_each(|(weight, score)| *weight += score / total);
+    }
+    weights
+}
+
+// ---- samples ----
+
+/// Tokens of a sample with what each counts for, checked against what was drawn first.
+struct Sampled<'a> {
+    head: &'a Head<'a>,
+    /// Query heads that it is for.
+    heads: Vec<usize>,
+    best: usize,
+    epsilon: f64,
+    base: f64,
+}
+
+/// The normal quantile of 1 − 0.1/2.
+const QUANTILE: f64 = 1.644_853_627;
+
+impl Sampled<'_> {
+    /// Checks sizes and weights, and gives what each token counts for; `None` if all of the rest was taken.
+    fn check(&self, picks: &Picks, what: &str) -> Option<Vec<(u32, f64)>> {
+        let all = self.head.candidates.len();
+        let distinct: BTreeSet<u32> = picks.tokens.iter().copied().collect();
+        assert_eq!(distinct.len(), picks.tokens.len(), "{what}: no token twice");
+        assert!(distinct.iter().all(|t| self.head.candidates.contains(&(*t as usize))), "{what}");
+        let Weighting::LogBias(log_u) = &picks.weighting else {
+            assert_eq!((&picks.weighting, distinct.len()), (&Weighting::Softmax, all), "{what}: all of the rest");
+            return None;
+        };
+        let rest = all - self.best;
+        let base = ((self.base * rest as f64).ceil() as usize).max(2);
+        let (exact, sampled) = picks.tokens.split_at(self.best + base);
+        let size = self.size(exact, rest, base);
+        assert!(sampled.len().abs_diff(size) <= 1, "{what}: {} drawn, not {size}", sampled.len());
+        let u = sampled.len() as f64 / (rest - base) as f64;
+        let expected = exact.iter().map(|_| 1.0).chain(sampled.iter().map(|_| u));
+        for (ours, u) in log_u.iter().zip(expected) {
+            assert!((f64::from(*ours) - u.ln()).abs() < 1e-5, "{what}: ln u {ours}, not {}", u.ln());
+        }
+        Some(picks.tokens.iter().zip(log_u).map(|(t, u)| (*t, (-f64::from(*u)).exp())).collect())
+    }
+
+    /// vAttention's bound on the denominator, by what a base sample says, for the most demanding head.
+    fn size(&self, exact: &[u32], rest: usize, base: usize) -> usize {
+        let left = rest - base;
+        let of_head = |h: &usize| {
+            let e = |t: usize| (scale() * self.head.dot(*h, t)).exp();
+            let drawn: Vector = exact[self.best..].iter().map(|t| e(*t as usize)).collect();
+            let mean = drawn.iter().sum::<f64>() / base as f64;
+            let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (base - 1) as f64;
+            let fixed = (0..TOKENS + 1).filter(|t| !self.head.candidates.contains(t));
+            let summed = fixed.chain(exact[..self.best].iter().map(|t| *t as usize)).map(e).sum::<f64>();
+            let needed = QUANTILE * left as f64 * variance.sqrt() / (self.epsilon * (summed + rest as f64 * mean));
+            needed.powi(2).ceil() as usize
+        };
+        self.heads.iter().map(of_head).max().unwrap().clamp(base, left.max(base))
+    }
+}
+
+/// Attention in which tokens count so many times, and what is no candidate once.
+fn weighted_attention(head: &Head<'_>, h: usize, picks: &[(u32, f64)]) -> Vector {
+    let exact = (0..TOKENS + 1).filter(|t| !head.candidates.contains(t)).map(|t| (t, 1.0));
+    let all = exact.chain(picks.iter().map(|(t, factor)| (*t as usize, *factor)));
+    let weights: Vec<(usize, f64)> = all.map(|(t, factor)| (t, factor * (scale() * head.dot(h, t)).exp())).collect();
+    let total: f64 = weights.iter().map(|(_, w)| w).sum();
+    (0..D).map(|c| weights.iter().map(|(t, w)| w * head.values[*t][c]).sum::<f64>() / total).collect()
+}
+
+/// `pick=sample` over any scorer, and `vattention`: the best by score, then a base sample, then as many as the bound asks for,
+/// that count for all they stand for.
+#[test]
+fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
+    const BASE: f64 = 0.06;
+    let mut first = first_scores();
+    first.push(("vattention:k=17", 17, 1, Box::new(|head, _| exact_scores(head))));
+    for (spec, pages, page, scores) in first {
+        let pick = if spec.starts_with("vattention") { "" } else { ",pick=sample" };
+        let mut samples = 0;
+        for (per, epsilon) in Per::ALL.into_iter().flat_map(|per| [0.1, 0.3].map(|epsilon| (per, epsilon))) {
+            let spec = format!("{spec}{pick},epsilon={epsilon},delta=0.1,base={BASE},{}", per.params());
+            let row = row(&spec, Take::Pages(pages), |_, _| Vec::new()).pages(page);
+            let method = Scene::method(&spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+            for scene in Scene::all() {
+                let (stats, outputs) = (scene.stats(&method), scene.outputs(&method));
+                for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+                    let what = format!("{spec} on {}, layer {layer}, KV head {kv_head}", scene.name);
+                    let head = scene.head(layer, kv_head, row.candidates.clone());
+                    let picks = match scene.picks(&method, &stats, (layer, kv_head), &row.candidates, SEED) {
+                        Selection::PerHead(heads) => heads,
+                        Selection::Shared(picks) => vec![picks],
+                    };
+                    let scores = per.reduce(scores(&head, per));
+                    assert_eq!(picks.len(), scores.len(), "{what}");
+                    for (i, (picks, scores)) in picks.iter().zip(&scores).enumerate() {
+                        let heads = if per == Per::QueryHead { vec![i] } else { (0..GROUP).collect() };
+                        let of_page = |p: &usize| page.min(row.candidates.len() - p * page);
+                        let best: usize = row.taken(layer, scores).0.iter().map(of_page).sum();
+                        let sampled = Sampled { head: &head, heads: heads.clone(), best, epsilon, base: BASE };
+                        let Some(weighted) = sampled.check(picks, &what) else { continue };
+                        row.check_tokens(layer, &picks.tokens[..best], scores, &what);
+                        samples += 1;
+                        for h in heads {
+                            let expected = weighted_attention(&head, h, &weighted);
+                            for (ours, exact) in outputs[layer][kv_head * GROUP + h].iter().zip(&expected) {
+                                assert!((ours - exact).abs() < 1e-4, "{what}, query head {h}: {ours}, not {exact}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert!(samples >= 20, "{spec}: {samples} samples");
+    }
+}
 
 // ---- methods without scores, and methods that draw ----
 

@@ -82,12 +82,12 @@ impl Gpu {
         let (d, bytes, kv_heads) = (cache.d as u64, cache.storage.bytes() as u64, cache.kv_heads as u64);
         let (queries, out) = addresses(rows, cache, out);
         let total = (rows.first + rows.count) as u64;
-        let (count, heads) = (rows.count as u64, rows.heads as u64);
+        let (count, heads) = (rows.count as u64, rows.heads as u32);
         let pieces = d / 64;
         let query_map = tensor_map(
             cache.storage,
             queries,
-            [64, count, pieces, heads],
+            [64, count, pieces, u64::from(heads)],
             [bytes * rows.stride as u64, 128, bytes * d],
             [64, shape.queries, pieces as u32, 1],
         )?;
@@ -97,23 +97,29 @@ impl Gpu {
                 address,
                 [64, total, pieces, kv_heads],
                 [bytes * d, 128, bytes * cache.head_stride()],
-                [64, 128, pieces as u32, 1],
+                [64, d as u32, 1, 1],
             )
         });
         let (key_map, value_map) = (key_map?, value_map?);
-        let name = format!("prefill_attention_{}_{d}", cache.storage.name());
+        let group = heads / cache.kv_heads as u32;
+        let pairs = d == 128 && group.is_multiple_of(2);
+        let kind = if pairs { "pair_" } else { "" };
+        let name = format!("prefill_attention_{kind}{}_{d}", cache.storage.name());
         let function = self.with_shared("prefill_attention", &name, shape.shared_bytes)?;
         let counter = self.counter.address(0, 4);
         let (lse, scale) = (0u64, 1.0 / (d as f32).sqrt());
         let (count, first) = (rows.count as i32, rows.first as i32);
         let section = (SECTION_BYTES as u64 / (4 * d * total)).clamp(1, kv_heads) as i32;
         let (heads_arg, kv_heads) = (rows.heads as i32, kv_heads as i32);
-        let tiles = heads as u32 * (rows.count as u32).div_ceil(shape.queries);
+        // A pair of blocks takes tiles of two heads.
+        let together = if pairs { 2 } else { 1 };
+        let tiles = heads / together * (rows.count as u32).div_ceil(shape.queries);
+        let blocks = together * tiles.min(self.processors as u32 / together);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&query_map).arg(&key_map).arg(&value_map).arg(&out).arg(&lse).arg(&counter);
         launch.arg(&count).arg(&first).arg(&heads_arg).arg(&kv_heads).arg(&section).arg(&scale);
         let grid = LaunchConfig {
-            grid_dim: (tiles.min(self.processors as u32), 1, 1),
+            grid_dim: (blocks, 1, 1),
             block_dim: (shape.threads, 1, 1),
             shared_mem_bytes: shape.shared_bytes,
         };
