@@ -17,7 +17,8 @@ use super::budget::Context;
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Picked, Queries};
 use super::method::{
-    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule, mix_seed,
+    AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule,
+    mix_seed,
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};

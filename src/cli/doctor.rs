@@ -11,6 +11,7 @@ use super::data_sets::default_folder;
 use super::output::print_line;
 use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
 use crate::kernels::cpu::isa_name;
+use crate::model::device::{self, GpuDevice};
 use crate::model::hub::{CachedModel, HubOptions, cached_models};
 use crate::model::source::ModelSource;
 use crate::tasks::published::{DataSet, Finding, State};
@@ -73,6 +74,39 @@ struct Machine {
 struct Gpu {
     seen: Vec<String>,
     usable: bool,
+    /// Those that `--device` takes.
+    devices: Vec<GpuDevice>,
+    /// Why there are none.
+    reason: Option<String>,
+}
+
+impl Gpu {
+    fn new() -> Self {
+        let seen = gpus(Path::new("/"));
+        match device::gpus() {
+            Ok(devices) => Self { seen, usable: !devices.is_empty(), devices, reason: None },
+            Err(reason) => Self { seen, usable: false, devices: Vec::new(), reason: Some(reason) },
+        }
+    }
+
+    /// A line for each that can be used, or one that says why there is none.
+    fn lines(&self) -> Vec<String> {
+        let line = |gpu: &GpuDevice| {
+            let GpuDevice { device, name, capability, memory_bytes, free_bytes, driver, copy_bytes_per_s } = gpu;
+            format!(
+                "--device {device}: {name}, compute capability {capability}, {} ({} free), driver for CUDA {driver}, copies \
+                 {:.2} TB/s",
+                gigabytes(*memory_bytes as u64),
+                gigabytes(*free_bytes as u64),
+                copy_bytes_per_s / 1e12
+            )
+        };
+        if self.usable {
+            return self.devices.iter().map(line).collect();
+        }
+        let seen = if self.seen.is_empty() { "none seen".to_owned() } else { self.seen.join(", ") };
+        vec![self.reason.as_ref().map_or(seen.clone(), |reason| format!("{seen}; {reason}"))]
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -123,7 +157,7 @@ impl Findings {
                 results_version: RESULTS_VERSION,
                 os: std::env::consts::OS,
                 arch: std::env::consts::ARCH,
-                devices: vec!["cpu"],
+                devices: if cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] },
             },
             machine: Machine {
                 cpu: cpu_name(),
@@ -133,7 +167,7 @@ impl Findings {
                 memory_bytes: meminfo(&memory, "MemTotal"),
                 memory_available_bytes: meminfo(&memory, "MemAvailable"),
             },
-            gpu: Gpu { seen: gpus(Path::new("/")), usable: false },
+            gpu: Gpu::new(),
             models,
             data,
             advice,
@@ -145,20 +179,18 @@ impl Findings {
         let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), gigabytes);
         let place = |path: &Option<PathBuf>| path.as_ref().map_or("no folder".to_owned(), |p| p.display().to_string());
         let lowered = if m.simd_lowered { ", by SPATTN_ISA" } else { "" };
-        let gpu = match self.gpu.seen.as_slice() {
-            [] => "none seen".to_owned(),
-            seen => seen.join(", "),
-        };
         let offline = if models.offline { ", offline (HF_HUB_OFFLINE)" } else { "" };
         let mut lines = vec![
             ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
             ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),
             ("simd", format!("{}{lowered}", m.simd)),
             ("memory", format!("{}, {} available", known(m.memory_bytes), known(m.memory_available_bytes))),
-            ("gpu", format!("{gpu}; this build computes on the CPU only")),
+        ];
+        lines.extend(self.gpu.lines().into_iter().map(|line| ("gpu", line)));
+        lines.extend([
             ("models", models.builtin.clone().unwrap_or_else(|| "the built-in model cannot be read".to_owned())),
             ("", format!("{}, {}{offline}", place(&models.cache), gigabytes(models.cache_bytes))),
-        ];
+        ]);
         let model = |m: &CachedModel| {
             let state = if m.complete { "" } else { ", incomplete" };
             ("", format!("  {} {}{state}", m.id, gigabytes(m.bytes)))

@@ -15,6 +15,7 @@ use crate::eval::config::{RunConfig, Settings, Several, Wrong};
 use crate::eval::contexts::Shard;
 use crate::eval::store::OpenMode;
 use crate::model::data::{DataFolder, DataSource};
+use crate::model::source::RANDOM;
 use crate::tasks::{Positions, assets};
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
@@ -46,6 +47,12 @@ pub(super) struct RunArgs {
     /// Example: --model meta-llama/Llama-3.2-1B@main, --model ./checkpoint
     #[arg(long = "model", value_name = "builtin|DIR|HUB_ID[@REV]")]
     models: Vec<String>,
+
+    /// A model of some shape with random weights, as --model random:SHAPE: for latency and memory, its scores mean nothing
+    ///
+    /// Example: --random-weights llama-3.1-8b, --random-weights my/config.json
+    #[arg(long, value_name = "SHAPE|CONFIG", conflicts_with = "models")]
+    random_weights: Option<String>,
 
     /// Tasks or groups; may be repeated
     ///
@@ -223,7 +230,10 @@ impl RunArgs {
         let flag = |set: bool| set.then_some(true);
         Ok(Settings {
             about: None,
-            model: several(&self.models),
+            model: match &self.random_weights {
+                Some(shape) => Some(Several(vec![format!("{RANDOM}{shape}")])),
+                None => several(&self.models),
+            },
             tasks: list(&self.tasks),
             lengths: list(&self.lengths),
             methods: list(&self.methods),

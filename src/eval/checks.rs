@@ -9,15 +9,18 @@ use super::record::{Conditions, Record};
 use super::stats::several::greatest_discovery;
 use super::stats::{self, Estimate, ratios};
 use super::times::{Times, prevailing};
+use crate::model::source::RANDOM;
 use crate::tasks::likelihood::Measure;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What a warning is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
+    /// Weights that were drawn: the scores mean nothing.
+    RandomWeights,
     /// Too few examples to compare methods on a task.
     FewExamples,
     /// Prompts without exactly one BOS token, on a model that has one.
@@ -49,6 +52,7 @@ pub enum Check {
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Check::RandomWeights => "random_weights",
             Check::FewExamples => "few_examples",
             Check::Bos => "bos",
             Check::Length => "length",
@@ -159,7 +163,7 @@ const TOLD: f64 = 0.1;
 pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
     let cells = group(records, order);
     let real = Discoveries::among(&cells);
-    let mut warnings: Vec<Warning> = few_examples(&cells).into_iter().collect();
+    let mut warnings: Vec<Warning> = random_weights(records).into_iter().chain(few_examples(&cells)).collect();
     for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
         let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
         warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
@@ -432,6 +436,19 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
     Some(Warning { code: Check::FewExamples, model, protocol, task, length: 0, method: None, params: None, message })
 }
 
+/// Models whose weights were drawn.
+fn random_weights(records: &[Record]) -> Vec<Warning> {
+    let models: BTreeSet<&String> = records.iter().map(|r| &r.model).filter(|id| id.starts_with(RANDOM)).collect();
+    let warning = |model: &String| {
+        let message =
+            format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
+        let [protocol, task] = [const { String::new() }; 2];
+        let model = model.clone();
+        Warning { code: Check::RandomWeights, model, protocol, task, length: 0, method: None, params: None, message }
+    };
+    models.into_iter().map(warning).collect()
+}
+
 // ---- budgets ----
 
 /// For each method and each numeric parameter that alone varies: the worst case of a larger density with a lower
@@ -619,6 +636,19 @@ mod tests {
         assert!(mostly[0].starts_with("63 % of the tokens attended followed the prefix"), "{}", mostly[0]);
         assert!(with(&|_| Some(0.49)).is_empty());
         assert!(with(&|_| None).is_empty());
+    }
+
+    #[test]
+    fn random_weights_are_told_of_whatever_they_score() {
+        let of = |model: &str| {
+            let records: Vec<Record> =
+                samples("full", "", |_| 1.0).into_iter().map(|r| Record { model: model.into(), ..r }).collect();
+            check(&records, &[]).into_iter().filter(|w| w.code == Check::RandomWeights).collect::<Vec<_>>()
+        };
+        let told = of("random:llama-3.1-8b");
+        assert_eq!(told.len(), 1);
+        assert!(told[0].to_string().contains("random:llama-3.1-8b") && told[0].to_string().contains("mean nothing"));
+        assert!(of("builtin").is_empty() && of("org/random:x").is_empty());
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl CalibrationPlace {
         match self {
             Self::Embedded => format!("builtin/{CALIBRATION}/{}", file_name(kind)),
             Self::Folder(folder) => folder.join(file_name(kind)).display().to_string(),
+            Self::None => format!("calibration of {kind}"),
         }
     }
 
@@ -55,6 +56,7 @@ impl CalibrationPlace {
                 Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
                 Err(e) => Err(e),
             },
+            Self::None => Ok(None),
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Serialize;
+
 use crate::error::UsageError;
 
 /// A place to compute.
@@ -44,6 +46,58 @@ impl FromStr for Device {
                 .hint("use --device cpu, or build with --features cuda")),
         }
     }
+}
+
+/// A GPU that this build can use.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GpuDevice {
+    /// As `--device` names it.
+    pub device: String,
+    /// What it is called.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: String,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Bytes that are free now.
+    pub free_bytes: usize,
+    /// The newest CUDA that the driver supports.
+    pub driver: String,
+    /// Bytes a second that a copy within it moves, read and written both counted; measured now.
+    pub copy_bytes_per_s: f64,
+}
+
+/// The GPUs that this build can use, or why it can use none.
+///
+/// # Errors
+/// One line: no driver, one too old, a device too old, a build without the feature.
+#[cfg(feature = "cuda")]
+pub fn gpus() -> Result<Vec<GpuDevice>, String> {
+    use crate::kernels::cuda::{Gpu, GpuError, count};
+    let describe = |ordinal: usize| -> Result<GpuDevice, GpuError> {
+        let gpu = Gpu::open(ordinal)?;
+        let info = gpu.info()?;
+        Ok(GpuDevice {
+            device: Device::Cuda(ordinal).to_string(),
+            name: info.name,
+            capability: format!("{}.{}", info.capability.0, info.capability.1),
+            memory_bytes: info.memory,
+            free_bytes: info.free,
+            driver: info.driver,
+            copy_bytes_per_s: gpu.copy_bandwidth()?,
+        })
+    };
+    let found = count().and_then(|count| (0..count).map(describe).collect::<Result<Vec<_>, _>>());
+    found.map_err(|error| error.to_string())
+}
+
+/// The GPUs that this build can use, or why it can use none.
+///
+/// # Errors
+/// This build has no code for them.
+#[cfg(not(feature = "cuda"))]
+pub fn gpus() -> Result<Vec<GpuDevice>, String> {
+    Err("this build computes on the CPU only (build with --features cuda)".to_owned())
 }
 
 #[cfg(test)]

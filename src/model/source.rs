@@ -134,7 +134,9 @@ impl ModelSource {
             Self::Random(shape) => Ok(ModelTexts {
                 id: self.to_string(),
                 config: random_config(shape)?,
-                notes: vec![format!("{self} has random weights and the tokenizer of {BUILTIN}: its scores mean nothing")],
+                notes: vec![format!(
+                    "{self} has random weights and the tokenizer of {BUILTIN}: its scores mean nothing"
+                )],
                 ..builtin_texts()
             }),
             Self::Folder(path) => ModelTexts::from_folder(path, self.to_string()),

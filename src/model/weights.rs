@@ -350,7 +350,12 @@ impl Weights {
     /// Weights of any shape that are drawn from a seed: every tensor that is asked for is there. Those of matrices lie evenly
     /// between bounds that keep the size of what passes them; norms weigh everything alike, biases are zero.
     pub fn random(seed: u64) -> Self {
-        Self { label: format!("random weights, seed {seed}"), parts: Vec::new(), tensors: BTreeMap::new(), seed: Some(seed) }
+        Self {
+            label: format!("random weights, seed {seed}"),
+            parts: Vec::new(),
+            tensors: BTreeMap::new(),
+            seed: Some(seed),
+        }
     }
 
     /// Names of all tensors, sorted.

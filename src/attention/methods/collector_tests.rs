@@ -284,7 +284,7 @@ fn errors_of_streaming_are_summed_over_prompts() {
             for layer in 0..LAYERS {
                 let kv = random_kv(KvDtype::F32, KV_HEADS, *tokens, D, seed + layer as u64);
                 let queries = noise(tokens * HEADS * D, 7 * seed + layer as u64);
-                collector.observe(&PrefillChunk { layer, first: 0, queries: &queries, heads: HEADS, kv: &kv });
+                collector.observe(&PrefillChunk::new(layer, 0, &queries, HEADS, &kv));
             }
             collector.end_prompt(*tokens);
         }

@@ -354,11 +354,11 @@ impl Settings {
         if start <= self.sink {
             return None;
         }
-        let group = chunk.heads / chunk.kv.keys.kv_heads();
-        let queries = &chunk.queries[(token * chunk.heads + kv_head * group) * d..][..group * d];
+        let group = chunk.heads / chunk.kv_heads();
+        let queries = &chunk.queries()[(token * chunk.heads + kv_head * group) * d..][..group * d];
         let scale = 1.0 / (d as f32).sqrt();
         let queries: Vec<f32> = queries.iter().map(|x| x * scale).collect();
-        let (keys, values) = (chunk.kv.keys.head(kv_head), chunk.kv.values.head(kv_head));
+        let (keys, values) = (chunk.kv().keys.head(kv_head), chunk.kv().values.head(kv_head));
         let mut attention = Accumulator::new(group, d);
         let mut attend = |tokens: std::ops::Range<usize>| {
             attend_range(&queries, keys.slice(tokens.clone(), d), values.slice(tokens, d), &mut attention);

@@ -12,6 +12,7 @@ mod prefill;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{CUdevice_attribute, CUresult};
@@ -282,6 +283,25 @@ impl Gpu {
             free,
             driver: format!("{}.{}", driver / 1000, driver % 1000 / 10),
         })
+    }
+
+    /// Bytes a second that a copy within the device moves, read and written both counted: the median of a few.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn copy_bandwidth(&self) -> Result<f64, GpuError> {
+        const BYTES: usize = 1 << 30;
+        let (from, mut to) = (self.alloc(BYTES)?, self.alloc(BYTES)?);
+        let mut times = Vec::new();
+        for _ in 0..9 {
+            self.synchronize()?;
+            let start = Instant::now();
+            self.copy(&from, 0, &mut to, 0, BYTES)?;
+            self.synchronize()?;
+            times.push(start.elapsed());
+        }
+        times.sort();
+        Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
     /// Multiprocessors.
