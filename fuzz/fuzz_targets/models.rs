@@ -24,7 +24,7 @@ fn config(text: &str) {
     let tokens = config.context_limit().min(1 << 20);
     let dimensions = Dimensions::new(&config, KvDtype::Bf16);
     let _ = (dimensions.weight_bytes(), dimensions.kv_bytes_per_token(), dimensions.prefill_bytes(64, true));
-    let _ = (dimensions.prefill_bytes(tokens), dimensions.prompt_shape(tokens));
+    let _ = (dimensions.prefill_bytes(tokens, false), dimensions.prompt_shape(tokens));
 }
 
 fn index(text: &str) {
