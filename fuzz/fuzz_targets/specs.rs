@@ -7,7 +7,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::attention::methods::configure;
 use spattn::attention::{DenseLayers, Policy, expand_grid};
 use spattn::eval::calibration::Order;
-use spattn::eval::plan::Shard;
+use spattn::eval::contexts::Shard;
 use spattn::eval::protocol::Protocol;
 use spattn::model::data::DataSource;
 use spattn::model::source::ModelSource;
