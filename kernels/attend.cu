@@ -2,8 +2,9 @@
 // stands for what was not picked. All of it ends in one softmax.
 //
 // The work of a step is a list of units. A unit is a set of tokens of one KV head that some queries of its group attend: the
-// exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share
-// and a tail of the row's own, each `[token][d]`. A unit is cut into spans of tokens, one block each, so that one long row
+// exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share,
+// `[kv_head][capacity][d]`, and a tail of the row's own, `[layer][keys, values][kv_head][capacity][d]`: units name no layer,
+// so what is equal at all layers is sent once. A unit is cut into spans of tokens, one block each, so that one long row
 // fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values), which `combine` merges head by head.
 //
 // Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other lanes other tokens. Each keeps its own
@@ -22,15 +23,13 @@ enum Weighting : uint32_t {
 };
 
 struct Unit {
-    // Keys and values of the KV head, prefix and tail.
-    const void* prefix_keys;
-    const void* prefix_values;
-    const void* tail_keys;
-    const void* tail_values;
+    // The row's tail, of all layers, and tokens that it has room for.
+    const void* tail;
     // Picked tokens, and what each brings: a log-bias, a weight, or nothing (null).
     const uint32_t* tokens;
     const float* weights;
-    uint32_t prefix_tokens;
+    uint32_t tail_capacity;
+    uint32_t kv_head;
     uint32_t sink;
     uint32_t recent;
     uint32_t total;
@@ -46,6 +45,17 @@ struct Unit {
     uint32_t span;
 };
 
+// One layer's keys and values of the prefix.
+template <typename T> struct Prefix {
+    const T* keys;
+    const T* values;
+    // Elements from one KV head to the next.
+    unsigned long long stride;
+    uint32_t tokens;
+    uint32_t layer;
+    uint32_t kv_heads;
+};
+
 // What one query head's output is merged from.
 struct Head {
     // Partials of up to two units: where the first is, how many there are, and how far apart.
@@ -59,8 +69,8 @@ struct Head {
 };
 
 template <typename T, int QUERIES, int LANES, int PIECES>
-__device__ void attend(const Unit& unit, int span_index, const T* queries, uint32_t heads, uint64_t row_stride, int d,
-                       float scale, float* partials) {
+__device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
+                       uint64_t row_stride, int d, float scale, float* partials) {
     constexpr int SLOTS = 32 / LANES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
     float q[QUERIES][PIECES][PIECE], out[QUERIES][PIECES][PIECE] = {}, most[QUERIES], sum[QUERIES];
@@ -85,6 +95,11 @@ __device__ void attend(const Unit& unit, int span_index, const T* queries, uint3
     const uint32_t recent = unit.total - unit.recent, fixed = unit.sink + recent, all = fixed + unit.picked;
     const uint32_t end = min(all, (span_index + 1) * unit.span);
     const bool given = unit.weighting == GIVEN;
+    const T* prefix_keys = prefix.keys + unit.kv_head * prefix.stride;
+    const T* prefix_values = prefix.values + unit.kv_head * prefix.stride;
+    const uint64_t tail_head = static_cast<uint64_t>(unit.tail_capacity) * d;
+    const T* tail_keys = static_cast<const T*>(unit.tail) + (2ull * prefix.layer * prefix.kv_heads + unit.kv_head) * tail_head;
+    const T* tail_values = tail_keys + prefix.kv_heads * tail_head;
     for (uint32_t start = span_index * unit.span; start < end; start += WARPS * SLOTS * UNROLL) {
         Piece<T> keys[UNROLL][PIECES], values[UNROLL][PIECES];
         float extra[UNROLL];
@@ -97,10 +112,10 @@ __device__ void attend(const Unit& unit, int span_index, const T* queries, uint3
             const uint32_t at = valid[u] ? i : start;
             const uint32_t token = at < unit.sink ? at : at < fixed ? unit.recent + at - unit.sink : unit.tokens[at - fixed];
             extra[u] = unit.weights && at >= fixed ? unit.weights[at - fixed] : 0.0f;
-            const bool behind = token >= unit.prefix_tokens;
-            const uint64_t offset = static_cast<uint64_t>(behind ? token - unit.prefix_tokens : token) * d;
-            const T* key = static_cast<const T*>(behind ? unit.tail_keys : unit.prefix_keys) + offset;
-            const T* value = static_cast<const T*>(behind ? unit.tail_values : unit.prefix_values) + offset;
+            const bool behind = token >= prefix.tokens;
+            const uint64_t offset = static_cast<uint64_t>(behind ? token - prefix.tokens : token) * d;
+            const T* key = (behind ? tail_keys : prefix_keys) + offset;
+            const T* value = (behind ? tail_values : prefix_values) + offset;
 #pragma unroll
             for (int p = 0; p < PIECES; ++p) {
                 const int channel = (p * LANES + place) * PIECE;
@@ -226,8 +241,8 @@ __device__ void attend(const Unit& unit, int span_index, const T* queries, uint3
 
 // One block a span of a unit; queries `[row][row_stride]` with head h at h * d.
 template <typename T, int QUERIES, int LANES, int PIECES>
-__device__ void attend_block(const Unit* units, int count, const T* queries, uint32_t heads, uint64_t row_stride, int d,
-                             float scale, float* partials) {
+__device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
+                             uint64_t row_stride, int d, float scale, float* partials) {
     // The last unit that begins at or before this block.
     int low = 0, high = count - 1;
     while (low < high) {
@@ -236,7 +251,8 @@ __device__ void attend_block(const Unit* units, int count, const T* queries, uin
         else high = middle - 1;
     }
     const Unit unit = units[low];
-    attend<T, QUERIES, LANES, PIECES>(unit, blockIdx.x - unit.first_block, queries, heads, row_stride, d, scale, partials);
+    const int span = blockIdx.x - unit.first_block;
+    attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, partials);
 }
 
 // Merges partials into one head's output; one block a head, `[head][d]`, as T and, where asked for, as f32.
@@ -283,9 +299,9 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
 
 #define ATTEND(T, NAME, QUERIES, LANES, PIECES)                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * WARPS) attend_##NAME##_##QUERIES##_##LANES##_##PIECES(            \
-        const Unit* units, int count, const T* queries, uint32_t heads, unsigned long long row_stride, int d,           \
-        float scale, float* partials) {                                                                                 \
-        attend_block<T, QUERIES, LANES, PIECES>(units, count, queries, heads, row_stride, d, scale, partials);          \
+        const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
+        unsigned long long row_stride, int d, float scale, float* partials) {                                           \
+        attend_block<T, QUERIES, LANES, PIECES>(units, count, prefix, queries, heads, row_stride, d, scale, partials);  \
     }
 
 // For heads up to 64, 128 and 256 wide.

@@ -11,7 +11,8 @@ use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Rows, Storage, Tokens, Unit, Weights,
+    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Prefix, Rows, Storage, Tail, Tokens, Unit,
+    Weights,
 };
 use spattn::kv::KvDtype;
 use spattn::model::device::Device;
@@ -201,14 +202,26 @@ impl Kv {
     }
 
     fn send(&self, gpu: &Gpu, capacity: usize, storage: Storage) -> [Buffer; 2] {
+        self.padded(capacity).map(|numbers| send(gpu, &numbers, storage))
+    }
+
+    fn padded(&self, capacity: usize) -> [Vec<f32>; 2] {
         [&self.keys, &self.values].map(|numbers| {
             let mut padded = vec![f32::NAN; self.kv_heads * capacity * self.d];
             for head in 0..self.kv_heads {
                 let rows = &numbers[head * self.tokens * self.d..][..self.tokens * self.d];
                 padded[head * capacity * self.d..][..rows.len()].copy_from_slice(rows);
             }
-            send(gpu, &padded, storage)
+            padded
         })
+    }
+
+    /// One layer of several, the others NaN.
+    fn within(&self, layer: usize, layers: usize, capacity: usize) -> Vec<f32> {
+        let own = self.padded(capacity).concat();
+        let mut all = vec![f32::NAN; layers * own.len()];
+        all[layer * own.len()..][..own.len()].copy_from_slice(&own);
+        all
     }
 }
 
@@ -310,10 +323,13 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let stride = heads * d + 24;
     let queries = stored(&noise(rows * stride, 30), storage);
     let prefix_buffers = prefix.send(gpu, prefix_tokens + 3, storage);
-    let tail_buffers: Vec<_> = tails.iter().map(|tail| tail.send(gpu, 130, storage)).collect();
+    // The layer between two others.
+    let (layer, layers) = (1, 3);
+    let tail_buffers: Vec<Buffer> =
+        tails.iter().map(|tail| send(gpu, &tail.within(layer, layers, 130), storage)).collect();
     let prefix_cache = cache(&prefix_buffers, prefix_tokens + 3, &prefix, storage);
-    let tail_caches: Vec<Cache> =
-        tails.iter().zip(&tail_buffers).map(|(tail, buffers)| cache(buffers, 130, tail, storage)).collect();
+    let tail_views: Vec<Tail> =
+        tail_buffers.iter().map(|buffer| Tail { buffer, layers, capacity: 130, kv_heads, d, storage }).collect();
     let mut attention = Attention::new(rows, heads, 4 * rows * prefix_tokens.max(1), gpu.processors());
     let mut expected = Vec::new();
     for row in 0..rows {
@@ -341,12 +357,12 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
                 head: kv_head * group + head,
                 queries,
                 kv_head,
-                tail: &tail_caches[row],
+                tail: &tail_views[row],
                 tokens,
                 weights,
             };
             let part = |sink, recent, picked| Tokens { sink, recent, total, picked };
-            let mut add = |place, unit: Unit| attention.add(place, &unit, &prefix_cache, prefix_tokens);
+            let mut add = |place, unit: Unit| attention.add(place, &unit, prefix_tokens);
             let none: &[u32] = &[];
             match weighting {
                 "none" => add(0, unit(0, group, part(sink, recent, none), Weights::Logits)),
@@ -407,7 +423,8 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let mut out = send(gpu, &vec![f32::NAN; rows * heads * d], storage);
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionRoom::default();
-    gpu.attend(&mut attention, &mut room, &prefix_cache, &queries, stride, &mut out, Some(&mut wide)).unwrap();
+    let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer };
+    gpu.attend(&mut attention, &mut room, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
     let what = format!("{storage:?} {case:?}");
     assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
@@ -570,7 +587,7 @@ const SPECS: [&str; 16] = [
     "quest:k=32",
     "hip:k=32",
     "magicpig:K=4,L=12",
-    "oracle_sampling:k=16",
+    "oracle_sampling:budget=16",
     "sparq:k=16,rank=4",
     "streaming_llm:window=20",
     "streaming_llm:window=20,rolling=true",
@@ -629,7 +646,7 @@ fn a_prefix_is_gone_on_with() {
         let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
         assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
         for layer in 0..whole.prefix.layers() {
-            let keys = |prefill: &Prefill| prefill.prefix.layer(layer).keys.head(1).to_f32();
+            let keys = |prefill: &Prefill| prefill.prefix.layer(layer).keys.head(0).to_f32();
             assert_close(&keys(&gone_on), &keys(&whole), 1e-4, "keys");
         }
     }

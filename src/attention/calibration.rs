@@ -4,6 +4,7 @@
 //! the rotated queries and the cached keys and values of every layer, chunk by chunk, and ends with
 //! tensors. Which text is read, and where artefacts are written, is decided above.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -39,6 +40,9 @@ pub trait DeviceChunk: Sync {
     /// As [`PrefillChunk::queries`].
     fn queries(&self) -> &[f32];
 
+    /// As [`PrefillChunk::last_queries`], of no more tokens than there are.
+    fn last_queries(&self, count: usize) -> Vec<f32>;
+
     /// As [`PrefillChunk::kv`].
     fn kv(&self) -> &LayerKv;
 }
@@ -67,6 +71,15 @@ impl<'a> PrefillChunk<'a> {
         match self.source {
             Source::Host { queries, .. } => queries,
             Source::Device(chunk) => chunk.queries(),
+        }
+    }
+
+    /// The queries of the chunk's last `count` tokens, or of all where there are fewer.
+    pub fn last_queries(&self, count: usize) -> Cow<'a, [f32]> {
+        let count = count.min(self.tokens);
+        match self.source {
+            Source::Host { queries, .. } => Cow::Borrowed(&queries[(self.tokens - count) * self.heads * self.d()..]),
+            Source::Device(chunk) => Cow::Owned(chunk.last_queries(count)),
         }
     }
 

@@ -42,7 +42,7 @@ impl RecentQueries {
         }
         self.heads = chunk.heads;
         let (kept, most) = (&mut self.layers[chunk.layer], Self::COUNT * chunk.heads * chunk.d());
-        kept.extend_from_slice(&chunk.queries()[chunk.queries().len().saturating_sub(most)..]);
+        kept.extend_from_slice(&chunk.last_queries(Self::COUNT));
         kept.drain(..kept.len().saturating_sub(most));
     }
 

@@ -228,6 +228,19 @@ impl Planner<'_> {
 
     /// Makes sure that keys and values of so many tokens can be in memory at all.
     fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
+        if let Some(free) = self.config.device.free_bytes() {
+            let dimensions = &self.model.dimensions;
+            let needed = dimensions.weight_bytes() + dimensions.gpu_bytes(tokens, self.config.methods.len());
+            if needed as u64 > free {
+                return Err(UsageError::new(format!(
+                    "{what}, {tokens} tokens, takes {:.1} GB of the GPU's memory with {}, and {:.1} GB are free",
+                    needed as f64 / 1e9,
+                    self.model.id,
+                    free as f64 / 1e9
+                ))
+                .hint("choose a shorter --length, fewer methods at a time, or --dtype bf16"));
+            }
+        }
         let needed = self.model.dimensions.weight_bytes() + bytes_of_example(self.config, self.model, tokens);
         match memory::most_bytes().filter(|most| needed as u64 > *most) {
             None => Ok(()),

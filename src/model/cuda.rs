@@ -16,20 +16,18 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::decoder::Dimensions;
+use super::decoder::{Dimensions, GPU_PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};
 use crate::attention::calibration::{DeviceChunk, PrefillChunk};
 use crate::attention::{Exact, Fork, Picked, Picks, Selection, Weighting};
 use crate::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Norms, Place, Plain, Positions, Rows, Storage,
-    Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Norms, Place, Plain, Positions,
+    Rows, Storage, Tokens, Unit, Weights,
 };
 use crate::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
 
-/// Prompt tokens that pass the layers together; bounds the memory of activations.
-const PREFILL_CHUNK: usize = 8192;
 /// Room for so many tokens behind the prefix, before a tail has to grow.
 const TAIL_CAPACITY: usize = 64;
 /// What `broken` holds while all numbers are finite.
@@ -193,20 +191,30 @@ impl Numbers {
     }
 }
 
-/// Downloads `count` numbers of `storage` from the front of a buffer, as f32.
-fn download_wide(gpu: &Gpu, buffer: &Buffer, count: usize, storage: Storage) -> Result<Vec<f32>, GpuError> {
-    let mut wide = vec![0.0; count];
+/// Downloads `count` numbers of `storage` behind the first `skip` of a buffer, as f32.
+fn download_wide(
+    gpu: &Gpu,
+    buffer: &Buffer,
+    skip: usize,
+    count: usize,
+    storage: Storage,
+) -> Result<Vec<f32>, GpuError> {
+    /// Numbers that one thread widens at a time.
+    const PIECE: usize = 1 << 16;
+    let (mut wide, offset) = (vec![0.0; count], skip * storage.bytes());
     match storage {
-        Storage::F32 => gpu.download(buffer, 0, &mut wide)?,
+        Storage::F32 => gpu.download(buffer, offset, &mut wide)?,
         Storage::F16 => {
             let mut numbers = vec![f16::ZERO; count];
-            gpu.download(buffer, 0, &mut numbers)?;
-            numbers.convert_to_f32_slice(&mut wide);
+            gpu.download(buffer, offset, &mut numbers)?;
+            let pieces = wide.par_chunks_mut(PIECE).zip(numbers.par_chunks(PIECE));
+            pieces.for_each(|(wide, numbers)| numbers.convert_to_f32_slice(wide));
         }
         Storage::Bf16 => {
             let mut numbers = vec![bf16::ZERO; count];
-            gpu.download(buffer, 0, &mut numbers)?;
-            numbers.convert_to_f32_slice(&mut wide);
+            gpu.download(buffer, offset, &mut numbers)?;
+            let pieces = wide.par_chunks_mut(PIECE).zip(numbers.par_chunks(PIECE));
+            pieces.for_each(|(wide, numbers)| numbers.convert_to_f32_slice(wide));
         }
     }
     Ok(wide)
@@ -329,19 +337,10 @@ impl Tail {
         Ok(to)
     }
 
-    fn cache(&self, shape: KvShape, layer: usize) -> Cache<'_> {
+    fn view(&self, shape: KvShape, layers: usize) -> kernels::Tail<'_> {
         let KvShape { kv_heads, d, dtype } = shape;
-        let half = kv_heads * self.capacity * d * dtype.bytes();
-        Cache {
-            keys: &self.buffer,
-            values: &self.buffer,
-            keys_at: 2 * layer * half,
-            values_at: (2 * layer + 1) * half,
-            capacity: self.capacity,
-            kv_heads,
-            d,
-            storage: storage(dtype),
-        }
+        let Self { buffer, capacity } = self;
+        kernels::Tail { buffer, layers, capacity: *capacity, kv_heads, d, storage: storage(dtype) }
     }
 }
 
@@ -367,13 +366,16 @@ struct HostView<'a> {
 
 impl DeviceChunk for HostView<'_> {
     fn queries(&self) -> &[f32] {
-        self.queries.get_or_init(|| {
-            let (width, stacked) = self.widths;
-            let storage = storage(self.prefix.shape.dtype);
-            let rows = download_wide(self.gpu, self.qkv, self.rows * stacked, storage);
-            let rows = rows.unwrap_or_else(|failure| panic!("{failure}"));
-            rows.chunks_exact(stacked).flat_map(|row| &row[..width]).copied().collect()
-        })
+        self.queries.get_or_init(|| self.last_queries(self.rows))
+    }
+
+    fn last_queries(&self, count: usize) -> Vec<f32> {
+        let storage = storage(self.prefix.shape.dtype);
+        let (width, stacked) = self.widths;
+        let skip = (self.rows - count) * stacked;
+        let rows = download_wide(self.gpu, self.qkv, skip, count * stacked, storage);
+        let rows = rows.unwrap_or_else(|failure| panic!("{failure}"));
+        rows.chunks_exact(stacked).flat_map(|row| &row[..width]).copied().collect()
     }
 
     fn kv(&self) -> &LayerKv {
@@ -411,7 +413,7 @@ impl Engine for Cuda {
             Some((prefix, kept)) => owned(prefix).kept(kept, tokens.len())?,
             None => DevicePrefix::new(&self.gpu, self.shape(), self.config.layers, tokens.len())?,
         };
-        let most = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
+        let most = reading.sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
         let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
         let inverse = self.gpu.upload(&inverse)?;
         let kept = prefix.tokens;
@@ -746,11 +748,11 @@ impl Cuda {
         let mut places: Vec<Vec<Place>> = vec![Vec::new(); layers];
         for (index, stream) in streams.iter_mut().enumerate() {
             let (prefix, held) = (stream.fork.prefix().tokens(), stream.fork.tokens());
-            let tail = tail_of(stream.fork);
+            let tail = tail_of(stream.fork).view(shape, layers);
             for i in 0..stream.tokens.len() {
                 rows.push(Row { stream: index, total: held + i + 1 });
                 for (layer, places) in places.iter_mut().enumerate() {
-                    places.push(tail.cache(shape, layer).place(held + i - prefix));
+                    places.push(tail.cache(layer).place(held + i - prefix));
                 }
             }
         }
@@ -772,7 +774,7 @@ impl Cuda {
         let (width, stacked) = self.widths();
         let looks = |stream: &Stream<'_>| stream.fork.picks_at(layer) || stream.fork.needs_host();
         let numbers = match streams.iter().any(looks) {
-            true => download_wide(&self.gpu, &room.qkv, rows.len() * stacked, self.storage())?,
+            true => download_wide(&self.gpu, &room.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
         let plans = self.plan_rows(layer, streams, &numbers);
@@ -849,19 +851,20 @@ impl Cuda {
             "streams that step together share a prefix"
         );
         let (device, prefix_tokens) = (shared(&prefix), prefix.tokens());
-        let prefix = device.cache(layer);
-        let tails: Vec<Cache<'_>> = streams.iter_mut().map(|stream| tail_of(stream.fork).cache(shape, layer)).collect();
+        let tails: Vec<kernels::Tail<'_>> =
+            streams.iter_mut().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
         let group = c.heads / c.kv_heads;
         let expected: usize = rows.iter().zip(plans).map(|(row, plan)| plan.tokens(row.total, c.kv_heads)).sum();
         let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors());
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             for kv_head in 0..c.kv_heads {
                 let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
-                parts.add(&mut attention, plan, &prefix, prefix_tokens);
+                parts.add(&mut attention, plan, prefix_tokens);
             }
         }
         let Room { qkv, attended, wide, attention: lists, .. } = room;
         let wide = wide.as_mut().filter(|_| watched);
+        let prefix = kernels::Prefix { cache: device.cache(layer), tokens: prefix_tokens, layer };
         self.gpu.attend(&mut attention, lists, &prefix, qkv, self.widths().1, attended, wide)
     }
 
@@ -912,12 +915,12 @@ struct HeadPlan<'a> {
     kv_head: usize,
     group: usize,
     total: usize,
-    tail: &'a Cache<'a>,
+    tail: &'a kernels::Tail<'a>,
 }
 
 impl HeadPlan<'_> {
     /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
-    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix: &Cache<'_>, prefix_tokens: usize) {
+    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize) {
         let head = self.kv_head * self.group;
         let (exact, selection) = match plan {
             RowPlan::Exact(exact) => (*exact, None),
@@ -933,7 +936,7 @@ impl HeadPlan<'_> {
             let picked = picks.map_or(&[][..], |picks| &picks.tokens);
             let tokens = Tokens { sink: exact.sink, recent: exact.recent, total: self.total, picked };
             let (row, kv_head, tail) = (self.row, self.kv_head, self.tail);
-            attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix, prefix_tokens);
+            attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix_tokens);
             if let Some(Weighting::Remainder { shares, value }) = picks.map(|picks| &picks.weighting) {
                 shares.iter().enumerate().for_each(|(i, share)| attention.give_rest(row, head + i, *share, value));
             }

@@ -17,6 +17,11 @@ use crate::attention::calibration::PrefillChunk;
 use crate::attention::{PromptShape, Rotation, SparsePrefill};
 use crate::kv::{DeviceFailure, KvDtype, Prefix};
 
+/// Prompt tokens that pass the layers together on a GPU.
+pub(super) const GPU_PREFILL_CHUNK: usize = 8192;
+/// Tokens behind a prefix that most runs have room for.
+const GPU_TAIL: usize = 256;
+
 /// What a decoder is like, without its weights.
 #[derive(Debug, Clone)]
 pub struct Dimensions {
@@ -53,7 +58,17 @@ pub enum LoadError {
 #[cfg(feature = "cuda")]
 fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
+    let free = Device::Cuda(ordinal).free_bytes();
     let gpu = crate::kernels::cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
+    let needed = dimensions.weight_bytes();
+    if let Some(free) = free.filter(|free| needed as u64 > *free) {
+        return Err(DeviceFailure(format!(
+            "the weights take {:.1} GB of the GPU's memory, and {:.1} GB are free: use a smaller model, or --dtype bf16",
+            needed as f64 / 1e9,
+            free as f64 / 1e9
+        ))
+        .into());
+    }
     match Cuda::load(dimensions, weights, gpu) {
         Ok(engine) => Ok(Box::new(engine)),
         Err(LoadFailure::Weights(error)) => Err(error.into()),
@@ -105,6 +120,16 @@ impl Dimensions {
         let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
         let packed = 2 * tokens * c.kv_heads * c.head_dim;
         tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
+    }
+
+    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
+    /// the weights.
+    pub fn gpu_bytes(&self, tokens: usize, runs: usize) -> usize {
+        let c = &self.config;
+        let rows = tokens.min(GPU_PREFILL_CHUNK).next_power_of_two();
+        let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + c.hidden_size + 3 * c.intermediate_size;
+        let activations = rows * (4 * c.hidden_size + self.dtype.bytes() * width);
+        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations
     }
 
     /// The shape of a prefix of `tokens`, for what is gathered while it is read.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 
@@ -46,6 +47,29 @@ impl FromStr for Device {
                 .hint("use --device cpu, or build with --features cuda")),
         }
     }
+}
+
+impl Device {
+    /// Bytes of its memory that were free when the program first asked, before any weights were there; `None` for the
+    /// processor's cores, and where nobody can say.
+    pub fn free_bytes(self) -> Option<u64> {
+        static FREE: OnceLock<Option<u64>> = OnceLock::new();
+        match self {
+            Self::Cpu => None,
+            // A program uses one device.
+            Self::Cuda(ordinal) => *FREE.get_or_init(|| free_bytes(ordinal)),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn free_bytes(ordinal: usize) -> Option<u64> {
+    crate::kernels::cuda::free_bytes(ordinal).ok()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn free_bytes(_: usize) -> Option<u64> {
+    None
 }
 
 /// A GPU that this build can use.

@@ -3,14 +3,14 @@
 //! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, cuts these into spans, and runs
 //! the two kernels of `kernels/attend.cu`.
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::{Buffer, Gpu, GpuError, Plain, failed};
+use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
-/// Blocks of the first kernel that fill a multiprocessor a few times over.
+/// Blocks of the first kernel for each multiprocessor.
 const BLOCKS_EACH: usize = 12;
 /// A span is a multiple of these tokens, and has at least two of them.
 const SPAN: usize = 64;
@@ -39,6 +39,57 @@ pub enum Weights<'a> {
     Given(&'a [f32], f32),
 }
 
+/// What follows the prefix in one row, `[layer][keys, values][kv_head][capacity][d]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Tail<'a> {
+    /// Holds all of it.
+    pub buffer: &'a Buffer,
+    /// Layers.
+    pub layers: usize,
+    /// Tokens that there is room for.
+    pub capacity: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Type of the numbers.
+    pub storage: Storage,
+}
+
+impl Tail<'_> {
+    /// Keys and values of one layer.
+    pub fn cache(&self, layer: usize) -> Cache<'_> {
+        let Self { buffer, capacity, kv_heads, d, storage, .. } = *self;
+        let half = kv_heads * capacity * d * storage.bytes();
+        Cache {
+            keys: buffer,
+            values: buffer,
+            keys_at: 2 * layer * half,
+            values_at: (2 * layer + 1) * half,
+            capacity,
+            kv_heads,
+            d,
+            storage,
+        }
+    }
+
+    /// Where it begins; all of it lies inside the buffer.
+    fn address(&self) -> u64 {
+        self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
+    }
+}
+
+/// The prefix that all rows of a step share, at one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Prefix<'a> {
+    /// Its keys and values.
+    pub cache: Cache<'a>,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Which layer.
+    pub layer: usize,
+}
+
 /// A set of tokens of one KV head, and the queries that attend it.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit<'a> {
@@ -50,8 +101,8 @@ pub struct Unit<'a> {
     pub queries: usize,
     /// KV head.
     pub kv_head: usize,
-    /// What the row's tail holds.
-    pub tail: &'a Cache<'a>,
+    /// What follows the prefix in the row.
+    pub tail: &'a Tail<'a>,
     /// What is attended.
     pub tokens: Tokens<'a>,
     /// How picked tokens enter.
@@ -62,13 +113,11 @@ pub struct Unit<'a> {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceUnit {
-    prefix_keys: u64,
-    prefix_values: u64,
-    tail_keys: u64,
-    tail_values: u64,
+    tail: u64,
     tokens: u64,
     weights: u64,
-    prefix_tokens: u32,
+    tail_capacity: u32,
+    kv_head: u32,
     sink: u32,
     recent: u32,
     total: u32,
@@ -80,7 +129,24 @@ struct DeviceUnit {
     first_block: u32,
     first_partial: u32,
     span: u32,
+    padding: u32,
 }
+
+/// As the kernel's struct `Prefix`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DevicePrefix {
+    keys: u64,
+    values: u64,
+    stride: u64,
+    tokens: u32,
+    layer: u32,
+    kv_heads: u32,
+    padding: u32,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DevicePrefix {}
 
 // SAFETY: words of eight and four bytes without padding; any bits are numbers.
 unsafe impl Plain for DeviceUnit {}
@@ -120,13 +186,22 @@ pub struct Attention {
     weights: Vec<f32>,
     vectors: Vec<f32>,
     partials: u32,
+    /// Tokens of the prefix that all units go on from.
+    prefix_tokens: Option<usize>,
+    /// Layers that all tails have.
+    least_layers: usize,
 }
 
 impl Attention {
     /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in all: that is divided
     /// evenly over a GPU of so many multiprocessors.
     pub fn new(rows: usize, heads: usize, expected: usize, processors: usize) -> Self {
-        let even = expected.div_ceil(processors * BLOCKS_EACH).next_multiple_of(SPAN);
+        Self::spread(rows, heads, expected, processors * BLOCKS_EACH)
+    }
+
+    /// As [`new`](Self::new), over about so many blocks.
+    pub fn spread(rows: usize, heads: usize, expected: usize, blocks: usize) -> Self {
+        let even = expected.div_ceil(blocks).next_multiple_of(SPAN);
         let none = HeadParts { share: -1.0, ..HeadParts::default() };
         Self {
             heads,
@@ -137,6 +212,8 @@ impl Attention {
             weights: Vec::new(),
             vectors: Vec::new(),
             partials: 0,
+            prefix_tokens: None,
+            least_layers: usize::MAX,
         }
     }
 
@@ -144,13 +221,16 @@ impl Attention {
     ///
     /// # Panics
     /// If a picked token, or an exact part, lies beyond the row's tokens.
-    pub fn add(&mut self, part: usize, unit: &Unit<'_>, prefix: &Cache<'_>, prefix_tokens: usize) {
+    pub fn add(&mut self, part: usize, unit: &Unit<'_>, prefix_tokens: usize) {
         let Tokens { sink, recent, total, picked } = unit.tokens;
         assert!(
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
             "parts of {total} tokens"
         );
-        assert!(prefix_tokens <= prefix.capacity && picked.iter().all(|token| (*token as usize) < total), "picks");
+        assert!(picked.iter().all(|token| (*token as usize) < total), "picks");
+        assert!(unit.kv_head < unit.tail.kv_heads && self.prefix_tokens.is_none_or(|tokens| tokens == prefix_tokens));
+        self.prefix_tokens = Some(prefix_tokens);
+        self.least_layers = self.least_layers.min(unit.tail.layers);
         let (weighting, extra, log_mass) = match unit.weights {
             Weights::Logits => (0, None, 0.0),
             Weights::Biased(bias) => (0, Some(bias), 0.0),
@@ -174,13 +254,11 @@ impl Attention {
             }
             let class = &mut self.classes[queries.next_power_of_two().trailing_zeros() as usize];
             class.units.push(DeviceUnit {
-                prefix_keys: prefix.key(unit.kv_head, 0),
-                prefix_values: prefix.value(unit.kv_head, 0),
-                tail_keys: unit.tail.key(unit.kv_head, 0),
-                tail_values: unit.tail.value(unit.kv_head, 0),
+                tail: unit.tail.address(),
                 tokens: 0,
                 weights: 0,
-                prefix_tokens: prefix_tokens as u32,
+                tail_capacity: unit.tail.capacity as u32,
+                kv_head: unit.kv_head as u32,
                 sink: sink as u32,
                 recent: recent as u32,
                 total: total as u32,
@@ -192,6 +270,7 @@ impl Attention {
                 first_block: class.blocks,
                 first_partial: self.partials,
                 span: self.span as u32,
+                padding: 0,
             });
             class.lists.push(tokens_at.map(|tokens| (tokens, extra_at)));
             class.blocks += spans;
@@ -218,7 +297,7 @@ pub struct AttentionRoom {
 }
 
 impl Gpu {
-    /// Runs an attention: queries `[row][stride]` of `storage`, head `h` at `h * d`, into `out` `[row][head][d]` and, if
+    /// Runs an attention at one layer: queries `[row][stride]`, head `h` at `h * d`, into `out` `[row][head][d]` and, if
     /// given, the same in f32. Keys and values are those of `prefix` and of the tails that the units name.
     ///
     /// # Errors
@@ -231,13 +310,25 @@ impl Gpu {
         &self,
         attention: &mut Attention,
         room: &mut AttentionRoom,
-        prefix: &Cache<'_>,
+        prefix: &Prefix<'_>,
         queries: &Buffer,
         stride: usize,
         out: &mut Buffer,
         wide: Option<&mut Buffer>,
     ) -> Result<(), GpuError> {
-        let (storage, d, heads) = (prefix.storage, prefix.d, attention.heads);
+        let Prefix { cache, tokens, layer } = *prefix;
+        let (storage, d, heads) = (cache.storage, cache.d, attention.heads);
+        assert!(attention.prefix_tokens.is_none_or(|own| own == tokens) && tokens <= cache.capacity, "{tokens} tokens");
+        assert!(layer < attention.least_layers, "layer {layer}");
+        let on_device = DevicePrefix {
+            keys: cache.key(0, 0),
+            values: cache.value(0, 0),
+            stride: cache.head_stride(),
+            tokens: tokens as u32,
+            layer: layer as u32,
+            kv_heads: cache.kv_heads as u32,
+            padding: 0,
+        };
         assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
         let rows = attention.parts.len() / heads;
         let query_address = queries.address(0, ((rows - 1) * stride + heads * d) * storage.bytes());
@@ -256,7 +347,14 @@ impl Gpu {
             let units = lists.address(places.units[i], size_of_val(class.units.as_slice()));
             let count = class.units.len() as i32;
             let mut launch = self.stream.launch_builder(&function);
-            launch.arg(&units).arg(&count).arg(&query_address).arg(&heads_arg).arg(&stride_arg).arg(&d_arg);
+            launch
+                .arg(&units)
+                .arg(&count)
+                .arg(&on_device)
+                .arg(&query_address)
+                .arg(&heads_arg)
+                .arg(&stride_arg)
+                .arg(&d_arg);
             launch.arg(&scale).arg(&partials);
             let grid = LaunchConfig { grid_dim: (class.blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked.

@@ -16,11 +16,13 @@ use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{CUdevice_attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice,
+};
 use cudarc::nvrtc::Ptx;
 use half::{bf16, f16};
 
-pub use attend::{Attention, AttentionRoom, Tokens, Unit, Weights};
+pub use attend::{Attention, AttentionRoom, Prefix, Tail, Tokens, Unit, Weights};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
 
@@ -68,7 +70,11 @@ pub enum GpuError {
         has: (i32, i32),
     },
     /// The memory asked for is not there.
-    #[error("the GPU has {free} bytes of memory left, and {asked} more were needed")]
+    #[error(
+        "the GPU has {:.1} GB of memory left, and {:.1} GB more were needed: choose a shorter --length, fewer methods at a time \
+         or --dtype bf16",
+        *.free as f64 / 1e9, *.asked as f64 / 1e9
+    )]
     OutOfMemory {
         /// Bytes that were asked for.
         asked: usize,
@@ -193,6 +199,41 @@ pub struct Gpu {
     is_hopper: bool,
     /// For kernels that take work from a queue: zero between launches.
     counter: Buffer,
+    staging: Mutex<Staging>,
+}
+
+/// Pages that the device copies from while the host goes on. Copies from other pages wait for the stream.
+struct Staging {
+    slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
+    next: usize,
+}
+
+impl Staging {
+    /// How many copies may be under way.
+    const SLOTS: usize = 32;
+    /// Bytes of each.
+    const SLOT: usize = 1 << 18;
+
+    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let slot = || {
+            // SAFETY: bytes need no initial value; every byte that is copied is written before.
+            let pages = unsafe { context.alloc_pinned(Self::SLOT) }?;
+            Ok((pages, context.new_event(None)?))
+        };
+        Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
+    }
+
+    /// Copies at most [`SLOT`](Self::SLOT) bytes to an address, in the order of the stream.
+    fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        let (pages, copied) = &mut self.slots[self.next];
+        self.next = (self.next + 1) % Self::SLOTS;
+        copied.synchronize()?;
+        let pages = &mut pages.as_mut_slice()?[..bytes.len()];
+        pages.copy_from_slice(bytes);
+        // SAFETY: the caller has checked the range behind the address; the pages are not written again before `copied`.
+        unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
+        copied.record(stream)
+    }
 }
 
 impl fmt::Debug for Gpu {
@@ -215,6 +256,20 @@ pub fn count() -> Result<usize, GpuError> {
         Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
         Err(error) => Err(failed("counting devices")(error)),
     }
+}
+
+/// Bytes of a device's memory that are free now.
+///
+/// # Errors
+/// As [`count`].
+pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
+    let count = count()?;
+    if ordinal >= count {
+        return Err(GpuError::NoDevice { ordinal, count });
+    }
+    let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
+    let (free, _) = context.mem_get_info().map_err(failed("asking for its memory"))?;
+    Ok(free as u64)
 }
 
 /// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
@@ -266,7 +321,9 @@ impl Gpu {
         let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
         let is_hopper = capability.0 == HOPPER;
         let counter = Buffer { slice: stream.alloc_zeros(4).map_err(failed("making room"))? };
-        Ok(Self { context, stream, blas, modules, functions: Mutex::default(), processors, is_hopper, counter })
+        let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
+        let functions = Mutex::default();
+        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging })
     }
 
     /// What it is.
@@ -357,11 +414,16 @@ impl Gpu {
     /// If they do not fit.
     pub fn upload_to<T: Plain>(&self, buffer: &mut Buffer, offset: usize, numbers: &[T]) -> Result<(), GpuError> {
         let bytes = bytes_of(numbers);
-        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
+        let address = buffer.address(offset, bytes.len());
         self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
         if bytes.is_empty() {
             return Ok(());
         }
+        if bytes.len() <= Staging::SLOT {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
+        }
+        let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
         self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
     }
 
