@@ -69,6 +69,12 @@ fn compile(source: &Path, out: &Path) -> Result<(), String> {
         .map_err(|e| format!("the feature cuda needs {}: {e}; set CUDA_HOME to a CUDA 13 toolkit", nvcc.display()))?;
     match run.status.success() {
         true => Ok(()),
-        false => Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&run.stderr).replace('\n', " | "))),
+        false => Err(format!("{}: {}", source.display(), first_errors(&run.stderr))),
     }
+}
+
+/// What a compiler said first, in one line.
+fn first_errors(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    said.lines().filter(|line| line.contains("error")).take(3).collect::<Vec<_>>().join(" | ")
 }

@@ -12,8 +12,8 @@
 #include "common.cuh"
 
 constexpr int WARPS = 4;
-// Tokens that each slot of a warp reads before it looks at the first.
-constexpr int UNROLL = 2;
+// Tokens that each slot of a warp reads before it looks at the first: as many as registers allow.
+template <int QUERIES> constexpr int UNROLL_OF = QUERIES <= 4 ? 4 : 2;
 
 enum Weighting : uint32_t {
     // Ordinary logits, with a bias where there is one.
@@ -71,7 +71,7 @@ struct Head {
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                        uint64_t row_stride, int d, float scale, float* partials) {
-    constexpr int SLOTS = 32 / LANES;
+    constexpr int SLOTS = 32 / LANES, UNROLL = UNROLL_OF<QUERIES>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
     float q[QUERIES][PIECES][PIECE], out[QUERIES][PIECES][PIECE] = {}, most[QUERIES], sum[QUERIES];
 #pragma unroll
@@ -255,46 +255,89 @@ __device__ void attend_block(const Unit* units, int count, const Prefix<T>& pref
     attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, partials);
 }
 
+// Threads of a block that merges, and partials whose weights it works out at a time.
+constexpr int MERGE_THREADS = 256;
+
+// The largest number of a block, for every thread; `shared` has room for 32 numbers.
+__device__ __forceinline__ float block_max(float x, float* shared) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < MERGE_THREADS / 32 ? shared[threadIdx.x % 32] : -CUDART_INF_F;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    __syncthreads();
+    return x;
+}
+
 // Merges partials into one head's output; one block a head, `[head][d]`, as T and, where asked for, as f32.
+//
+// The maxima and sums of all partials are looked at side by side; then groups of d threads add up the values of some
+// partials each, and the groups are added.
 template <typename T>
 __device__ void combine(const Head* all, const float* partials, const float* vectors, T* out, float* wide, int d) {
+    __shared__ float shared[32], weights[MERGE_THREADS], sums[MERGE_THREADS];
     const Head head = all[blockIdx.x];
+    const int parts = head.count[0] + head.count[1], width = d + 2;
+    auto partial = [&](int i) {
+        const int part = i >= static_cast<int>(head.count[0]);
+        const uint32_t s = part ? i - head.count[0] : i;
+        return partials + static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * width;
+    };
     float most = -CUDART_INF_F, picked_most = -CUDART_INF_F;
-    for (int part = 0; part < 2; ++part)
-        for (uint32_t s = 0; s < head.count[part]; ++s) {
-            const float top = partials[static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * (d + 2)];
-            most = fmaxf(most, top);
-            if (part == 1) picked_most = fmaxf(picked_most, top);
-        }
-    float picked_sum = 0.0f;
-    if (head.share >= 0.0f) {
-        for (uint32_t s = 0; s < head.count[1]; ++s) {
-            const float* from = partials + static_cast<uint64_t>(head.first[1] + s * head.stride[1]) * (d + 2);
-            picked_sum += from[0] == -CUDART_INF_F ? 0.0f : from[1] * expf(from[0] - picked_most);
-        }
+    for (int i = threadIdx.x; i < parts; i += MERGE_THREADS) {
+        const float top = partial(i)[0];
+        most = fmaxf(most, top);
+        if (i >= static_cast<int>(head.count[0])) picked_most = fmaxf(picked_most, top);
     }
+    most = block_max(most, shared);
     // ln of what the picked tokens weigh, and from it that of what was not picked.
-    const float rest = head.share >= 0.0f && picked_sum > 0.0f
-                           ? picked_most + logf(picked_sum) + logf(head.share / (1.0f - head.share))
-                           : -CUDART_INF_F;
-    most = fmaxf(most, rest);
-    for (int i = threadIdx.x; i < d; i += blockDim.x) {
-        float sum = 0.0f, total = 0.0f;
-        for (int part = 0; part < 2; ++part)
-            for (uint32_t s = 0; s < head.count[part]; ++s) {
-                const float* from = partials + static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * (d + 2);
-                const float shrink = from[0] == -CUDART_INF_F ? 0.0f : expf(from[0] - most);
-                sum += from[1] * shrink, total += from[2 + i] * shrink;
-            }
-        if (rest != -CUDART_INF_F) {
-            const float weight = expf(rest - most);
-            sum += weight, total += weight * vectors[static_cast<uint64_t>(head.vector) * d + i];
+    float rest = -CUDART_INF_F;
+    if (head.share >= 0.0f) {
+        picked_most = block_max(picked_most, shared);
+        float sum = 0.0f;
+        for (int i = head.count[0] + threadIdx.x; i < parts; i += MERGE_THREADS) {
+            const float* from = partial(i);
+            sum += from[0] == -CUDART_INF_F ? 0.0f : from[1] * expf(from[0] - picked_most);
         }
-        // Nothing attended is a zero vector.
-        const float result = sum > 0.0f ? total / sum : 0.0f;
-        out[static_cast<uint64_t>(blockIdx.x) * d + i] = from_f32<T>(result);
-        if (wide) wide[static_cast<uint64_t>(blockIdx.x) * d + i] = result;
+        sum = block_sum(sum, shared);
+        if (sum > 0.0f) rest = picked_most + logf(sum) + logf(head.share / (1.0f - head.share));
+        most = fmaxf(most, rest);
     }
+    // A group of threads has a channel each, for up to 256 channels.
+    const int channels = d <= 64 ? 64 : d <= 128 ? 128 : 256, groups = MERGE_THREADS / channels;
+    const int channel = threadIdx.x % channels, group = threadIdx.x / channels;
+    float sum = 0.0f, total = 0.0f;
+    for (int start = 0; start < parts; start += MERGE_THREADS) {
+        const int i = start + threadIdx.x, here = min(parts - start, MERGE_THREADS);
+        float weight = 0.0f;
+        if (i < parts) {
+            const float* from = partial(i);
+            weight = from[0] == -CUDART_INF_F ? 0.0f : expf(from[0] - most);
+            sum += from[1] * weight;
+        }
+        weights[threadIdx.x] = weight;
+        __syncthreads();
+        if (channel < d) {
+#pragma unroll 8
+            for (int j = group; j < here; j += groups) total += weights[j] * partial(start + j)[2 + channel];
+        }
+        __syncthreads();
+    }
+    sum = block_sum(sum, shared);
+    sums[threadIdx.x] = total;
+    __syncthreads();
+    if (group > 0 || channel >= d) return;
+    for (int g = 1; g < groups; ++g) total += sums[g * channels + channel];
+    if (rest != -CUDART_INF_F) {
+        const float weight = expf(rest - most);
+        sum += weight, total += weight * vectors[static_cast<uint64_t>(head.vector) * d + channel];
+    }
+    // Nothing attended is a zero vector.
+    const float result = sum > 0.0f ? total / sum : 0.0f;
+    out[static_cast<uint64_t>(blockIdx.x) * d + channel] = from_f32<T>(result);
+    if (wide) wide[static_cast<uint64_t>(blockIdx.x) * d + channel] = result;
 }
 
 #define ATTEND(T, NAME, QUERIES, LANES, PIECES)                                                                         \
@@ -311,7 +354,7 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
 #define ATTEND_ALL(T, NAME)                                                                                             \
     ATTEND_QUERIES(T, NAME, 1) ATTEND_QUERIES(T, NAME, 2) ATTEND_QUERIES(T, NAME, 4)                                    \
     ATTEND_QUERIES(T, NAME, 8)                                                                                          \
-    extern "C" __global__ void combine_##NAME(const Head* heads, const float* partials, const float* vectors, T* out,   \
+    extern "C" __global__ void __launch_bounds__(MERGE_THREADS) combine_##NAME(const Head* heads, const float* partials, const float* vectors, T* out,   \
                                               float* wide, int d) {                                                     \
         combine(heads, partials, vectors, out, wide, d);                                                                \
     }

@@ -286,9 +286,34 @@ fn what_cannot_be_run_is_said_before_any_work() {
 }
 
 #[test]
+#[cfg(not(feature = "cuda"))]
 fn a_build_without_cuda_says_so() {
     refused(&["--device", "cuda"], "this build computes on the CPU only", "--device cpu");
     refused(&["--device", "cuda:1"], "this build computes on the CPU only", "--device cpu");
+}
+
+#[test]
+fn random_weights_have_a_shape_and_say_that_scores_mean_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 16384, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
+    let file = dir.path().join("shape.json");
+    std::fs::write(&file, shape).unwrap();
+    let run = |out: &str| {
+        let out = dir.path().join(out);
+        let shape = ["--random-weights", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        spattn(&["eval", "-t", "ruler/vt", "-l", "512", "-n", "1", "-m", "topk:k=8"]).args(&shape).succeeds()
+    };
+    let (first, second) = (run("a"), run("b"));
+    let told = "has random weights: times and memory are those of its shape, scores mean nothing";
+    assert!(first.stdout.contains(told) || first.stderr.contains(told), "{}{}", first.stdout, first.stderr);
+    let predictions = |out: &str| -> Vec<Value> {
+        let records = std::fs::read_to_string(dir.path().join(out).join("samples.jsonl")).unwrap();
+        records.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["prediction"].clone()).collect()
+    };
+    assert_eq!(predictions("a"), predictions("b"), "the same seed draws the same weights");
+    assert_eq!(second.status, first.status);
 }
 
 #[test]

@@ -93,12 +93,20 @@ fn assert_near(a: &[f32], b: &[f64], tolerance: f64, what: &str) {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn products_of_few_and_many_rows() {
+fn products_of_one_and_many_rows() {
     let gpu = gpu();
     for storage in STORAGES {
-        for (rows, outputs, inputs) in
-            [(1, 17, 8), (2, 64, 256), (3, 33, 264), (4, 130, 4096), (5, 40, 72), (70, 96, 512)]
-        {
+        for (rows, outputs, inputs) in [
+            (1, 17, 8),
+            (1, 64, 256),
+            (1, 130, 4096),
+            (1, 9, 2056),
+            (2, 64, 256),
+            (3, 33, 264),
+            (4, 130, 4096),
+            (5, 40, 72),
+            (70, 96, 512),
+        ] {
             let (w, x) = (noise(outputs * inputs, 1), noise(rows * inputs, 2));
             let (w_stored, x_stored) = (stored(&w, storage), stored(&x, storage));
             let exact: Vec<f64> = (0..rows * outputs)
@@ -588,7 +596,7 @@ const SPECS: [&str; 16] = [
     "hip:k=32",
     "magicpig:K=4,L=12",
     "oracle_sampling:budget=16",
-    "sparq:k=16,rank=4",
+    "sparq:k=16,r=4",
     "streaming_llm:window=20",
     "streaming_llm:window=20,rolling=true",
     "snapkv:k=16",

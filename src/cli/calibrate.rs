@@ -14,10 +14,10 @@ use super::{Done, numbers};
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text};
-use crate::model::Model;
 use crate::model::calibration::file_name;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
+use crate::model::{Model, OpenModel};
 use crate::tasks::{TaskOptions, resolve};
 
 /// Calibrate a model for the methods that need it: read some text, and write what they use to files.
@@ -48,6 +48,12 @@ pub struct CalibrateArgs {
     /// Example: --model ./checkpoint
     #[arg(long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
     model: String,
+
+    /// Where the model reads: cpu, or a GPU (in builds with the feature `cuda`); what is learned is learned on the CPU
+    ///
+    /// Example: --device cuda
+    #[arg(long, value_name = "cpu|cuda[:i]", default_value = "cpu")]
+    device: String,
 
     /// File of running text to read; may be repeated; what suits the method, made offline, if neither this nor --task is
     /// given
@@ -112,9 +118,9 @@ pub struct CalibrateArgs {
 pub fn run(args: CalibrateArgs) -> Result<Done> {
     let orders = Order::parse(&[&args.methods[..], &args.more_methods].concat())?;
     set_threads(args.threads)?;
-    let source = ModelSource::parse(&args.model)?;
+    let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
-    let model = Model::load(&source, None, TokenizerOptions::default())?;
+    let model = OpenModel::open(&source, None, TokenizerOptions::default())?.load(device)?;
     model.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let out = args.out.or_else(|| model.writable_calibration.clone()).ok_or_else(|| {
         UsageError::new(format!("{} has no folder to write to", model.id))

@@ -11,7 +11,9 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
 /// Blocks of the first kernel for each multiprocessor.
-const BLOCKS_EACH: usize = 12;
+const BLOCKS_EACH: usize = 6;
+/// Threads of a block of the second.
+const MERGE_THREADS: u32 = 256;
 /// A span is a multiple of these tokens, and has at least two of them.
 const SPAN: usize = 64;
 
@@ -366,7 +368,7 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&parts).arg(&partials).arg(&vectors).arg(&out_address).arg(&wide_address).arg(&d_arg);
         let grid = (attention.parts.len() as u32, 1, 1);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (d as u32, 1, 1), shared_mem_bytes: 0 };
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (MERGE_THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: parts name partials of this attention and vectors that were sent with it; the outputs were checked.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("merging attention"))
     }

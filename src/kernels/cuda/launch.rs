@@ -6,10 +6,8 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// More rows than these are multiplied as a matrix.
-const FEW_ROWS: usize = 4;
-/// Outputs that one block of the product with few rows computes.
-const GEMV_OUTPUTS: usize = 16;
+/// Outputs that one block of the product with one row computes.
+const GEMV_OUTPUTS: usize = 4;
 /// Channels that kernels read at once.
 const PIECE: usize = 8;
 
@@ -246,8 +244,8 @@ impl Gpu {
         let w = w.address(0, outputs * inputs * storage.bytes());
         let x = x.address(0, rows * inputs * storage.bytes());
         let out = out.address(0, rows * outputs * wide.bytes());
-        if rows <= FEW_ROWS && inputs.is_multiple_of(PIECE) {
-            return self.gemv(storage, [w, x, out], rows, outputs, inputs, into);
+        if rows == 1 && inputs.is_multiple_of(PIECE) {
+            return self.gemv(storage, [w, x, out], outputs, inputs, into);
         }
         let data = |storage| match storage {
             Storage::F32 => cudaDataType_t::CUDA_R_32F,
@@ -283,12 +281,11 @@ impl Gpu {
         .map_err(|error| GpuError::Failed { what: "multiplying", why: format!("{error:?}") })
     }
 
-    /// [`multiply`](Self::multiply) of few rows.
+    /// [`multiply`](Self::multiply) of one row.
     fn gemv(
         &self,
         storage: Storage,
         [w, x, out]: [u64; 3],
-        rows: usize,
         outputs: usize,
         inputs: usize,
         into: Into,
@@ -298,12 +295,12 @@ impl Gpu {
             Into::Wide => "wide",
             Into::Add => "add",
         };
-        let function = self.function("gemv", &format!("gemv_{kind}_{}_{rows}", storage.name()))?;
+        let function = self.function("gemv", &format!("gemv_{kind}_{}", storage.name()))?;
         let blocks = outputs.div_ceil(GEMV_OUTPUTS) as u32;
         let (outputs, inputs) = (outputs as i32, inputs as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&w).arg(&x).arg(&out).arg(&outputs).arg(&inputs);
-        let grid = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+        let grid = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the caller has checked the three matrices.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
     }

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Checks a build for GPUs where there is one, without a compiler: kernels, agreement with the CPU, memory errors, speed.
+#
+#     scripts/gpu_check.sh pack FILE        on the machine with the toolkit: builds, and packs what is needed into FILE
+#     scripts/gpu_check.sh run FILE OUT     on the machine with a GPU: unpacks FILE, runs everything, writes logs to OUT
+#
+# FILE is a .tar.xz that Python can unpack. The last lines of a run are a table of what passed and what failed. PyTorch and
+# transformers, where they are installed, time the same shape as a referee; compute-sanitizer, where it is, runs the kernels.
+set -euo pipefail
+
+pack() {
+    cd "$(dirname "$0")/.."
+    local file=$1 dir built
+    dir=$(mktemp -d)
+    cargo build --release --features cuda --bin spattn
+    built=$(cargo test --release --features cuda --test gpu --bench gpu --no-run 2>&1 | sed -n 's/.*Executable [^(]*(\(.*\))/\1/p')
+    strip -o "$dir/spattn" target/release/spattn
+    for program in $built; do
+        case $(basename "$program") in gpu-*) [ -e "$dir/tests" ] && strip -o "$dir/bench" "$program" || strip -o "$dir/tests" "$program" ;; esac
+    done
+    mkdir "$dir/golden"
+    cp -r tests/golden/models "$dir/golden/"
+    cp scripts/gpu_check.sh scripts/gpu_referee.py "$dir/"
+    tar -C "$dir" -cf - . | xz -T1 --lzma2=preset=1,dict=192MiB >"$file"
+    rm -r "$dir"
+    ls -l "$file"
+}
+
+run() {
+    local file=$1 out
+    mkdir -p "$2"
+    out=$(cd "$2" && pwd)
+    export OUT_DIR=$out
+    local dir=${TMPDIR:-/tmp}/gpu_check
+    mkdir -p "$dir"
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$file" "$dir"
+    cd "$dir"
+    mkdir -p tests_root/tests && ln -sfn "$dir/golden" tests_root/tests/golden
+    : >"$out/table.txt"
+    note() { printf '%-9s %s\n' "$1" "$2" | tee -a "$out/table.txt"; }
+    ./spattn doctor | sed -n '/^gpu/p' | tee "$out/doctor.txt"
+
+    (cd tests_root && ../tests --ignored --test-threads=1) >"$out/tests.txt" 2>&1 && status=pass || status=FAIL
+    note $status "kernels and the forward pass: $(sed -n 's/^test result: [A-Za-z]*\. //p' "$out/tests.txt")"
+
+    if command -v compute-sanitizer >/dev/null; then
+        for tool in memcheck racecheck; do
+            (cd tests_root && timeout 150 compute-sanitizer --tool $tool --error-exitcode 9 ../tests --ignored --test-threads=1 \
+                products_of_one norms_gates rotation_with decode_attention) >"$out/$tool.txt" 2>&1 && status=pass || status=FAIL
+            note $status "$tool: $(grep -o 'ERROR SUMMARY.*\|RACECHECK SUMMARY.*' "$out/$tool.txt" | tail -1)"
+        done
+    fi
+
+    local methods=(-m topk:k=64 -m quest:k=256 -m hip:k=256 -m magicpig -m streaming_llm -m streaming_llm:rolling=true
+        -m oracle_sampling -m sparq:k=64 -m snapkv:k=128 -m h2o:k=128 -m double_sparsity -m hash_attention:k=128 -m loki -m knn:k=128
+        -m pqcache:k=128 -m infllm:k=128 -m random:k=128 -m duo_attention -m vattention -m tova:k=128)
+    for device in cuda cpu; do
+        ./spattn eval --device $device --dtype f32 -t "${CHECK_TASKS:-ruler/niah_single_2,ruler/vt,ruler/cwe,ruler/fwe,ruler/niah_multikey_2}" \
+            -l "${CHECK_LENGTHS:-4K}" -n "${CHECK_SAMPLES:-5}" "${methods[@]}" --out "$out/$device" --overwrite >"$out/$device.txt" 2>&1 ||
+            note FAIL "eval --device $device"
+    done
+    python3 - "$out" <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
+import json, sys
+rows = {}
+for device in ["cuda", "cpu"]:
+    for line in open(f"{sys.argv[1]}/{device}/samples.jsonl"):
+        r = json.loads(line)
+        rows.setdefault((r["method"], r["params"]), {}).setdefault((r["task"], r["length"], r["sample"]), {})[device] = r
+same = total = 0
+worst = ("", 0.0)
+for method, examples in rows.items():
+    pairs = [e for e in examples.values() if len(e) == 2]
+    total += len(pairs)
+    same += sum(e["cuda"]["prediction"] == e["cpu"]["prediction"] for e in pairs)
+    off = 100 * abs(sum(e["cuda"]["score"] - e["cpu"]["score"] for e in pairs)) / max(len(pairs), 1)
+    if off > worst[1]:
+        worst = (method[0], off)
+ok = total and same >= 0.97 * total and worst[1] <= 1.0
+print(f"{'pass' if ok else 'FAIL'}\t{same} of {total} predictions as on the CPU ({100 * same / total:.1f} %, asked: 97); mean score of a method off by {worst[1]:.2f} points at most ({worst[0] or 'none'}; asked: 1)")
+P
+    ./spattn eval --device cuda --dtype f32 -t ruler/vt -l 4K -n 3 -m topk:k=64 -m magicpig --out "$out/again" --overwrite >/dev/null 2>&1
+    ./spattn eval --device cuda --dtype f32 -t ruler/vt -l 4K -n 3 -m topk:k=64 -m magicpig --out "$out/again2" --overwrite >/dev/null 2>&1
+    python3 - "$out" <<'P' && note pass "the same command twice gives the same records" || note FAIL "the same command twice gives other records"
+import json, sys
+def read(run):
+    keep = lambda r: {k: r[k] for k in ["task", "sample", "method", "params", "prediction", "score", "density", "cost1", "cost2"]}
+    return sorted((json.dumps(keep(json.loads(l))) for l in open(f"{sys.argv[1]}/{run}/samples.jsonl")))
+sys.exit(read("again") != read("again2"))
+P
+
+    ./bench --bench >"$out/kernels.txt" 2>&1 || note FAIL "the bench of kernels"
+    for length in ${CHECK_CONTEXTS:-8K 32K}; do
+        ./spattn eval --device cuda --random-weights llama-3.1-8b -t ruler/niah_single_2 -l $length -n 3 -m full --sparse-from decode --out "$out/8b-$length" \
+            --overwrite >"$out/8b-$length.txt" 2>&1 || note FAIL "llama-3.1-8b at $length"
+    done
+    timeout 200 python3 gpu_referee.py ${CHECK_CONTEXTS:-8K 32K} >"$out/referee.txt" 2>&1 || true
+    python3 - "$out" ${CHECK_CONTEXTS:-8K 32K} <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
+import json, re, statistics, sys
+out, lengths = sys.argv[1], sys.argv[2:]
+referee = dict(re.findall(r"prefill (\w+) ([\d.]+) ms", open(f"{out}/referee.txt").read()))
+copy = float(re.search(r"copies ([\d.]+) TB/s", open(f"{out}/doctor.txt").read()).group(1)) * 1e12
+for length in lengths:
+    rows = [json.loads(l) for l in open(f"{out}/8b-{length}/samples.jsonl")]
+    # The first example loads kernels.
+    prefill = 1e3 * min(r["prefill_s"] for r in rows)
+    step = 1e3 * min(r["decode_s"] / r["steps"] for r in rows)
+    tokens = rows[0]["prompt_tokens"]
+    limit = 1e3 * (16.06e9 + rows[0]["kv_bytes_per_token"]) / copy
+    if length in referee:
+        ratio = prefill / float(referee[length])
+        print(f"{'pass' if ratio <= 1.15 else 'FAIL'}\tprefill of {tokens} tokens, 8B: {prefill:.0f} ms, {ratio:.2f} x transformers with cuDNN (asked: 1.15)")
+    else:
+        print(f"-\tprefill of {tokens} tokens, 8B: {prefill:.0f} ms, no referee")
+    print(f"{'pass' if step <= 1.3 * limit else 'FAIL'}\ta step of full behind {tokens} tokens, 8B: {step:.2f} ms, {step / limit:.2f} x its byte limit (asked: 1.3)")
+P
+    echo
+    cat "$out/table.txt"
+}
+
+case ${1:-} in
+pack) pack "${2:?a file to write}" ;;
+run) run "${2:?the packed file}" "${3:?a folder for logs}" ;;
+*) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
+esac
