@@ -12,8 +12,9 @@
 #include "common.cuh"
 
 constexpr int WARPS = 4;
-// Tokens that each slot of a warp reads before it looks at the first: as many as registers allow.
-template <int QUERIES> constexpr int UNROLL_OF = QUERIES <= 4 ? 4 : 2;
+// Tokens that each slot of a warp reads before it looks at the first. Four take so many registers that fewer blocks fit, which
+// was slower.
+constexpr int UNROLL = 2;
 
 enum Weighting : uint32_t {
     // Ordinary logits, with a bias where there is one.
@@ -71,7 +72,7 @@ struct Head {
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                        uint64_t row_stride, int d, float scale, float* partials) {
-    constexpr int SLOTS = 32 / LANES, UNROLL = UNROLL_OF<QUERIES>;
+    constexpr int SLOTS = 32 / LANES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
     float q[QUERIES][PIECES][PIECE], out[QUERIES][PIECES][PIECE] = {}, most[QUERIES], sum[QUERIES];
 #pragma unroll

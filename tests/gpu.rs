@@ -8,7 +8,7 @@ mod golden_model;
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use spattn::attention::methods::configure;
-use spattn::attention::{Configured, Fork, IndexCache, Policy, expand_grid};
+use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptStats, RecentQueries, expand_grid};
 use spattn::kernels::cpu::topk::argmax;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Prefix, Rows, Storage, Tail, Tokens, Unit,
@@ -608,23 +608,44 @@ const SPECS: [&str; 16] = [
     "pqcache:k=16",
 ];
 
+/// What all methods of [`SPECS`] give behind most of a prompt: logits by step, and the runs.
+fn run_all(golden: &golden_model::Golden, fidelity: bool) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+    let (decoder, n) = (&golden.decoder, golden.prompt.len());
+    let prefix = n - 90;
+    let methods: Vec<Configured> = SPECS.iter().map(|spec| method(spec)).collect();
+    let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
+    let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
+    let mut queries = RecentQueries::of_prefix(prefix);
+    let read = decoder.prefill_observed(&golden.prompt[..prefix], n, &mut |chunk| {
+        stats.observe(chunk);
+        queries.observe(chunk);
+    });
+    let mut cache = IndexCache::new(read.unwrap().prefix, KvDtype::F32, 0)
+        .with_stats(stats)
+        .with_queries(queries)
+        .with_rotation(decoder.rotation(n).unwrap());
+    let mut forks: Vec<Fork> = methods.iter().map(|method| cache.fork(method, fidelity)).collect();
+    let mut logits = Vec::new();
+    for tokens in golden.prompt[prefix..].chunks(30) {
+        let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
+        logits.push(decoder.step(&mut streams, n).unwrap());
+    }
+    (logits, forks)
+}
+
+#[test]
+fn every_way_to_pick_runs_on_the_cpu() {
+    let cpu = load("llama3", Device::Cpu);
+    let (first, second) = (run_all(&cpu, false), run_all(&cpu, false));
+    assert_eq!(first.0, second.0);
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn every_way_to_pick_gives_what_the_cpu_gives() {
     let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
-    let n = cpu.prompt.len();
     for fidelity in [false, true] {
-        let of = |golden: &golden_model::Golden| {
-            let prefill = golden.decoder.prefill(&golden.prompt[..n - 90], n).unwrap();
-            let mut forks: Vec<Fork> = SPECS.iter().map(|spec| fork(&prefill, spec, fidelity)).collect();
-            let mut logits = Vec::new();
-            for tokens in golden.prompt[n - 90..].chunks(30) {
-                let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
-                logits.push(golden.decoder.step(&mut streams, n).unwrap());
-            }
-            (logits, forks)
-        };
-        let ((ours, forks), (expected, others)) = (of(&cuda), of(&cpu));
+        let ((ours, forks), (expected, others)) = (run_all(&cuda, fidelity), run_all(&cpu, fidelity));
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
                 assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}, fidelity {fidelity}"));

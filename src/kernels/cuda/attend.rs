@@ -10,8 +10,8 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
-/// Blocks of the first kernel for each multiprocessor.
-const BLOCKS_EACH: usize = 6;
+/// Blocks of the first kernel for each multiprocessor: as many as fit at once.
+const BLOCKS_EACH: usize = 4;
 /// Threads of a block of the second.
 const MERGE_THREADS: u32 = 256;
 /// A span is a multiple of these tokens, and has at least two of them.
