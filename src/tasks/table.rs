@@ -51,12 +51,12 @@ struct Limits {
 
 impl Limits {
     /// Of a file of so many bytes. Equal rows and equal texts take next to no bytes, so small files may give much more
-    /// than they have; large ones give what they have, packed.
+    /// than they have; in large ones, a row that differs from the one before takes a bit at least.
     fn of(bytes: u64) -> Self {
         Self {
             row: LONGEST_LINE,
             held: 4 << 20,
-            rows: (1 << 20) + bytes,
+            rows: (1 << 16) + bytes.saturating_mul(8),
             bytes: (256 << 20).max(bytes.saturating_mul(32)),
         }
     }
