@@ -31,6 +31,21 @@ fn a_table_whose_dictionary_would_fill_the_memory_is_refused() {
     assert!(error.what.contains("dictionary.parquet: a dictionary of "), "{error}");
 }
 
+/// The most memory that this process has had, in MiB, where the system tells.
+fn peak() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok()).unwrap_or(0) >> 10
+}
+
+#[test]
+fn a_page_that_states_two_gibibytes_takes_no_room_for_them() {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/damaged/unpacked.parquet");
+    let error = RowSource::open(&table).unwrap_err();
+    assert!(error.what.contains("unpacked.parquet: ") && !error.what.contains('\n'), "{error}");
+    assert!(peak() < 512, "{} MiB", peak());
+}
+
 #[test]
 fn a_table_with_any_byte_changed_is_read_or_refused() {
     let dir = tempfile::tempdir().unwrap();

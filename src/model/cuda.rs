@@ -345,7 +345,7 @@ impl Tail {
 }
 
 /// The tail that a run has on the device.
-fn tail_of<'a>(fork: &'a mut Fork) -> &'a Tail {
+fn tail_of(fork: &mut Fork) -> &Tail {
     let tail = fork.device_mut().as_ref().and_then(|tail| tail.downcast_ref());
     tail.expect("a step makes room for every run's tokens before it reads them")
 }

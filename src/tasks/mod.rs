@@ -26,6 +26,7 @@ pub mod ruler;
 pub mod seed;
 mod shots;
 mod summary;
+mod table;
 mod templates;
 pub mod text;
 pub mod train;

@@ -34,6 +34,9 @@ const OPTIONS: [&str; 3] = ["scored", "stride", "detokenize"];
 const SCORED: usize = 256;
 const FILE_HINT: &str = "ppl/file:PATH takes a text file (also .gz), or a folder with *.txt or *.txt.gz";
 
+/// Bytes of a text in a `.gz` or an archive at most; WikiText-103, the longest in use, has half of it.
+const MOST_UNPACKED: u64 = 1 << 30;
+
 /// A text that has a name.
 struct Known {
     name: &'static str,
@@ -393,20 +396,33 @@ fn text_files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// A file's text, unpacked if its name ends in `.gz` or it lies in a zip archive.
 fn read_text(path: &Path) -> Result<String> {
-    let unreadable =
-        |e: std::io::Error| UsageError::new(format!("cannot read {}: {e}", path.display())).hint(FILE_HINT);
-    let mut bytes = Vec::new();
     if let Some((archive, member)) = rows::member_of(path) {
-        rows::read_member(&archive, &member, |packed| packed.read_to_end(&mut bytes).map_err(unreadable))?;
+        let bytes = rows::read_member(&archive, &member, |packed| unpack(packed, MOST_UNPACKED, path))?;
         return Ok(decode(bytes, path)?);
     }
-    let mut file = File::open(path).map_err(unreadable)?;
-    let read = match path.extension().is_some_and(|e| e == "gz") {
-        true => MultiGzDecoder::new(file).read_to_end(&mut bytes),
-        false => file.read_to_end(&mut bytes),
-    };
-    read.map_err(unreadable)?;
+    let mut file = File::open(path).map_err(|e| unreadable(path, &e))?;
+    if path.extension().is_some_and(|e| e == "gz") {
+        return Ok(decode(unpack(&mut MultiGzDecoder::new(file), MOST_UNPACKED, path)?, path)?);
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
     Ok(decode(bytes, path)?)
+}
+
+/// All that a packed text gives, unless it is more than `most` bytes: a small file may be packed from one that no memory
+/// holds, and a text is split into tokens as a whole.
+fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, UsageError> {
+    let mut bytes = Vec::new();
+    packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
+    if bytes.len() as u64 > most {
+        let what = format!("cannot read {}: longer than {} MiB unpacked", path.display(), most >> 20);
+        return Err(UsageError::new(what).hint("split it, or unpack it: a text that is not packed may have any length"));
+    }
+    Ok(bytes)
+}
+
+fn unreadable(path: &Path, e: &std::io::Error) -> UsageError {
+    UsageError::new(format!("cannot read {}: {e}", path.display())).hint(FILE_HINT)
 }
 
 #[cfg(test)]
@@ -541,6 +557,24 @@ mod tests {
         let task = Perplexity.make(&format!("ppl/file:{}:scored=1", path.display()), &TaskOptions::default()).unwrap();
         assert_eq!(task.name(), "ppl/file:book:scored=1");
         assert_eq!(windows(task.as_ref(), 4), pairs(&[("ab", "c"), ("de", "f")]));
+    }
+
+    #[test]
+    fn packed_text_that_would_fill_the_memory_is_refused() {
+        use std::io::Write as _;
+        let (most, path) = (2 << 20, Path::new("book.txt.gz"));
+        for (length, fits) in [(most, true), (most + 1, false), (64 << 20, false)] {
+            let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            packer.write_all(&vec![b'a'; length as usize]).unwrap();
+            let packed = packer.finish().unwrap();
+            match unpack(&mut MultiGzDecoder::new(&packed[..]), most, path) {
+                Ok(bytes) => assert!(fits && bytes.len() as u64 == length, "{length}"),
+                Err(error) => {
+                    assert!(!fits && error.what == "cannot read book.txt.gz: longer than 2 MiB unpacked", "{error}");
+                    assert!(error.hint.unwrap().contains("unpack it"));
+                }
+            }
+        }
     }
 
     #[test]

@@ -12,20 +12,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use parquet::column::page::Page;
-use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::{Map, Value};
 use zip::result::ZipError;
 
+use super::table::{self, TooLarge};
 use crate::error::UsageError;
 use crate::foreign::contain;
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
 const DOCUMENT_HINT: &str = "a JSON document with the rows as its list `data` is expected";
+const TABLE_HINT: &str = "a table in Parquet is expected, uncompressed or compressed by Snappy";
+const LARGE_HINT: &str =
+    "a table is held as JSON in memory; JSON lines are read one at a time, and larger ones can be given";
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
 /// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
-const LONGEST_LINE: u64 = 64 << 20;
+pub(super) const LONGEST_LINE: u64 = 64 << 20;
 /// Malformed rows whose places a message names at most.
 const PLACES_NAMED: usize = 10;
 
@@ -64,9 +66,9 @@ impl RowSource {
         if path.extension().is_none_or(|ending| ending != "parquet") {
             return Ok(Self::File(path.to_owned()));
         }
-        let lines = contain(|| table_lines(path)).map_err(anyhow::Error::from).flatten().map_err(|e| {
-            UsageError::new(format!("cannot read {}: {e:#}", path.display()))
-                .hint("a table in Parquet is expected, uncompressed or compressed by Snappy")
+        let lines = contain(|| table::lines(path)).map_err(anyhow::Error::from).flatten().map_err(|e| {
+            let hint = if e.is::<TooLarge>() { LARGE_HINT } else { TABLE_HINT };
+            UsageError::new(format!("cannot read {}: {e:#}", path.display())).hint(hint)
         })?;
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
@@ -197,35 +199,6 @@ fn in_lists(value: Value) -> Value {
         }
         other => other,
     }
-}
-
-/// The rows of a table in Parquet as JSON, one a line.
-fn table_lines(path: &Path) -> Result<Vec<u8>> {
-    let table = SerializedFileReader::new(File::open(path)?)?;
-    check_dictionaries(&table)?;
-    let mut lines = Vec::new();
-    for row in table.get_row_iter(None)? {
-        serde_json::to_writer(&mut lines, &row?.to_json_value())?;
-        lines.write_all(b"\n")?;
-    }
-    Ok(lines)
-}
-
-/// Makes sure that no dictionary states more values than it has bytes for: room for all of them is made at once.
-fn check_dictionaries(table: &SerializedFileReader<File>) -> Result<()> {
-    for group in 0..table.num_row_groups() {
-        let group = table.get_row_group(group)?;
-        for column in 0..group.num_columns() {
-            for page in group.get_column_page_reader(column)? {
-                if let Page::DictionaryPage { buf, num_values, .. } = page?
-                    && num_values as usize > buf.len()
-                {
-                    anyhow::bail!("a dictionary of {} bytes states {num_values} values", buf.len());
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A row and its place for messages, `FILE:LINE`.

@@ -310,6 +310,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`GpuError`].
+    #[allow(clippy::too_many_arguments)]
     pub fn rope(
         &self,
         rows: &mut Buffer,
