@@ -90,17 +90,17 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
             ensure!(number <= limits.rows, TooLarge(format!("more than {} rows", limits.rows)));
             ahead.next_row();
             group.next_row();
-            let long = || TooLarge(format!("row {number}: longer than {}", mebibytes(limits.row)));
+            let long = |what| TooLarge(format!("row {number}: {what} longer than {}", mebibytes(limits.row)));
             let mut bytes = 0;
             for next in &mut texts {
                 bytes += next().map_err(plain)?;
-                ensure!(bytes <= limits.row, long());
+                ensure!(bytes <= limits.row, long("its texts are"));
             }
             let Some(row) = rows.next() else { break };
             let before = lines.len();
             serde_json::to_writer(&mut lines, &row.map_err(plain)?.to_json_value())?;
             lines.push(b'\n');
-            ensure!((lines.len() - before) as u64 <= limits.row, long());
+            ensure!((lines.len() - before) as u64 <= limits.row, long("as JSON, it is"));
             let all = || TooLarge(format!("its rows are longer than {} as JSON", mebibytes(limits.bytes)));
             ensure!(lines.len() as u64 <= limits.bytes, all());
         }
@@ -524,9 +524,12 @@ mod tests {
         starts[0] = 0;
         let file = texts(LISTS, properties(), &vec![text.as_str(); starts.len()], Some(&starts));
         assert!(file.metadata().unwrap().len() < 3000);
-        assert_eq!(too_large(&file, &limits(&file)), "row 1: longer than 64 MiB");
-        let low = Limits { row: 1 << 14, ..limits(&file) };
-        assert_eq!(too_large(&file, &low), "row 1: longer than 16384 bytes");
+        assert_eq!(too_large(&file, &limits(&file)), "row 1: its texts are longer than 64 MiB");
+        let file = texts(TEXTS, properties(), &["\u{1}\u{1}"], None);
+        let of = |row| Limits { row, ..limits(&file) };
+        assert_eq!(too_large(&file, &of(1)), "row 1: its texts are longer than 1 bytes");
+        assert_eq!(too_large(&file, &of(20)), "row 1: as JSON, it is longer than 20 bytes");
+        assert!(lines_within(&file, &of(21)).is_ok());
     }
 
     #[test]
