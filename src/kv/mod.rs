@@ -31,6 +31,12 @@ impl LayerKv {
         Self { keys: KvStore::new(dtype, kv_heads, d, capacity), values: KvStore::new(dtype, kv_heads, d, capacity) }
     }
 
+    /// `tokens` tokens of nothing but zeros.
+    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
+        let zeros = KvStore::zeros(shape, tokens);
+        Self { keys: zeros.clone(), values: zeros }
+    }
+
     /// Appends one token; `key` and `value` are `[kv_heads][d]`.
     pub fn append(&mut self, key: &[f32], value: &[f32]) {
         self.keys.append(key);
@@ -103,6 +109,8 @@ pub struct Prefix {
     tokens: usize,
     shape: KvShape,
     device: Option<Box<dyn DeviceKv>>,
+    /// Why a layer could not be copied to the host.
+    failure: OnceLock<DeviceFailure>,
 }
 
 impl Prefix {
@@ -111,24 +119,37 @@ impl Prefix {
         let tokens = layers.first().map_or(0, LayerKv::tokens);
         debug_assert!(layers.iter().all(|l| l.tokens() == tokens));
         let shape = layers.first().map_or(KvShape { kv_heads: 0, d: 0, dtype: KvDtype::F32 }, LayerKv::shape);
-        Arc::new(Self { layers: layers.into_iter().map(OnceLock::from).collect(), tokens, shape, device: None })
+        Arc::new(Self {
+            layers: layers.into_iter().map(OnceLock::from).collect(),
+            tokens,
+            shape,
+            device: None,
+            failure: OnceLock::new(),
+        })
     }
 
     /// A prefix of `tokens` tokens that a device holds.
     pub fn on_device(layers: usize, tokens: usize, device: Box<dyn DeviceKv>) -> Arc<Self> {
         let layers = (0..layers).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { layers, tokens, shape: device.shape(), device: Some(device) })
+        Arc::new(Self { layers, tokens, shape: device.shape(), device: Some(device), failure: OnceLock::new() })
     }
 
-    /// Keys and values of one layer, on the host.
-    ///
-    /// # Panics
-    /// If a device holds them and cannot be read: nothing else can be run on it either.
+    /// Keys and values of one layer, on the host. Where a device holds them and cannot be read they are all zero, and
+    /// [`failure`](Self::failure) says why: nothing that follows from them may be used.
     pub fn layer(&self, layer: usize) -> &LayerKv {
         self.layers[layer].get_or_init(|| {
             let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
-            device.copy_layer(layer).unwrap_or_else(|failure| panic!("{failure}"))
+            device.copy_layer(layer).unwrap_or_else(|failure| {
+                // The first is what matters.
+                let _ = self.failure.set(failure);
+                LayerKv::zeros(self.shape, self.tokens)
+            })
         })
+    }
+
+    /// Why a layer could not be copied to the host, if that happened.
+    pub fn failure(&self) -> Option<&DeviceFailure> {
+        self.failure.get()
     }
 
     /// What a device holds of it.
@@ -159,5 +180,57 @@ impl Prefix {
     /// What its layers have in common.
     pub fn shape(&self) -> KvShape {
         self.shape
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Holds two tokens of one KV head, each layer's number in all places, and counts how often it is read.
+    #[derive(Debug)]
+    struct Fake {
+        fails: bool,
+        copies: Arc<AtomicUsize>,
+    }
+
+    const SHAPE: KvShape = KvShape { kv_heads: 1, d: 2, dtype: KvDtype::F32 };
+
+    impl DeviceKv for Fake {
+        fn shape(&self) -> KvShape {
+            SHAPE
+        }
+
+        fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {
+            self.copies.fetch_add(1, Ordering::Relaxed);
+            let mut kv = LayerKv::new(SHAPE.dtype, 1, 2, 2);
+            (0..2).for_each(|_| kv.append(&[layer as f32; 2], &[layer as f32; 2]));
+            if self.fails { Err(DeviceFailure(format!("layer {layer} is gone"))) } else { Ok(kv) }
+        }
+    }
+
+    fn prefix(fails: bool) -> (Arc<Prefix>, Arc<AtomicUsize>) {
+        let copies = Arc::new(AtomicUsize::new(0));
+        (Prefix::on_device(3, 2, Box::new(Fake { fails, copies: copies.clone() })), copies)
+    }
+
+    #[test]
+    fn what_a_device_holds_is_copied_where_and_when_it_is_looked_at() {
+        let (prefix, copies) = prefix(false);
+        assert_eq!((prefix.tokens(), prefix.layers(), prefix.shape()), (2, 3, SHAPE));
+        assert_eq!(copies.load(Ordering::Relaxed), 0);
+        for _ in 0..2 {
+            assert_eq!(prefix.layer(2).values.head(0).to_f32(), [2.0; 4]);
+        }
+        assert_eq!((copies.load(Ordering::Relaxed), prefix.failure()), (1, None));
+    }
+
+    #[test]
+    fn a_device_that_fails_is_told_of_and_leaves_zeros() {
+        let (prefix, _) = prefix(true);
+        assert_eq!(prefix.layer(1).keys.head(0).to_f32(), [0.0; 4]);
+        prefix.layer(2);
+        assert_eq!(prefix.failure().unwrap().to_string(), "layer 1 is gone");
     }
 }

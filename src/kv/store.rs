@@ -85,6 +85,11 @@ impl KvStore {
         Self { data, kv_heads, d, capacity, tokens: 0 }
     }
 
+    /// `tokens` tokens of nothing but zeros.
+    pub fn zeros(shape: KvShape, tokens: usize) -> Self {
+        Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) }
+    }
+
     /// `tokens` tokens, whose rows `[token][d]` of each KV head `fill` writes.
     ///
     /// # Errors
@@ -94,7 +99,7 @@ impl KvStore {
         tokens: usize,
         mut fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut store = Self { tokens, ..Self::new(shape.dtype, shape.kv_heads, shape.d, tokens) };
+        let mut store = Self::zeros(shape, tokens);
         for head in 0..shape.kv_heads {
             let range = head * tokens * shape.d..(head + 1) * tokens * shape.d;
             fill(

@@ -362,6 +362,8 @@ struct HostView<'a> {
     end: usize,
     queries: OnceLock<Vec<f32>>,
     kv: OnceLock<LayerKv>,
+    /// Why something could not be shown: then zeros were, and nothing that follows from them may be used.
+    failure: OnceLock<GpuError>,
 }
 
 impl DeviceChunk for HostView<'_> {
@@ -374,13 +376,21 @@ impl DeviceChunk for HostView<'_> {
         let (width, stacked) = self.widths;
         let skip = (self.rows - count) * stacked;
         let rows = download_wide(self.gpu, self.qkv, skip, count * stacked, storage);
-        let rows = rows.unwrap_or_else(|failure| panic!("{failure}"));
+        let rows = rows.unwrap_or_else(|failure| {
+            // The first is what matters.
+            let _ = self.failure.set(failure);
+            vec![0.0; count * stacked]
+        });
         rows.chunks_exact(stacked).flat_map(|row| &row[..width]).copied().collect()
     }
 
     fn kv(&self) -> &LayerKv {
-        self.kv
-            .get_or_init(|| self.prefix.copy_tokens(self.layer, self.end).unwrap_or_else(|failure| panic!("{failure}")))
+        self.kv.get_or_init(|| {
+            self.prefix.copy_tokens(self.layer, self.end).unwrap_or_else(|failure| {
+                let _ = self.failure.set(failure);
+                LayerKv::zeros(self.prefix.shape, self.end)
+            })
+        })
     }
 }
 
@@ -699,6 +709,7 @@ impl Cuda {
             end: first + rows,
             queries: OnceLock::new(),
             kv: OnceLock::new(),
+            failure: OnceLock::new(),
         };
         let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view);
         if let Some(observe) = &mut reading.observe {
@@ -708,13 +719,14 @@ impl Cuda {
             Some(sparse) => {
                 let mut out = vec![0.0; rows * widths.0];
                 sparse.attend(&chunk, &mut out);
-                Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0)
+                Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0)?;
             }
             None => {
                 let queries = Rows { queries: qkv, stride: widths.1, count: rows, heads: c.heads, first };
-                self.gpu.prefill_attention(&queries, &prefix.cache(layer), attended)
+                self.gpu.prefill_attention(&queries, &prefix.cache(layer), attended)?;
             }
         }
+        view.failure.into_inner().map_or(Ok(()), Err)
     }
 
     /// Frequencies of all rows of a step, or of each, and the factor of cos and sin.
@@ -778,6 +790,9 @@ impl Cuda {
             false => Vec::new(),
         };
         let plans = self.plan_rows(layer, streams, &numbers);
+        if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
+            return Err(failure.clone().into());
+        }
         let watched = streams.iter().any(|stream| stream.fork.fidelity().is_some());
         if watched {
             self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
