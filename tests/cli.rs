@@ -303,7 +303,7 @@ fn random_weights_have_a_shape_and_say_that_scores_mean_nothing() {
     let run = |out: &str| {
         let out = dir.path().join(out);
         let shape = ["--random-weights", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
-        spattn(&["eval", "-t", "ruler/vt", "-l", "512", "-n", "1", "-m", "topk:k=8"]).args(&shape).ok()
+        spattn(&["eval", "-t", "ruler/vt", "-l", "1K", "-n", "1", "-m", "topk:k=8"]).args(&shape).ok()
     };
     let (first, second) = (run("a"), run("b"));
     let told = "has random weights: times and memory are those of its shape, scores mean nothing";
