@@ -7,7 +7,6 @@ use golden_model::{Golden, MODELS};
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
-use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
@@ -48,19 +47,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
         let g = load(name);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {
-            let prefill = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
-            let mut fork = full_fork(&prefill);
-            let mut logits = prefill.logits;
-            if prefix < n {
-                let mut streams = [Stream { fork: &mut fork, tokens: &g.prompt[prefix..] }];
-                logits = g.decoder.step(&mut streams, n).unwrap().remove(0);
-            }
-            let mut continuation = vec![argmax(&logits) as u32];
-            while continuation.len() < g.continuation.len() {
-                let last = [*continuation.last().unwrap()];
-                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).unwrap().remove(0);
-                continuation.push(argmax(&logits) as u32);
-            }
+            let (continuation, logits) = g.continues(prefix);
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
             assert_close(&logits, &g.last_logits, &format!("{name}, last step, prefix of {prefix}"));
         }

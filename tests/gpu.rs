@@ -9,7 +9,6 @@ use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptStats, RecentQueries, expand_grid};
-use spattn::kernels::cpu::topk::argmax;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Prefix, Rows, Storage, Tail, Tokens, Unit,
     Weights,
@@ -176,6 +175,19 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
             .collect();
         gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "a gate");
+
+        // More rows than a grid has in one of its dimensions.
+        let many = (1 << 16) + 9;
+        let gate_up = stored(&noise(many * 16, 7), storage);
+        let mut gated = send(&gpu, &vec![f32::NAN; many * 8], storage);
+        gpu.silu_gate(storage, &send(&gpu, &gate_up, storage), many, &mut gated, 8).unwrap();
+        let expected: Vec<f64> = (0..many * 8)
+            .map(|i| {
+                let (gate, up) = (f64::from(gate_up[i / 8 * 16 + i % 8]), f64::from(gate_up[i / 8 * 16 + 8 + i % 8]));
+                gate / (1.0 + (-gate).exp()) * up
+            })
+            .collect();
+        assert_near(&fetch(&gpu, &gated, many * 8, storage), &expected, tolerance(storage).max(1e-5), "many rows");
 
         let bias = noise(hidden, 6);
         let before = fetch(&gpu, &out, rows * hidden, storage);
@@ -537,10 +549,6 @@ fn method(spec: &str) -> Configured {
     configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap()
 }
 
-fn fork(prefill: &Prefill, spec: &str, fidelity: bool) -> Fork {
-    IndexCache::new(prefill.prefix.clone(), KvDtype::F32, 0).fork(&method(spec), fidelity)
-}
-
 fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -569,19 +577,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
         let g = load(name, CUDA);
         let n = g.prompt.len();
         for prefix in [n, n - 40, 3] {
-            let prefill = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
-            let mut fork = fork(&prefill, "full", false);
-            let mut logits = prefill.logits;
-            if prefix < n {
-                let mut streams = [Stream { fork: &mut fork, tokens: &g.prompt[prefix..] }];
-                logits = g.decoder.step(&mut streams, n).unwrap().remove(0);
-            }
-            let mut continuation = vec![argmax(&logits) as u32];
-            while continuation.len() < g.continuation.len() {
-                let last = [*continuation.last().unwrap()];
-                logits = g.decoder.step(&mut [Stream { fork: &mut fork, tokens: &last }], n).unwrap().remove(0);
-                continuation.push(argmax(&logits) as u32);
-            }
+            let (continuation, logits) = g.continues(prefix);
             assert_eq!(continuation, g.continuation, "{name} from a prefix of {prefix}");
             assert_close(&logits, &g.last_logits, 1e-3, &format!("{name}, last step, prefix of {prefix}"));
         }

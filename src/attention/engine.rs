@@ -618,4 +618,63 @@ mod tests {
         assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: mass });
         assert_eq!(cache.gathering_time(&needs), IndexTime { whole: both, reused: both });
     }
+
+    const TOKENS: usize = 12;
+    const D: usize = 8;
+
+    /// Forks of one prefix of a layer with two KV heads; what each of its rows asks, and adds.
+    fn forks<const N: usize>(spec: &str, fidelity: bool) -> ([Fork; N], impl Fn(u64) -> [Vec<f32>; 3]) {
+        let noise = |count: usize, seed: u64| -> Vec<f32> {
+            (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
+        };
+        let mut kv = LayerKv::new(KvDtype::F32, 2, D, TOKENS);
+        (0..TOKENS as u64).for_each(|t| kv.append(&noise(2 * D, 50 + t), &noise(2 * D, 80 + t)));
+        let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+        let method = crate::attention::methods::configure(
+            &spec,
+            &crate::attention::Policy { sink: 1, local: 2, ..Default::default() },
+        )
+        .unwrap();
+        let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
+        let row = move |i: u64| [noise(4 * D, 10 + i), noise(2 * D, 20 + i), noise(2 * D, 30 + i)];
+        (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
+    }
+
+    #[test]
+    fn rows_may_be_picked_for_first_and_compared_afterwards() {
+        let ([mut whole, mut split], row) = forks("topk:k=3,tail=indexed", true);
+        let rows: Vec<[Vec<f32>; 3]> = (0..4).map(row).collect();
+        let step = |[queries, key, value]: &[Vec<f32>; 3]| {
+            let mut out = vec![f32::NAN; 4 * D];
+            whole.step(0, queries, key, value, &mut out);
+            out
+        };
+        let outs: Vec<Vec<f32>> = rows.iter().map(step).collect();
+        let picked: Vec<Vec<Picked>> =
+            rows.iter().map(|[queries, key, value]| split.pick(0, queries, key, value)).collect();
+        for (i, (([queries, ..], picked), out)) in rows.iter().zip(&picked).zip(&outs).enumerate() {
+            split.compare(0, queries, picked, TOKENS + i + 1, out);
+        }
+        assert_eq!((split.tokens(), split.costs()), (whole.tokens(), whole.costs()));
+        let [split, whole] = [&split, &whole].map(|fork| fork.fidelity().unwrap());
+        assert_eq!(split.output_error(), whole.output_error());
+        assert_eq!((split.recall(), split.dropped_mass()), (whole.recall(), whole.dropped_mass()));
+    }
+
+    #[test]
+    fn a_row_for_which_nothing_is_picked_costs_the_same_unseen() {
+        for spec in ["full", "streaming_llm:window=4", "streaming_llm:window=4,slide=false", "topk:k=3,dense_layers=0"]
+        {
+            let ([mut seen, mut unseen], row) = forks(spec, false);
+            assert!(!unseen.picks_at(0), "{spec}");
+            for [queries, key, value] in (0..3).map(row) {
+                let picked = seen.pick(0, &queries, &key, &value);
+                assert!(picked.iter().all(|picked| picked.selection.is_none()));
+                assert_eq!(unseen.pass(0, 4), picked[0].exact, "{spec}");
+            }
+            assert_eq!((unseen.tokens(), unseen.costs()), (seen.tokens(), seen.costs()), "{spec}");
+        }
+        let ([picks], _) = forks("topk:k=3", false);
+        assert!(picks.picks_at(0) && picks.picks_on_host());
+    }
 }

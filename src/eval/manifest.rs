@@ -139,9 +139,13 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
     let shape = model.dimensions.prompt_shape(tokens);
     // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
-    let at_once = config.methods.iter().any(Configured::masks_whole_prompt);
-    model.dimensions.prefill_bytes(tokens, at_once)
+    model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config))
         + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+}
+
+/// Whether a method has to see all of a prompt at each layer.
+pub(super) fn masks_whole_prompt(config: &RunConfig) -> bool {
+    config.methods.iter().any(Configured::masks_whole_prompt)
 }
 
 /// Hash of the artefact by its kind, for those that methods of the run were given.
@@ -158,4 +162,27 @@ pub fn cpu_name() -> Option<String> {
         Some(line.split_once(':')?.1.trim().to_owned())
     });
     NAME.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn what_a_gpu_computed_is_another_identity_on_whatever_gpu() {
+        let settings = Settings::parse("tasks = ['ruler/vt']\nlengths = [1024]", "test").unwrap();
+        let mut config = RunConfig::resolve_single(settings).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let mut of = |device| {
+            config.device = device;
+            identity(&config, config.variants()[0], &model, None)
+        };
+        let [cpu, first, third] = [Device::Cpu, Device::Cuda(0), Device::Cuda(2)].map(&mut of);
+        assert_eq!(first, third);
+        assert_ne!(cpu, first);
+        // Runs that were stored before there was another engine are those of the CPU.
+        assert!(cpu.get("engine").is_none());
+    }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::config::{RunConfig, Variant};
 use super::contexts::{Contexts, Shard};
-use super::manifest::bytes_of_example;
+use super::manifest::{bytes_of_example, masks_whole_prompt};
 use super::memory;
 use super::run::{Counter, Failure, Watch};
 use crate::attention::{Configured, Positions};
@@ -230,7 +230,8 @@ impl Planner<'_> {
     fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
         if let Some(free) = self.config.device.free_bytes() {
             let dimensions = &self.model.dimensions;
-            let needed = dimensions.weight_bytes() + dimensions.gpu_bytes(tokens, self.config.methods.len());
+            let (methods, at_once) = (&self.config.methods, masks_whole_prompt(self.config));
+            let needed = dimensions.weight_bytes() + dimensions.gpu_bytes(tokens, methods.len(), at_once);
             if needed as u64 > free {
                 return Err(UsageError::new(format!(
                     "{what}, {tokens} tokens, takes {:.1} GB of the GPU's memory with {}, and {:.1} GB are free",

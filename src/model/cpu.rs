@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 use rayon::prelude::*;
 
-use super::decoder::Dimensions;
+use super::dimensions::{Dimensions, PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
@@ -18,9 +18,6 @@ use crate::attention::attend_densely;
 use crate::attention::calibration::PrefillChunk;
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
 use crate::kv::{LayerKv, Prefix};
-
-/// Prompt tokens that pass the layers together; bounds the memory of activations.
-pub(super) const PREFILL_CHUNK: usize = 2048;
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
 /// weights that stay in the caches cost nothing to read twice.

@@ -16,7 +16,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::decoder::{Dimensions, GPU_PREFILL_CHUNK};
+use super::dimensions::{Dimensions, GPU_PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};

@@ -5,30 +5,15 @@
 //! weights are read once for all methods and budgets. What computes is an [`engine`](super::engine).
 
 use std::ops::Deref;
-use std::sync::Arc;
 
-use super::config::ModelConfig;
-use super::cpu::{Cpu, PREFILL_CHUNK};
+use super::cpu::Cpu;
 use super::device::Device;
+pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
-use super::rope::{Rope, Turn};
 use super::weights::{Weights, WeightsError};
+use crate::attention::SparsePrefill;
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{PromptShape, Rotation, SparsePrefill};
-use crate::kv::{DeviceFailure, KvDtype, Prefix};
-
-/// Prompt tokens that pass the layers together on a GPU.
-pub(super) const GPU_PREFILL_CHUNK: usize = 8192;
-/// Tokens behind a prefix that most runs have room for.
-const GPU_TAIL: usize = 256;
-
-/// What a decoder is like, without its weights.
-#[derive(Debug, Clone)]
-pub struct Dimensions {
-    pub(super) config: ModelConfig,
-    pub(super) rope: Rope,
-    pub(super) dtype: KvDtype,
-}
+use crate::kv::{DeviceFailure, Prefix};
 
 /// A Llama-family decoder with its weights in memory.
 pub struct Decoder {
@@ -58,6 +43,9 @@ pub enum LoadError {
 #[cfg(feature = "cuda")]
 fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Result<Box<dyn Engine>, LoadError> {
     use super::cuda::{Cuda, LoadFailure};
+    if let Some(obstacle) = dimensions.gpu_obstacle() {
+        return Err(DeviceFailure(format!("{obstacle}: use --device cpu")).into());
+    }
     let free = Device::Cuda(ordinal).free_bytes();
     let gpu = crate::kernels::cuda::Gpu::open(ordinal).map_err(DeviceFailure::from)?;
     let needed = dimensions.weight_bytes();
@@ -79,70 +67,6 @@ fn cuda_engine(dimensions: &Dimensions, weights: &Weights, ordinal: usize) -> Re
 #[cfg(not(feature = "cuda"))]
 fn cuda_engine(_: &Dimensions, _: &Weights, _: usize) -> Result<Box<dyn Engine>, LoadError> {
     Err(DeviceFailure("this build computes on the CPU only".to_owned()).into())
-}
-
-impl Dimensions {
-    /// Of a decoder whose weights, keys and values are stored as `dtype`.
-    pub fn new(config: &ModelConfig, dtype: KvDtype) -> Self {
-        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
-        Self { config: config.clone(), rope, dtype }
-    }
-
-    /// The model's configuration.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    /// Storage type of weights, keys and values.
-    pub fn dtype(&self) -> KvDtype {
-        self.dtype
-    }
-
-    /// Bytes of all weight matrices in memory.
-    pub fn weight_bytes(&self) -> usize {
-        let c = &self.config;
-        let (attention, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let layer = 2 * (attention + kv) * c.hidden_size + 3 * c.intermediate_size * c.hidden_size;
-        let ends = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size * c.hidden_size;
-        (ends + c.layers * layer) * self.dtype.bytes()
-    }
-
-    /// Bytes of keys and values of one token over all layers.
-    pub fn kv_bytes_per_token(&self) -> usize {
-        2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()
-    }
-
-    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
-    /// all of the prompt at each layer.
-    pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
-        let c = &self.config;
-        let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
-        let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
-        let packed = 2 * tokens * c.kv_heads * c.head_dim;
-        tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
-    }
-
-    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
-    /// the weights.
-    pub fn gpu_bytes(&self, tokens: usize, runs: usize) -> usize {
-        let c = &self.config;
-        let rows = tokens.min(GPU_PREFILL_CHUNK).next_power_of_two();
-        let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + c.hidden_size + 3 * c.intermediate_size;
-        let activations = rows * (4 * c.hidden_size + self.dtype.bytes() * width);
-        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations
-    }
-
-    /// The shape of a prefix of `tokens`, for what is gathered while it is read.
-    pub fn prompt_shape(&self, tokens: usize) -> PromptShape {
-        let c = &self.config;
-        PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
-    }
-
-    /// Moves queries and keys to other positions in a sequence of up to `tokens`; `None` if the model's
-    /// frequencies change within it (`dynamic` scaling, beyond the trained length).
-    pub fn rotation(&self, tokens: usize) -> Option<Arc<dyn Rotation>> {
-        Turn::new(&self.rope, tokens).map(|turn| Arc::new(turn) as _)
-    }
 }
 
 impl Decoder {

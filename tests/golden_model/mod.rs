@@ -4,10 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use spattn::attention::methods::configure;
+use spattn::attention::{IndexCache, Policy, expand_grid};
+use spattn::kernels::cpu::topk::argmax;
 use spattn::kv::KvDtype;
 use spattn::model::config::ModelConfig;
 use spattn::model::decoder::{Decoder, Dimensions};
 use spattn::model::device::Device;
+use spattn::model::engine::Stream;
 use spattn::model::weights::Weights;
 
 pub const MODELS: [&str; 9] = [
@@ -66,5 +70,24 @@ pub fn load(name: &str, device: Device) -> Golden {
         logits: golden["logits"].as_array().unwrap().iter().map(floats).collect(),
         continuation: ids(&golden["continuation"]),
         last_logits: floats(&golden["last_logits"]),
+    }
+}
+
+impl Golden {
+    /// What is generated greedily behind the prompt, of which the first `prefix` tokens are read at once and the rest by
+    /// `full`, with the logits of the last step.
+    pub fn continues(&self, prefix: usize) -> (Vec<u32>, Vec<f32>) {
+        let (decoder, n) = (&self.decoder, self.prompt.len());
+        let full = configure(&expand_grid("full").unwrap()[0], &Policy::default()).unwrap();
+        let prefill = decoder.prefill(&self.prompt[..prefix], n).unwrap();
+        let mut fork = IndexCache::new(prefill.prefix, KvDtype::F32, 0).fork(&full, false);
+        let mut step = |tokens: &[u32]| decoder.step(&mut [Stream { fork: &mut fork, tokens }], n).unwrap().remove(0);
+        let mut logits = if prefix < n { step(&self.prompt[prefix..]) } else { prefill.logits };
+        let mut continuation = vec![argmax(&logits) as u32];
+        while continuation.len() < self.continuation.len() {
+            logits = step(&continuation[continuation.len() - 1..]);
+            continuation.push(argmax(&logits) as u32);
+        }
+        (continuation, logits)
     }
 }

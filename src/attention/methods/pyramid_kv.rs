@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use super::snapkv::{LayerBudgets, SnapKv};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
-use crate::attention::Depth;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pyramid_kv",
@@ -52,23 +51,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     },
 };
 
-/// What a layer keeps of so many candidates, if all keep `mean` on average.
-pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: Depth) -> usize {
-    if depth.of < 2 || 2 * mean > candidates {
-        return mean;
-    }
-    let (mean, all) = (mean as f64, candidates as f64);
-    let most = (2.0 * mean - mean / beta as f64).min(all);
-    let least = 2.0 * mean - most;
-    let place = depth.rank as f64 / (depth.of - 1) as f64;
-    (most - place * (most - least)).round() as usize
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::snapkv::pyramid;
     use super::super::tests::{noise, none, prefix, prompt_queries, run};
-    use super::*;
-    use crate::attention::{DenseLayers, Policy};
+    use crate::attention::{DenseLayers, Depth, Policy};
 
     const D: usize = 32;
 

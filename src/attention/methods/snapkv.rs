@@ -13,10 +13,11 @@
 
 use std::sync::Arc;
 
-use super::pyramid_kv::pyramid;
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::granularity::Reduce;
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule};
+use crate::attention::{
+    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule,
+};
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::softmax::softmax;
@@ -212,6 +213,18 @@ impl Method for SnapKv {
     fn held(&self, kept: &Kept, (): &()) -> Option<usize> {
         Some(super::distinct(kept.0.iter().flatten().copied()))
     }
+}
+
+/// What a layer keeps of so many candidates, if all keep `mean` on average.
+pub(super) fn pyramid(mean: usize, beta: usize, candidates: usize, depth: Depth) -> usize {
+    if depth.of < 2 || 2 * mean > candidates {
+        return mean;
+    }
+    let (mean, all) = (mean as f64, candidates as f64);
+    let most = (2.0 * mean - mean / beta as f64).min(all);
+    let least = 2.0 * mean - most;
+    let place = depth.rank as f64 / (depth.of - 1) as f64;
+    (most - place * (most - least)).round() as usize
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Outputs that one block of the product with one row computes.
 const GEMV_OUTPUTS: usize = 4;
+/// Rows that a grid takes as its second dimension.
+const GRID_ROWS: usize = (1 << 16) - 1;
 /// Channels that kernels read at once.
 const PIECE: usize = 8;
 
@@ -210,17 +212,20 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         assert!(inner.is_multiple_of(PIECE), "an inner width that is a multiple of {PIECE}");
         let function = self.function("rows", &format!("silu_gate_{}", storage.name()))?;
-        let gate_up = gate_up.address(0, 2 * rows * inner * storage.bytes());
-        let out = out.address(0, rows * inner * storage.bytes());
+        let (row, width) = (inner * storage.bytes(), inner as i32);
         let blocks = inner.div_ceil(PIECE * 128) as u32;
-        let inner = inner as i32;
-        // Rows are the grid's second dimension, which has a limit.
-        assert!(rows < 1 << 16, "{rows} rows at once");
-        let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&gate_up).arg(&out).arg(&inner);
-        let grid = LaunchConfig { grid_dim: (blocks, rows as u32, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both buffers are as long as checked above, and pieces do not cross a row's end.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("gating"))
+        for first in (0..rows).step_by(GRID_ROWS) {
+            let count = GRID_ROWS.min(rows - first);
+            let gate_up = gate_up.address(2 * first * row, 2 * count * row);
+            let out = out.address(first * row, count * row);
+            let mut launch = self.stream.launch_builder(&function);
+            launch.arg(&gate_up).arg(&out).arg(&width);
+            let grid = (blocks, count as u32, 1);
+            let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: both buffers are as long as checked above, and pieces do not cross a row's end.
+            unsafe { launch.launch(grid) }.map_err(failed("gating"))?;
+        }
+        Ok(())
     }
 
     /// `x · wᵀ` of `rows` rows `[inputs]` with `w` `[outputs][inputs]`; sums are f32, and where all is f32 no product is

@@ -1,0 +1,137 @@
+//! What a decoder is like without its weights: shapes, storage type, and what memory it takes.
+
+use std::sync::Arc;
+
+use super::config::ModelConfig;
+use super::rope::{Rope, Turn};
+use crate::attention::{PromptShape, Rotation};
+use crate::kv::KvDtype;
+
+/// Prompt tokens that pass the layers together; bounds the memory of activations.
+pub(super) const PREFILL_CHUNK: usize = 2048;
+/// The same on a GPU.
+pub(super) const GPU_PREFILL_CHUNK: usize = 8192;
+/// Tokens behind a prefix that most runs have room for.
+const GPU_TAIL: usize = 256;
+
+/// What a decoder is like, without its weights.
+#[derive(Debug, Clone)]
+pub struct Dimensions {
+    pub(super) config: ModelConfig,
+    pub(super) rope: Rope,
+    pub(super) dtype: KvDtype,
+}
+
+impl Dimensions {
+    /// Of a decoder whose weights, keys and values are stored as `dtype`.
+    pub fn new(config: &ModelConfig, dtype: KvDtype) -> Self {
+        let rope = Rope::new(&config.rope, config.head_dim, config.max_position_embeddings);
+        Self { config: config.clone(), rope, dtype }
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Storage type of weights, keys and values.
+    pub fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// Bytes of all weight matrices in memory.
+    pub fn weight_bytes(&self) -> usize {
+        let c = &self.config;
+        let (attention, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let layer = 2 * (attention + kv) * c.hidden_size + 3 * c.intermediate_size * c.hidden_size;
+        let ends = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size * c.hidden_size;
+        (ends + c.layers * layer) * self.dtype.bytes()
+    }
+
+    /// Bytes of keys and values of one token over all layers.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()
+    }
+
+    /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
+    /// all of the prompt at each layer.
+    pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
+        let c = &self.config;
+        let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
+        let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
+        let packed = 2 * tokens * c.kv_heads * c.head_dim;
+        tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
+    }
+
+    /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
+    /// the weights; `at_once` as for [`prefill_bytes`](Self::prefill_bytes).
+    pub fn gpu_bytes(&self, tokens: usize, runs: usize, at_once: bool) -> usize {
+        let c = &self.config;
+        let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
+        let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + c.hidden_size + 3 * c.intermediate_size;
+        let activations = rows * (4 * c.hidden_size + self.dtype.bytes() * width);
+        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations
+    }
+
+    /// Why the kernels for GPUs cannot take the model, if they cannot.
+    pub fn gpu_obstacle(&self) -> Option<String> {
+        let (d, inner) = (self.config.head_dim, self.config.intermediate_size);
+        if d % 8 != 0 || d > 256 {
+            return Some(format!(
+                "the kernels for GPUs take heads of up to 256 channels in steps of 8, and the model's have {d}"
+            ));
+        }
+        (inner % 8 != 0)
+            .then(|| format!("the kernels for GPUs take inner widths in steps of 8, and the model's is {inner}"))
+    }
+
+    /// The shape of a prefix of `tokens`, for what is gathered while it is read.
+    pub fn prompt_shape(&self, tokens: usize) -> PromptShape {
+        let c = &self.config;
+        PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
+    }
+
+    /// Moves queries and keys to other positions in a sequence of up to `tokens`; `None` if the model's
+    /// frequencies change within it (`dynamic` scaling, beyond the trained length).
+    pub fn rotation(&self, tokens: usize) -> Option<Arc<dyn Rotation>> {
+        Turn::new(&self.rope, tokens).map(|turn| Arc::new(turn) as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::source::ModelSource;
+
+    fn of(shape: &str, change: impl Fn(&mut ModelConfig)) -> Dimensions {
+        let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
+        let mut config = texts.config().unwrap();
+        change(&mut config);
+        Dimensions::new(&config, KvDtype::Bf16)
+    }
+
+    #[test]
+    fn a_published_shape_has_its_published_size() {
+        let shape = of("llama-3.1-8b", |_| {});
+        // 8.03 billion numbers, of which norms are 0.27 million; 128 KiB of keys and values a token.
+        assert!((16.05e9..16.07e9).contains(&(shape.weight_bytes() as f64)), "{}", shape.weight_bytes());
+        assert_eq!(shape.kv_bytes_per_token(), 128 << 10);
+        let (tokens, gib) = (128 << 10, 1usize << 30);
+        let chunked = shape.gpu_bytes(tokens, 1, false);
+        assert!((16 * gib..18 * gib).contains(&chunked), "16 GiB of keys and values, and activations: {chunked}");
+        // Gate and up alone are 28,672 numbers of 2 bytes a row.
+        assert!(shape.gpu_bytes(tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
+        assert_eq!(shape.gpu_bytes(tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+    }
+
+    #[test]
+    fn what_the_kernels_for_gpus_cannot_take_is_said() {
+        for (head_dim, inner, said) in
+            [(128, 64, None), (80, 72, None), (20, 64, Some("20")), (264, 64, Some("264")), (64, 68, Some("68"))]
+        {
+            let obstacle = of("llama-3.2-1b", |c| (c.head_dim, c.intermediate_size) = (head_dim, inner)).gpu_obstacle();
+            assert_eq!(obstacle.is_some(), said.is_some(), "{head_dim}, {inner}");
+            assert!(obstacle.is_none_or(|obstacle| obstacle.ends_with(said.unwrap())));
+        }
+    }
+}
