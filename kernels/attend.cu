@@ -1,61 +1,14 @@
 // Decode attention over any selection: exact ranges, picked tokens with or without a log-bias, given weights, a vector that
 // stands for what was not picked. All of it ends in one softmax.
 //
-// The work of a step is a list of units. A unit is a set of tokens of one KV head that some queries of its group attend: the
-// exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share,
-// `[kv_head][capacity][d]`, and a tail of the row's own, `[layer][keys, values][kv_head][capacity][d]`: units name no layer,
-// so what is equal at all layers is sent once. A unit is cut into spans of tokens, one block each, so that one long row
-// fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values), which `combine` merges head by head.
-//
-// Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other lanes other tokens. Each keeps its own
-// maximum and sums, so lanes talk to each other only to sum a dot product.
-#include "common.cuh"
+// The work comes as units (attend.cuh). Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other
+// lanes other tokens. Each keeps its own maximum and sums, so lanes talk to each other only to sum a dot product.
+#include "attend.cuh"
 
 constexpr int WARPS = 4;
 // Tokens that each slot of a warp reads before it looks at the first. Four take so many registers that fewer blocks fit, which
 // was slower.
 constexpr int UNROLL = 2;
-
-enum Weighting : uint32_t {
-    // Ordinary logits, with a bias where there is one.
-    SOFTMAX = 0,
-    // Given weights, which stand for exp(log_mass) together.
-    GIVEN = 1,
-};
-
-struct Unit {
-    // The row's tail, of all layers, and tokens that it has room for.
-    const void* tail;
-    // Picked tokens, and what each brings: a log-bias, a weight, or nothing (null).
-    const uint32_t* tokens;
-    const float* weights;
-    uint32_t tail_capacity;
-    uint32_t kv_head;
-    uint32_t sink;
-    uint32_t recent;
-    uint32_t total;
-    uint32_t picked;
-    // The first query head of those that attend, counted over all rows, and how many there are.
-    uint32_t first_query;
-    uint32_t queries;
-    uint32_t weighting;
-    float log_mass;
-    // The unit's first block, and its first partial.
-    uint32_t first_block;
-    uint32_t first_partial;
-    uint32_t span;
-};
-
-// One layer's keys and values of the prefix.
-template <typename T> struct Prefix {
-    const T* keys;
-    const T* values;
-    // Elements from one KV head to the next.
-    unsigned long long stride;
-    uint32_t tokens;
-    uint32_t layer;
-    uint32_t kv_heads;
-};
 
 // What one query head's output is merged from.
 struct Head {
@@ -93,8 +46,8 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
             }
         }
     }
-    const uint32_t recent = unit.total - unit.recent, fixed = unit.sink + recent, all = fixed + unit.picked;
-    const uint32_t end = min(all, (span_index + 1) * unit.span);
+    const uint32_t fixed = unit.sink + unit.total - unit.recent;
+    const uint32_t end = min(attended(unit), (span_index + 1) * unit.span);
     const bool given = unit.weighting == GIVEN;
     const T* prefix_keys = prefix.keys + unit.kv_head * prefix.stride;
     const T* prefix_values = prefix.values + unit.kv_head * prefix.stride;
@@ -244,14 +197,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 template <typename T, int QUERIES, int LANES, int PIECES>
 __device__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries, uint32_t heads,
                              uint64_t row_stride, int d, float scale, float* partials) {
-    // The last unit that begins at or before this block.
-    int low = 0, high = count - 1;
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (units[middle].first_block <= blockIdx.x) low = middle;
-        else high = middle - 1;
-    }
-    const Unit unit = units[low];
+    const Unit unit = units[unit_of_block(units, count)];
     const int span = blockIdx.x - unit.first_block;
     attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, partials);
 }
