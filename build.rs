@@ -33,8 +33,8 @@ fn main() {
         exit(1);
     }
     let line = |source: &PathBuf| {
-        let stem = stem(source);
-        format!("    (\"{stem}\", include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{stem}.fatbin\"))),\n")
+        let (stem, hopper_only) = (stem(source), is_hopper_only(source));
+        format!("    (\"{stem}\", {hopper_only}, include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{stem}.fatbin\"))),\n")
     };
     let list: String = sources.iter().map(line).collect();
     fs::write(out.join("modules.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR can be written to");
@@ -55,13 +55,17 @@ fn stem(source: &Path) -> &str {
     source.file_stem().and_then(|stem| stem.to_str()).expect("names of kernels are plain")
 }
 
+/// Whether no other GPU can run what a file holds.
+fn is_hopper_only(source: &Path) -> bool {
+    fs::read_to_string(source).is_ok_and(|text| text.contains(HOPPER_ONLY))
+}
+
 fn compile(source: &Path, out: &Path) -> Result<(), String> {
     let nvcc = env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"));
     let to = out.join(stem(source)).with_extension("fatbin");
-    let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
     let run = Command::new(&nvcc)
         .args(["--fatbin", "-O3", "-std=c++17", HOPPER])
-        .args((!text.contains(HOPPER_ONLY)).then_some(PORTABLE))
+        .args((!is_hopper_only(source)).then_some(PORTABLE))
         .arg("-o")
         .arg(&to)
         .arg(source)

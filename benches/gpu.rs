@@ -103,7 +103,7 @@ mod gpu {
                 let queries = noise(gpu, rows * HEADS * D);
                 let mut out = gpu.alloc(2 * rows * HEADS * D).unwrap();
                 let mut room = AttentionRoom::default();
-                for blocks in [3, 6, 12] {
+                for blocks in [2, 3, 4] {
                     let seconds = time(gpu, 40, |i| {
                         let tokens = if picked { picks.len() } else { context };
                         let mut attention =
@@ -135,7 +135,8 @@ mod gpu {
                             storage: STORAGE,
                         };
                         let prefix = Prefix { cache, tokens: context, layer: 0 };
-                        gpu.attend(&mut attention, &mut room, &prefix, &queries, HEADS * D, &mut out, None).unwrap();
+                        let prepared = gpu.prepare(&mut attention, &mut room, D).unwrap();
+                        gpu.attend(&prepared, &prefix, &queries, HEADS * D, &mut out, None).unwrap();
                     });
                     let read =
                         bytes as f64 * rows as f64 * if picked { picks.len() as f64 / context as f64 } else { 1.0 };

@@ -202,8 +202,10 @@ __device__ void attend_block(const Unit* units, int count, const Prefix<T>& pref
     attend<T, QUERIES, LANES, PIECES>(unit, span, prefix, queries, heads, row_stride, d, scale, partials);
 }
 
-// Threads of a block that merges, and partials whose weights it works out at a time.
-constexpr int MERGE_THREADS = 256;
+// Threads of a block that merges, which are partials whose weights it works out at a time.
+constexpr int MERGE_THREADS = 512;
+// Values that a thread of it reads before it knows their weights.
+constexpr int EARLY = 12;
 
 // The largest number of a block, for every thread; `shared` has room for 32 numbers.
 __device__ __forceinline__ float block_max(float x, float* shared) {
@@ -220,8 +222,8 @@ __device__ __forceinline__ float block_max(float x, float* shared) {
 
 // Merges partials into one head's output; one block a head, `[head][d]`, as T and, where asked for, as f32.
 //
-// The maxima and sums of all partials are looked at side by side; then groups of d threads add up the values of some
-// partials each, and the groups are added.
+// Threads look at a partial's maximum and sum each; groups of threads, a channel each, add up the values of some partials
+// each, and the groups are added. The first values are on their way before any weight is known.
 template <typename T>
 __device__ void combine(const Head* all, const float* partials, const float* vectors, T* out, float* wide, int d) {
     __shared__ float shared[32], weights[MERGE_THREADS], sums[MERGE_THREADS];
@@ -232,8 +234,17 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
         const uint32_t s = part ? i - head.count[0] : i;
         return partials + static_cast<uint64_t>(head.first[part] + s * head.stride[part]) * width;
     };
-    float most = -CUDART_INF_F, picked_most = -CUDART_INF_F;
-    for (int i = threadIdx.x; i < parts; i += MERGE_THREADS) {
+    const int channels = d <= 64 ? 64 : d <= 128 ? 128 : 256, groups = MERGE_THREADS / channels;
+    const int channel = threadIdx.x % channels, group = threadIdx.x / channels;
+    float early[EARLY], own_most = -CUDART_INF_F, own_sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < EARLY; ++e) {
+        const int j = e * groups + group;
+        early[e] = j < parts && channel < d ? partial(j)[2 + channel] : 0.0f;
+    }
+    if (threadIdx.x < parts) own_most = partial(threadIdx.x)[0], own_sum = partial(threadIdx.x)[1];
+    float most = own_most, picked_most = threadIdx.x >= head.count[0] ? own_most : -CUDART_INF_F;
+    for (int i = MERGE_THREADS + threadIdx.x; i < parts; i += MERGE_THREADS) {
         const float top = partial(i)[0];
         most = fmaxf(most, top);
         if (i >= static_cast<int>(head.count[0])) picked_most = fmaxf(picked_most, top);
@@ -252,23 +263,25 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
         if (sum > 0.0f) rest = picked_most + logf(sum) + logf(head.share / (1.0f - head.share));
         most = fmaxf(most, rest);
     }
-    // A group of threads has a channel each, for up to 256 channels.
-    const int channels = d <= 64 ? 64 : d <= 128 ? 128 : 256, groups = MERGE_THREADS / channels;
-    const int channel = threadIdx.x % channels, group = threadIdx.x / channels;
     float sum = 0.0f, total = 0.0f;
     for (int start = 0; start < parts; start += MERGE_THREADS) {
         const int i = start + threadIdx.x, here = min(parts - start, MERGE_THREADS);
         float weight = 0.0f;
         if (i < parts) {
-            const float* from = partial(i);
-            weight = from[0] == -CUDART_INF_F ? 0.0f : expf(from[0] - most);
-            sum += from[1] * weight;
+            if (start > 0) own_most = partial(i)[0], own_sum = partial(i)[1];
+            weight = own_most == -CUDART_INF_F ? 0.0f : expf(own_most - most);
+            sum += own_sum * weight;
         }
         weights[threadIdx.x] = weight;
         __syncthreads();
+        int j = group;
+        if (start == 0) {
+#pragma unroll
+            for (int e = 0; e < EARLY; ++e, j += groups) total += j < here ? weights[j] * early[e] : 0.0f;
+        }
         if (channel < d) {
-#pragma unroll 8
-            for (int j = group; j < here; j += groups) total += weights[j] * partial(start + j)[2 + channel];
+#pragma unroll 4
+            for (; j < here; j += groups) total += weights[j] * partial(start + j)[2 + channel];
         }
         __syncthreads();
     }
@@ -281,8 +294,8 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
         const float weight = expf(rest - most);
         sum += weight, total += weight * vectors[static_cast<uint64_t>(head.vector) * d + channel];
     }
-    // Nothing attended is a zero vector.
-    const float result = sum > 0.0f ? total / sum : 0.0f;
+    // Nothing attended is a zero vector; NaN stays NaN.
+    const float result = sum == 0.0f ? 0.0f : total / sum;
     out[static_cast<uint64_t>(blockIdx.x) * d + channel] = from_f32<T>(result);
     if (wide) wide[static_cast<uint64_t>(blockIdx.x) * d + channel] = result;
 }

@@ -4,7 +4,8 @@
 // Rows `[heads + 2 kv_heads][d]`: queries, keys, values. A head's channels are turned in pairs (i, i + d/2) by the angle
 // position * inverse[i], rounded to f32 as the reference implementation does; `scaling` multiplies cos and sin. Rows whose
 // frequencies differ have lists of their own, `inverse_stride` numbers apart. Queries
-// stay in the row; keys and values also go to their place in the cache. One block takes a row, a warp a head.
+// stay in the row; keys and values also go to their place in the cache. Blocks (x) take a row and share (y) its heads, a warp
+// takes a head.
 #include "common.cuh"
 
 // Where a row's key and value go: for KV head h at `keys + h * head_stride`, in elements.
@@ -26,7 +27,8 @@ __device__ void rope(T* rows, const uint32_t* positions, const float* inverse, i
     const Place<T> place = places ? places[row]
                                   : Place<T>{keys + static_cast<size_t>(row) * d, values + static_cast<size_t>(row) * d,
                                              head_stride};
-    for (int head = threadIdx.x / 32; head < heads + 2 * kv_heads; head += blockDim.x / 32) {
+    const int warps = blockDim.x / 32;
+    for (int head = blockIdx.y * warps + threadIdx.x / 32; head < heads + 2 * kv_heads; head += gridDim.y * warps) {
         T* x = base + static_cast<size_t>(head) * d;
         if (head >= heads + kv_heads) {
             T* to = place.values + (head - heads - kv_heads) * place.head_stride;

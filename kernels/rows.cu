@@ -16,18 +16,35 @@ __device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidd
 template <typename T>
 __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden, float eps, unsigned long long mark,
                          unsigned long long first, unsigned long long* broken) {
+    // So many numbers of each thread are read once, side by side; longer rows are read again behind them.
+    constexpr int KEPT = 8;
     __shared__ float shared[32];
     const float* from = x + static_cast<size_t>(blockIdx.x) * hidden;
     T* to = out + static_cast<size_t>(blockIdx.x) * hidden;
-    float squares = 0.0f;
-    bool finite = true;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
-        squares += from[i] * from[i];
-        finite = finite && isfinite(from[i]);
+    const int stride = blockDim.x, behind = KEPT * stride + threadIdx.x;
+    float kept[KEPT], scale[KEPT], squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const int i = k * stride + threadIdx.x;
+        kept[k] = i < hidden ? from[i] : 0.0f, scale[k] = i < hidden ? weight[i] : 0.0f;
     }
-    if (!finite) atomicMin(broken, mark << 32 | (first + blockIdx.x));
-    const float factor = rsqrtf(block_sum(squares, shared) / hidden + eps);
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = from_f32<T>(from[i] * factor * weight[i]);
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) squares += kept[k] * kept[k];
+    for (int i = behind; i < hidden; i += stride) squares += from[i] * from[i];
+    const float all = block_sum(squares, shared);
+    // Squares may overflow where the numbers are finite.
+    if (!isfinite(all)) {
+        bool finite = true;
+        for (int i = threadIdx.x; i < hidden; i += stride) finite = finite && isfinite(from[i]);
+        if (!finite) atomicMin(broken, mark << 32 | (first + blockIdx.x));
+    }
+    const float factor = rsqrtf(all / hidden + eps);
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const int i = k * stride + threadIdx.x;
+        if (i < hidden) to[i] = from_f32<T>(kept[k] * factor * scale[k]);
+    }
+    for (int i = behind; i < hidden; i += stride) to[i] = from_f32<T>(from[i] * factor * weight[i]);
 }
 
 // x[row] += bias

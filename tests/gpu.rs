@@ -100,6 +100,11 @@ fn products_of_one_and_many_rows() {
             (1, 64, 256),
             (1, 130, 4096),
             (1, 9, 2056),
+            // More outputs than warps, rings that go round, and rows too long to be staged.
+            (1, 5000, 264),
+            (1, 40, 14336),
+            (1, 5, 40_008),
+            (1, 3, 120_000),
             (2, 64, 256),
             (3, 33, 264),
             (4, 130, 4096),
@@ -444,7 +449,8 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let mut wide = gpu.upload(&vec![f32::NAN; rows * heads * d]).unwrap();
     let mut room = AttentionRoom::default();
     let prefix = Prefix { cache: prefix_cache, tokens: prefix_tokens, layer };
-    gpu.attend(&mut attention, &mut room, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
+    let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
+    gpu.attend(&prepared, &prefix, &queries, stride, &mut out, Some(&mut wide)).unwrap();
     let what = format!("{storage:?} {case:?}");
     assert_near(&fetch(gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);

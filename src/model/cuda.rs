@@ -880,7 +880,8 @@ impl Cuda {
         let Room { qkv, attended, wide, attention: lists, .. } = room;
         let wide = wide.as_mut().filter(|_| watched);
         let prefix = kernels::Prefix { cache: device.cache(layer), tokens: prefix_tokens, layer };
-        self.gpu.attend(&mut attention, lists, &prefix, qkv, self.widths().1, attended, wide)
+        let prepared = self.gpu.prepare(&mut attention, lists, c.head_dim)?;
+        self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
     }
 
     /// Shows runs that are compared with exact attention what was attended.

@@ -1,7 +1,8 @@
 //! Decode attention over any selection.
 //!
-//! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, cuts these into spans, and runs
-//! the two kernels of `kernels/attend.cu`.
+//! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, and cuts these into spans.
+//! [`prepare`](Gpu::prepare) sends it; [`attend`](Gpu::attend) runs it at a layer: a kernel of `kernels/attend_tiles.cu`
+//! where keys and heads are such as tensor cores take, or those of `kernels/attend.cu`, and one that merges.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
@@ -11,9 +12,9 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
 /// Blocks of the first kernel for each multiprocessor: as many as fit at once.
-const BLOCKS_EACH: usize = 4;
+const BLOCKS_EACH: usize = 3;
 /// Threads of a block of the second.
-const MERGE_THREADS: u32 = 256;
+const MERGE_THREADS: u32 = 512;
 /// A span is a multiple of these tokens, and has at least two of them.
 const SPAN: usize = 64;
 
@@ -75,10 +76,20 @@ impl Tail<'_> {
         }
     }
 
+    /// Whether tensor cores take such heads.
+    fn fits_tiles(&self) -> bool {
+        fits_tiles(self.storage, self.d)
+    }
+
     /// Where it begins; all of it lies inside the buffer.
     fn address(&self) -> u64 {
         self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
     }
+}
+
+/// Whether tensor cores take heads so wide.
+fn fits_tiles(storage: Storage, d: usize) -> bool {
+    storage != Storage::F32 && matches!(d, 64 | 128)
 }
 
 /// The prefix that all rows of a step share, at one layer.
@@ -182,7 +193,7 @@ struct Class {
 pub struct Attention {
     heads: usize,
     span: usize,
-    /// By the number of queries that their kernel takes: 1, 2, 4 and 8.
+    /// By the number of queries that their kernel takes, 1, 2, 4 and 8; all in the last for tensor cores.
     classes: [Class; 4],
     parts: Vec<HeadParts>,
     tokens: Vec<u32>,
@@ -255,7 +266,8 @@ impl Attention {
                 parts.count[part] = spans;
                 parts.stride[part] = queries as u32;
             }
-            let class = &mut self.classes[queries.next_power_of_two().trailing_zeros() as usize];
+            let places = if unit.tail.fits_tiles() { MOST_QUERIES } else { queries.next_power_of_two() };
+            let class = &mut self.classes[places.trailing_zeros() as usize];
             class.units.push(DeviceUnit {
                 tail: unit.tail.address(),
                 tokens: 0,
@@ -291,7 +303,7 @@ impl Attention {
     }
 }
 
-/// Room that the two kernels need, kept from step to step.
+/// Room that the kernels need, kept from step to step.
 #[derive(Debug, Default)]
 pub struct AttentionRoom {
     lists: Option<Buffer>,
@@ -300,20 +312,72 @@ pub struct AttentionRoom {
     sent: Vec<u8>,
 }
 
+/// An attention whose lists are on the device.
+#[derive(Debug)]
+pub struct Prepared {
+    heads: usize,
+    /// Query heads of all rows.
+    all_heads: usize,
+    /// Where the units of each class are, how many, and how many blocks they take.
+    classes: [(u64, usize, u32); 4],
+    parts: u64,
+    vectors: u64,
+    partials: u64,
+    prefix_tokens: Option<usize>,
+    least_layers: usize,
+}
+
+impl Prepared {
+    /// What a recording of launches depends on: equal numbers launch the same.
+    pub fn launches(&self) -> impl Iterator<Item = u64> + '_ {
+        let classes =
+            self.classes.iter().flat_map(|(units, count, blocks)| [*units, *count as u64, u64::from(*blocks)]);
+        classes.chain([self.parts, self.vectors, self.partials, self.all_heads as u64])
+    }
+}
+
 impl Gpu {
+    /// Sends an attention, and makes room for what lies between its kernels.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If heads are of another width than kernels take.
+    pub fn prepare(&self, attention: &mut Attention, room: &mut AttentionRoom, d: usize) -> Result<Prepared, GpuError> {
+        assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
+        let places = self.send(attention, room)?;
+        let partial_bytes = attention.partials as usize * (d + 2) * 4;
+        self.reserve(&mut room.partials, partial_bytes)?;
+        let (Some(lists), Some(partials)) = (&room.lists, &room.partials) else { unreachable!("both were reserved") };
+        let class = |i: usize| {
+            let Class { units, blocks, .. } = &attention.classes[i];
+            (lists.address(places.units[i], size_of_val(units.as_slice())), units.len(), *blocks)
+        };
+        Ok(Prepared {
+            heads: attention.heads,
+            all_heads: attention.parts.len(),
+            classes: std::array::from_fn(class),
+            parts: lists.address(places.parts, size_of_val(attention.parts.as_slice())),
+            vectors: lists.address(places.vectors, size_of_val(attention.vectors.as_slice())),
+            partials: partials.address(0, partial_bytes),
+            prefix_tokens: attention.prefix_tokens,
+            least_layers: attention.least_layers,
+        })
+    }
+
     /// Runs an attention at one layer: queries `[row][stride]`, head `h` at `h * d`, into `out` `[row][head][d]` and, if
-    /// given, the same in f32. Keys and values are those of `prefix` and of the tails that the units name.
+    /// given, the same in f32. Keys and values are those of `prefix` and of the tails that the units name; the room in
+    /// which it was prepared has not been used for another one since.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
     /// If a buffer is too small.
-    #[allow(clippy::too_many_arguments)]
     pub fn attend(
         &self,
-        attention: &mut Attention,
-        room: &mut AttentionRoom,
+        attention: &Prepared,
         prefix: &Prefix<'_>,
         queries: &Buffer,
         stride: usize,
@@ -333,43 +397,38 @@ impl Gpu {
             kv_heads: cache.kv_heads as u32,
             padding: 0,
         };
-        assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
-        let rows = attention.parts.len() / heads;
+        let rows = attention.all_heads / heads;
         let query_address = queries.address(0, ((rows - 1) * stride + heads * d) * storage.bytes());
-        let out_address = out.address(0, attention.parts.len() * d * storage.bytes());
-        let wide_address = wide.map_or(0, |wide| wide.address(0, attention.parts.len() * d * 4));
-        let places = self.send(attention, room)?;
-        let partial_bytes = attention.partials as usize * (d + 2) * 4;
-        self.reserve(&mut room.partials, partial_bytes)?;
-        let (Some(lists), Some(partials)) = (&room.lists, &room.partials) else { unreachable!("both were reserved") };
-        let partials = partials.address(0, partial_bytes);
+        let out_address = out.address(0, attention.all_heads * d * storage.bytes());
+        let wide_address = wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4));
         let scale = 1.0 / (d as f32).sqrt();
         let lanes = d.next_power_of_two().max(64) / 8;
+        let tiles = fits_tiles(storage, d);
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
-        for (i, class) in attention.classes.iter().enumerate().filter(|(_, class)| !class.units.is_empty()) {
-            let function = self.function("attend", &format!("attend_{}_{}_{lanes}_1", storage.name(), 1 << i))?;
-            let units = lists.address(places.units[i], size_of_val(class.units.as_slice()));
-            let count = class.units.len() as i32;
+        for (i, (units, count, blocks)) in attention.classes.iter().enumerate().filter(|(_, (_, count, _))| *count > 0)
+        {
+            let name = storage.name();
+            let function = match tiles {
+                true => self.function("attend_tiles", &format!("attend_tiles_{name}_{d}")),
+                false => self.function("attend", &format!("attend_{name}_{}_{lanes}_1", 1 << i)),
+            }?;
+            let count = *count as i32;
             let mut launch = self.stream.launch_builder(&function);
-            launch
-                .arg(&units)
-                .arg(&count)
-                .arg(&on_device)
-                .arg(&query_address)
-                .arg(&heads_arg)
-                .arg(&stride_arg)
-                .arg(&d_arg);
-            launch.arg(&scale).arg(&partials);
-            let grid = LaunchConfig { grid_dim: (class.blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked.
+            launch.arg(units).arg(&count).arg(&on_device).arg(&query_address).arg(&heads_arg).arg(&stride_arg);
+            if !tiles {
+                launch.arg(&d_arg);
+            }
+            launch.arg(&scale).arg(&attention.partials);
+            let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked, and lie with
+            // the partials in the room that the caller has kept.
             unsafe { launch.launch(grid) }.map_err(failed("attending"))?;
         }
         let function = self.function("attend", &format!("combine_{}", storage.name()))?;
-        let parts = lists.address(places.parts, size_of_val(attention.parts.as_slice()));
-        let vectors = lists.address(places.vectors, size_of_val(attention.vectors.as_slice()));
+        let Prepared { parts, partials, vectors, .. } = attention;
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&parts).arg(&partials).arg(&vectors).arg(&out_address).arg(&wide_address).arg(&d_arg);
-        let grid = (attention.parts.len() as u32, 1, 1);
+        launch.arg(parts).arg(partials).arg(vectors).arg(&out_address).arg(&wide_address).arg(&d_arg);
+        let grid = (attention.all_heads as u32, 1, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (MERGE_THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: parts name partials of this attention and vectors that were sent with it; the outputs were checked.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("merging attention"))

@@ -8,6 +8,13 @@ use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Outputs that one block of the product with one row computes.
 const GEMV_OUTPUTS: usize = 4;
+/// For the product with one row on Hopper: warps of a block, numbers of the ring that each of them has, and bytes of shared
+/// memory that a multiprocessor gives to blocks.
+const STREAM_WARPS: usize = 8;
+const STREAM_RING: usize = 4 * 1024;
+const STREAM_SHARED: usize = 224 << 10;
+/// Rows of which each is worth several blocks, since they do not fill the chip.
+const FEW_ROWS: usize = 32;
 /// Rows that a grid takes as its second dimension.
 const GRID_ROWS: usize = (1 << 16) - 1;
 /// Channels that kernels read at once.
@@ -122,6 +129,11 @@ fn by_row(rows: usize, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
+/// Threads that norm a row: four numbers each.
+fn norm_threads(hidden: usize) -> u32 {
+    hidden.div_ceil(4).next_multiple_of(32).min(1024) as u32
+}
+
 impl Gpu {
     /// Rows `[hidden]` f32 of `table` `[vocab][hidden]` into `x`, by token ids that the caller has compared with the
     /// number of rows.
@@ -174,7 +186,7 @@ impl Gpu {
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&weight).arg(&out).arg(&hidden).arg(&eps).arg(&mark).arg(&first).arg(&broken);
         // SAFETY: all buffers are as long as checked above.
-        unsafe { launch.launch(by_row(rows, 256)) }.map(drop).map_err(failed("norming"))
+        unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map(drop).map_err(failed("norming"))
     }
 
     /// Adds `bias` `[width]` to rows of `storage`.
@@ -300,12 +312,28 @@ impl Gpu {
             Into::Wide => "wide",
             Into::Add => "add",
         };
-        let function = self.function("gemv", &format!("gemv_{kind}_{}", storage.name()))?;
-        let blocks = outputs.div_ceil(GEMV_OUTPUTS) as u32;
+        let shared = (STREAM_WARPS * STREAM_RING + inputs) * storage.bytes();
+        let each = (STREAM_SHARED / shared).min(2);
+        let streams = self.is_hopper && storage != Storage::F32 && each > 0;
+        let (function, blocks, threads, shared) = match streams {
+            true => {
+                let name = format!("gemv_hopper_{kind}_{}", storage.name());
+                let function = self.with_shared("gemv_hopper", &name, shared as u32)?;
+                (function, each * self.processors, 32 * STREAM_WARPS, shared)
+            }
+            false => {
+                let function = self.function("gemv", &format!("gemv_{kind}_{}", storage.name()))?;
+                (function, outputs.div_ceil(GEMV_OUTPUTS), 32 * GEMV_OUTPUTS, 0)
+            }
+        };
         let (outputs, inputs) = (outputs as i32, inputs as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&w).arg(&x).arg(&out).arg(&outputs).arg(&inputs);
-        let grid = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+        let grid = LaunchConfig {
+            grid_dim: (blocks as u32, 1, 1),
+            block_dim: (threads as u32, 1, 1),
+            shared_mem_bytes: shared as u32,
+        };
         // SAFETY: the caller has checked the three matrices.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("multiplying"))
     }
@@ -387,8 +415,10 @@ impl Gpu {
         launch.arg(&rows).arg(&positions).arg(&inverse).arg(&stride).arg(&at.scaling);
         launch.arg(&heads).arg(&kv_heads).arg(&d).arg(&query_norm).arg(&key_norm).arg(&eps);
         launch.arg(&places).arg(&keys).arg(&values).arg(&head_stride);
+        let shares = if count < FEW_ROWS { (heads as u32 + 2 * kv_heads as u32).div_ceil(8) } else { 1 };
+        let grid = LaunchConfig { grid_dim: (count as u32, shares, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows, positions, frequencies and norms are as long as checked above; keys and values go where a
         // `Cache` said there is room.
-        unsafe { launch.launch(by_row(count, 256)) }.map(drop).map_err(failed("rotating"))
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("rotating"))
     }
 }

@@ -15,19 +15,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
-use cudarc::driver::sys::{CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice,
 };
 use cudarc::nvrtc::Ptx;
 use half::{bf16, f16};
 
-pub use attend::{Attention, AttentionRoom, Prefix, Tail, Tokens, Unit, Weights};
+pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
 
-/// The kernels' code: a module for each file in `kernels/`.
-const MODULES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+/// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
+const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// The oldest compute capability that there is code for.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
@@ -194,12 +194,19 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     blas: CudaBlas,
     modules: HashMap<&'static str, Arc<CudaModule>>,
-    functions: Mutex<HashMap<String, CudaFunction>>,
+    functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
     /// For kernels that take work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
+}
+
+/// A kernel that was looked up.
+struct Function {
+    function: CudaFunction,
+    /// Bytes of dynamic shared memory that it may take.
+    shared: u32,
 }
 
 /// Pages that the device copies from while the host goes on. Copies from other pages wait for the stream.
@@ -311,8 +318,8 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("making a stream"))?;
         let blas = CudaBlas::new(stream.clone())
             .map_err(|error| GpuError::Failed { what: "starting cuBLAS", why: format!("{error:?}") })?;
-        let usable = |(name, _): &&(&str, &[u8])| *name != "prefill_attention" || capability.0 == HOPPER;
-        let load = |(name, code): &(&'static str, &[u8])| {
+        let usable = |(_, hopper_only, _): &&(&str, bool, &[u8])| !hopper_only || capability.0 == HOPPER;
+        let load = |(name, _, code): &(&'static str, bool, &[u8])| {
             let module = context.load_module(Ptx::from_binary(code.to_vec())).map_err(failed("loading kernels"))?;
             Ok((*name, module))
         };
@@ -479,13 +486,23 @@ impl Gpu {
 
     /// A kernel of a module.
     fn function(&self, module: &'static str, name: &str) -> Result<CudaFunction, GpuError> {
+        self.with_shared(module, name, 0)
+    }
+
+    /// A kernel of a module that may take so much dynamic shared memory.
+    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(name) {
-            return Ok(function.clone());
+        if !functions.contains_key(name) {
+            let function = self.modules[module].load_function(name).map_err(failed("looking for a kernel"))?;
+            functions.insert(name.to_owned(), Function { function, shared: 0 });
         }
-        let function = self.modules[module].load_function(name).map_err(failed("looking for a kernel"))?;
-        functions.insert(name.to_owned(), function.clone());
-        Ok(function)
+        let known = functions.get_mut(name).expect("it was inserted");
+        if known.shared < bytes {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            known.function.set_attribute(attribute, bytes as i32).map_err(failed("asking for shared memory"))?;
+            known.shared = bytes;
+        }
+        Ok(known.function.clone())
     }
 }
 

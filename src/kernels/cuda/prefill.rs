@@ -1,10 +1,10 @@
 //! Causal attention of many rows at once: on the tensor cores of a Hopper GPU, or by the kernel for any width and device.
 
 use cudarc::driver::sys::{
-    CUfunction_attribute, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+    CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
 };
-use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
@@ -152,14 +152,6 @@ impl Gpu {
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and the caller.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
-    }
-
-    /// A kernel that may take so much shared memory.
-    fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<CudaFunction, GpuError> {
-        let function = self.function(module, name)?;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(attribute, bytes as i32).map_err(failed("asking for shared memory"))?;
-        Ok(function)
     }
 }
 
