@@ -24,7 +24,7 @@ use crate::attention::calibration::{DeviceChunk, PrefillChunk};
 use crate::attention::{Exact, Fork, Picked, Picks, Selection, Weighting};
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Norms, Place, Plain, Positions,
-    Rows, Storage, Tokens, Unit, Weights,
+    Prepared, Recording, Rows, Storage, Tokens, Unit, Weights,
 };
 use crate::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
 
@@ -162,8 +162,28 @@ struct Room {
     gated: Buffer,
     broken: Buffer,
     places: Option<Buffer>,
+    /// Frequencies of a step.
+    inverse: Option<Buffer>,
     logits: Option<Buffer>,
     attention: AttentionRoom,
+    /// One for each of what the layers of a step attend, where nothing is picked.
+    exact: Vec<AttentionRoom>,
+    recorded: Option<Recorded>,
+}
+
+/// The layers of a step whose shape repeats.
+struct Recorded {
+    /// All that launching them depends on.
+    key: Vec<u64>,
+    /// Made when the shape comes up a second time.
+    recording: Option<Recording>,
+}
+
+/// What is the same at all layers of a step.
+struct StepPlan<'a> {
+    rows: &'a [Row],
+    by_row: bool,
+    scaling: f32,
 }
 
 /// Numbers of a storage type on the host.
@@ -442,6 +462,11 @@ impl Engine for Cuda {
 
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError> {
         let c = &self.config;
+        let first = streams[0].fork.prefix();
+        assert!(
+            streams.iter().all(|s| Arc::ptr_eq(s.fork.prefix(), first)),
+            "streams that step together share a prefix"
+        );
         let positions = positions(streams);
         let rows = positions.len();
         self.make_tails(streams)?;
@@ -450,18 +475,13 @@ impl Engine for Cuda {
         let tokens: Vec<u32> = streams.iter().flat_map(|stream| stream.tokens).copied().collect();
         self.start(room, &tokens, positions.iter().map(|position| *position as u32).collect())?;
         let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
-        let inverse = self.gpu.upload(&inverse)?;
-        let plan = self.send_places(room, streams)?;
-        for (index, layer) in self.parts.layers.iter().enumerate() {
-            self.project(room, rows, index, 0, layer)?;
-            let shape = (c.kv_heads, c.head_dim, self.storage());
-            let Room { qkv, positions, places, .. } = &mut *room;
-            let at = Positions { positions, inverse: &inverse, by_row, scaling };
-            let places = places.as_ref().expect("places were sent");
-            let offset = index * rows * size_of::<Place>();
-            self.gpu.rope_scattered(qkv, rows, &at, c.heads, self.norms(layer).as_ref(), shape, places, offset)?;
-            self.attend_streams(room, index, streams, &plan)?;
-            self.finish_layer(room, rows, index, 0, layer)?;
+        self.gpu.reserve(&mut room.inverse, size_of_val(inverse.as_slice()))?;
+        self.gpu.upload_to(room.inverse.as_mut().expect("it was reserved"), 0, &inverse)?;
+        let plan = StepPlan { rows: &self.send_places(room, streams)?, by_row, scaling };
+        let looks = |s: &Stream<'_>| s.fork.needs_host() || (0..c.layers).any(|layer| s.fork.picks_at(layer));
+        match streams.iter().any(looks) {
+            true => self.step_picking(room, streams, &plan)?,
+            false => self.step_exactly(room, streams, &plan)?,
         }
         let mut x = vec![0.0; rows * c.hidden_size];
         self.gpu.download(&room.x, 0, &mut x)?;
@@ -558,8 +578,11 @@ impl Cuda {
             gated: gpu.alloc(bytes * rows * c.intermediate_size)?,
             broken: gpu.alloc(8)?,
             places: None,
+            inverse: None,
             logits: None,
             attention: AttentionRoom::default(),
+            exact: Vec::new(),
+            recorded: None,
         })
     }
 
@@ -775,6 +798,127 @@ impl Cuda {
         Ok(rows)
     }
 
+    /// All layers of a step where something is picked.
+    fn step_picking(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        plan: &StepPlan<'_>,
+    ) -> Result<(), EngineError> {
+        for (index, layer) in self.parts.layers.iter().enumerate() {
+            self.begin_layer(room, index, layer, plan)?;
+            self.attend_streams(room, index, streams, plan.rows)?;
+            self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+        }
+        Ok(())
+    }
+
+    /// All layers of a step where nothing is picked: what each attends is known before the first.
+    fn step_exactly(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        plan: &StepPlan<'_>,
+    ) -> Result<(), EngineError> {
+        let (c, width) = (&self.config, self.widths().1);
+        let prefix = streams[0].fork.prefix().clone();
+        let device = shared(&prefix);
+        let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
+        let key = self.key_of(room, device, &prepared, &attention_of, plan);
+        let launch = |room: &mut Room| -> Result<(), EngineError> {
+            for (index, layer) in self.parts.layers.iter().enumerate() {
+                self.begin_layer(room, index, layer, plan)?;
+                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
+                let Room { qkv, attended, .. } = &mut *room;
+                self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
+                self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            }
+            Ok(())
+        };
+        // Products of several rows are a library's, which may do more than launch kernels.
+        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8);
+        let known = room.recorded.take().filter(|known| repeats && known.key == key);
+        let Some(Recorded { recording, .. }) = known else {
+            room.recorded = repeats.then_some(Recorded { key, recording: None });
+            return launch(room);
+        };
+        let mut recording = match recording {
+            Some(recording) => recording,
+            None => self.gpu.record(|| launch(room))?,
+        };
+        self.gpu.replay(&mut recording)?;
+        room.recorded = Some(Recorded { key, recording: Some(recording) });
+        Ok(())
+    }
+
+    /// Projections of all rows at a layer, rotated; keys and values are stored.
+    fn begin_layer(
+        &self,
+        room: &mut Room,
+        index: usize,
+        layer: &Layer<Linear, Buffer>,
+        plan: &StepPlan<'_>,
+    ) -> Result<(), GpuError> {
+        let (c, rows) = (&self.config, plan.rows.len());
+        self.project(room, rows, index, 0, layer)?;
+        let shape = (c.kv_heads, c.head_dim, self.storage());
+        let Room { qkv, positions, places, inverse, .. } = room;
+        let (Some(inverse), Some(places)) = (inverse, places) else { unreachable!("both were sent") };
+        let at = Positions { positions, inverse, by_row: plan.by_row, scaling: plan.scaling };
+        let offset = index * rows * size_of::<Place>();
+        self.gpu.rope_scattered(qkv, rows, &at, c.heads, self.norms(layer).as_ref(), shape, places, offset)
+    }
+
+    /// Sends what the layers attend, each list once; and says which of them each layer attends.
+    fn prepare_exactly(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+    ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
+        let c = &self.config;
+        let mut different: Vec<Vec<Exact>> = Vec::new();
+        let mut attention_of = Vec::with_capacity(c.layers);
+        for layer in 0..c.layers {
+            let exact: Vec<Exact> = streams
+                .iter_mut()
+                .flat_map(|stream| {
+                    (0..stream.tokens.len()).map(|_| stream.fork.pass(layer, c.heads)).collect::<Vec<_>>()
+                })
+                .collect();
+            let known = different.iter().position(|other| *other == exact);
+            attention_of.push(known.unwrap_or(different.len()));
+            if known.is_none() {
+                different.push(exact);
+            }
+        }
+        room.exact.resize_with(room.exact.len().max(different.len()), AttentionRoom::default);
+        let mut prepared = Vec::with_capacity(different.len());
+        for (exact, lists) in different.into_iter().zip(&mut room.exact) {
+            let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
+            let mut attention = self.attention_of(streams, rows, &plans);
+            prepared.push(self.gpu.prepare(&mut attention, lists, c.head_dim)?);
+        }
+        Ok((prepared, attention_of))
+    }
+
+    /// All that launching the layers of a step depends on.
+    fn key_of(
+        &self,
+        room: &Room,
+        prefix: &DevicePrefix,
+        prepared: &[Prepared],
+        attention_of: &[usize],
+        plan: &StepPlan<'_>,
+    ) -> Vec<u64> {
+        let ids = [&room.places, &room.inverse].map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
+        let counts = [plan.rows.len() as u64, prefix.tokens as u64, prefix.capacity as u64];
+        let numbers = [u64::from(plan.by_row), u64::from(plan.scaling.to_bits())];
+        let layers = prefix.layers.iter().flat_map(|(keys, values)| [keys.id(), values.id()]);
+        let lists = prepared.iter().flat_map(Prepared::launches).chain(attention_of.iter().map(|list| *list as u64));
+        ids.into_iter().chain(counts).chain(numbers).chain(layers).chain(lists).collect()
+    }
+
     /// Picks for all rows, where there is something to pick, and attends.
     fn attend_streams(
         &self,
@@ -859,13 +1003,20 @@ impl Cuda {
         plans: &[RowPlan],
         watched: bool,
     ) -> Result<(), GpuError> {
-        let (c, shape) = (&self.config, self.shape());
+        let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        assert!(
-            streams.iter().all(|s| Arc::ptr_eq(s.fork.prefix(), &prefix)),
-            "streams that step together share a prefix"
-        );
-        let (device, prefix_tokens) = (shared(&prefix), prefix.tokens());
+        let mut attention = self.attention_of(streams, rows, plans);
+        let Room { qkv, attended, wide, attention: lists, .. } = room;
+        let wide = wide.as_mut().filter(|_| watched);
+        let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
+        let prepared = self.gpu.prepare(&mut attention, lists, c.head_dim)?;
+        self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
+    }
+
+    /// What the rows of a step attend.
+    fn attention_of(&self, streams: &mut [Stream<'_>], rows: &[Row], plans: &[RowPlan]) -> Attention {
+        let (c, shape) = (&self.config, self.shape());
+        let prefix_tokens = streams[0].fork.prefix().tokens();
         let tails: Vec<kernels::Tail<'_>> =
             streams.iter_mut().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
         let group = c.heads / c.kv_heads;
@@ -877,11 +1028,7 @@ impl Cuda {
                 parts.add(&mut attention, plan, prefix_tokens);
             }
         }
-        let Room { qkv, attended, wide, attention: lists, .. } = room;
-        let wide = wide.as_mut().filter(|_| watched);
-        let prefix = kernels::Prefix { cache: device.cache(layer), tokens: prefix_tokens, layer };
-        let prepared = self.gpu.prepare(&mut attention, lists, c.head_dim)?;
-        self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
+        attention
     }
 
     /// Shows runs that are compared with exact attention what was attended.

@@ -8,6 +8,7 @@
 mod attend;
 mod launch;
 mod prefill;
+mod record;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,6 +26,7 @@ use half::{bf16, f16};
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
+pub use record::Recording;
 
 /// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -160,6 +162,11 @@ impl Buffer {
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.slice.len()
+    }
+
+    /// A number that no other buffer has as long as this one is there.
+    pub fn id(&self) -> u64 {
+        self.address(0, 0)
     }
 
     /// The address of a byte; `len` bytes from there on lie inside.
