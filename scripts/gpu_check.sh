@@ -4,6 +4,11 @@
 #     scripts/gpu_check.sh pack FILE        on the machine with the toolkit: builds, and packs what is needed into FILE
 #     scripts/gpu_check.sh run FILE OUT     on the machine with a GPU: unpacks FILE, runs everything, writes logs to OUT
 #
+# CHECK_SAMPLES   examples of each task for the comparison with the CPU (2)
+# CHECK_LENGTHS   their lengths (4K)
+# CHECK_CPU       folder of a run `spattn eval --config parity` on a CPU, instead of running it beside the GPU
+# CHECK_CONTEXTS  prompts for times (8K 32K)
+#
 # FILE is a .tar.xz that Python can unpack. The last lines of a run are a table of what passed and what failed. PyTorch and
 # transformers, where they are installed, time the same shape as a referee; compute-sanitizer, where it is, runs the kernels.
 set -euo pipefail
@@ -51,13 +56,12 @@ run() {
         done
     fi
 
-    local methods=(-m topk:k=64 -m quest:k=256 -m hip:k=256 -m magicpig -m streaming_llm -m streaming_llm:rolling=true
-        -m oracle_sampling -m sparq:k=64 -m snapkv:k=128 -m h2o:k=128 -m double_sparsity -m hash_attention:k=128 -m loki -m knn:k=128
-        -m pqcache:k=128 -m infllm:k=128 -m random:k=128 -m duo_attention -m vattention -m tova:k=128)
+    # A run of the same examples on a CPU that was made before, if there is one: it takes longest.
+    if [ -n "${CHECK_CPU:-}" ]; then ln -sfn "$CHECK_CPU" "$out/cpu"; fi
     for device in cuda cpu; do
-        ./spattn eval --device $device --dtype f32 -t "${CHECK_TASKS:-ruler/niah_single_2,ruler/vt,ruler/cwe,ruler/fwe,ruler/niah_multikey_2}" \
-            -l "${CHECK_LENGTHS:-4K}" -n "${CHECK_SAMPLES:-5}" "${methods[@]}" --out "$out/$device" --overwrite >"$out/$device.txt" 2>&1 ||
-            note FAIL "eval --device $device"
+        [ $device = cpu ] && [ -n "${CHECK_CPU:-}" ] && continue
+        ./spattn eval --config parity --device $device -l "${CHECK_LENGTHS:-4K}" -n "${CHECK_SAMPLES:-2}" --out "$out/$device" --overwrite \
+            >"$out/$device.txt" 2>&1 || note FAIL "eval --device $device"
     done
     python3 - "$out" <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
 import json, sys
@@ -120,5 +124,5 @@ P
 case ${1:-} in
 pack) pack "${2:?a file to write}" ;;
 run) run "${2:?the packed file}" "${3:?a folder for logs}" ;;
-*) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,13s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -129,7 +129,9 @@ fn products_of_one_and_many_rows() {
                 let expected: Vec<f64> =
                     exact.iter().map(|sum| sum + if into == Into::Add { 0.5 } else { 0.0 }).collect();
                 let what = format!("{storage:?} {rows}x{inputs} by {outputs} {into:?}");
-                assert_near(&fetch(&gpu, &out, rows * outputs, wide), &expected, tolerance(wide), &what);
+                // The longest sums are of 100,000 products in turn.
+                let tolerance = tolerance(wide) * (1.0 + inputs as f64 / 30_000.0);
+                assert_near(&fetch(&gpu, &out, rows * outputs, wide), &expected, tolerance, &what);
             }
         }
     }
@@ -610,19 +612,29 @@ const SPECS: [&str; 16] = [
     "pqcache:k=16",
 ];
 
-/// What all methods of [`SPECS`] give behind most of a prompt: logits by step, and the runs.
-fn run_all(golden: &golden_model::Golden, fidelity: bool) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+/// What all methods of [`SPECS`] give behind most of a prompt that `reader` has read: logits by step, and the runs.
+///
+/// Both devices go on from the same numbers, since a bit of a hash that differs changes what is sampled.
+fn run_all(
+    reader: &golden_model::Golden,
+    golden: &golden_model::Golden,
+    fidelity: bool,
+) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let prefix = n - 90;
     let methods: Vec<Configured> = SPECS.iter().map(|spec| method(spec)).collect();
     let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
     let mut queries = RecentQueries::of_prefix(prefix);
-    let read = decoder.prefill_observed(&golden.prompt[..prefix], n, &mut |chunk| {
+    let read = reader.decoder.prefill_observed(&golden.prompt[..prefix], n, &mut |chunk| {
         stats.observe(chunk);
         queries.observe(chunk);
     });
-    let mut cache = IndexCache::new(read.unwrap().prefix, KvDtype::F32, 0)
+    let mut read = read.unwrap().prefix;
+    if decoder.gpu().is_none() {
+        read = spattn::kv::Prefix::new((0..read.layers()).map(|layer| read.layer(layer).clone()).collect());
+    }
+    let mut cache = IndexCache::new(read, KvDtype::F32, 0)
         .with_stats(stats)
         .with_queries(queries)
         .with_rotation(decoder.rotation(n).unwrap());
@@ -638,7 +650,7 @@ fn run_all(golden: &golden_model::Golden, fidelity: bool) -> (Vec<Vec<Vec<f32>>>
 #[test]
 fn every_way_to_pick_runs_on_the_cpu() {
     let cpu = load("llama3", Device::Cpu);
-    let (first, second) = (run_all(&cpu, false), run_all(&cpu, false));
+    let (first, second) = (run_all(&cpu, &cpu, false), run_all(&cpu, &cpu, false));
     assert_eq!(first.0, second.0);
 }
 
@@ -647,7 +659,7 @@ fn every_way_to_pick_runs_on_the_cpu() {
 fn every_way_to_pick_gives_what_the_cpu_gives() {
     let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
     for fidelity in [false, true] {
-        let ((ours, forks), (expected, others)) = (run_all(&cuda, fidelity), run_all(&cpu, fidelity));
+        let ((ours, forks), (expected, others)) = (run_all(&cuda, &cuda, fidelity), run_all(&cuda, &cpu, fidelity));
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
                 assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}, fidelity {fidelity}"));
@@ -660,6 +672,35 @@ fn every_way_to_pick_gives_what_the_cpu_gives() {
                 let [a, b] = [ours, other].map(|meter| meter.output_error().concat());
                 let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                 assert!(worst < 1e-3, "{spec}: output error off by {worst}");
+            }
+        }
+    }
+}
+
+/// Steps whose shape repeats are recorded and launched again; those of several rows are not.
+#[test]
+#[ignore = "needs a GPU"]
+fn recorded_steps_give_what_launched_ones_give() {
+    let g = load("llama3", CUDA);
+    let n = g.prompt.len();
+    let specs = ["full", "streaming_llm:window=20", "streaming_llm:window=20,dense_layers=0"];
+    let prefixes = [n - 120, n - 300, n - 120];
+    let forks = |prefix: usize| -> Vec<Fork> {
+        let read = g.decoder.prefill(&g.prompt[..prefix], n).unwrap();
+        let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
+        specs.iter().map(|spec| cache.fork(&method(spec), false)).collect()
+    };
+    let (mut alone, mut together) = (prefixes.map(forks), prefixes.map(forks));
+    // Tails outgrow their first room of 64 tokens.
+    for (step, token) in g.prompt[..80].iter().enumerate() {
+        for (own, shared) in alone.iter_mut().zip(&mut together) {
+            let mut streams: Vec<Stream> =
+                shared.iter_mut().map(|fork| Stream { fork, tokens: std::slice::from_ref(token) }).collect();
+            let expected = g.decoder.step(&mut streams, n).unwrap();
+            for ((fork, expected), spec) in own.iter_mut().zip(expected).zip(specs) {
+                let stream = Stream { fork, tokens: std::slice::from_ref(token) };
+                let ours = g.decoder.step(&mut [stream], n).unwrap();
+                assert_close(&ours[0], &expected, 1e-4, &format!("{spec}, step {step}"));
             }
         }
     }

@@ -32,6 +32,7 @@ pub const SHIPPED: &[ShippedConfig] = &[
     ShippedConfig { name: "kl-grid", text: include_str!("../../configs/kl-grid.toml") },
     ShippedConfig { name: "lengths", text: include_str!("../../configs/lengths.toml") },
     ShippedConfig { name: "protocols", text: include_str!("../../configs/protocols.toml") },
+    ShippedConfig { name: "parity", text: include_str!("../../configs/parity.toml") },
     ShippedConfig { name: "prefill", text: include_str!("../../configs/prefill.toml") },
 ];
 
