@@ -8,6 +8,7 @@
 mod attend;
 mod launch;
 mod prefill;
+mod select;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,6 +26,7 @@ use half::{bf16, f16};
 pub use attend::{Attention, AttentionRoom, Prefix, Tail, Tokens, Unit, Weights};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
+pub use select::{Mirrored, PageBounds, Pages, Queries, Reduction, Scores, TokenList, TokenLists};
 
 /// The kernels' code: a module for each file in `kernels/`.
 const MODULES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -213,6 +215,8 @@ impl Staging {
     const SLOTS: usize = 32;
     /// Bytes of each.
     const SLOT: usize = 1 << 18;
+    /// What is longer is copied from where it is.
+    const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
 
     fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         let slot = || {
@@ -223,8 +227,14 @@ impl Staging {
         Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
     }
 
-    /// Copies at most [`SLOT`](Self::SLOT) bytes to an address, in the order of the stream.
+    /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
     fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        let pieces = bytes.chunks(Self::SLOT).enumerate();
+        pieces.map(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream)).collect()
+    }
+
+    /// Copies at most [`SLOT`](Self::SLOT) bytes.
+    fn copy_piece(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
         let (pages, copied) = &mut self.slots[self.next];
         self.next = (self.next + 1) % Self::SLOTS;
         copied.synchronize()?;
@@ -419,7 +429,7 @@ impl Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        if bytes.len() <= Staging::SLOT {
+        if bytes.len() <= Staging::MOST {
             let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
         }
