@@ -42,14 +42,14 @@ pub trait DeviceForm: Send + Sync {
     /// # Errors
     /// If the device fails.
     #[cfg(feature = "cuda")]
-    fn build(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError>;
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError>;
 
     /// Picks for all heads of all rows of a step, into a list for each query head or each KV head. All work is only asked for.
     ///
     /// # Errors
     /// If the device fails.
     #[cfg(feature = "cuda")]
-    fn select(
+    fn select_all(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
@@ -122,13 +122,13 @@ pub(super) trait DeviceScorer: Send + Sync {
 
     /// The index of all KV heads of a layer; nothing by default.
     #[cfg(feature = "cuda")]
-    fn build(&self, _layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, _layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
         Ok(DeviceIndex::default())
     }
 
     /// Scores of every page of the candidates for some rows, in lists by query head.
     #[cfg(feature = "cuda")]
-    fn scores(
+    fn score_all(
         &self,
         step: &DeviceStep<'_>,
         rows: Range<usize>,
@@ -154,7 +154,7 @@ pub(super) trait DevicePicker: Send + Sync {
 
     /// What is picked by the scores of some rows, from row `first` on.
     #[cfg(feature = "cuda")]
-    fn pick(
+    fn pick_all(
         &self,
         step: &DeviceStep<'_>,
         pages: &LeastPages,

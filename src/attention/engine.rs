@@ -306,7 +306,7 @@ impl IndexCache {
             let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
             let Some((gpu, cache)) = place else { return Ok(None) };
             let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
-            form.build(&DeviceLayer { gpu, layer, cache, dtype, candidates }).map(Some).map_err(failed)
+            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }).map(Some).map_err(failed)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
         // What an index takes is counted as such, so it has to be over.
@@ -922,5 +922,136 @@ mod tests {
         }
         let ([picks], _) = forks("topk:k=3", false);
         assert!(picks.picks_at(0) && picks.picks_on_host());
+    }
+
+    #[test]
+    fn what_is_drawn_without_a_look_is_what_a_step_picks_and_costs() {
+        for spec in [
+            "random:k=3",
+            "random:ratio=0.3",
+            "random:density=0.6",
+            "random:k=3,per=kv_head",
+            "random:k=50",
+            "random:k=0",
+            "random:k=3,tail=indexed",
+            "topk:k=0",
+            "topk:k=0,per=kv_head",
+        ] {
+            let ([mut seen, mut drawn], row) = forks(spec, false);
+            assert_eq!(drawn.selects(0), Selects::Blindly, "{spec}");
+            for [queries, key, value] in (0..4).map(row) {
+                assert_eq!(drawn.draw(0, 4), seen.pick(0, &queries, &key, &value), "{spec}");
+            }
+            assert_eq!((drawn.tokens(), drawn.costs()), (seen.tokens(), seen.costs()), "{spec}");
+            assert_eq!((drawn.aux_bits(), drawn.kv_bytes_held()), (seen.aux_bits(), seen.kv_bytes_held()), "{spec}");
+            assert!(drawn.picks_on_host());
+        }
+        let ([watched], _) = forks("random:k=3", true);
+        assert_eq!(watched.selects(0), Selects::OnHost, "it is compared with exact attention");
+    }
+
+    #[test]
+    fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
+        for spec in [
+            "topk:k=3",
+            "topk:k=50",
+            "topk:ratio=0.3",
+            "topk:density=0.6",
+            "topk:k=3,per=kv_head",
+            "topk:k=3,per=kv_head,reduce=max",
+            "quest:page=2,k=3",
+            "quest:page=5,k=4",
+            "quest:page=5,k=50",
+            "quest:page=2,k=1,min_pages=3",
+            "quest:page=5,k=4,per=kv_head,reduce=max",
+        ] {
+            let ([mut seen, mut left], row) = forks(spec, false);
+            left.on_device = true;
+            assert_eq!((seen.selects(0), left.selects(0)), (Selects::OnHost, Selects::OnDevice), "{spec}");
+            for steps in [0..3, 3..4] {
+                // What a device counts: of two KV heads what is read, of four query heads what is attended.
+                let mut counted = [0; 6];
+                for [queries, key, value] in steps.map(&row) {
+                    let picked = seen.pick(0, &queries, &key, &value);
+                    assert_eq!(left.leave(0, 4), picked[0].exact, "{spec}");
+                    let total = seen.tokens();
+                    for (kv_head, picked) in picked.iter().enumerate() {
+                        let fixed = picked.exact.tokens(total);
+                        counted[kv_head] += (picked.read(total) - fixed) as u64;
+                        let heads = counted[2 + 2 * kv_head..].iter_mut().zip(picked.attended(2, total));
+                        heads.for_each(|(sum, attended)| *sum += (attended - fixed) as u64);
+                    }
+                }
+                assert!(left.is_unsettled());
+                left.settle(&counted);
+                assert!(!left.is_unsettled());
+                assert_eq!((left.tokens(), left.costs()), (seen.tokens(), seen.costs()), "{spec}");
+                assert_eq!(left.kv_bytes_held(), seen.kv_bytes_held(), "{spec}");
+            }
+            assert!(seen.picks_on_host() && !left.picks_on_host(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
+        let form = |spec: &str| {
+            let ([fork], _) = forks(spec, false);
+            fork.method().method.device_form().is_some()
+        };
+        for spec in ["topk:k=3", "topk:per=kv_head", "quest", "quest:k=3,min_pages=2"] {
+            assert!(form(spec), "{spec}");
+        }
+        for spec in [
+            "full",
+            "random",
+            "topk:k=0",
+            "topk:pick=topp",
+            "topk:pick=sample",
+            "topk:rescore=int4",
+            "quest:summary_bits=4",
+            "quest:rescore=exact",
+        ] {
+            assert!(!form(spec), "{spec}");
+        }
+    }
+
+    /// Holds a prefix that no GPU has.
+    #[derive(Debug)]
+    struct Elsewhere;
+
+    impl crate::kv::DeviceKv for Elsewhere {
+        fn shape(&self) -> crate::kv::KvShape {
+            crate::kv::KvShape { kv_heads: 2, d: D, dtype: KvDtype::F32 }
+        }
+
+        fn copy_layer(&self, _: usize) -> Result<LayerKv, DeviceFailure> {
+            Ok(LayerKv::zeros(self.shape(), TOKENS))
+        }
+    }
+
+    #[test]
+    fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
+        let policy = crate::attention::Policy { sink: 1, local: 2, ..Default::default() };
+        let fork = |spec: &str, fidelity: bool, on_host: bool| {
+            let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+            let method = crate::attention::methods::configure(&spec, &policy).unwrap();
+            let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
+            if on_host { cache.picking_on_host() } else { cache }.fork(&method, fidelity)
+        };
+        let there = cfg!(feature = "cuda");
+        assert_eq!(fork("topk:k=3", false, false).picks_on_device(), there);
+        assert_eq!(fork("quest:k=3", false, false).picks_on_device(), there);
+        for (spec, fidelity, on_host) in [
+            ("topk:k=3", true, false),
+            ("topk:k=3", false, true),
+            ("topk:k=3,tail=indexed", false, false),
+            ("topk:pick=topp", false, false),
+            ("random:k=3", false, false),
+            ("full", false, false),
+        ] {
+            assert!(!fork(spec, fidelity, on_host).picks_on_device(), "{spec}");
+        }
+        let dense = fork("topk:k=3,dense_layers=0", false, false);
+        assert_eq!((dense.selects(0), dense.picks_on_host()), (Selects::Nothing, false));
     }
 }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
 use super::coded::Coded;
+use super::device::{DeviceForm, DevicePicker, DeviceScorer, StepShape};
 #[cfg(feature = "cuda")]
 use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, LeastPages};
-use super::device::{DeviceForm, DevicePicker, DeviceScorer, StepShape};
 use super::granularity::Granularity;
 #[cfg(feature = "cuda")]
 use super::granularity::Reduce;
@@ -333,12 +333,12 @@ impl<S: Scorer> DeviceForm for Scored<S> {
     }
 
     #[cfg(feature = "cuda")]
-    fn build(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
-        self.on_device().expect(ON_DEVICE).0.build(layer)
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        self.on_device().expect(ON_DEVICE).0.build_all(layer)
     }
 
     #[cfg(feature = "cuda")]
-    fn select(
+    fn select_all(
         &self,
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
@@ -355,7 +355,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         picker.prepare(step, &pages, lists, room)?;
         for first in (0..rows).step_by(at_once) {
             let some = first..(first + at_once).min(rows);
-            scorer.scores(step, some, index, &mut scratch.scores)?;
+            scorer.score_all(step, some, index, &mut scratch.scores)?;
             let DeviceScratch { scores, reduced } = scratch;
             let scores = match self.per {
                 Granularity::QueryHead => scores,
@@ -365,7 +365,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
                     reduced
                 }
             };
-            picker.pick(step, &pages, scores, first, room)?;
+            picker.pick_all(step, &pages, scores, first, room)?;
         }
         Ok(())
     }

@@ -23,7 +23,8 @@ use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};
 use crate::attention::calibration::{DeviceChunk, PrefillChunk};
 use crate::attention::{
-    Context, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Exact, Fork, Picked, Picks, Selection, Selects, Weighting,
+    Context, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Exact, Fork, Picked, Picks, Selection, Selects,
+    Weighting,
 };
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Mirrored, Norms, Place, Plain,
@@ -847,12 +848,7 @@ impl Cuda {
     }
 
     /// Puts together the rows that the device picks for together, and sends which they are.
-    fn send_groups(
-        &self,
-        room: &mut Room,
-        streams: &[Stream<'_>],
-        rows: &[Row],
-    ) -> Result<Vec<Group>, GpuError> {
+    fn send_groups(&self, room: &mut Room, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
         let mut groups: Vec<Group> = Vec::new();
         for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.picks_on_device()) {
             let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
@@ -894,7 +890,7 @@ impl Cuda {
                 DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
             let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
             let step = DeviceStep { prefix, queries, contexts: &group.contexts };
-            form.select(&step, index, &mut room.own, scratch)?;
+            form.select_all(&step, index, &mut room.own, scratch)?;
             let counters = |row: &u32| run_kv(streams[rows[*row as usize].stream].fork).picked.as_ref();
             let counters: Option<Vec<&Buffer>> = group.rows.iter().map(counters).collect();
             let counters = counters.expect("a step makes room for what it counts");
@@ -943,13 +939,7 @@ impl Cuda {
     }
 
     /// What each row attends, stream by stream.
-    fn plan_rows(
-        &self,
-        layer: usize,
-        streams: &mut [Stream<'_>],
-        numbers: &[f32],
-        groups: &[Group],
-    ) -> Vec<RowPlan> {
+    fn plan_rows(&self, layer: usize, streams: &mut [Stream<'_>], numbers: &[f32], groups: &[Group]) -> Vec<RowPlan> {
         let (width, stacked) = self.widths();
         let key_width = self.config.kv_heads * self.config.head_dim;
         let firsts: Vec<usize> = streams
@@ -1087,7 +1077,9 @@ impl HeadPlan<'_> {
         let (exact, selection) = match plan {
             RowPlan::Exact(exact) => (*exact, None),
             RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
-            RowPlan::Left(exact, of) => return self.add_lists(attention, *exact, lists[of.group], of.row, prefix_tokens),
+            RowPlan::Left(exact, of) => {
+                return self.add_lists(attention, *exact, lists[of.group], of.row, prefix_tokens);
+            }
             RowPlan::Done(_) => return,
         };
         let mut add = |part: usize, head: usize, queries: usize, exact: Exact, picks: Option<&Picks>| {

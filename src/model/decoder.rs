@@ -11,8 +11,8 @@ use super::device::Device;
 pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::weights::{Weights, WeightsError};
-use crate::attention::{Fork, SparsePrefill};
 use crate::attention::calibration::PrefillChunk;
+use crate::attention::{Fork, SparsePrefill};
 use crate::kv::{DeviceFailure, Prefix};
 
 /// A Llama-family decoder with its weights in memory.

@@ -188,7 +188,7 @@ impl DeviceScorer for Bounds {
     }
 
     #[cfg(feature = "cuda")]
-    fn build(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
         let cut = Cut { tokens: layer.candidates.clone(), size: self.page };
         let (kv_heads, d) = (layer.cache.kv_heads, layer.cache.d);
         let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
@@ -198,7 +198,7 @@ impl DeviceScorer for Bounds {
     }
 
     #[cfg(feature = "cuda")]
-    fn scores(
+    fn score_all(
         &self,
         step: &DeviceStep<'_>,
         rows: Range<usize>,

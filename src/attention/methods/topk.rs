@@ -95,7 +95,7 @@ impl DeviceScorer for Exact {
     }
 
     #[cfg(feature = "cuda")]
-    fn scores(
+    fn score_all(
         &self,
         step: &DeviceStep<'_>,
         rows: Range<usize>,

@@ -62,7 +62,7 @@ impl DevicePicker for Top {
     }
 
     #[cfg(feature = "cuda")]
-    fn pick(
+    fn pick_all(
         &self,
         step: &DeviceStep<'_>,
         of: &LeastPages,

@@ -184,14 +184,7 @@ impl TokenLists {
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
-    pub fn resize(
-        &mut self,
-        gpu: &Gpu,
-        rows: usize,
-        lists: usize,
-        most: usize,
-        end: usize,
-    ) -> Result<(), GpuError> {
+    pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, most: usize, end: usize) -> Result<(), GpuError> {
         (self.rows, self.lists, self.most, self.end) = (rows, lists, most, end);
         gpu.reserve(&mut self.tokens, (4 * rows * lists * most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
@@ -373,8 +366,7 @@ impl Gpu {
         let taken = group.min(MOST_QUERIES).next_power_of_two();
         let lanes = d.next_power_of_two().max(64) / 8;
         let function = self.function("scores", &format!("{kind}_{}_{taken}_{lanes}", storage.name()))?;
-        let grid =
-            (columns.div_ceil(TILE) as u32, (kv_heads * group.div_ceil(taken)) as u32, rows.len() as u32);
+        let grid = (columns.div_ceil(TILE) as u32, (kv_heads * group.div_ceil(taken)) as u32, rows.len() as u32);
         let (list, to) = (queries.rows.address(rows), out.address());
         let (row_stride, out_stride) = (stride as u64, out.stride() as u64);
         let (heads, group, columns, d) = (heads as i32, group as i32, columns as u32, d as i32);
@@ -470,7 +462,11 @@ impl Gpu {
         assert!(pages.count() == scores.columns && lists.lists == scores.lists, "a score for each page of each list");
         assert!(rows.end <= lists.rows && pages.tokens.end <= lists.end, "lists of {} rows", lists.rows);
         let most = chosen.numbers()[rows.clone()].iter().max().map_or(0, |most| *most as usize);
-        assert!(lists.most >= most.saturating_mul(pages.size).min(pages.tokens.len()), "lists of {} tokens", lists.most);
+        assert!(
+            lists.most >= most.saturating_mul(pages.size).min(pages.tokens.len()),
+            "lists of {} tokens",
+            lists.most
+        );
         if scores.rows == 0 || scores.lists == 0 {
             return Ok(());
         }
