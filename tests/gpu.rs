@@ -9,9 +9,10 @@ use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptStats, RecentQueries, expand_grid};
+use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Norms, Positions, Prefix, Rows, Storage, Tail, Tokens, Unit,
-    Weights,
+    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Mirrored, Norms, PageBounds, Pages, Positions, Prefix, Queries,
+    Reduction, Rows, Scores, Storage, Tail, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::KvDtype;
 use spattn::model::device::Device;
@@ -458,6 +459,354 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
 
+/// Queries of three rows, of which the last and the first are scored, and what kernels take of them.
+struct Asked {
+    numbers: Vec<f32>,
+    buffer: Buffer,
+    stride: usize,
+    heads: usize,
+    rows: Mirrored<u32>,
+}
+
+impl Asked {
+    const ROWS: [usize; 2] = [2, 0];
+
+    fn new(gpu: &Gpu, heads: usize, d: usize, storage: Storage) -> Self {
+        let stride = heads * d + 24;
+        let numbers = stored(&noise(3 * stride, 110), storage);
+        let mut rows = Mirrored::default();
+        rows.set(gpu, Self::ROWS.map(|row| row as u32).to_vec()).unwrap();
+        Self { buffer: send(gpu, &numbers, storage), numbers, stride, heads, rows }
+    }
+
+    fn queries(&self) -> Queries<'_> {
+        Queries { queries: &self.buffer, stride: self.stride, heads: self.heads, rows: &self.rows }
+    }
+
+    fn query(&self, row: usize, head: usize, d: usize) -> &[f32] {
+        &self.numbers[Self::ROWS[row] * self.stride + head * d..][..d]
+    }
+}
+
+/// Scores are as near as sums of `d` numbers are.
+fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
+    assert_eq!(scores.len(), expected.len(), "{what}");
+    let worst = scores.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+    assert!(worst < 1e-6 * d as f64, "{what}: off by {worst:.2e}");
+}
+
+/// Scores are near `exact(row, head, column)`, and what they reduce to is what their sums and maxima are, to the bit.
+fn check_scores(
+    gpu: &Gpu,
+    scores: &Scores,
+    (heads, kv_heads, d): (usize, usize, usize),
+    columns: usize,
+    exact: impl Fn(usize, usize, usize) -> f64,
+    what: &str,
+) {
+    let mut all = vec![Vec::new(); 2 * heads];
+    for (i, scores_of) in all.iter_mut().enumerate() {
+        *scores_of = scores.download(gpu, i / heads, i % heads).unwrap();
+        let expected: Vec<f64> = (0..columns).map(|column| exact(i / heads, i % heads, column)).collect();
+        assert_scores(scores_of, &expected, d, what);
+    }
+    let group = heads / kv_heads;
+    for (reduction, pair) in
+        [(Reduction::Sum, (|a, b| a + b) as fn(f32, f32) -> f32), (Reduction::Max, f32::max as fn(f32, f32) -> f32)]
+    {
+        let mut reduced = Scores::default();
+        gpu.reduce_scores(scores, kv_heads, reduction, &mut reduced).unwrap();
+        for (i, heads) in all.chunks_exact(group).enumerate() {
+            let expected: Vec<f32> =
+                (0..columns).map(|c| heads[1..].iter().fold(heads[0][c], |sum, head| pair(sum, head[c]))).collect();
+            assert_eq!(reduced.download(gpu, i / kv_heads, i % kv_heads).unwrap(), expected, "{what} {reduction:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn scores_of_candidates() {
+    let gpu = gpu();
+    let kv_heads = 2;
+    let mut cases: Vec<(usize, usize, usize)> = Vec::new();
+    for d in [8, 64, 80, 96, 128, 256] {
+        cases.extend((1..=8).chain([12]).map(|group| (d, group, 301)));
+    }
+    cases.extend([1, 2, 3, 4, 5, 255, 256, 257, 2000].map(|tokens| (128, 4, tokens)));
+    for storage in STORAGES {
+        for (d, group, candidates) in &cases {
+            let (d, group, candidates, first) = (*d, *group, *candidates, 3);
+            let heads = kv_heads * group;
+            let kv = Kv::new(kv_heads, first + candidates + 2, d, 120, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let asked = Asked::new(&gpu, heads, d, storage);
+            let mut scores = Scores::default();
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            gpu.score_keys(&asked.queries(), 0..2, &keys, first..first + candidates, &mut scores).unwrap();
+            let exact = |row: usize, head: usize, column: usize| {
+                dot(asked.query(row, head, d), kv.key(head / group, first + column))
+            };
+            let what = format!("{storage:?} d {d} group {group}, {candidates} candidates");
+            check_scores(&gpu, &scores, (heads, kv_heads, d), candidates, exact, &what);
+            // One row alone.
+            gpu.score_keys(&asked.queries(), 1..2, &keys, first..first + candidates, &mut scores).unwrap();
+            let expected: Vec<f64> = (0..candidates).map(|column| exact(1, heads - 1, column)).collect();
+            assert_scores(&scores.download(&gpu, 0, heads - 1).unwrap(), &expected, d, &what);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn bounds_of_pages_and_their_scores() {
+    let gpu = gpu();
+    let (kv_heads, first) = (2, 3);
+    for storage in STORAGES {
+        for (d, group) in [(8, 1), (64, 4), (80, 3), (128, 8), (256, 2)] {
+            for (size, candidates) in
+                [(1, 1), (1, 37), (5, 4), (5, 5), (5, 101), (16, 64), (16, 301), (64, 333), (1000, 7), (16, 5000)]
+            {
+                let heads = kv_heads * group;
+                let kv = Kv::new(kv_heads, first + candidates + 2, d, 130, storage);
+                let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+                let pages = Pages { tokens: first..first + candidates, size };
+                let count = pages.count();
+                let nothing = vec![f32::NAN; kv_heads * count * d];
+                let (mut lower, mut upper) = (send(&gpu, &nothing, storage), send(&gpu, &nothing, storage));
+                let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+                gpu.page_bounds(&keys, &pages, &mut lower, &mut upper).unwrap();
+                let bound = |fold: fn(f32, f32) -> f32| -> Vec<f32> {
+                    let place = |i: usize| (i / (count * d), i / d % count, i % d);
+                    let of = |(head, page, channel): (usize, usize, usize)| {
+                        let begin = first + page * size;
+                        let tokens = begin + 1..(begin + size).min(first + candidates);
+                        tokens.fold(kv.key(head, begin)[channel], |folded, t| fold(folded, kv.key(head, t)[channel]))
+                    };
+                    (0..kv_heads * count * d).map(|i| of(place(i))).collect()
+                };
+                let what = format!("{storage:?} d {d} group {group}, {candidates} candidates by {size}");
+                let (least, most) = (bound(f32::min), bound(f32::max));
+                assert_eq!(fetch(&gpu, &lower, least.len(), storage), least, "{what}");
+                assert_eq!(fetch(&gpu, &upper, most.len(), storage), most, "{what}");
+                let asked = Asked::new(&gpu, heads, d, storage);
+                let mut scores = Scores::default();
+                let bounds = PageBounds { lower: &lower, upper: &upper, pages: count, kv_heads, d, storage };
+                gpu.score_bounds(&asked.queries(), 0..2, &bounds, &mut scores).unwrap();
+                let exact = |row: usize, head: usize, page: usize| {
+                    let at = (head / group * count + page) * d;
+                    let product = |(i, q): (usize, &f32)| {
+                        f64::from(*q) * f64::from(if *q > 0.0 { most[at + i] } else { least[at + i] })
+                    };
+                    asked.query(row, head, d).iter().enumerate().map(product).sum()
+                };
+                check_scores(&gpu, &scores, (heads, kv_heads, d), count, exact, &what);
+            }
+        }
+    }
+}
+
+/// Scores of many kinds, by a name.
+fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
+    let numbers = noise(count, seed);
+    let kind = |(i, x): (usize, f32)| match kind {
+        "noise" => x,
+        "negative" => -1.0 - x.abs() * 1e-3,
+        "equal" => 0.25,
+        "few" => (x * 3.0).round(),
+        "zeros" => [0.0, -0.0][i % 2],
+        "wide" => x.powi(9) * 1e30,
+        "odd" => [x, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN, 0.0, -0.0][i % 7],
+        _ => unreachable!("a kind of scores"),
+    };
+    numbers.into_iter().enumerate().map(kind).collect()
+}
+
+/// Tokens of the pages that the host picks.
+fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
+    let Pages { tokens, size } = pages;
+    let of = |page: u32| {
+        let begin = tokens.start + page as usize * size;
+        begin as u32..(begin + size).min(tokens.end) as u32
+    };
+    top_k(scores, k).into_iter().flat_map(of).collect()
+}
+
+/// Lists that the device picks of `scores`, two lists for each row, which picks as many pages as `chosen` says.
+fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
+    let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), Mirrored::default(), Scores::default());
+    let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
+    lists.resize(gpu, chosen.len(), 2, most, pages.tokens.end).unwrap();
+    numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
+    // The rows in two launches.
+    let row = 2 * pages.count();
+    let (front, back) = scores.split_at(row);
+    for (first, scores) in [(0, front), (1, back)] {
+        on_device.resize(gpu, scores.len() / row, 2, pages.count()).unwrap();
+        on_device.upload(gpu, scores).unwrap();
+        gpu.top_pages(&on_device, &numbers, first, pages, &mut lists).unwrap();
+    }
+    lists
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
+    let gpu = gpu();
+    for (size, tokens) in [
+        (1, 5..6),
+        (1, 0..4),
+        (1, 4..9),
+        (1, 4..1000),
+        (1, 0..4096),
+        (1, 4..5001),
+        (1, 0..70_000),
+        (1, 4..131_075),
+        (5, 4..7),
+        (5, 4..1000),
+        (16, 0..64),
+        (16, 4..9000),
+        (64, 4..9001),
+        (1000, 4..500),
+    ] {
+        let pages = Pages { tokens, size };
+        let n = pages.count();
+        for kind in ["noise", "negative", "equal", "few", "zeros", "wide", "odd"] {
+            for chosen in [[0, 1, n], [n / 2, n.saturating_sub(1), n + 5], [n.min(2), n / 16, n / 3]] {
+                let scores = scores_like(kind, 2 * chosen.len() * n, 140);
+                let lists = pick_there(&gpu, &scores, &chosen, &pages);
+                for (i, scores) in scores.chunks_exact(n).enumerate() {
+                    let expected = pages_of(scores, chosen[i / 2], &pages);
+                    let picked = lists.download(&gpu, i / 2, i % 2).unwrap();
+                    assert!(picked == expected, "{kind}, {} of {n} of {pages:?}: list {i}", chosen[i / 2]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_lists_hold_is_counted() {
+    let gpu = gpu();
+    // Two lists a row: of the two query heads of one KV head, or of two KV heads with three query heads each.
+    for (kv_heads, heads) in [(1, 2), (2, 6), (2, 2)] {
+        for (size, tokens, chosen) in
+            [(1, 4..300, [10, 0, 296]), (16, 4..1001, [9, 63, 62]), (1, 10..900_000, [100_000, 3, 899_990])]
+        {
+            let pages = Pages { tokens: tokens.clone(), size };
+            let scores = scores_like("noise", 6 * pages.count(), 150);
+            let lists = pick_there(&gpu, &scores, &chosen, &pages);
+            let (width, offset) = (kv_heads + heads, 5);
+            let before = vec![7u64; offset + width + 1];
+            let counters: Vec<Buffer> = (0..2).map(|_| gpu.upload(&before).unwrap()).collect();
+            // Two rows of one run, and one of another.
+            let of_rows = [&counters[0], &counters[1], &counters[0]];
+            let mut room = Mirrored::default();
+            for _ in 0..2 {
+                gpu.count_picks(&lists, (kv_heads, heads), tokens.clone(), &of_rows, offset, &mut room).unwrap();
+            }
+            let mut expected = [before.clone(), before.clone()];
+            for (row, run) in [0, 1, 0].into_iter().enumerate() {
+                let own: Vec<Vec<u32>> = (0..2).map(|list| lists.download(&gpu, row, list).unwrap()).collect();
+                let sums = &mut expected[run][offset..];
+                if kv_heads == 2 {
+                    (0..2).for_each(|kv_head| sums[kv_head] += 2 * own[kv_head].len() as u64);
+                    (0..heads).for_each(|h| sums[2 + h] += 2 * own[h / (heads / 2)].len() as u64);
+                } else {
+                    let all: std::collections::BTreeSet<u32> = own.iter().flatten().copied().collect();
+                    sums[0] += 2 * all.len() as u64;
+                    (0..2).for_each(|h| sums[1 + h] += 2 * own[h].len() as u64);
+                }
+            }
+            for (counters, expected) in counters.iter().zip(&expected) {
+                let mut counted = vec![0u64; expected.len()];
+                gpu.download(counters, 0, &mut counted).unwrap();
+                assert_eq!(&counted, expected, "{heads} heads of {kv_heads}, {chosen:?} of {tokens:?} by {size}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn lists_of_the_device_are_attended_as_those_of_the_host() {
+    let gpu = gpu();
+    let (d, kv_heads, prefix_tokens, total) = (64, 2, 400, 403);
+    for storage in STORAGES {
+        // A list for each query head, or for each KV head with three of them.
+        for group in [1, 3] {
+            let heads = kv_heads * group;
+            let prefix = Kv::new(kv_heads, prefix_tokens, d, 160, storage);
+            let buffers = prefix.send(&gpu, prefix_tokens, storage);
+            let tail_kv = Kv::new(kv_heads, 3, d, 170, storage);
+            let tail_buffer = send(&gpu, &tail_kv.within(0, 1, 8), storage);
+            let tail = Tail { buffer: &tail_buffer, layers: 1, capacity: 8, kv_heads, d, storage };
+            let queries = send(&gpu, &noise(3 * heads * d, 180), storage);
+            let pages = Pages { tokens: 4..390, size: 16 };
+            let scores = scores_like("noise", 6 * pages.count(), 190);
+            let lists = pick_there(&gpu, &scores, &[3, 0, 25], &pages);
+            let outs = [false, true].map(|there| {
+                let mut attention = Attention::new(3, heads, 3 * heads * 200, gpu.processors());
+                for row in 0..3 {
+                    for kv_head in 0..kv_heads {
+                        let picked = lists.download(&gpu, row, kv_head).unwrap();
+                        let unit = |sink, recent, picked| Unit {
+                            row,
+                            head: kv_head * group,
+                            queries: group,
+                            kv_head,
+                            tail: &tail,
+                            tokens: Tokens { sink, recent, total, picked },
+                            weights: Weights::Logits,
+                        };
+                        match (there, row) {
+                            (false, 2) => {
+                                attention.add(0, &unit(4, 390, &[]), prefix_tokens);
+                                attention.add(1, &unit(0, total, &picked), prefix_tokens);
+                            }
+                            (true, 2) => {
+                                attention.add(0, &unit(4, 390, &[]), prefix_tokens);
+                                attention.add_list(1, &unit(0, total, &[]), lists.list(row, kv_head), prefix_tokens);
+                            }
+                            (false, _) => attention.add(0, &unit(4, 390, &picked), prefix_tokens),
+                            (true, _) => {
+                                attention.add_list(0, &unit(4, 390, &[]), lists.list(row, kv_head), prefix_tokens);
+                            }
+                        }
+                    }
+                }
+                let mut out = send(&gpu, &vec![f32::NAN; 3 * heads * d], storage);
+                let mut wide = gpu.upload(&vec![f32::NAN; 3 * heads * d]).unwrap();
+                let of =
+                    Prefix { cache: cache(&buffers, prefix_tokens, &prefix, storage), tokens: prefix_tokens, layer: 0 };
+                let mut room = AttentionRoom::default();
+                let prepared = gpu.prepare(&mut attention, &mut room, d).unwrap();
+                gpu.attend(&prepared, &of, &queries, heads * d, &mut out, Some(&mut wide)).unwrap();
+                fetch(&gpu, &wide, 3 * heads * d, Storage::F32)
+            });
+            let expected: Vec<f64> = outs[0].iter().map(|x| f64::from(*x)).collect();
+            assert_near(&outs[1], &expected, 1e-5, &format!("{storage:?}, group {group}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn long_lists_go_up_in_pieces() {
+    let gpu = gpu();
+    for count in [1, 65_536, 65_537, 1 << 20, (1 << 20) + 3, 3 << 20] {
+        let numbers: Vec<u32> = (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+        let mut buffer = gpu.alloc(4 * count + 4).unwrap();
+        // Twice in a row, so that pieces are under way when others are written.
+        gpu.upload_to(&mut buffer, 4, &vec![7u32; count]).unwrap();
+        gpu.upload_to(&mut buffer, 4, &numbers).unwrap();
+        let mut back = vec![0u32; count];
+        gpu.download(&buffer, 4, &mut back).unwrap();
+        assert!(back == numbers, "{count} numbers");
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn prefill_attention_of_odd_sizes() {
@@ -620,9 +969,20 @@ fn run_all(
     golden: &golden_model::Golden,
     fidelity: bool,
 ) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+    run_some(reader, golden, &SPECS, fidelity, false)
+}
+
+/// As [`run_all`], of some methods; the host may pick for all of them.
+fn run_some(
+    reader: &golden_model::Golden,
+    golden: &golden_model::Golden,
+    specs: &[&str],
+    fidelity: bool,
+    on_host: bool,
+) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let prefix = n - 90;
-    let methods: Vec<Configured> = SPECS.iter().map(|spec| method(spec)).collect();
+    let methods: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
     let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
     let mut queries = RecentQueries::of_prefix(prefix);
@@ -638,12 +998,16 @@ fn run_all(
         .with_stats(stats)
         .with_queries(queries)
         .with_rotation(decoder.rotation(n).unwrap());
+    if on_host {
+        cache = cache.picking_on_host();
+    }
     let mut forks: Vec<Fork> = methods.iter().map(|method| cache.fork(method, fidelity)).collect();
     let mut logits = Vec::new();
     for tokens in golden.prompt[prefix..].chunks(30) {
         let mut streams: Vec<Stream> = forks.iter_mut().map(|fork| Stream { fork, tokens }).collect();
         logits.push(decoder.step(&mut streams, n).unwrap());
     }
+    decoder.settle(&mut forks).unwrap();
     (logits, forks)
 }
 
@@ -667,7 +1031,7 @@ fn every_way_to_pick_gives_what_the_cpu_gives() {
         }
         for ((ours, other), spec) in forks.iter().zip(&others).zip(SPECS) {
             assert_eq!(ours.tokens(), other.tokens(), "{spec}");
-            assert_eq!(ours.costs().total(|_| true), other.costs().total(|_| true), "{spec}");
+            assert_eq!(ours.costs(), other.costs(), "{spec}");
             if let (Some(ours), Some(other)) = (ours.fidelity(), other.fidelity()) {
                 let [a, b] = [ours, other].map(|meter| meter.output_error().concat());
                 let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -702,6 +1066,98 @@ fn recorded_steps_give_what_launched_ones_give() {
                 let ours = g.decoder.step(&mut [stream], n).unwrap();
                 assert_close(&ours[0], &expected, 1e-4, &format!("{spec}, step {step}"));
             }
+        }
+    }
+}
+
+/// Methods that pick on the device, or are drawn for without a look.
+const THERE: [&str; 16] = [
+    "topk:k=16",
+    "topk:k=1",
+    "topk:k=5000",
+    "topk:ratio=0.1",
+    "topk:density=0.5",
+    "topk:k=16,per=kv_head",
+    "topk:k=16,per=kv_head,reduce=max",
+    "topk:k=16,dense_layers=0",
+    "quest:k=32",
+    "quest:page=5,k=32",
+    "quest:page=64,k=100",
+    "quest:page=7,k=20,per=kv_head",
+    "quest:k=1,min_pages=3,per=kv_head,reduce=max",
+    "random:k=16",
+    "random:ratio=0.2,per=kv_head",
+    "topk:k=0",
+];
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
+    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
+    let (ours, forks) = run_some(&cuda, &cuda, &THERE, false, false);
+    for (golden, on_host) in [(&cuda, true), (&cpu, false)] {
+        let (expected, others) = run_some(&cuda, golden, &THERE, false, on_host);
+        for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            for ((ours, expected), spec) in ours.iter().zip(expected).zip(THERE) {
+                assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}"));
+            }
+        }
+        for ((fork, other), spec) in forks.iter().zip(&others).zip(THERE) {
+            assert_eq!((fork.tokens(), fork.costs()), (other.tokens(), other.costs()), "{spec}");
+            assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
+            let picks_there = !spec.starts_with("random") && !spec.ends_with("k=0");
+            assert_eq!((fork.picks_on_device(), fork.picks_on_host()), (picks_there, !picks_there), "{spec}");
+            assert!(!other.picks_on_device() && other.picks_on_host(), "{spec}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn runs_of_one_method_are_picked_for_together() {
+    let g = load("llama3", CUDA);
+    let specs = ["topk:k=16", "quest:k=32", "topk:k=16", "topk:k=24", "topk:k=16", "quest:k=32"];
+    let (together, forks) = run_some(&g, &g, &specs, false, false);
+    for (i, spec) in specs.iter().enumerate() {
+        let (alone, fork) = run_some(&g, &g, &[spec], false, false);
+        for (together, alone) in together.iter().zip(&alone) {
+            assert_close(&together[i], &alone[0], 1e-3, spec);
+        }
+        assert_eq!(forks[i].costs(), fork[0].costs(), "{spec}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn costs_may_be_looked_at_on_the_way() {
+    let g = load("llama3", CUDA);
+    let (n, topk) = (g.prompt.len(), method("topk:k=16"));
+    let read = g.decoder.prefill(&g.prompt[..n - 40], n).unwrap();
+    let mut cache = IndexCache::new(read.prefix, KvDtype::F32, 0);
+    let [mut often, mut once] = [0; 2].map(|_| cache.fork(&topk, false));
+    for tokens in g.prompt[n - 40..].chunks(10) {
+        g.decoder.step(&mut [Stream { fork: &mut often, tokens }], n).unwrap();
+        g.decoder.settle([&mut often]).unwrap();
+        g.decoder.step(&mut [Stream { fork: &mut once, tokens }], n).unwrap();
+    }
+    g.decoder.settle([&mut once]).unwrap();
+    assert_eq!(often.costs(), once.costs());
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sixteen_bits_are_picked_from_alike() {
+    for dtype in [KvDtype::F16, KvDtype::Bf16] {
+        let f32s = load("llama3", Device::Cpu);
+        let g = golden_model::Golden { decoder: decoder("llama3", dtype, CUDA), ..f32s };
+        let specs = ["topk:k=16", "topk:k=16,per=kv_head", "quest:page=5,k=32"];
+        let [(ours, forks), (expected, others)] = [false, true].map(|on_host| run_some(&g, &g, &specs, false, on_host));
+        for (i, spec) in specs.iter().enumerate() {
+            for (ours, expected) in ours.iter().zip(&expected) {
+                assert_close(&ours[i], &expected[i], 0.1, &format!("{dtype:?} {spec}"));
+            }
+            let attended = |fork: &Fork| fork.costs().total(|_| true).attended_tokens;
+            assert_eq!(attended(&forks[i]), attended(&others[i]), "{dtype:?} {spec}");
         }
     }
 }

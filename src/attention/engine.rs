@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::Configured;
+#[cfg(feature = "cuda")]
+use super::DeviceLayer;
 use super::budget::Context;
+use super::device::{DeviceForm, DeviceIndex, StepShape};
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Picked, Queries};
 use super::method::{
@@ -23,14 +26,40 @@ use super::method::{
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use crate::cost::{Cost, LayerCosts};
-use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::kernels::cpu::Rows;
+use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
 
 type Index = Box<dyn Any + Send + Sync>;
 
-/// Indexes of one prefix for one index key: one for each KV head of each layer that is not dense.
+/// Indexes of one prefix for one index key, of the layers that are not dense.
 struct IndexSet {
+    /// One for each KV head, where the host picks.
     by_layer: Vec<Vec<Index>>,
+    /// One for each layer, where a device picks.
+    on_device: Vec<Option<DeviceIndex>>,
     build_time: Duration,
+}
+
+/// What indexes of a prefix are shared by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct IndexKey {
+    method: String,
+    exact: Exact,
+    dense: Vec<bool>,
+    on_device: bool,
+}
+
+/// Who picks tokens at a layer of a run, for engines that attend by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Selects {
+    /// Nobody: what is exact is all that is attended ([`Fork::pass`]).
+    Nothing,
+    /// The host, without a look at queries, keys and values ([`Fork::draw`]).
+    Blindly,
+    /// The device that holds the prefix ([`Fork::leave`]).
+    OnDevice,
+    /// The host ([`Fork::pick`]).
+    OnHost,
 }
 
 /// How long a run's index took.
@@ -64,7 +93,8 @@ pub struct IndexCache {
     uncharged: BTreeSet<PromptNeed>,
     queries: RecentQueries,
     read: Option<LayerCosts>,
-    sets: HashMap<(String, Exact, Vec<bool>), Arc<IndexSet>>,
+    sets: HashMap<IndexKey, Arc<IndexSet>>,
+    picks_on_host: bool,
 }
 
 impl IndexCache {
@@ -84,6 +114,7 @@ impl IndexCache {
             queries: RecentQueries::default(),
             read: None,
             sets: HashMap::new(),
+            picks_on_host: false,
         }
     }
 
@@ -129,6 +160,11 @@ impl IndexCache {
         Self { queries, ..self }
     }
 
+    /// The host picks for all runs, even where a device could; for comparisons of the two.
+    pub fn picking_on_host(self) -> Self {
+        Self { picks_on_host: true, ..self }
+    }
+
     /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
     pub fn with_reading(self, costs: LayerCosts) -> Self {
         Self { read: Some(costs), ..self }
@@ -168,11 +204,16 @@ impl IndexCache {
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
         let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
-        let key = (format!("{}:{}", method.name, method.method.index_key()), exact, dense.clone());
+        let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
+        let name = format!("{}:{}", method.name, method.method.index_key());
+        let key = IndexKey { method: name, exact, dense: dense.clone(), on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
         let indexes = known.unwrap_or_else(|| {
-            let set = Arc::new(self.build(method, candidates.clone(), &dense));
+            let set = Arc::new(match on_device {
+                true => self.build_on_device(method, &candidates, &dense),
+                false => self.build(method, candidates.clone(), &dense),
+            });
             self.sets.insert(key, set.clone());
             set
         });
@@ -181,7 +222,15 @@ impl IndexCache {
             whole: indexes.build_time + gathering.whole,
             reused: if is_known { indexes.build_time } else { Duration::ZERO } + gathering.reused,
         };
-        Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity)
+        let fork = Fork::new(self, method.clone(), indexes, index_time, candidates, dense, fidelity);
+        Fork { on_device, ..fork }
+    }
+
+    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix.
+    fn can_pick_on_device(&self, method: &Configured) -> bool {
+        let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
+        let stays = !method.moves_on() && method.method.positions() == Positions::Original;
+        is_there && stays && method.method.device_form().is_some()
     }
 
     /// Time of gathering `needs`; reused is what an earlier index was charged with.
@@ -229,9 +278,57 @@ impl IndexCache {
                     .collect()
             })
             .collect();
-        IndexSet { by_layer, build_time: start.elapsed() }
+        let on_device = dense.iter().map(|_| None).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    /// Builds indexes where the prefix is. If the device fails, the prefix says so.
+    fn build_on_device(&self, method: &Configured, candidates: &Range<usize>, dense: &[bool]) -> IndexSet {
+        let start = Instant::now();
+        let form = method.method.device_form().expect(HAS_FORM);
+        let on_device = self.device_indexes(form, candidates, dense).unwrap_or_else(|failure| {
+            self.prefix.fail(failure);
+            dense.iter().map(|_| None).collect()
+        });
+        let by_layer = dense.iter().map(|_| Vec::new()).collect();
+        IndexSet { by_layer, on_device, build_time: start.elapsed() }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device_indexes(
+        &self,
+        form: &dyn DeviceForm,
+        candidates: &Range<usize>,
+        dense: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        let failed = |error: crate::kernels::cuda::GpuError| DeviceFailure(error.to_string());
+        let build = |(layer, dense): (usize, &bool)| {
+            let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
+            let Some((gpu, cache)) = place else { return Ok(None) };
+            let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
+            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }).map(Some).map_err(failed)
+        };
+        let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
+        // What an index takes is counted as such, so it has to be over.
+        if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
+            gpu.synchronize().map_err(failed)?;
+        }
+        Ok(indexes)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn device_indexes(
+        &self,
+        _: &dyn DeviceForm,
+        _: &Range<usize>,
+        _: &[bool],
+    ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
+        Err(DeviceFailure("this build computes on the CPU only".to_owned()))
     }
 }
+
+/// Where a run picks on a device.
+const HAS_FORM: &str = "only a method with a form on a device picks there";
 
 /// Where a layer stands among those that are not dense.
 fn depth(dense: &[bool], layer: usize) -> Depth {
@@ -256,6 +353,10 @@ pub struct Fork {
     /// Tokens behind the prefix that each layer has seen.
     tail_tokens: Vec<usize>,
     device: Option<Box<dyn Any + Send>>,
+    /// Whether the device that holds the prefix picks.
+    on_device: bool,
+    /// Whether picks of the device were not counted yet.
+    unsettled: bool,
     dense: Vec<bool>,
     prefix_candidates: Range<usize>,
     prompt_tokens: usize,
@@ -299,6 +400,8 @@ impl Fork {
             tail,
             tail_tokens: vec![0; layers],
             device: None,
+            on_device: false,
+            unsettled: false,
             dense,
             prefix_candidates,
             prompt_tokens: cache.prompt_tokens,
@@ -326,8 +429,9 @@ impl Fork {
         self.total(0)
     }
 
-    /// What was counted so far, by layer.
+    /// What was counted so far, by layer. What a device picked is counted when the run is [settled](Self::settle).
     pub fn costs(&self) -> &LayerCosts {
+        debug_assert!(!self.unsettled, "a run is settled before its costs are looked at");
         &self.costs
     }
 
@@ -355,7 +459,9 @@ impl Fork {
     /// it and per KV head, mean over the layers that are not dense; 0 if all are.
     pub fn aux_bits(&self) -> f64 {
         let method = self.method.method.as_ref();
-        let shared: usize = self.indexes.by_layer.iter().flatten().map(|i| method.index_bytes(i.as_ref())).sum();
+        let there = self.indexes.on_device.iter().flatten().map(|index| index.bytes);
+        let here = self.indexes.by_layer.iter().flatten().map(|index| method.index_bytes(index.as_ref()));
+        let shared = here.chain(there).sum::<usize>();
         let own: usize = self.states.iter().flatten().map(|state| method.state_bytes(state.as_ref())).sum();
         let tokens = if self.method.moves_on() { self.tokens() } else { self.prefix.tokens() };
         let sparse = self.dense.iter().filter(|dense| !**dense).count();
@@ -365,7 +471,7 @@ impl Fork {
 
     /// Adds what another run of the same method on the same prefix counted; what either holds stays its own.
     pub fn absorb(&mut self, other: &Fork) {
-        self.costs.absorb(&other.costs);
+        self.costs.absorb(other.costs());
         self.index_time += other.index_time;
         self.attend_time += other.attend_time;
         if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
@@ -399,6 +505,8 @@ impl Fork {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match (self.dense[layer], indexes.is_empty()) {
                 (true, _) => kv_heads * total,
+                // A device picks from all that there is.
+                (false, true) if self.on_device => kv_heads * total,
                 // Without an index there was nothing to pick: what is not exact now has left for good.
                 (false, true) => kv_heads * fixed,
                 (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
@@ -449,7 +557,113 @@ impl Fork {
         picked.exact
     }
 
-    /// Whether tokens are picked at `layer`, for which the host has to see queries, keys and values.
+    /// As [`pick`](Self::pick), where tokens are picked [blindly](Selects::Blindly) for `heads` query heads.
+    pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
+        self.tail_tokens[layer] += 1;
+        let (exact, shape) = (self.exact(layer), self.prefix.shape());
+        let candidates = self.candidates(exact);
+        debug_assert_eq!(self.selects(layer), Selects::Blindly);
+        let (total, group) = (self.total(layer), heads / shape.kv_heads);
+        let nothing = vec![0.0; group * shape.d];
+        let mut states = std::mem::take(&mut self.states[layer]);
+        let step = self.step_of(layer, total, &nothing, candidates);
+        let (method, indexes, seed) = (&self.method.method, &self.indexes.by_layer[layer], self.seed);
+        let draw = |(kv_head, state): (usize, &mut Box<dyn Any + Send>)| {
+            let seed = mix_seed(head_seed(seed, layer, kv_head), total as u64);
+            let (step, mut cost) = (Step { kv_head, seed, ..step.clone() }, Cost::default());
+            let select = || method.select(&step, indexes[kv_head].as_ref(), state.as_mut(), &mut cost);
+            let selection = (!step.candidates.is_empty()).then(select);
+            (Picked { exact, selection }, cost)
+        };
+        let drawn: Vec<(Picked, Cost)> = states.par_iter_mut().enumerate().map(draw).collect();
+        self.method.method.agree(&mut states);
+        self.states[layer] = states;
+        let count = |(kv_head, (picked, cost)): (usize, (Picked, Cost))| {
+            self.count(layer, kv_head, group, &picked, cost);
+            picked
+        };
+        drawn.into_iter().enumerate().map(count).collect()
+    }
+
+    /// As [`pick`](Self::pick), where the [device](Selects::OnDevice) picks for `heads` query heads: what is attended whatever
+    /// it picks. The picks themselves are counted there, until the run is [settled](Self::settle).
+    pub fn leave(&mut self, layer: usize, heads: usize) -> Exact {
+        self.tail_tokens[layer] += 1;
+        let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
+        let group = heads / shape.kv_heads;
+        let candidates = self.prefix_candidates.len();
+        let step = StepShape { group, d: shape.d, dtype: shape.dtype, candidates };
+        let cost = self.method.method.device_form().expect(HAS_FORM).cost(&step);
+        (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
+        self.unsettled = true;
+        picked.exact
+    }
+
+    /// Counts what a device picked since the last time: for each layer, what each KV head read of it, and then what each query
+    /// head attended, `[layer][kv_heads + heads]`, summed over steps.
+    pub fn settle(&mut self, picks: &[u64]) {
+        self.unsettled = false;
+        let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
+        for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
+            let (read, attended) = picks.split_at(shape.kv_heads);
+            let tokens: u64 = attended.iter().sum();
+            let cost = self.costs.layer_mut(layer);
+            cost.kv_bytes += read.iter().sum::<u64>() * shape.row_bytes() as u64;
+            cost.attended_tokens += tokens;
+            cost.attend_flops += attend_flops(shape.d) * tokens;
+            if tokens > 0 {
+                let attended: Vec<usize> = attended.iter().map(|tokens| *tokens as usize).collect();
+                self.costs.count_heads(layer, 0, &attended, 0);
+            }
+        }
+    }
+
+    /// Whether a device picks, at the layers where there is something to pick.
+    pub fn picks_on_device(&self) -> bool {
+        self.on_device
+    }
+
+    /// Whether picks of a device are still to be counted.
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
+    /// Who picks at `layer`.
+    pub fn selects(&self, layer: usize) -> Selects {
+        match self.picks_at(layer) {
+            false => Selects::Nothing,
+            true if self.on_device => Selects::OnDevice,
+            true if self.method.method.is_blind() && !self.needs_host() => Selects::Blindly,
+            true => Selects::OnHost,
+        }
+    }
+
+    /// Whether rows of this run and those of another are picked for together on a device.
+    pub fn selects_with(&self, other: &Fork) -> bool {
+        let alike = |a: &Configured, b: &Configured| (&a.name, &a.params) == (&b.name, &b.params);
+        self.on_device
+            && other.on_device
+            && Arc::ptr_eq(&self.indexes, &other.indexes)
+            && (self.solved == other.solved && alike(&self.method, &other.method))
+    }
+
+    /// Where the run picks on a device: the method's form there, and its index of a layer that is not dense.
+    pub fn device_form(&self, layer: usize) -> Option<(&dyn DeviceForm, &DeviceIndex)> {
+        let index = self.indexes.on_device[layer].as_ref().filter(|_| self.on_device)?;
+        Some((self.method.method.device_form()?, index))
+    }
+
+    /// Tokens of the prefix that may be picked.
+    pub fn prefix_candidates(&self) -> Range<usize> {
+        self.prefix_candidates.clone()
+    }
+
+    /// What is in context when `total` tokens are, where candidates are those of the prefix.
+    pub fn context(&self, total: usize) -> Context {
+        Context::new(total, &self.prefix_candidates)
+    }
+
+    /// Whether tokens are picked at `layer`.
     pub fn picks_at(&self, layer: usize) -> bool {
         let method = &self.method.method;
         let may = || !self.prefix_candidates.is_empty() || self.method.moves_on() || method.follows_tail();
@@ -458,7 +672,8 @@ impl Fork {
 
     /// Whether the host picks tokens, or attends by itself, at any layer.
     pub fn picks_on_host(&self) -> bool {
-        self.moves_positions() || (0..self.dense.len()).any(|layer| self.picks_at(layer))
+        let here = |layer| matches!(self.selects(layer), Selects::OnHost | Selects::Blindly);
+        self.moves_positions() || (0..self.dense.len()).any(here)
     }
 
     /// Whether the host has to see queries, keys and values at every layer, picks or none: it compares with exact
@@ -490,6 +705,11 @@ impl Fork {
         &mut self.device
     }
 
+    /// What an engine keeps of this run on its device.
+    pub fn device(&self) -> Option<&(dyn Any + Send)> {
+        self.device.as_deref()
+    }
+
     /// The prefix that the run goes on from.
     pub fn prefix(&self) -> &Arc<Prefix> {
         &self.prefix
@@ -516,12 +736,41 @@ impl Fork {
     fn pick_head(&mut self, layer: usize, kv_head: usize, queries: &[f32]) -> Picked {
         let exact = self.exact(layer);
         let mut cost = Cost::default();
-        let candidates = if self.method.moves_on() { exact.sink..exact.recent } else { self.prefix_candidates.clone() };
+        let candidates = self.candidates(exact);
         let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
         let selection = asks.then(|| self.select(layer, kv_head, queries, candidates, &mut cost));
         let picked = Picked { exact, selection };
         self.count(layer, kv_head, queries.len() / self.prefix.shape().d, &picked, cost);
         picked
+    }
+
+    /// What may be picked beside `exact`.
+    fn candidates(&self, exact: Exact) -> Range<usize> {
+        if self.method.moves_on() { exact.sink..exact.recent } else { self.prefix_candidates.clone() }
+    }
+
+    /// A step at a layer, for the first KV head, without keys and values.
+    fn step_of<'a>(&'a self, layer: usize, total: usize, queries: &'a [f32], candidates: Range<usize>) -> Step<'a> {
+        let (shape, none) = (self.prefix.shape(), Rows::F32(&[]));
+        Step {
+            layer,
+            depth: depth(&self.dense, layer),
+            kv_head: 0,
+            queries,
+            d: shape.d,
+            scale: 1.0 / (shape.d as f32).sqrt(),
+            keys: none,
+            values: none,
+            tail_keys: none,
+            tail_values: none,
+            dtype: shape.dtype,
+            indexed: self.prefix_candidates.clone(),
+            context: Context::new(total, &candidates),
+            candidates,
+            grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
+            generated: (total - 1).saturating_sub(self.prompt_tokens),
+            seed: mix_seed(head_seed(self.seed, layer, 0), total as u64),
+        }
     }
 
     fn select(
@@ -533,29 +782,21 @@ impl Fork {
         cost: &mut Cost,
     ) -> Selection {
         let total = self.total(layer);
+        let mut state = std::mem::replace(&mut self.states[layer][kv_head], Box::new(()));
         let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
         let step = Step {
-            layer,
-            depth: depth(&self.dense, layer),
             kv_head,
-            queries,
-            d: kv.d,
-            scale: 1.0 / (kv.d as f32).sqrt(),
             keys: kv.prefix_keys,
             values: kv.prefix_values,
             tail_keys: kv.tail_keys,
             tail_values: kv.tail_values,
-            dtype: self.prefix.shape().dtype,
-            indexed: self.prefix_candidates.clone(),
-            context: Context::new(total, &candidates),
-            candidates,
-            grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
-            generated: (total - 1).saturating_sub(self.prompt_tokens),
             seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
+            ..self.step_of(layer, total, queries, candidates)
         };
         let index = self.indexes.by_layer[layer][kv_head].as_ref();
-        let state = self.states[layer][kv_head].as_mut();
-        self.method.method.select(&step, index, state, cost)
+        let selection = self.method.method.select(&step, index, state.as_mut(), cost);
+        self.states[layer][kv_head] = state;
+        selection
     }
 
     /// Counts what a group of query heads attends, beside what picking it cost.
@@ -572,7 +813,7 @@ impl Fork {
         if !self.dense[layer] && !self.method.moves_on() && !has_rule {
             cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
         }
-        let per_token = 4 * shape.d as u64;
+        let per_token = attend_flops(shape.d);
         cost.attend_flops += per_token * summed as u64;
         cost.full_flops += per_token * (group * total) as u64;
         self.costs.count_heads(layer, kv_head * group, &attended, total);
@@ -591,6 +832,11 @@ impl Fork {
         }
         scaled.nearer_to_sink(exact, kv.d, rotation.expect(GIVEN_ROTATION))
     }
+}
+
+/// FLOPs of attending one token by one query head.
+fn attend_flops(d: usize) -> u64 {
+    4 * d as u64
 }
 
 #[cfg(test)]
@@ -676,5 +922,136 @@ mod tests {
         }
         let ([picks], _) = forks("topk:k=3", false);
         assert!(picks.picks_at(0) && picks.picks_on_host());
+    }
+
+    #[test]
+    fn what_is_drawn_without_a_look_is_what_a_step_picks_and_costs() {
+        for spec in [
+            "random:k=3",
+            "random:ratio=0.3",
+            "random:density=0.6",
+            "random:k=3,per=kv_head",
+            "random:k=50",
+            "random:k=0",
+            "random:k=3,tail=indexed",
+            "topk:k=0",
+            "topk:k=0,per=kv_head",
+        ] {
+            let ([mut seen, mut drawn], row) = forks(spec, false);
+            assert_eq!(drawn.selects(0), Selects::Blindly, "{spec}");
+            for [queries, key, value] in (0..4).map(row) {
+                assert_eq!(drawn.draw(0, 4), seen.pick(0, &queries, &key, &value), "{spec}");
+            }
+            assert_eq!((drawn.tokens(), drawn.costs()), (seen.tokens(), seen.costs()), "{spec}");
+            assert_eq!((drawn.aux_bits(), drawn.kv_bytes_held()), (seen.aux_bits(), seen.kv_bytes_held()), "{spec}");
+            assert!(drawn.picks_on_host());
+        }
+        let ([watched], _) = forks("random:k=3", true);
+        assert_eq!(watched.selects(0), Selects::OnHost, "it is compared with exact attention");
+    }
+
+    #[test]
+    fn a_step_left_to_a_device_costs_what_it_costs_the_host_once_it_is_settled() {
+        for spec in [
+            "topk:k=3",
+            "topk:k=50",
+            "topk:ratio=0.3",
+            "topk:density=0.6",
+            "topk:k=3,per=kv_head",
+            "topk:k=3,per=kv_head,reduce=max",
+            "quest:page=2,k=3",
+            "quest:page=5,k=4",
+            "quest:page=5,k=50",
+            "quest:page=2,k=1,min_pages=3",
+            "quest:page=5,k=4,per=kv_head,reduce=max",
+        ] {
+            let ([mut seen, mut left], row) = forks(spec, false);
+            left.on_device = true;
+            assert_eq!((seen.selects(0), left.selects(0)), (Selects::OnHost, Selects::OnDevice), "{spec}");
+            for steps in [0..3, 3..4] {
+                // What a device counts: of two KV heads what is read, of four query heads what is attended.
+                let mut counted = [0; 6];
+                for [queries, key, value] in steps.map(&row) {
+                    let picked = seen.pick(0, &queries, &key, &value);
+                    assert_eq!(left.leave(0, 4), picked[0].exact, "{spec}");
+                    let total = seen.tokens();
+                    for (kv_head, picked) in picked.iter().enumerate() {
+                        let fixed = picked.exact.tokens(total);
+                        counted[kv_head] += (picked.read(total) - fixed) as u64;
+                        let heads = counted[2 + 2 * kv_head..].iter_mut().zip(picked.attended(2, total));
+                        heads.for_each(|(sum, attended)| *sum += (attended - fixed) as u64);
+                    }
+                }
+                assert!(left.is_unsettled());
+                left.settle(&counted);
+                assert!(!left.is_unsettled());
+                assert_eq!((left.tokens(), left.costs()), (seen.tokens(), seen.costs()), "{spec}");
+                assert_eq!(left.kv_bytes_held(), seen.kv_bytes_held(), "{spec}");
+            }
+            assert!(seen.picks_on_host() && !left.picks_on_host(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
+        let form = |spec: &str| {
+            let ([fork], _) = forks(spec, false);
+            fork.method().method.device_form().is_some()
+        };
+        for spec in ["topk:k=3", "topk:per=kv_head", "quest", "quest:k=3,min_pages=2"] {
+            assert!(form(spec), "{spec}");
+        }
+        for spec in [
+            "full",
+            "random",
+            "topk:k=0",
+            "topk:pick=topp",
+            "topk:pick=sample",
+            "topk:rescore=int4",
+            "quest:summary_bits=4",
+            "quest:rescore=exact",
+        ] {
+            assert!(!form(spec), "{spec}");
+        }
+    }
+
+    /// Holds a prefix that no GPU has.
+    #[derive(Debug)]
+    struct Elsewhere;
+
+    impl crate::kv::DeviceKv for Elsewhere {
+        fn shape(&self) -> crate::kv::KvShape {
+            crate::kv::KvShape { kv_heads: 2, d: D, dtype: KvDtype::F32 }
+        }
+
+        fn copy_layer(&self, _: usize) -> Result<LayerKv, DeviceFailure> {
+            Ok(LayerKv::zeros(self.shape(), TOKENS))
+        }
+    }
+
+    #[test]
+    fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
+        let policy = crate::attention::Policy { sink: 1, local: 2, ..Default::default() };
+        let fork = |spec: &str, fidelity: bool, on_host: bool| {
+            let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+            let method = crate::attention::methods::configure(&spec, &policy).unwrap();
+            let cache = IndexCache::new(Prefix::on_device(1, TOKENS, Box::new(Elsewhere)), KvDtype::F32, 1);
+            if on_host { cache.picking_on_host() } else { cache }.fork(&method, fidelity)
+        };
+        let there = cfg!(feature = "cuda");
+        assert_eq!(fork("topk:k=3", false, false).picks_on_device(), there);
+        assert_eq!(fork("quest:k=3", false, false).picks_on_device(), there);
+        for (spec, fidelity, on_host) in [
+            ("topk:k=3", true, false),
+            ("topk:k=3", false, true),
+            ("topk:k=3,tail=indexed", false, false),
+            ("topk:pick=topp", false, false),
+            ("random:k=3", false, false),
+            ("full", false, false),
+        ] {
+            assert!(!fork(spec, fidelity, on_host).picks_on_device(), "{spec}");
+        }
+        let dense = fork("topk:k=3,dense_layers=0", false, false);
+        assert_eq!((dense.selects(0), dense.picks_on_host()), (Selects::Nothing, false));
     }
 }

@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
+use super::device::DeviceForm;
 use super::grouped::{Grouped, Grouping};
 use super::policy::Policy;
 use super::prefill::PrefillPattern;
@@ -117,6 +118,17 @@ pub trait Method: Send + Sync + 'static {
     /// `None` if the method needs to hold all of them, however few it attends. What was let go must never
     /// be picked again.
     fn held(&self, _index: &Self::Index, _state: &Self::State) -> Option<usize> {
+        None
+    }
+
+    /// Whether it looks at nothing when it picks: neither queries nor keys nor values, nor its index or state. A step need then
+    /// hold none of them.
+    fn is_blind(&self) -> bool {
+        false
+    }
+
+    /// Its form on a device, which picks what this one picks; `None` if it has none, or not with these parameters.
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
         None
     }
 
@@ -557,6 +569,10 @@ pub trait AnyMethod: Send + Sync {
     fn state_bytes(&self, state: &dyn Any) -> usize;
     /// See [`Method::held`].
     fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
+    /// See [`Method::is_blind`].
+    fn is_blind(&self) -> bool;
+    /// See [`Method::device_form`].
+    fn device_form(&self) -> Option<&dyn DeviceForm>;
     /// See [`Method::positions`].
     fn positions(&self) -> Positions;
     /// See [`Method::prefill_pattern`].
@@ -622,6 +638,12 @@ impl<M: Method> AnyMethod for M {
     }
     fn held(&self, index: &dyn Any, state: &dyn Any) -> Option<usize> {
         Method::held(self, index.downcast_ref().expect(OWN), state.downcast_ref().expect(OWN))
+    }
+    fn is_blind(&self) -> bool {
+        Method::is_blind(self)
+    }
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        Method::device_form(self)
     }
     fn positions(&self) -> Positions {
         Method::positions(self)

@@ -10,6 +10,7 @@ mod budget;
 pub mod calibration;
 mod channels;
 mod coded;
+mod device;
 mod engine;
 pub mod fidelity;
 mod granularity;
@@ -31,7 +32,10 @@ mod scorer;
 mod spec;
 
 pub use budget::{Budget, Context, Tuned};
-pub use engine::{Fork, IndexCache, IndexTime};
+pub use device::{DeviceForm, DeviceIndex, StepShape};
+#[cfg(feature = "cuda")]
+pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
+pub use engine::{Fork, IndexCache, IndexTime, Selects};
 pub use grouped::{Grouped, Grouping};
 pub use head::Picked;
 pub use method::{

@@ -13,11 +13,16 @@ use std::sync::Arc;
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
 use super::coded::Coded;
+use super::device::{DeviceForm, DevicePicker, DeviceScorer, StepShape};
+#[cfg(feature = "cuda")]
+use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, LeastPages};
 use super::granularity::Granularity;
+#[cfg(feature = "cuda")]
+use super::granularity::Reduce;
 use super::method::{
     AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
 };
-use super::pick::{Choice, Finer, Picker, ScoredRow};
+use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
 use super::prefill::{PrefillPattern, QueryBlock};
 use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
@@ -27,6 +32,8 @@ use super::spec::Params;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Pages, Reduction, Scores};
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
@@ -75,6 +82,18 @@ impl<S: Scorer> Scored<S> {
             Some(need) => Ok(Self { scorer: (need.load)(&self.scorer, artefact)?, ..self.clone() }),
             None => Ok(self.clone()),
         }
+    }
+
+    /// What a picker that looks at nothing picks.
+    fn draw(&self, picker: &dyn BlindPicker, step: &Step<'_>) -> Selection {
+        let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
+        let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
+        self.per.selection((0..heads).map(draw).collect())
+    }
+
+    /// Scorer and picker on a device, if both can go there.
+    fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
+        Some((self.scorer.device()?, self.picker.device()?))
     }
 
     /// What is picked by `scores: [query of the group][page]` of the candidates of one position.
@@ -224,6 +243,9 @@ impl<S: Scorer> Method for Scored<S> {
         if self.picker.is_nothing() || step.candidates.is_empty() {
             return self.per.nothing(step.group());
         }
+        if let Some(picker) = self.picker.blind() {
+            return self.draw(picker, step);
+        }
         // What has to be learned of a prefix cannot be learned of none.
         let Some(shared) = index else { return self.per.all(step) };
         let candidates = step.candidates.clone();
@@ -268,6 +290,17 @@ impl<S: Scorer> Method for Scored<S> {
         selection
     }
 
+    fn is_blind(&self) -> bool {
+        self.picker.is_nothing() || self.picker.blind().is_some()
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        if self.picker.is_nothing() {
+            return None;
+        }
+        self.on_device().map(|_| self as &dyn DeviceForm)
+    }
+
     fn tail_rule(&self) -> TailRule {
         match self.scorer.growth() {
             Growth::None(why) => TailRule::Exact(why),
@@ -280,6 +313,61 @@ impl<S: Scorer> Method for Scored<S> {
             Growth::Free(_) if self.picker.is_known() => Some(PrefillPattern::Rows(self)),
             _ => None,
         }
+    }
+}
+
+/// What is called where a method has a form on a device.
+const ON_DEVICE: &str = "only a method with a form on a device is asked for it";
+
+/// Bytes of scores that are made at a time, if one row does not take more.
+#[cfg(feature = "cuda")]
+const SCORE_BYTES: usize = 64 << 20;
+
+impl<S: Scorer> DeviceForm for Scored<S> {
+    fn cost(&self, step: &StepShape) -> Cost {
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        let mut cost = scorer.cost(step);
+        let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
+        (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
+        cost
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        self.on_device().expect(ON_DEVICE).0.build_all(layer)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (scorer, picker) = self.on_device().expect(ON_DEVICE);
+        let (gpu, heads, kv_heads) = (step.prefix.gpu, step.queries.heads, step.prefix.cache.kv_heads);
+        let pages = Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() };
+        let row_bytes = Scores::row_bytes(heads, pages.count());
+        let pages = LeastPages { pages, least: self.least };
+        let (rows, at_once) = (step.contexts.len(), (SCORE_BYTES / row_bytes.max(1)).max(1));
+        let lists = if self.per == Granularity::QueryHead { heads } else { kv_heads };
+        picker.prepare(step, &pages, lists, room)?;
+        for first in (0..rows).step_by(at_once) {
+            let some = first..(first + at_once).min(rows);
+            scorer.score_all(step, some, index, &mut scratch.scores)?;
+            let DeviceScratch { scores, reduced } = scratch;
+            let scores = match self.per {
+                Granularity::QueryHead => scores,
+                Granularity::KvHead(reduce) => {
+                    let reduction = if reduce == Reduce::Max { Reduction::Max } else { Reduction::Sum };
+                    gpu.reduce_scores(scores, kv_heads, reduction, reduced)?;
+                    reduced
+                }
+            };
+            picker.pick_all(step, &pages, scores, first, room)?;
+        }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@
 //! [`Method`]: super::Method
 
 use super::artefact::{Artefact, ArtefactError};
+use super::device::DeviceScorer;
 use super::method::{HeadPrefix, Selection, score_into};
 use super::prompt::PromptNeed;
 use crate::cost::Cost;
@@ -72,6 +73,12 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
 
     /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](super::coded::Coded) scorer's.
     fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
+        None
+    }
+
+    /// Its form on a device, which gives the scores of this one; `None` if it has none. It cannot
+    /// [weigh](Self::weigh) what was picked.
+    fn device(&self) -> Option<&dyn DeviceScorer> {
         None
     }
 

@@ -644,7 +644,7 @@ fn run_lanes(
     while !stop.load(Ordering::Relaxed) {
         let mut active: Vec<&mut Lane> = lanes.iter_mut().filter(|l| !l.done).collect();
         if active.is_empty() {
-            return Ok(());
+            return decoder.settle(lanes.iter_mut().map(|lane| &mut lane.fork));
         }
         let start = Instant::now();
         let tokens: Vec<Vec<u32>> = active.iter().map(|l| l.next()).collect();

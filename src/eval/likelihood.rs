@@ -439,7 +439,7 @@ fn read_all<'a>(
             Ok::<(), EngineError>(())
         })?;
     }
-    Ok(())
+    decoder.settle(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
 }
 
 /// Feeds each lane its next tokens, `most` at most; the logits `[token][vocab_size]` after each, none for a lane that is

@@ -12,6 +12,9 @@ use std::sync::{Arc, OnceLock};
 
 pub use store::{KvDtype, KvStore, RowsMut};
 
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{Cache, Gpu};
+
 /// The longest context that can be asked for, in tokens, and the greatest number of tokens that a parameter can name:
 /// beyond every published model, and far from where sums of positions overflow.
 pub const MOST_TOKENS: usize = 1 << 24;
@@ -93,6 +96,12 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// # Errors
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
+
+    /// One layer where it is, if that is in a GPU's memory.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self, _layer: usize) -> Option<(&Gpu, Cache<'_>)> {
+        None
+    }
 }
 
 /// A device that did not do what it was asked for: one line that says what and why.
@@ -109,7 +118,7 @@ pub struct Prefix {
     tokens: usize,
     shape: KvShape,
     device: Option<Box<dyn DeviceKv>>,
-    /// Why a layer could not be copied to the host.
+    /// What the device did not do.
     failure: OnceLock<DeviceFailure>,
 }
 
@@ -140,16 +149,21 @@ impl Prefix {
         self.layers[layer].get_or_init(|| {
             let device = self.device.as_ref().expect("a prefix without a device holds all of its layers");
             device.copy_layer(layer).unwrap_or_else(|failure| {
-                // The first is what matters.
-                let _ = self.failure.set(failure);
+                self.fail(failure);
                 LayerKv::zeros(self.shape, self.tokens)
             })
         })
     }
 
-    /// Why a layer could not be copied to the host, if that happened.
+    /// What a device that holds it did not do, if that happened: copy a layer to the host, or build an index.
     pub fn failure(&self) -> Option<&DeviceFailure> {
         self.failure.get()
+    }
+
+    /// Notes that a device did not do what was asked for: nothing that follows from the prefix may be used.
+    pub fn fail(&self, failure: DeviceFailure) {
+        // The first is what matters.
+        let _ = self.failure.set(failure);
     }
 
     /// What a device holds of it.

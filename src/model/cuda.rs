@@ -1,9 +1,10 @@
 //! The engine on an NVIDIA GPU: weights, the prefix, the tails and all arithmetic on rows live there.
 //!
-//! Methods pick on the host, by the code that all engines share: queries and the new keys and values come down, picks go up,
-//! and the GPU attends them. What a run only attends exactly never leaves the device. A prefix is copied to the host, layer by
-//! layer, when somebody looks at it there. Rows that are attended at other positions than they were read at are attended on
-//! the host as well.
+//! Methods with a [form on a device](crate::attention::DeviceForm) pick where the prefix is, into lists that are attended there;
+//! these, and runs that only attend exactly, wait for nothing within a step. The others pick on the host, by the code that all
+//! engines share: queries and the new keys and values come down, picks go up, and the GPU attends them; who picks without a look
+//! at anything has nothing come down. A prefix is copied to the host, layer by layer, when somebody looks at it there. Rows that
+//! are attended at other positions than they were read at are attended on the host as well.
 //!
 //! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
 
@@ -21,10 +22,13 @@ use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, fi
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};
 use crate::attention::calibration::{DeviceChunk, PrefillChunk};
-use crate::attention::{Exact, Fork, Picked, Picks, Selection, Weighting};
+use crate::attention::{
+    Context, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Exact, Fork, Picked, Picks, Selection, Selects,
+    Weighting,
+};
 use crate::kernels::cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Norms, Place, Plain, Positions,
-    Prepared, Recording, Rows, Storage, Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Mirrored, Norms, Place, Plain,
+    Positions, Prepared, Queries, Recording, Rows, Storage, TokenLists, Tokens, Unit, Weights,
 };
 use crate::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
 
@@ -169,6 +173,9 @@ struct Room {
     /// One for each of what the layers of a step attend, where nothing is picked.
     exact: Vec<AttentionRoom>,
     recorded: Option<Recorded>,
+    /// Of rows that the device picks for, method by method.
+    picks: Vec<PickRoom>,
+    scratch: DeviceScratch,
 }
 
 /// The layers of a step whose shape repeats.
@@ -184,6 +191,14 @@ struct StepPlan<'a> {
     rows: &'a [Row],
     by_row: bool,
     scaling: f32,
+}
+
+/// What is kept for rows that the device picks for together.
+#[derive(Default)]
+struct PickRoom {
+    rows: Mirrored<u32>,
+    counters: Mirrored<u64>,
+    own: DeviceRoom,
 }
 
 /// Numbers of a storage type on the host.
@@ -316,6 +331,10 @@ impl DeviceKv for DevicePrefix {
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {
         Ok(self.copy_tokens(layer, self.tokens)?)
     }
+
+    fn on_gpu(&self, layer: usize) -> Option<(&Gpu, Cache<'_>)> {
+        Some((&self.gpu, self.cache(layer)))
+    }
 }
 
 /// What follows the prefix of one run: `[layer][keys, values][kv_head][capacity][d]`.
@@ -364,10 +383,22 @@ impl Tail {
     }
 }
 
+/// What a run has on the device.
+struct RunKv {
+    tail: Tail,
+    /// Where the device picks: u64 `[layer][kv_heads + heads]`, the tokens that were read and attended of what it picked.
+    picked: Option<Buffer>,
+}
+
+/// What a run has on the device.
+fn run_kv(fork: &Fork) -> &RunKv {
+    let own = fork.device().and_then(|own| own.downcast_ref());
+    own.expect("a step makes room for every run's tokens before it reads them")
+}
+
 /// The tail that a run has on the device.
-fn tail_of(fork: &mut Fork) -> &Tail {
-    let tail = fork.device_mut().as_ref().and_then(|tail| tail.downcast_ref());
-    tail.expect("a step makes room for every run's tokens before it reads them")
+fn tail_of(fork: &Fork) -> &Tail {
+    &run_kv(fork).tail
 }
 
 /// A chunk of a prompt that the host may look at.
@@ -420,8 +451,24 @@ enum RowPlan {
     Exact(Exact),
     /// What each KV head picked.
     Picked(Vec<Picked>),
+    /// So much, and what the device picks for a row of those that it picks for together.
+    Left(Exact, RowOfGroup),
     /// The host has attended, `[heads][d]`.
     Done(Vec<f32>),
+}
+
+/// A row among those that the device picks for together.
+#[derive(Debug, Clone, Copy)]
+struct RowOfGroup {
+    group: usize,
+    row: usize,
+}
+
+/// Streams that the device picks for together, and their rows.
+struct Group {
+    streams: Vec<usize>,
+    rows: Vec<u32>,
+    contexts: Vec<Context>,
 }
 
 /// A row of a step.
@@ -477,8 +524,12 @@ impl Engine for Cuda {
         let (inverse, by_row, scaling) = self.step_frequencies(&positions, prompt_tokens);
         self.gpu.reserve(&mut room.inverse, size_of_val(inverse.as_slice()))?;
         self.gpu.upload_to(room.inverse.as_mut().expect("it was reserved"), 0, &inverse)?;
+        if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
+            return Err(failure.clone().into());
+        }
         let plan = StepPlan { rows: &self.send_places(room, streams)?, by_row, scaling };
-        let looks = |s: &Stream<'_>| s.fork.needs_host() || (0..c.layers).any(|layer| s.fork.picks_at(layer));
+        let picks = |layer: usize, stream: &Stream<'_>| stream.fork.selects(layer) != Selects::Nothing;
+        let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
             true => self.step_picking(room, streams, &plan)?,
             false => self.step_exactly(room, streams, &plan)?,
@@ -490,6 +541,15 @@ impl Engine for Cuda {
             Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
             None => Ok(x),
         }
+    }
+
+    fn settle(&self, fork: &mut Fork) -> Result<(), EngineError> {
+        let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<RunKv>());
+        let Some(buffer) = own.and_then(|own| own.picked.take()) else { return Ok(()) };
+        let mut picked = vec![0; self.counters()];
+        self.gpu.download(&buffer, 0, &mut picked)?;
+        fork.settle(&picked);
+        Ok(())
     }
 
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
@@ -547,6 +607,11 @@ impl Cuda {
         (c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim)
     }
 
+    /// Counters of what the device picks for a run.
+    fn counters(&self) -> usize {
+        self.config.layers * (self.config.kv_heads + self.config.heads)
+    }
+
     fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {
         let (query, key) = layer.qk_norm.as_ref()?;
         Some(Norms { query, key, eps: self.config.rms_norm_eps as f32 })
@@ -583,6 +648,8 @@ impl Cuda {
             attention: AttentionRoom::default(),
             exact: Vec::new(),
             recorded: None,
+            picks: Vec::new(),
+            scratch: DeviceScratch::default(),
         })
     }
 
@@ -768,10 +835,15 @@ impl Cuda {
     fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
         for stream in streams {
             let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-            let old = stream.fork.device_mut().take().and_then(|tail| tail.downcast().ok()).map(|tail| *tail);
+            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<RunKv>().ok());
+            let (tail, picked) = old.map_or((None, None), |own| (Some(own.tail), own.picked));
             let needed = held + stream.tokens.len();
-            let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, old, held, needed)?;
-            *stream.fork.device_mut() = Some(Box::new(tail));
+            let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
+            let picked = match (picked, stream.fork.picks_on_device()) {
+                (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
+                (picked, _) => picked,
+            };
+            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked }));
         }
         Ok(())
     }
@@ -805,9 +877,10 @@ impl Cuda {
         streams: &mut [Stream<'_>],
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
+        let groups = self.send_groups(room, streams, plan.rows)?;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             self.begin_layer(room, index, layer, plan)?;
-            self.attend_streams(room, index, streams, plan.rows)?;
+            self.attend_streams(room, index, streams, plan.rows, &groups)?;
             self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
         }
         Ok(())
@@ -896,7 +969,7 @@ impl Cuda {
         let mut prepared = Vec::with_capacity(different.len());
         for (exact, lists) in different.into_iter().zip(&mut room.exact) {
             let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
-            let mut attention = self.attention_of(streams, rows, &plans);
+            let mut attention = self.attention_of(streams, rows, &plans, &[]);
             prepared.push(self.gpu.prepare(&mut attention, lists, c.head_dim)?);
         }
         Ok((prepared, attention_of))
@@ -919,6 +992,59 @@ impl Cuda {
         ids.into_iter().chain(counts).chain(numbers).chain(layers).chain(lists).collect()
     }
 
+    /// Puts together the rows that the device picks for together, and sends which they are.
+    fn send_groups(&self, room: &mut Room, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.picks_on_device()) {
+            let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
+            match groups.iter_mut().find(alike) {
+                Some(group) => group.streams.push(index),
+                None => groups.push(Group { streams: vec![index], rows: Vec::new(), contexts: Vec::new() }),
+            }
+        }
+        for (i, row) in rows.iter().enumerate() {
+            let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
+            group.rows.push(i as u32);
+            group.contexts.push(streams[row.stream].fork.context(row.total));
+        }
+        if room.picks.len() < groups.len() {
+            room.picks.resize_with(groups.len(), PickRoom::default);
+        }
+        for (group, room) in groups.iter().zip(&mut room.picks) {
+            room.rows.set(&self.gpu, group.rows.clone())?;
+        }
+        Ok(groups)
+    }
+
+    /// Has the device pick at a layer for rows that share a method, and count what it picked.
+    fn pick_there(
+        &self,
+        room: &mut Room,
+        layer: usize,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), GpuError> {
+        let c = &self.config;
+        let Room { qkv, picks, scratch, .. } = room;
+        for (group, room) in groups.iter().zip(picks) {
+            let fork = &*streams[group.streams[0]].fork;
+            let Some((form, index)) = fork.device_form(layer) else { continue };
+            let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
+            let prefix =
+                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
+            let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
+            let step = DeviceStep { prefix, queries, contexts: &group.contexts };
+            form.select_all(&step, index, &mut room.own, scratch)?;
+            let counters = |row: &u32| run_kv(streams[rows[*row as usize].stream].fork).picked.as_ref();
+            let counters: Option<Vec<&Buffer>> = group.rows.iter().map(counters).collect();
+            let counters = counters.expect("a step makes room for what it counts");
+            let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads));
+            self.gpu.count_picks(&room.own.lists, heads, candidates, &counters, offset, &mut room.counters)?;
+        }
+        Ok(())
+    }
+
     /// Picks for all rows, where there is something to pick, and attends.
     fn attend_streams(
         &self,
@@ -926,14 +1052,17 @@ impl Cuda {
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
+        groups: &[Group],
     ) -> Result<(), EngineError> {
         let (width, stacked) = self.widths();
-        let looks = |stream: &Stream<'_>| stream.fork.picks_at(layer) || stream.fork.needs_host();
+        let looks = |stream: &Stream<'_>| stream.fork.selects(layer) == Selects::OnHost || stream.fork.needs_host();
         let numbers = match streams.iter().any(looks) {
             true => download_wide(&self.gpu, &room.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
-        let plans = self.plan_rows(layer, streams, &numbers);
+        // What the host picks, it picks meanwhile.
+        self.pick_there(room, layer, streams, rows, groups)?;
+        let plans = self.plan_rows(layer, streams, &numbers, groups);
         if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
             return Err(failure.clone().into());
         }
@@ -955,7 +1084,7 @@ impl Cuda {
     }
 
     /// What each row attends, stream by stream.
-    fn plan_rows(&self, layer: usize, streams: &mut [Stream<'_>], numbers: &[f32]) -> Vec<RowPlan> {
+    fn plan_rows(&self, layer: usize, streams: &mut [Stream<'_>], numbers: &[f32], groups: &[Group]) -> Vec<RowPlan> {
         let (width, stacked) = self.widths();
         let key_width = self.config.kv_heads * self.config.head_dim;
         let firsts: Vec<usize> = streams
@@ -969,9 +1098,12 @@ impl Cuda {
         let plan = |(stream, first): (&mut Stream<'_>, usize)| -> Vec<RowPlan> {
             let start = Instant::now();
             let row = |i: usize| {
-                let fork = &mut *stream.fork;
-                if !fork.picks_at(layer) && !fork.needs_host() {
-                    return RowPlan::Exact(fork.pass(layer, self.config.heads));
+                let (fork, heads) = (&mut *stream.fork, self.config.heads);
+                match fork.selects(layer) {
+                    Selects::OnDevice => return RowPlan::Left(fork.leave(layer, heads), of_group(groups, first + i)),
+                    Selects::Blindly => return RowPlan::Picked(fork.draw(layer, heads)),
+                    Selects::Nothing if !fork.needs_host() => return RowPlan::Exact(fork.pass(layer, heads)),
+                    Selects::Nothing | Selects::OnHost => {}
                 }
                 let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
                 let (key, value) = kv.split_at(key_width);
@@ -1005,7 +1137,8 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let mut attention = self.attention_of(streams, rows, plans);
+        let lists: Vec<&TokenLists> = room.picks.iter().map(|room| &room.own.lists).collect();
+        let mut attention = self.attention_of(streams, rows, plans, &lists);
         let Room { qkv, attended, wide, attention: lists, .. } = room;
         let wide = wide.as_mut().filter(|_| watched);
         let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
@@ -1014,18 +1147,25 @@ impl Cuda {
     }
 
     /// What the rows of a step attend.
-    fn attention_of(&self, streams: &mut [Stream<'_>], rows: &[Row], plans: &[RowPlan]) -> Attention {
+    fn attention_of(
+        &self,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        plans: &[RowPlan],
+        lists: &[&TokenLists],
+    ) -> Attention {
         let (c, shape) = (&self.config, self.shape());
         let prefix_tokens = streams[0].fork.prefix().tokens();
         let tails: Vec<kernels::Tail<'_>> =
             streams.iter_mut().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
         let group = c.heads / c.kv_heads;
-        let expected: usize = rows.iter().zip(plans).map(|(row, plan)| plan.tokens(row.total, c.kv_heads)).sum();
+        let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
+        let expected: usize = rows.iter().zip(plans).map(of_row).sum();
         let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors());
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             for kv_head in 0..c.kv_heads {
                 let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
-                parts.add(&mut attention, plan, prefix_tokens);
+                parts.add(&mut attention, plan, prefix_tokens, lists);
             }
         }
         attention
@@ -1055,7 +1195,7 @@ impl Cuda {
 
 impl RowPlan {
     /// Tokens attended, summed over KV heads.
-    fn tokens(&self, total: usize, kv_heads: usize) -> usize {
+    fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
         let of_head = |picked: &Picked| {
             let picks = match &picked.selection {
                 None => 0,
@@ -1067,6 +1207,10 @@ impl RowPlan {
         match self {
             Self::Exact(exact) => kv_heads * exact.tokens(total),
             Self::Picked(heads) => heads.iter().map(of_head).sum(),
+            Self::Left(exact, of) => {
+                let lists = lists[of.group];
+                kv_heads * exact.tokens(total) + lists.lists() * lists.most()
+            }
             Self::Done(_) => 0,
         }
     }
@@ -1083,11 +1227,14 @@ struct HeadPlan<'a> {
 
 impl HeadPlan<'_> {
     /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
-    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize) {
+    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
         let head = self.kv_head * self.group;
         let (exact, selection) = match plan {
             RowPlan::Exact(exact) => (*exact, None),
             RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
+            RowPlan::Left(exact, of) => {
+                return self.add_lists(attention, *exact, lists[of.group], of.row, prefix_tokens);
+            }
             RowPlan::Done(_) => return,
         };
         let mut add = |part: usize, head: usize, queries: usize, exact: Exact, picks: Option<&Picks>| {
@@ -1120,4 +1267,43 @@ impl HeadPlan<'_> {
             }
         }
     }
+
+    /// As [`add`](Self::add), with what the device picked.
+    fn add_lists(
+        &self,
+        attention: &mut Attention,
+        exact: Exact,
+        lists: &TokenLists,
+        of_row: usize,
+        prefix_tokens: usize,
+    ) {
+        let Self { row, kv_head, group, total, tail } = *self;
+        let unit = |head: usize, queries: usize, exact: Exact| {
+            let tokens = Tokens { sink: exact.sink, recent: exact.recent, total, picked: &[] };
+            Unit { row, head, queries, kv_head, tail, tokens, weights: Weights::Logits }
+        };
+        let (first, nothing) = (kv_head * group, Exact { sink: 0, recent: total });
+        let is_shared = lists.lists() * group == self.heads();
+        if is_shared {
+            return attention.add_list(0, &unit(first, group, exact), lists.list(of_row, kv_head), prefix_tokens);
+        }
+        attention.add(0, &unit(first, group, exact), prefix_tokens);
+        for head in first..first + group {
+            attention.add_list(1, &unit(head, 1, nothing), lists.list(of_row, head), prefix_tokens);
+        }
+    }
+
+    /// Query heads of all KV heads.
+    fn heads(&self) -> usize {
+        self.group * self.tail.kv_heads
+    }
+}
+
+/// Where the device picks for a row of a step.
+fn of_group(groups: &[Group], row: usize) -> RowOfGroup {
+    let place = |(group, of): (usize, &Group)| {
+        let row = of.rows.iter().position(|own| *own as usize == row)?;
+        Some(RowOfGroup { group, row })
+    };
+    groups.iter().enumerate().find_map(place).expect("every row that the device picks for is in a group")
 }

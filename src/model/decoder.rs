@@ -11,8 +11,8 @@ use super::device::Device;
 pub use super::dimensions::Dimensions;
 use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::weights::{Weights, WeightsError};
-use crate::attention::SparsePrefill;
 use crate::attention::calibration::PrefillChunk;
+use crate::attention::{Fork, SparsePrefill};
 use crate::kv::{DeviceFailure, Prefix};
 
 /// A Llama-family decoder with its weights in memory.
@@ -221,6 +221,14 @@ impl Decoder {
             std::mem::replace(&mut logits, rest)
         };
         Ok(streams.iter().map(&mut of_stream).collect())
+    }
+
+    /// Counts what has not been counted yet of runs that are at their end, or at a point where their costs are looked at.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`].
+    pub fn settle<'f>(&self, forks: impl IntoIterator<Item = &'f mut Fork>) -> Result<(), EngineError> {
+        forks.into_iter().try_for_each(|fork| self.engine.settle(fork))
     }
 
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer; `position` is that of a row's token.

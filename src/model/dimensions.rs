@@ -11,6 +11,8 @@ use crate::kv::KvDtype;
 pub(super) const PREFILL_CHUNK: usize = 2048;
 /// The same on a GPU.
 pub(super) const GPU_PREFILL_CHUNK: usize = 8192;
+/// Bytes of scores that methods which pick on a GPU make at a time, if one row does not take more.
+const GPU_SCORES: usize = 64 << 20;
 /// Tokens behind a prefix that most runs have room for.
 const GPU_TAIL: usize = 256;
 
@@ -70,7 +72,9 @@ impl Dimensions {
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
         let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + c.hidden_size + 3 * c.intermediate_size;
         let activations = rows * (4 * c.hidden_size + self.dtype.bytes() * width);
-        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations
+        // By query head, and what those of a group reduce to.
+        let scores = 2 * (4 * c.heads * tokens).max(GPU_SCORES);
+        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations + scores
     }
 
     /// Why the kernels for GPUs cannot take the model, if they cannot.

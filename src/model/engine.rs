@@ -89,6 +89,11 @@ pub(super) trait Engine: Send + Sync {
     /// last layer.
     fn step(&self, streams: &mut [Stream<'_>], prompt_tokens: usize) -> Result<Vec<f32>, EngineError>;
 
+    /// Counts what a run's method picked on the device, when the run is at its end; steps do not wait for that.
+    fn settle(&self, _fork: &mut Fork) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
     fn logits(&self, x: &[f32]) -> Result<Vec<f32>, EngineError>;
 

@@ -8,14 +8,22 @@
 //! `summary_bits=4` or `2` quantises the bounds, each channel by its own range over 128 pages: minima are rounded down
 //! and maxima up, so that a page's score stays an upper bound, a looser one. 16 keeps them as the cache keeps keys.
 
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::attention::Step;
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceStep};
+use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
 use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, PageBounds, Pages as Cut, Scores};
 use crate::kv::KvStore;
 use crate::kv::quantised::{self, QuantisedRows, Rounding};
 
@@ -153,6 +161,56 @@ impl Scorer for Bounds {
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Pages>, cost: &mut Cost) -> Vec<f32> {
         page_bounds(queries, segment.index, cost)
     }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        self.summary_bits.is_none().then_some(self)
+    }
+}
+
+/// Bytes of minima and maxima of `d` numbers each.
+fn bound_bytes(pages: usize, d: usize, bytes: usize) -> usize {
+    2 * pages * d * bytes
+}
+
+/// Of the upper bounds of some queries for pages whose bounds are not quantised: a product with the minima, and one with the
+/// maxima.
+fn bound_cost(queries: usize, pages: usize, d: usize, bytes: usize) -> Cost {
+    Cost {
+        score_flops: (4 * queries * pages * d) as u64,
+        aux_bytes: bound_bytes(pages, d, bytes) as u64,
+        ..Cost::default()
+    }
+}
+
+impl DeviceScorer for Bounds {
+    fn cost(&self, step: &StepShape) -> Cost {
+        bound_cost(step.group, step.candidates.div_ceil(self.page), step.d, step.dtype.bytes())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        let cut = Cut { tokens: layer.candidates.clone(), size: self.page };
+        let (kv_heads, d) = (layer.cache.kv_heads, layer.cache.d);
+        let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
+        let (mut lower, mut upper) = (layer.gpu.alloc(bytes / 2)?, layer.gpu.alloc(bytes / 2)?);
+        layer.gpu.page_bounds(&layer.cache, &cut, &mut lower, &mut upper)?;
+        Ok(DeviceIndex { buffers: vec![lower, upper], bytes })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        out: &mut Scores,
+    ) -> Result<(), GpuError> {
+        let [lower, upper] = index.buffers.as_slice() else { unreachable!("what `build` made") };
+        let (prefix, pages) = (&step.prefix, step.prefix.candidates.len().div_ceil(self.page));
+        let (kv_heads, d, storage) = (prefix.cache.kv_heads, prefix.cache.d, prefix.cache.storage);
+        let bounds = PageBounds { lower, upper, pages, kv_heads, d, storage };
+        prefix.gpu.score_bounds(&step.queries, rows, &bounds, out)
+    }
 }
 
 impl Bounds {
@@ -203,9 +261,12 @@ fn page_bounds(queries: &GroupQueries<'_>, pages: &Pages, cost: &mut Cost) -> Ve
     let (positive, negative) = (part(|q| q > 0.0), part(|q| q <= 0.0));
     let (mut bounds, lower) = match pages {
         Pages::Exact { min, max } => {
-            (dots(&positive, max.head(0), queries.d, cost), dots(&negative, min.head(0), queries.d, cost))
+            *cost += bound_cost(queries.count(), max.tokens(), queries.d, max.dtype().bytes());
+            let dots = |part: &[f32], rows| dots(part, rows, queries.d, &mut Cost::default());
+            (dots(&positive, max.head(0)), dots(&negative, min.head(0)))
         }
         Pages::Quantised { min, max } => {
+            cost.aux_bytes += pages.bytes() as u64;
             let mut scores = |queries: &[f32], rows: &QuantisedRows| {
                 let mut scores = vec![0.0; queries.len() / rows.columns() * rows.tokens()];
                 rows.scores(queries, &mut scores);
@@ -217,7 +278,6 @@ fn page_bounds(queries: &GroupQueries<'_>, pages: &Pages, cost: &mut Cost) -> Ve
         }
     };
     bounds.iter_mut().zip(lower).for_each(|(b, l)| *b += l);
-    cost.aux_bytes += pages.bytes() as u64;
     bounds
 }
 

@@ -1,14 +1,16 @@
 //! `random`: uniformly drawn tokens, the floor of every plot.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rand::seq::index;
+use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo};
-use crate::attention::pick::{Picker, ScoredRow};
+use crate::attention::pick::{BlindPicker, Picker, ScoredRow};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::attention::{Budget, HeadPrefix, Picks};
+use crate::attention::{Budget, Context, HeadPrefix, Picks};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -60,16 +62,24 @@ struct Uniform {
 
 impl Picker for Uniform {
     fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Picks {
-        let candidates = row.candidates.len();
-        let k = self.budget.tokens(row.context).min(candidates);
-        let first = row.candidates.start as u32;
-        let drawn = index::sample(&mut row.rng(), candidates, k);
-        let mut tokens: Vec<u32> = drawn.iter().map(|i| i as u32 + first).collect();
-        tokens.sort_unstable();
-        Picks::softmax(tokens)
+        Picks::softmax(self.draw(&row.candidates, row.context, row.rng()))
+    }
+
+    fn blind(&self) -> Option<&dyn BlindPicker> {
+        Some(self)
     }
 
     fn is_nothing(&self) -> bool {
         self.budget.is_none()
+    }
+}
+
+impl BlindPicker for Uniform {
+    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> Vec<u32> {
+        let k = self.budget.tokens(context).min(candidates.len());
+        let drawn = index::sample(&mut rng, candidates.len(), k);
+        let mut tokens: Vec<u32> = drawn.iter().map(|i| (i + candidates.start) as u32).collect();
+        tokens.sort_unstable();
+        tokens
     }
 }

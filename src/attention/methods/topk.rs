@@ -2,12 +2,20 @@
 //!
 //! The upper bound of every method that searches for the largest scores: what it loses, no index can win.
 
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceStep};
+use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
 use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Scores};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
@@ -66,8 +74,35 @@ impl Scorer for Exact {
     }
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, ()>, cost: &mut Cost) -> Vec<f32> {
-        let keys = segment.keys;
-        cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;
-        queries.dots_joined(keys, cost)
+        let (keys, d) = (segment.keys, queries.d);
+        *cost += dot_cost(queries.count(), keys.tokens(), d, keys.elem_bytes());
+        queries.dots_joined(keys, &mut Cost::default())
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
+    }
+}
+
+/// Of the dot products of queries with keys of `d` numbers, each of which is read once.
+fn dot_cost(queries: usize, keys: usize, d: usize, bytes: usize) -> Cost {
+    Cost { kv_bytes: (keys * d * bytes) as u64, score_flops: (2 * queries * keys * d) as u64, ..Cost::default() }
+}
+
+impl DeviceScorer for Exact {
+    fn cost(&self, step: &StepShape) -> Cost {
+        dot_cost(step.group, step.candidates, step.d, step.dtype.bytes())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        _: &DeviceIndex,
+        out: &mut Scores,
+    ) -> Result<(), GpuError> {
+        let prefix = &step.prefix;
+        prefix.gpu.score_keys(&step.queries, rows, &prefix.cache, prefix.candidates.clone(), out)
     }
 }

@@ -22,6 +22,7 @@ pub(super) use share::TopShare;
 pub(super) use top::Top;
 
 use super::budget::{Budget, Context};
+use super::device::DevicePicker;
 use super::method::{Picks, Solved, mix_seed};
 use super::probe::Probe;
 use super::spec::{ParamInfo, Params};
@@ -187,6 +188,16 @@ pub(super) trait Picker: Send + Sync {
         true
     }
 
+    /// How it picks without a look at scores, if it does.
+    fn blind(&self) -> Option<&dyn BlindPicker> {
+        None
+    }
+
+    /// Its form on a device, which picks what this one picks; `None` if it has none.
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        None
+    }
+
     /// By what it scores tokens again, if it does.
     fn finer(&self) -> Option<Finer> {
         None
@@ -196,6 +207,12 @@ pub(super) trait Picker: Send + Sync {
     fn solve(&self, _probe: &Probe<'_>) -> Option<Solved<Arc<dyn Picker>>> {
         None
     }
+}
+
+/// Chooses among candidates without a look at any.
+pub(super) trait BlindPicker {
+    /// Distinct candidates, ascending.
+    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> Vec<u32>;
 }
 
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.

@@ -1,9 +1,14 @@
 //! The largest scores, as many as the budget says.
 
 use super::{Picker, ScoredRow};
-use crate::attention::{Budget, Picks};
+use crate::attention::device::DevicePicker;
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceRoom, DeviceStep, LeastPages};
+use crate::attention::{Budget, Context, Picks};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Scores};
 
 /// The pages with the largest scores; of equal ones the earlier.
 pub(in crate::attention) struct Top {
@@ -11,15 +16,60 @@ pub(in crate::attention) struct Top {
     pub budget: Budget,
 }
 
+impl Top {
+    /// Pages to pick.
+    fn pages(&self, context: Context, size: usize, least: usize) -> usize {
+        self.budget.blocks(context, size).max(least)
+    }
+}
+
 impl Picker for Top {
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
-        // Written once, and passed over once: what a sample has not ruled out is few.
-        cost.select_bytes += 2 * row.pass();
-        let pages = self.budget.blocks(row.context, row.page).max(row.least);
+        *cost += self.cost(row.scores.len());
+        let pages = self.pages(row.context, row.page, row.least);
         Picks::softmax(row.tokens(&top_k(row.scores, pages)))
     }
 
     fn is_nothing(&self) -> bool {
         self.budget.is_none()
+    }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        Some(self)
+    }
+}
+
+impl DevicePicker for Top {
+    /// Scores are written once, and passed over once: what a sample has not ruled out is few.
+    fn cost(&self, scores: usize) -> Cost {
+        Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        of: &LeastPages,
+        lists: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let (size, all) = (of.pages.size, of.pages.count());
+        let pages = step.contexts.iter().map(|context| self.pages(*context, size, of.least).min(all) as u32);
+        let pages: Vec<u32> = pages.collect();
+        let most = pages.iter().max().map_or(0, |most| (*most as usize * size).min(of.pages.tokens.len()));
+        to.lists.resize(step.prefix.gpu, pages.len(), lists, most, of.pages.tokens.end)?;
+        to.numbers.set(step.prefix.gpu, pages)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        of: &LeastPages,
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        step.prefix.gpu.top_pages(scores, &to.numbers, first, &of.pages, &mut to.lists)
     }
 }

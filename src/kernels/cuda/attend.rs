@@ -7,6 +7,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
+use super::select::TokenList;
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
@@ -236,6 +237,20 @@ impl Attention {
     /// # Panics
     /// If a picked token, or an exact part, lies beyond the row's tokens.
     pub fn add(&mut self, part: usize, unit: &Unit<'_>, prefix_tokens: usize) {
+        self.add_with(part, unit, None, prefix_tokens);
+    }
+
+    /// As [`add`](Self::add) of a unit without picked tokens, with those of a list that the device made.
+    ///
+    /// # Panics
+    /// If the list, or an exact part, goes beyond the row's tokens.
+    pub fn add_list(&mut self, part: usize, unit: &Unit<'_>, list: TokenList<'_>, prefix_tokens: usize) {
+        assert!(unit.tokens.picked.is_empty() && matches!(unit.weights, Weights::Logits), "a list alone");
+        assert!(list.end() <= unit.tokens.total, "picks below {} of {} tokens", list.end(), unit.tokens.total);
+        self.add_with(part, unit, Some(list), prefix_tokens);
+    }
+
+    fn add_with(&mut self, part: usize, unit: &Unit<'_>, list: Option<TokenList<'_>>, prefix_tokens: usize) {
         let Tokens { sink, recent, total, picked } = unit.tokens;
         assert!(
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
@@ -255,7 +270,9 @@ impl Attention {
         let extra_at = extra.filter(|extra| !extra.is_empty()).map(|_| self.weights.len());
         self.tokens.extend_from_slice(picked);
         self.weights.extend_from_slice(extra.unwrap_or(&[]));
-        let all = sink + total - recent + picked.len();
+        let most = list.map_or(picked.len(), |list| list.most());
+        let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
+        let all = sink + total - recent + most;
         let spans = all.div_ceil(self.span).max(1) as u32;
         for first in (0..unit.queries).step_by(MOST_QUERIES) {
             let queries = (unit.queries - first).min(MOST_QUERIES);
@@ -270,15 +287,15 @@ impl Attention {
             let class = &mut self.classes[places.trailing_zeros() as usize];
             class.units.push(DeviceUnit {
                 tail: unit.tail.address(),
-                tokens: 0,
+                tokens,
                 weights: 0,
-                count: 0,
+                count,
                 tail_capacity: unit.tail.capacity as u32,
                 kv_head: unit.kv_head as u32,
                 sink: sink as u32,
                 recent: recent as u32,
                 total: total as u32,
-                picked: picked.len() as u32,
+                picked: most as u32,
                 first_query: first_query as u32,
                 queries: queries as u32,
                 weighting,

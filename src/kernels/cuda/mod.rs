@@ -9,6 +9,7 @@ mod attend;
 mod launch;
 mod prefill;
 mod record;
+mod select;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,6 +28,7 @@ pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit,
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
 pub use record::Recording;
+pub use select::{Mirrored, PageBounds, Pages, Queries, Reduction, Scores, TokenList, TokenLists};
 
 /// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -227,6 +229,8 @@ impl Staging {
     const SLOTS: usize = 32;
     /// Bytes of each.
     const SLOT: usize = 1 << 18;
+    /// What is longer is copied from where it is.
+    const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
 
     fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         let slot = || {
@@ -237,8 +241,14 @@ impl Staging {
         Ok(Self { slots: (0..Self::SLOTS).map(|_| slot()).collect::<Result<_, DriverError>>()?, next: 0 })
     }
 
-    /// Copies at most [`SLOT`](Self::SLOT) bytes to an address, in the order of the stream.
+    /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
     fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
+        let pieces = bytes.chunks(Self::SLOT).enumerate();
+        pieces.map(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream)).collect()
+    }
+
+    /// Copies at most [`SLOT`](Self::SLOT) bytes.
+    fn copy_piece(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
         let (pages, copied) = &mut self.slots[self.next];
         self.next = (self.next + 1) % Self::SLOTS;
         copied.synchronize()?;
@@ -433,7 +443,7 @@ impl Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        if bytes.len() <= Staging::SLOT {
+        if bytes.len() <= Staging::MOST {
             let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
             return staging.copy(bytes, address, &self.stream).map_err(failed("copying to the device"));
         }

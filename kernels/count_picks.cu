@@ -1,0 +1,48 @@
+// Counts what lists of tokens hold: how many each query head attends, and how many different ones its group reads.
+#include <cstdint>
+#include <cuda_runtime.h>
+
+constexpr int THREADS = 1024;
+// Words of a set of tokens, and tokens that it has room for.
+constexpr uint32_t WORDS = 8192, ROOM = 32 * WORDS;
+
+// Blocks: KV heads, rows. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`,
+// with one list for all heads of a group or one for each. The counters of a row, of which those of this layer begin at
+// `offset`, are sums: `[kv_head]` of what is read, then `[query head]` of what is attended.
+extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t* tokens, uint32_t most,
+                                                                  const uint32_t* counts, uint32_t lists, uint32_t group,
+                                                                  uint32_t first, uint32_t end,
+                                                                  unsigned long long* const* counters,
+                                                                  unsigned long long offset) {
+    __shared__ uint32_t seen[WORDS];
+    const uint64_t list = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * lists;
+    unsigned long long* sums = counters[blockIdx.y] + offset;
+    for (uint32_t head = threadIdx.x; head < group; head += THREADS) {
+        const uint32_t count = counts[list + (lists == 1 ? 0 : head)];
+        atomicAdd(sums + gridDim.x + blockIdx.x * group + head, static_cast<unsigned long long>(count));
+    }
+    if (lists == 1) {
+        if (threadIdx.x == 0) atomicAdd(sums + blockIdx.x, static_cast<unsigned long long>(counts[list]));
+        return;
+    }
+    uint32_t different = 0;
+    for (uint32_t from = first; from < end; from += ROOM) {
+        for (uint32_t i = threadIdx.x; i < WORDS; i += THREADS) seen[i] = 0;
+        __syncthreads();
+        for (uint32_t h = 0; h < lists; ++h) {
+            const uint32_t* own = tokens + (list + h) * most;
+            const uint32_t count = min(counts[list + h], most);
+            for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
+                // Tokens before `from` wrap around to large numbers.
+                const uint32_t at = own[i] - from;
+                if (at >= ROOM) continue;
+                const uint32_t bit = 1u << at % 32;
+                different += (atomicOr(&seen[at / 32], bit) & bit) == 0;
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) different += __shfl_xor_sync(~0u, different, step);
+    if (threadIdx.x % 32 == 0 && different > 0) atomicAdd(sums + blockIdx.x, static_cast<unsigned long long>(different));
+}

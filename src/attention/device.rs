@@ -1,0 +1,174 @@
+//! Device forms: methods that pick where the prefix is.
+//!
+//! A method's host form is the [`Method`](super::Method) trait. A [`DeviceForm`] is optional, and batched: it builds an index of
+//! all KV heads of a layer, and picks for all heads of all rows that share the method, into lists that are attended where they
+//! are. Nothing waits for it. What it picks is what the host form would pick, but for scores that differ by rounding, and so is
+//! what it costs: what is known beforehand is counted by the [formula](DeviceForm::cost) that the host form counts by, and picks
+//! are counted on the device until a run [settles](super::Fork::settle).
+//!
+//! For methods of a [`Scorer`](super::scorer::Scorer) and a [`Picker`](super::pick::Picker) each of the two has a form of its own,
+//! and whatever has both goes together ([`Scored`](super::scored::Scored)).
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+#[cfg(feature = "cuda")]
+use super::budget::Context;
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{Buffer, Cache, Gpu, GpuError, Mirrored, Pages, Queries, Scores, TokenLists};
+use crate::kv::KvDtype;
+
+/// What a step of one KV head is like, as far as the cost of picking depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct StepShape {
+    /// Query heads of the group.
+    pub group: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// Tokens that may be picked.
+    pub candidates: usize,
+}
+
+/// A method's form on a device. Its candidates are those of the prefix.
+pub trait DeviceForm: Send + Sync {
+    /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
+    fn cost(&self, step: &StepShape) -> Cost;
+
+    /// The index of all KV heads of a layer.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError>;
+
+    /// Picks for all heads of all rows of a step, into a list for each query head or each KV head. All work is only asked for.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError>;
+}
+
+/// What a device holds about the keys of one layer.
+#[derive(Debug, Default)]
+pub struct DeviceIndex {
+    /// In an order that the method knows.
+    #[cfg(feature = "cuda")]
+    pub buffers: Vec<Buffer>,
+    /// Bytes that the host form's index of the same keys takes.
+    pub bytes: usize,
+}
+
+/// One layer of a finished prefix in a device's memory.
+#[cfg(feature = "cuda")]
+#[derive(Clone)]
+pub struct DeviceLayer<'a> {
+    /// The device.
+    pub gpu: &'a Gpu,
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Keys and values of all KV heads.
+    pub cache: Cache<'a>,
+    /// Storage type of keys and values.
+    pub dtype: KvDtype,
+    /// Tokens that may be picked; at least one.
+    pub candidates: Range<usize>,
+}
+
+/// A step of one layer: the rows that share a method.
+#[cfg(feature = "cuda")]
+pub struct DeviceStep<'a> {
+    /// What they go on from.
+    pub prefix: DeviceLayer<'a>,
+    /// Their rotated, unscaled queries.
+    pub queries: Queries<'a>,
+    /// What is in context in each.
+    pub contexts: &'a [Context],
+}
+
+/// Room for what rows that share a method pick, kept from step to step.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Default)]
+pub struct DeviceRoom {
+    /// What is picked.
+    pub lists: TokenLists,
+    /// A number for each row, for whoever picks.
+    pub numbers: Mirrored<u32>,
+}
+
+/// Room for what is needed in between, for all methods.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Default)]
+pub struct DeviceScratch {
+    /// Scores by query head.
+    pub scores: Scores,
+    /// What those of a group reduce to.
+    pub reduced: Scores,
+}
+
+/// A scorer's form on a device.
+pub(super) trait DeviceScorer: Send + Sync {
+    /// What it costs to score the candidates of one KV head at a step.
+    fn cost(&self, step: &StepShape) -> Cost;
+
+    /// The index of all KV heads of a layer; nothing by default.
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, _layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        Ok(DeviceIndex::default())
+    }
+
+    /// Scores of every page of the candidates for some rows, in lists by query head.
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        out: &mut Scores,
+    ) -> Result<(), GpuError>;
+}
+
+/// A picker's form on a device.
+pub(super) trait DevicePicker: Send + Sync {
+    /// What it costs to pick once by so many scores.
+    fn cost(&self, scores: usize) -> Cost;
+
+    /// Makes room in `to` for `lists` lists of each row, and sends what has to be known of the rows.
+    #[cfg(feature = "cuda")]
+    fn prepare(
+        &self,
+        step: &DeviceStep<'_>,
+        pages: &LeastPages,
+        lists: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError>;
+
+    /// What is picked by the scores of some rows, from row `first` on.
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        pages: &LeastPages,
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError>;
+}
+
+/// Pages of candidates, and how many are picked at least.
+#[cfg(feature = "cuda")]
+pub(super) struct LeastPages {
+    /// The pages.
+    pub pages: Pages,
+    /// Picked at least.
+    pub least: usize,
+}
