@@ -21,6 +21,7 @@ use crate::eval::contexts::Shard;
 use crate::eval::estimate::Estimate;
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
+use crate::eval::memory::peak_bytes;
 use crate::eval::plan::{Cell, Plan, Planner};
 use crate::eval::record::REFERENCE;
 use crate::eval::record::Record;
@@ -28,6 +29,7 @@ use crate::eval::run::{End, Failure, Left, Progress, Runner, Watch};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::model::device::Device;
+use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
@@ -111,13 +113,16 @@ impl Run {
         let stop = stop_on_interrupt()?;
         watcher.begin(self.quiet, store.records());
         let (start, mut spent, mut end) = (Instant::now(), Spent::default(), Ok(End::Complete));
+        let mut gpu = GpuUse::default();
         let models = ready.slots.len();
         while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
             watcher.begin_model(&part.id, models - ready.slots.len(), models);
             end = match model.load(config.device) {
                 Ok(model) => {
                     let runner = Runner { planner: ready.planner(&config, &model, self.shard), model: &model };
-                    runner.run(plan, &mut store, &stop, &mut watcher).map(|(end, of_model)| {
+                    let ran = runner.run(plan, &mut store, &stop, &mut watcher);
+                    gpu += model.decoder.gpu_use().unwrap_or_default();
+                    ran.map(|(end, of_model)| {
                         spent += of_model;
                         end
                     })
@@ -135,7 +140,7 @@ impl Run {
             eprintln!("interrupted: {}", kept.unwrap_or_else(|| "nothing was recorded yet".to_owned()));
             return Ok(Done::Interrupted);
         }
-        let took = Took { all: start.elapsed(), spent };
+        let took = Took { all: start.elapsed(), spent, gpu };
         let ended = end.and_then(|_| self.finish(took)).and_then(|()| watcher.verdict("are done"));
         match (ended, kept(&self.out, "once that is mended, go on")) {
             (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
@@ -284,6 +289,7 @@ impl Run {
 struct Took {
     all: Duration,
     spent: Spent,
+    gpu: GpuUse,
 }
 
 impl std::fmt::Display for Took {
@@ -291,7 +297,11 @@ impl std::fmt::Display for Took {
         let Spent { prefill, index, steps } = self.spent;
         let rest = self.all.saturating_sub(self.spent.total());
         let [all, prefill, index, steps, rest] = [self.all, prefill, index, steps, rest].map(|t| t.as_secs_f64());
-        write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, the rest {rest:.1}")
+        write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, the rest {rest:.1}.")?;
+        if let Some(bytes) = peak_bytes() {
+            write!(f, " {:.1} GB of memory at most.", bytes as f64 / 1e9)?;
+        }
+        if self.gpu.most_bytes > 0 { write!(f, "\n{}", self.gpu) } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! How much memory there can be at most: what asks for more is refused before anything is allocated.
+//! How much memory there can be at most: what asks for more is refused before anything is allocated. And how much was taken.
 
 use std::fs;
 
@@ -9,6 +9,17 @@ pub(super) fn most_bytes() -> Option<u64> {
     let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let of_group = groups.into_iter().filter_map(|path| read(path).trim().parse().ok());
     of_machine(&read("/proc/meminfo")).into_iter().chain(of_process(&read("/proc/self/limits"))).chain(of_group).min()
+}
+
+/// The most memory that this process has taken so far, in bytes; `None` where the system does not say.
+pub fn peak_bytes() -> Option<u64> {
+    of_status(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+/// The peak of the resident set, of the text of `/proc/self/status`.
+fn of_status(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(1024 * line.split_whitespace().next()?.parse::<u64>().ok()?)
 }
 
 /// Memory and swap, of the text of `/proc/meminfo`.
@@ -36,6 +47,9 @@ mod tests {
         let limits =
             |soft: &str| format!("Limit  Soft Limit  Hard Limit\nMax address space  {soft}  unlimited  bytes\n");
         assert_eq!((of_process(&limits("4096")), of_process(&limits("unlimited"))), (Some(4096), None));
+        assert_eq!((of_status("VmPeak: 9 kB\nVmHWM:\t  7 kB\n"), of_status("")), (Some(7 << 10), None));
+        #[cfg(target_os = "linux")]
+        assert!(peak_bytes().unwrap() > 1 << 20);
         #[cfg(target_os = "linux")]
         assert!(most_bytes().unwrap() > 1 << 20);
     }

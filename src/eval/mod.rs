@@ -11,7 +11,7 @@ pub mod estimate;
 pub mod generate;
 pub mod likelihood;
 pub mod manifest;
-mod memory;
+pub mod memory;
 pub mod order;
 pub mod plan;
 pub mod protocol;

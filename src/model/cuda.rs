@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::dimensions::{Dimensions, GPU_PREFILL_CHUNK};
-use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};
 use crate::attention::calibration::{DeviceChunk, PrefillChunk};
@@ -28,7 +28,7 @@ use crate::attention::{
 };
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Mirrored, Norms, Place, Plain,
-    Positions, Prepared, Queries, Recording, Rows, Storage, TokenLists, Tokens, Unit, Weights,
+    Positions, Prepared, Queries, Recording, Rows, Storage, Timeline, TokenLists, Tokens, Unit, Weights,
 };
 use crate::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut};
 
@@ -140,6 +140,7 @@ pub(super) struct Cuda {
     name: String,
     parts: Parts<Matrix, Linear, Buffer>,
     room: Mutex<Option<Room>>,
+    used: Mutex<GpuUse>,
 }
 
 impl Deref for Cuda {
@@ -173,6 +174,8 @@ struct Room {
     /// One for each of what the layers of a step attend, where nothing is picked.
     exact: Vec<AttentionRoom>,
     recorded: Option<Recorded>,
+    /// Of a step in which tokens are picked: four marks a layer.
+    timeline: Timeline,
     /// Of rows that the device picks for, method by method.
     picks: Vec<PickRoom>,
     scratch: DeviceScratch,
@@ -532,10 +535,14 @@ impl Engine for Cuda {
         let looks = |stream: &Stream<'_>| stream.fork.needs_host() || (0..c.layers).any(|layer| picks(layer, stream));
         match streams.iter().any(looks) {
             true => self.step_picking(room, streams, &plan)?,
-            false => self.step_exactly(room, streams, &plan)?,
+            false => {
+                room.timeline.clear();
+                self.step_exactly(room, streams, &plan)?;
+            }
         }
         let mut x = vec![0.0; rows * c.hidden_size];
         self.gpu.download(&room.x, 0, &mut x)?;
+        self.note_times(&room.timeline, streams)?;
         self.check(room, |row| positions[row])?;
         match first_not_finite(&x, c.hidden_size) {
             Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
@@ -564,9 +571,19 @@ impl Engine for Cuda {
         Some(&self.name)
     }
 
+    fn gpu_use(&self) -> Option<GpuUse> {
+        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(GpuUse { most_bytes: self.gpu.most_bytes(), ..used })
+    }
+
     fn groups(&self, _: usize) -> usize {
         1
     }
+}
+
+/// Whether the host looks at queries, keys and values of a stream at a layer.
+fn looks(stream: &Stream<'_>, layer: usize) -> bool {
+    stream.fork.selects(layer) == Selects::OnHost || stream.fork.needs_host()
 }
 
 /// The device's part of a prefix that nobody else holds.
@@ -590,7 +607,14 @@ impl Cuda {
         let checkpoint = Checkpoint { weights, dtype: dimensions.dtype };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let name = gpu.info()?.name;
-        Ok(Self { dimensions: dimensions.clone(), gpu: Arc::new(gpu), name, parts, room: Mutex::default() })
+        Ok(Self {
+            dimensions: dimensions.clone(),
+            gpu: Arc::new(gpu),
+            name,
+            parts,
+            room: Mutex::default(),
+            used: Mutex::default(),
+        })
     }
 
     fn storage(&self) -> Storage {
@@ -648,6 +672,7 @@ impl Cuda {
             attention: AttentionRoom::default(),
             exact: Vec::new(),
             recorded: None,
+            timeline: Timeline::default(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
         })
@@ -878,10 +903,35 @@ impl Cuda {
         plan: &StepPlan<'_>,
     ) -> Result<(), EngineError> {
         let groups = self.send_groups(room, streams, plan.rows)?;
+        room.timeline.clear();
+        self.gpu.mark(&mut room.timeline)?;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             self.begin_layer(room, index, layer, plan)?;
+            self.gpu.mark(&mut room.timeline)?;
             self.attend_streams(room, index, streams, plan.rows, &groups)?;
+            self.gpu.mark(&mut room.timeline)?;
             self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            self.gpu.mark(&mut room.timeline)?;
+        }
+        Ok(())
+    }
+
+    /// Adds where a step's time went.
+    fn note_times(&self, timeline: &Timeline, streams: &[Stream<'_>]) -> Result<(), GpuError> {
+        let spans = timeline.spans()?;
+        if spans.is_empty() {
+            return Ok(());
+        }
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.steps += 1;
+        for (layer, spans) in spans.chunks_exact(4).enumerate() {
+            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[3]];
+            used.weights += begin + finish;
+            used.attend += attend;
+            match streams.iter().any(|stream| looks(stream, layer)) {
+                true => used.select_on_host += select,
+                false => used.select_on_device += select,
+            }
         }
         Ok(())
     }
@@ -1055,8 +1105,7 @@ impl Cuda {
         groups: &[Group],
     ) -> Result<(), EngineError> {
         let (width, stacked) = self.widths();
-        let looks = |stream: &Stream<'_>| stream.fork.selects(layer) == Selects::OnHost || stream.fork.needs_host();
-        let numbers = match streams.iter().any(looks) {
+        let numbers = match streams.iter().any(|stream| looks(stream, layer)) {
             true => download_wide(&self.gpu, &room.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
@@ -1070,6 +1119,7 @@ impl Cuda {
         if watched {
             self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
         }
+        self.gpu.mark(&mut room.timeline)?;
         self.attend_rows(room, layer, streams, rows, &plans, watched)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {

@@ -9,7 +9,7 @@ use std::ops::Deref;
 use super::cpu::Cpu;
 use super::device::Device;
 pub use super::dimensions::Dimensions;
-use super::engine::{Engine, EngineError, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
+use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::weights::{Weights, WeightsError};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Fork, SparsePrefill};
@@ -85,6 +85,11 @@ impl Decoder {
     /// What the GPU is called, if it computes on one.
     pub fn gpu(&self) -> Option<&str> {
         self.engine.gpu()
+    }
+
+    /// What the GPU was used for so far, if it computes on one.
+    pub fn gpu_use(&self) -> Option<GpuUse> {
+        self.engine.gpu_use()
     }
 
     /// Groups that so many streams are best dealt out to; those of a group step together.

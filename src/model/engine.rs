@@ -3,7 +3,10 @@
 //! An engine holds the weights, reads tokens into a prefix and steps streams in lock-step. What is read, by whom, and what
 //! becomes of logits is the business of [`decoder`](super::decoder) and of what stands above it.
 
+use std::fmt;
+use std::ops::AddAssign;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Fork, SparsePrefill};
@@ -58,6 +61,51 @@ pub struct Stream<'a> {
     pub tokens: &'a [u32],
 }
 
+/// What a GPU was used for.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GpuUse {
+    /// The most bytes that weights, prefixes, indexes and activations took together.
+    pub most_bytes: usize,
+    /// Steps in which tokens were picked, and where their time went; of others there is no such split.
+    pub steps: usize,
+    /// All but attention.
+    pub weights: Duration,
+    /// Attending what was picked.
+    pub attend: Duration,
+    /// Picking, in layers where the device alone does.
+    pub select_on_device: Duration,
+    /// Picking, in layers where the host does for one method at least: the device waits.
+    pub select_on_host: Duration,
+}
+
+impl AddAssign for GpuUse {
+    fn add_assign(&mut self, other: Self) {
+        self.most_bytes = self.most_bytes.max(other.most_bytes);
+        self.steps += other.steps;
+        self.weights += other.weights;
+        self.attend += other.attend;
+        self.select_on_device += other.select_on_device;
+        self.select_on_host += other.select_on_host;
+    }
+}
+
+impl fmt::Display for GpuUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU: {:.1} GB of its memory at most.", self.most_bytes as f64 / 1e9)?;
+        if self.steps == 0 {
+            return Ok(());
+        }
+        let [weights, attend, device, host] =
+            [self.weights, self.attend, self.select_on_device, self.select_on_host].map(|time| time.as_secs_f64());
+        let steps = if self.steps == 1 { "1 step".to_owned() } else { format!("{} steps", self.steps) };
+        write!(
+            f,
+            " {steps} with something to pick: weights {weights:.2} s, attending {attend:.2}, selecting on the device \
+             {device:.2}, waiting while the host selects {host:.2}."
+        )
+    }
+}
+
 /// Sees the first position of a chunk and its rows.
 pub(super) type Finished<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
@@ -100,6 +148,11 @@ pub(super) trait Engine: Send + Sync {
     /// What the GPU is called, if it computes on one.
     fn gpu(&self) -> Option<&str>;
 
+    /// What the GPU was used for, if it computes on one.
+    fn gpu_use(&self) -> Option<GpuUse> {
+        None
+    }
+
     /// Groups that so many streams are best dealt out to; those of a group step together.
     fn groups(&self, streams: usize) -> usize;
 }
@@ -112,4 +165,25 @@ pub(super) fn positions(streams: &[Stream<'_>]) -> Vec<usize> {
 /// The first row `[width]` of `x` with a number that is not finite.
 pub(super) fn first_not_finite(x: &[f32], width: usize) -> Option<usize> {
     x.iter().position(|x| !x.is_finite()).map(|at| at / width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gpus_were_used_for_adds_up_and_says_so() {
+        let second = Duration::from_secs(1);
+        let first = GpuUse { most_bytes: 3_000_000_000, steps: 1, attend: second, ..GpuUse::default() };
+        let second = GpuUse { most_bytes: 2_000_000_000, steps: 4, select_on_host: 2 * second, ..first };
+        let mut both = first;
+        both += second;
+        assert_eq!((both.most_bytes, both.steps), (3_000_000_000, 5));
+        assert_eq!(
+            both.to_string(),
+            "GPU: 3.0 GB of its memory at most. 5 steps with something to pick: weights 0.00 s, attending 2.00, selecting on \
+             the device 0.00, waiting while the host selects 2.00."
+        );
+        assert_eq!(GpuUse { steps: 0, ..first }.to_string(), "GPU: 3.0 GB of its memory at most.");
+    }
 }

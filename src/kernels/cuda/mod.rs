@@ -10,9 +10,11 @@ mod launch;
 mod prefill;
 mod record;
 mod select;
+mod timeline;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -29,6 +31,7 @@ pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use prefill::Rows;
 pub use record::Recording;
 pub use select::{Mirrored, PageBounds, Pages, Queries, Reduction, Scores, TokenList, TokenLists};
+pub use timeline::Timeline;
 
 /// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
@@ -152,6 +155,34 @@ unsafe impl Plain for bf16 {}
 /// Memory of a GPU.
 pub struct Buffer {
     slice: CudaSlice<u8>,
+    held: Held,
+}
+
+/// Bytes that all buffers of a GPU take now, and the most that they have taken.
+#[derive(Debug, Default)]
+struct Memory {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// A buffer's part of [`Memory`], for as long as it is there.
+struct Held {
+    bytes: usize,
+    memory: Arc<Memory>,
+}
+
+impl Held {
+    fn new(bytes: usize, memory: &Arc<Memory>) -> Self {
+        let before = memory.now.fetch_add(bytes, Ordering::Relaxed);
+        memory.most.fetch_max(before + bytes, Ordering::Relaxed);
+        Self { bytes, memory: memory.clone() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.memory.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl fmt::Debug for Buffer {
@@ -163,7 +194,7 @@ impl fmt::Debug for Buffer {
 impl Buffer {
     /// Its size.
     pub fn bytes(&self) -> usize {
-        self.slice.len()
+        self.held.bytes
     }
 
     /// A number that no other buffer has as long as this one is there.
@@ -209,6 +240,7 @@ pub struct Gpu {
     /// For kernels that take work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
+    memory: Arc<Memory>,
 }
 
 /// A kernel that was looked up.
@@ -344,10 +376,12 @@ impl Gpu {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
         let is_hopper = capability.0 == HOPPER;
-        let counter = Buffer { slice: stream.alloc_zeros(4).map_err(failed("making room"))? };
+        let memory = Arc::new(Memory::default());
+        let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
+        let counter = Buffer { slice, held: Held::new(4, &memory) };
         let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
         let functions = Mutex::default();
-        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging })
+        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging, memory })
     }
 
     /// What it is.
@@ -385,6 +419,11 @@ impl Gpu {
         Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
+    /// The most bytes that its buffers have taken together.
+    pub fn most_bytes(&self) -> usize {
+        self.memory.most.load(Ordering::Relaxed)
+    }
+
     /// Multiprocessors.
     pub fn processors(&self) -> usize {
         self.processors
@@ -398,7 +437,7 @@ impl Gpu {
         let bytes = bytes.max(1);
         let allocated = self.context.bind_to_thread().and_then(|()| self.stream.alloc_zeros(bytes));
         match allocated {
-            Ok(slice) => Ok(Buffer { slice }),
+            Ok(slice) => Ok(Buffer { slice, held: Held::new(bytes, &self.memory) }),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let free = self.context.mem_get_info().map_or(0, |(free, _)| free);
                 Err(GpuError::OutOfMemory { asked: bytes, free })

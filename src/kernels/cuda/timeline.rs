@@ -1,0 +1,51 @@
+//! When the device came to which point of its work.
+
+use std::time::Duration;
+
+use cudarc::driver::CudaEvent;
+use cudarc::driver::sys::CUevent_flags;
+
+use super::{Gpu, GpuError, failed};
+
+/// Points in the order of the stream; events are used again.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    events: Vec<CudaEvent>,
+    marks: usize,
+}
+
+impl Timeline {
+    /// Forgets all marks.
+    pub fn clear(&mut self) {
+        self.marks = 0;
+    }
+
+    /// The time from each mark to the next, once the device has come to the last.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn spans(&self) -> Result<Vec<Duration>, GpuError> {
+        let span = |pair: &[CudaEvent]| {
+            let ms = pair[0].elapsed_ms(&pair[1]).map_err(failed("taking times"))?;
+            Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+        };
+        self.events[..self.marks].windows(2).map(span).collect()
+    }
+}
+
+impl Gpu {
+    /// Marks what has been asked for so far.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn mark(&self, timeline: &mut Timeline) -> Result<(), GpuError> {
+        if timeline.marks == timeline.events.len() {
+            let event =
+                self.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed("taking times"))?;
+            timeline.events.push(event);
+        }
+        timeline.events[timeline.marks].record(&self.stream).map_err(failed("taking times"))?;
+        timeline.marks += 1;
+        Ok(())
+    }
+}
