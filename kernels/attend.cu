@@ -1,4 +1,4 @@
-// Decode attention over any selection: exact ranges, picked tokens with or without a log-bias, given weights, a vector that
+// Decode attention over any selection: exact ranges, picked tokens, whose logits may be lowered, given weights, a vector that
 // stands for what was not picked. All of it ends in one softmax.
 //
 // The work comes as units (attend.cuh). Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other
@@ -103,7 +103,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 #pragma unroll
                     for (int h = 0; h < QUERIES; ++h) dots[h] += __shfl_xor_sync(~0u, dots[h], step);
 #pragma unroll
-                for (int h = 0; h < QUERIES; ++h) weight[u][h] = valid[u] ? dots[h] + extra[u] : -CUDART_INF_F;
+                for (int h = 0; h < QUERIES; ++h) weight[u][h] = valid[u] ? dots[h] - extra[u] : -CUDART_INF_F;
             }
 #pragma unroll
             for (int h = 0; h < QUERIES; ++h) {

@@ -10,7 +10,7 @@
 #include "common.cuh"
 
 enum Weighting : uint32_t {
-    // Ordinary logits, with a bias where there is one.
+    // Ordinary logits, lowered where there is something to lower them by.
     SOFTMAX = 0,
     // Given weights, which stand for exp(log_mass) together.
     GIVEN = 1,
@@ -19,7 +19,7 @@ enum Weighting : uint32_t {
 struct Unit {
     // The row's tail, of all layers, and tokens that it has room for.
     const void* tail;
-    // Picked tokens, and what each brings: a log-bias, a weight, or nothing (null).
+    // Picked tokens, and what each brings: what its logit is lowered by, a weight, or nothing (null).
     const uint32_t* tokens;
     const float* weights;
     // How many are picked, where the device chose them; null where `picked` says it.

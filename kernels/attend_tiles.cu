@@ -153,7 +153,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
                 for (int i = 0; i < 2; ++i) {
                     const int token = 8 * j + 2 * t + i;
                     float logit = scores[i] * factor;
-                    if (unit.weights) logit += __shfl_sync(~0u, extra, token) * numbers::LOG2_E;
+                    if (unit.weights) logit -= __shfl_sync(~0u, extra, token) * numbers::LOG2_E;
                     weight[j][i] = start + token < end ? logit : -CUDART_INF_F;
                     top = fmaxf(top, weight[j][i]);
                 }

@@ -303,7 +303,7 @@ fn decode_attention_over_any_selection() {
             });
         }
     }
-    for weighting in ["none", "shared", "bias", "each", "each bias", "given", "rest"] {
+    for weighting in ["none", "shared", "lowered", "each", "each lowered", "given", "rest"] {
         for picks in [0, 1, 700] {
             cases.push(Case {
                 d: 64,
@@ -395,7 +395,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
             match weighting {
                 "none" => add(0, unit(0, group, part(sink, recent, none), Weights::Logits)),
                 "shared" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Logits)),
-                "bias" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Biased(&extra))),
+                "lowered" => add(0, unit(0, group, part(sink, recent, &lists[0]), Weights::Lowered(&extra))),
                 "rest" => {
                     add(0, unit(0, group, part(sink, recent, none), Weights::Logits));
                     add(1, unit(0, group, part(0, total, &lists[0]), Weights::Logits));
@@ -406,7 +406,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
                     for (h, list) in lists.iter().enumerate() {
                         let weights = match weighting {
                             "each" => Weights::Logits,
-                            "each bias" => Weights::Biased(&extra),
+                            "each lowered" => Weights::Lowered(&extra),
                             _ => Weights::Given(&given, 0.3),
                         };
                         add(1, unit(h, 1, part(0, total, list), weights));
@@ -420,10 +420,10 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
                     (0..sink).chain(recent..total).map(|t| (logit(t), token(kv_head, t).1)).collect();
                 let picked: Vec<usize> =
                     if weighting == "none" { Vec::new() } else { list.iter().map(|t| *t as usize).collect() };
-                let biased = weighting.ends_with("bias");
-                let bias = |i: usize| if biased { f64::from(extra[i]) } else { 0.0 };
+                let lowered = weighting.ends_with("lowered");
+                let lower = |i: usize| if lowered { f64::from(extra[i]) } else { 0.0 };
                 let of_picks: Vec<(f64, &[f32])> =
-                    picked.iter().enumerate().map(|(i, t)| (logit(*t) + bias(i), token(kv_head, *t).1)).collect();
+                    picked.iter().enumerate().map(|(i, t)| (logit(*t) - lower(i), token(kv_head, *t).1)).collect();
                 let sum: Vec<f32>;
                 let value: Vec<f32>;
                 if weighting == "given" {

@@ -1290,7 +1290,7 @@ impl HeadPlan<'_> {
         let mut add = |part: usize, head: usize, queries: usize, exact: Exact, picks: Option<&Picks>| {
             let weights = match picks.map(|picks| &picks.weighting) {
                 None | Some(Weighting::Softmax | Weighting::Remainder { .. }) => Weights::Logits,
-                Some(Weighting::LogBias(bias)) => Weights::Biased(bias),
+                Some(Weighting::LogBias(log_u)) => Weights::Lowered(log_u),
                 Some(Weighting::Direct { weights, log_mass }) => Weights::Given(weights, *log_mass),
             };
             let picked = picks.map_or(&[][..], |picks| &picks.tokens);

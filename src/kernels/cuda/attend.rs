@@ -37,8 +37,8 @@ pub struct Tokens<'a> {
 pub enum Weights<'a> {
     /// Their logits.
     Logits,
-    /// Their logits, and something to add to each.
-    Biased(&'a [f32]),
+    /// Their logits, each lowered by a number.
+    Lowered(&'a [f32]),
     /// Given weights, which stand for `exp(log_mass)` together.
     Given(&'a [f32], f32),
 }
@@ -262,7 +262,7 @@ impl Attention {
         self.least_layers = self.least_layers.min(unit.tail.layers);
         let (weighting, extra, log_mass) = match unit.weights {
             Weights::Logits => (0, None, 0.0),
-            Weights::Biased(bias) => (0, Some(bias), 0.0),
+            Weights::Lowered(by) => (0, Some(by), 0.0),
             Weights::Given(weights, log_mass) => (1, Some(weights), log_mass),
         };
         assert!(extra.is_none_or(|extra| extra.len() == picked.len()), "one number a token");
