@@ -994,7 +994,7 @@ fn run_some(
     if decoder.gpu().is_none() {
         read = spattn::kv::Prefix::new((0..read.layers()).map(|layer| read.layer(layer).clone()).collect());
     }
-    let mut cache = IndexCache::new(read, KvDtype::F32, 0)
+    let mut cache = IndexCache::new(read, decoder.dtype(), 0)
         .with_stats(stats)
         .with_queries(queries)
         .with_rotation(decoder.rotation(n).unwrap());
@@ -1093,13 +1093,18 @@ const THERE: [&str; 16] = [
 #[test]
 #[ignore = "needs a GPU"]
 fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
-    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load("llama3", device));
+    // One KV head, and two.
+    ["llama3", "qwen2"].into_iter().for_each(check_picks_there);
+}
+
+fn check_picks_there(model: &str) {
+    let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     let (ours, forks) = run_some(&cuda, &cuda, &THERE, false, false);
     for (golden, on_host) in [(&cuda, true), (&cpu, false)] {
         let (expected, others) = run_some(&cuda, golden, &THERE, false, on_host);
         for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
             for ((ours, expected), spec) in ours.iter().zip(expected).zip(THERE) {
-                assert_close(ours, expected, 2e-3, &format!("{spec}, step {step}"));
+                assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}"));
             }
         }
         for ((fork, other), spec) in forks.iter().zip(&others).zip(THERE) {

@@ -112,8 +112,13 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
         let presets: String =
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
         let tail = m.tail();
-        let facts =
-            [("reference", m.reference), ("sparse in", m.phase()), ("selection", m.granularity()), ("tail", &tail)];
+        let facts = [
+            ("reference", m.reference),
+            ("sparse in", m.phase()),
+            ("selection", m.granularity()),
+            ("on a GPU", m.place()),
+            ("tail", &tail),
+        ];
         let facts: String = facts.iter().map(|(name, value)| format!("    {name:<14} {value}\n")).collect();
         let training = match calibration_params(m) {
             [] => String::new(),
@@ -153,6 +158,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "phase": m.phase(),
                 "granularity": m.granularity(),
                 "tail": m.tail(),
+                "select_on": m.place(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
                 "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
                 "presets": m.all_presets().map(|p| json!({

@@ -120,7 +120,8 @@ pub struct Run {
     pub together: usize,
     /// Time of those steps: own attention, and a share of the rest by rows.
     pub decode: Duration,
-    /// Where tokens were picked by an engine that can do that elsewhere: `host`, or `device` if nothing was.
+    /// Where tokens were picked, if the engine computes elsewhere than on the host: `host`, or `device` if none was picked
+    /// there. What is drawn without a look at anything is picked on the host too, though no step waits for it.
     pub select_on: &'static str,
     /// Time of building the method's index, for it or for an earlier run.
     pub index: IndexTime,

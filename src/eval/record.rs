@@ -179,7 +179,7 @@ pub struct Conditions {
     /// Name of the GPU that the model was on, if it was on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Where tokens were picked, of a model on a GPU: `host`, or `device` where nothing had to be picked.
+    /// Where tokens were picked, of a model on a GPU: `host`, or `device` where none were picked on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_on: Option<String>,
 }

@@ -98,6 +98,16 @@ impl MethodEntry {
         }
     }
 
+    /// Where its default form picks if the prefix is on a GPU.
+    pub fn place(&self) -> &'static str {
+        match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
+            Ok(method) if method.picks_nothing() || method.decodes_densely() => "nowhere: it picks nothing",
+            Ok(method) if method.device_form().is_some() => "device",
+            Ok(method) if method.is_blind() => "host, without a look at queries or keys",
+            _ => "host",
+        }
+    }
+
     /// For which heads it makes a selection.
     pub fn granularity(&self) -> &'static str {
         let has = |key: &str| self.params.iter().any(|p| p.key == key);

@@ -275,8 +275,8 @@ impl Staging {
 
     /// Copies bytes to an address, in the order of the stream. Only where many copies are under way does it wait for one.
     fn copy(&mut self, bytes: &[u8], to: u64, stream: &CudaStream) -> Result<(), DriverError> {
-        let pieces = bytes.chunks(Self::SLOT).enumerate();
-        pieces.map(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream)).collect()
+        let mut pieces = bytes.chunks(Self::SLOT).enumerate();
+        pieces.try_for_each(|(i, piece)| self.copy_piece(piece, to + (i * Self::SLOT) as u64, stream))
     }
 
     /// Copies at most [`SLOT`](Self::SLOT) bytes.
