@@ -9,6 +9,7 @@
 //     lie as the scores came out. A lane reads rows 2t, 2t + 1, 2t + 8 and 2t + 9 and pairs their channels.
 // A weight enters as the sum of two 16-bit numbers, so that nothing is lost against f32 arithmetic.
 #include "attend.cuh"
+#include "mma.cuh"
 #include "numbers.cuh"
 
 constexpr int WARPS = 4;
@@ -16,24 +17,6 @@ constexpr int WARPS = 4;
 constexpr int TILE = 16, QUERIES = 8;
 // Marks a row of the tail.
 constexpr uint32_t IN_TAIL = 1u << 31;
-
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                         uint32_t b1);
-template <>
-__device__ __forceinline__ void multiply<__nv_bfloat16>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                        uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void multiply<__half>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                 uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // Two numbers as pairs of 16-bit numbers whose sums they are.
 template <typename T> __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t& low);
@@ -45,15 +28,6 @@ template <> __device__ __forceinline__ void split<__half>(float x, float y, uint
     high = numbers::Pair<__half>::pack(x, y);
     const float2 rounded = __half22float2(reinterpret_cast<__half2&>(high));
     low = numbers::Pair<__half>::pack(x - rounded.x, y - rounded.y);
-}
-
-// Sixteen bytes that no other block reads.
-__device__ __forceinline__ Halves load_once(const void* from) {
-    Halves halves;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(halves.words[0]), "=r"(halves.words[1]), "=r"(halves.words[2]), "=r"(halves.words[3])
-                 : "l"(from));
-    return halves;
 }
 
 // One KV head's rows: tokens of the prefix, and of the tail behind them.

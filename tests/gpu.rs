@@ -9,6 +9,7 @@ use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use spattn::attention::methods::configure;
 use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptStats, RecentQueries, expand_grid};
+use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Mirrored, Norms, PageBounds, Pages, Positions, Prefix, Queries,
@@ -1097,6 +1098,21 @@ fn what_the_device_picks_is_what_the_host_picks_and_costs_the_same() {
     ["llama3", "qwen2"].into_iter().for_each(check_picks_there);
 }
 
+/// The same costs, but for what the heads of a group read together: scores that are nearly equal may come out in another order.
+fn assert_alike(a: &LayerCosts, b: &LayerCosts, what: &str) {
+    for (layer, (ours, others)) in a.layers().iter().zip(b.layers()).enumerate() {
+        assert_eq!(a.head_densities(layer), b.head_densities(layer), "{what}, layer {layer}");
+        let (a, b) = (ours, others);
+        assert_eq!(Cost { kv_bytes: 0, ..*a }, Cost { kv_bytes: 0, ..*b }, "{what}, layer {layer}");
+        assert!(
+            a.kv_bytes.abs_diff(b.kv_bytes) * 500 <= a.kv_bytes,
+            "{what}, layer {layer}: {} {}",
+            a.kv_bytes,
+            b.kv_bytes
+        );
+    }
+}
+
 fn check_picks_there(model: &str) {
     let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
     let (ours, forks) = run_some(&cuda, &cuda, &THERE, false, false);
@@ -1108,7 +1124,8 @@ fn check_picks_there(model: &str) {
             }
         }
         for ((fork, other), spec) in forks.iter().zip(&others).zip(THERE) {
-            assert_eq!((fork.tokens(), fork.costs()), (other.tokens(), other.costs()), "{spec}");
+            assert_eq!(fork.tokens(), other.tokens(), "{spec}");
+            assert_alike(fork.costs(), other.costs(), spec);
             assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
             let picks_there = !spec.starts_with("random") && !spec.ends_with("k=0");
             assert_eq!((fork.picks_on_device(), fork.picks_on_host()), (picks_there, !picks_there), "{spec}");

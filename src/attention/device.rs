@@ -12,7 +12,6 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-#[cfg(feature = "cuda")]
 use super::budget::Context;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
@@ -36,6 +35,13 @@ pub struct StepShape {
 pub trait DeviceForm: Send + Sync {
     /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
+
+    /// What rows that are picked for together have in common, beside their index: everything but their
+    /// [numbers](Self::number).
+    fn kind(&self) -> String;
+
+    /// How much is picked in a context of a prefix with so many candidates, in units that the method knows.
+    fn number(&self, context: Context, candidates: usize) -> u32;
 
     /// The index of all KV heads of a layer.
     ///
@@ -91,8 +97,8 @@ pub struct DeviceStep<'a> {
     pub prefix: DeviceLayer<'a>,
     /// Their rotated, unscaled queries.
     pub queries: Queries<'a>,
-    /// What is in context in each.
-    pub contexts: &'a [Context],
+    /// The [number](DeviceForm::number) of each.
+    pub numbers: &'a [u32],
 }
 
 /// Room for what rows that share a method pick, kept from step to step.
@@ -142,22 +148,22 @@ pub(super) trait DevicePicker: Send + Sync {
     /// What it costs to pick once by so many scores.
     fn cost(&self, scores: usize) -> Cost;
 
+    /// As [`DeviceForm::kind`].
+    fn kind(&self) -> &'static str;
+
+    /// As [`DeviceForm::number`], of candidates in so many pages.
+    fn number(&self, context: Context, pages: &LeastPages) -> u32;
+
     /// Makes room in `to` for `lists` lists of each row, and sends what has to be known of the rows.
     #[cfg(feature = "cuda")]
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        pages: &LeastPages,
-        lists: usize,
-        to: &mut DeviceRoom,
-    ) -> Result<(), GpuError>;
+    fn prepare(&self, step: &DeviceStep<'_>, pages: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError>;
 
     /// What is picked by the scores of some rows, from row `first` on.
     #[cfg(feature = "cuda")]
     fn pick_all(
         &self,
         step: &DeviceStep<'_>,
-        pages: &LeastPages,
+        pages: &Pages,
         scores: &Scores,
         first: usize,
         to: &mut DeviceRoom,
@@ -165,10 +171,12 @@ pub(super) trait DevicePicker: Send + Sync {
 }
 
 /// Pages of candidates, and how many are picked at least.
-#[cfg(feature = "cuda")]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct LeastPages {
-    /// The pages.
-    pub pages: Pages,
+    /// Tokens a page.
+    pub size: usize,
+    /// How many there are.
+    pub all: usize,
     /// Picked at least.
     pub least: usize,
 }

@@ -640,11 +640,8 @@ impl Fork {
 
     /// Whether rows of this run and those of another are picked for together on a device.
     pub fn selects_with(&self, other: &Fork) -> bool {
-        let alike = |a: &Configured, b: &Configured| (&a.name, &a.params) == (&b.name, &b.params);
-        self.on_device
-            && other.on_device
-            && Arc::ptr_eq(&self.indexes, &other.indexes)
-            && (self.solved == other.solved && alike(&self.method, &other.method))
+        let kind = |fork: &Fork| fork.method.method.device_form().map(DeviceForm::kind);
+        self.on_device && other.on_device && Arc::ptr_eq(&self.indexes, &other.indexes) && kind(self) == kind(other)
     }
 
     /// Where the run picks on a device: the method's form there, and its index of a layer that is not dense.
@@ -658,9 +655,10 @@ impl Fork {
         self.prefix_candidates.clone()
     }
 
-    /// What is in context when `total` tokens are, where candidates are those of the prefix.
-    pub fn context(&self, total: usize) -> Context {
-        Context::new(total, &self.prefix_candidates)
+    /// How much the device picks when `total` tokens are in context, in units that the method knows; 0 where it picks nothing.
+    pub fn number(&self, total: usize) -> u32 {
+        let context = Context::new(total, &self.prefix_candidates);
+        self.method.method.device_form().map_or(0, |form| form.number(context, self.prefix_candidates.len()))
     }
 
     /// Whether tokens are picked at `layer`.

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
 use super::coded::Coded;
-use super::device::{DeviceForm, DevicePicker, DeviceScorer, StepShape};
+use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
 #[cfg(feature = "cuda")]
-use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, LeastPages};
+use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
 use super::granularity::Granularity;
 #[cfg(feature = "cuda")]
 use super::granularity::Reduce;
@@ -332,6 +332,17 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         cost
     }
 
+    fn kind(&self) -> String {
+        let (_, picker) = self.on_device().expect(ON_DEVICE);
+        format!("{} per {:?}, at least {}", picker.kind(), self.per, self.least)
+    }
+
+    fn number(&self, context: Context, candidates: usize) -> u32 {
+        let size = self.scorer.page();
+        let pages = LeastPages { size, all: candidates.div_ceil(size), least: self.least };
+        self.on_device().expect(ON_DEVICE).1.number(context, &pages)
+    }
+
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
         self.on_device().expect(ON_DEVICE).0.build_all(layer)
@@ -349,8 +360,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let (gpu, heads, kv_heads) = (step.prefix.gpu, step.queries.heads, step.prefix.cache.kv_heads);
         let pages = Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() };
         let row_bytes = Scores::row_bytes(heads, pages.count());
-        let pages = LeastPages { pages, least: self.least };
-        let (rows, at_once) = (step.contexts.len(), (SCORE_BYTES / row_bytes.max(1)).max(1));
+        let (rows, at_once) = (step.numbers.len(), (SCORE_BYTES / row_bytes.max(1)).max(1));
         let lists = if self.per == Granularity::QueryHead { heads } else { kv_heads };
         picker.prepare(step, &pages, lists, room)?;
         for first in (0..rows).step_by(at_once) {

@@ -23,8 +23,7 @@ use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::weights::{RawTensor, WeightsError};
 use crate::attention::calibration::{DeviceChunk, PrefillChunk};
 use crate::attention::{
-    Context, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Exact, Fork, Picked, Picks, Selection, Selects,
-    Weighting,
+    DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Exact, Fork, Picked, Picks, Selection, Selects, Weighting,
 };
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Into, Mirrored, Norms, Place, Plain,
@@ -471,7 +470,7 @@ struct RowOfGroup {
 struct Group {
     streams: Vec<usize>,
     rows: Vec<u32>,
-    contexts: Vec<Context>,
+    numbers: Vec<u32>,
 }
 
 /// A row of a step.
@@ -1049,13 +1048,13 @@ impl Cuda {
             let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
             match groups.iter_mut().find(alike) {
                 Some(group) => group.streams.push(index),
-                None => groups.push(Group { streams: vec![index], rows: Vec::new(), contexts: Vec::new() }),
+                None => groups.push(Group { streams: vec![index], rows: Vec::new(), numbers: Vec::new() }),
             }
         }
         for (i, row) in rows.iter().enumerate() {
             let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
             group.rows.push(i as u32);
-            group.contexts.push(streams[row.stream].fork.context(row.total));
+            group.numbers.push(streams[row.stream].fork.number(row.total));
         }
         if room.picks.len() < groups.len() {
             room.picks.resize_with(groups.len(), PickRoom::default);
@@ -1084,7 +1083,7 @@ impl Cuda {
             let prefix =
                 DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
             let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
-            let step = DeviceStep { prefix, queries, contexts: &group.contexts };
+            let step = DeviceStep { prefix, queries, numbers: &group.numbers };
             form.select_all(&step, index, &mut room.own, scratch)?;
             let counters = |row: &u32| run_kv(streams[rows[*row as usize].stream].fork).picked.as_ref();
             let counters: Option<Vec<&Buffer>> = group.rows.iter().map(counters).collect();

@@ -6,6 +6,8 @@
 
 use std::ops::Deref;
 
+use rayon::prelude::*;
+
 use super::cpu::Cpu;
 use super::device::Device;
 pub use super::dimensions::Dimensions;
@@ -210,7 +212,7 @@ impl Decoder {
             last.extend_from_slice(&x[(end - 1) * c.hidden_size..end * c.hidden_size]);
         }
         let logits = self.logits(&last, |stream| streams[stream].fork.tokens() - 1)?;
-        Ok(logits.chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect())
+        Ok(logits.par_chunks_exact(c.vocab_size).map(<[f32]>::to_vec).collect())
     }
 
     /// As [`step`](Self::step), with the logits `[token][vocab_size]` after every token of each stream.

@@ -8,6 +8,8 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rayon::prelude::*;
+
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Fork, SparsePrefill};
 use crate::kv::{DeviceFailure, Prefix};
@@ -164,7 +166,8 @@ pub(super) fn positions(streams: &[Stream<'_>]) -> Vec<usize> {
 
 /// The first row `[width]` of `x` with a number that is not finite.
 pub(super) fn first_not_finite(x: &[f32], width: usize) -> Option<usize> {
-    x.iter().position(|x| !x.is_finite()).map(|at| at / width)
+    let is_broken = |row: &[f32]| !row.iter().fold(true, |finite, x| finite & x.is_finite());
+    x.par_chunks_exact(width).position_first(is_broken)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! The largest scores, as many as the budget says.
 
 use super::{Picker, ScoredRow};
-use crate::attention::device::DevicePicker;
+use crate::attention::device::{DevicePicker, LeastPages};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceRoom, DeviceStep, LeastPages};
+use crate::attention::device::{DeviceRoom, DeviceStep};
 use crate::attention::{Budget, Context, Picks};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, Scores};
+use crate::kernels::cuda::{GpuError, Pages, Scores};
 
 /// The pages with the largest scores; of equal ones the earlier.
 pub(in crate::attention) struct Top {
@@ -45,31 +45,30 @@ impl DevicePicker for Top {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
+    fn kind(&self) -> &'static str {
+        "top"
+    }
+
+    fn number(&self, context: Context, pages: &LeastPages) -> u32 {
+        self.pages(context, pages.size, pages.least).min(pages.all) as u32
+    }
+
     #[cfg(feature = "cuda")]
-    fn prepare(
-        &self,
-        step: &DeviceStep<'_>,
-        of: &LeastPages,
-        lists: usize,
-        to: &mut DeviceRoom,
-    ) -> Result<(), GpuError> {
-        let (size, all) = (of.pages.size, of.pages.count());
-        let pages = step.contexts.iter().map(|context| self.pages(*context, size, of.least).min(all) as u32);
-        let pages: Vec<u32> = pages.collect();
-        let most = pages.iter().max().map_or(0, |most| (*most as usize * size).min(of.pages.tokens.len()));
-        to.lists.resize(step.prefix.gpu, pages.len(), lists, most, of.pages.tokens.end)?;
-        to.numbers.set(step.prefix.gpu, pages)
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let most = step.numbers.iter().max().map_or(0, |most| (*most as usize * of.size).min(of.tokens.len()));
+        to.lists.resize(step.prefix.gpu, step.numbers.len(), lists, most, of.tokens.end)?;
+        to.numbers.set(step.prefix.gpu, step.numbers.to_vec())
     }
 
     #[cfg(feature = "cuda")]
     fn pick_all(
         &self,
         step: &DeviceStep<'_>,
-        of: &LeastPages,
+        of: &Pages,
         scores: &Scores,
         first: usize,
         to: &mut DeviceRoom,
     ) -> Result<(), GpuError> {
-        step.prefix.gpu.top_pages(scores, &to.numbers, first, &of.pages, &mut to.lists)
+        step.prefix.gpu.top_pages(scores, &to.numbers, first, of, &mut to.lists)
     }
 }

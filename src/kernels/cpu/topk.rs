@@ -117,13 +117,15 @@ unsafe fn argmax_rows_kernel<S: Simd>(rows: &mut [f32], offsets: &[f32], found: 
 
 /// Position of the largest value, the first among equals; 0 for an empty slice.
 pub fn argmax(values: &[f32]) -> usize {
-    let mut best = 0;
-    for (i, v) in values.iter().enumerate() {
-        if *v > values[best] || values[best].is_nan() {
-            best = i;
-        }
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (whole, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in whole {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane = larger(*lane, *x));
     }
-    best
+    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| larger(a, *b));
+    values.iter().position(|x| *x == largest).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ impl Tail<'_> {
 }
 
 /// Whether tensor cores take heads so wide.
-fn fits_tiles(storage: Storage, d: usize) -> bool {
+pub(super) fn fits_tiles(storage: Storage, d: usize) -> bool {
     storage != Storage::F32 && matches!(d, 64 | 128)
 }
 

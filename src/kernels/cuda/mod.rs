@@ -19,12 +19,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::cublas::CudaBlas;
+use cudarc::driver::result::memcpy_dtoh_async;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice,
 };
 use cudarc::nvrtc::Ptx;
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use launch::{Cache, Into, Norms, Place, Positions};
@@ -38,6 +40,9 @@ const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modu
 
 /// The oldest compute capability that there is code for.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+/// Bytes that come down at a time, and those of them that a thread takes on.
+const LANDING: usize = 16 << 20;
+const COPIED: usize = 1 << 18;
 /// Major compute capability of the GPUs that kernels with `wgmma` are for.
 const HOPPER: i32 = 9;
 /// The version of CUDA that the bindings and the kernels were made for, as the driver counts versions.
@@ -240,6 +245,8 @@ pub struct Gpu {
     /// For kernels that take work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
+    /// Pages that the device copies to.
+    landing: Mutex<PinnedHostSlice<u8>>,
     memory: Arc<Memory>,
 }
 
@@ -380,8 +387,10 @@ impl Gpu {
         let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
         let counter = Buffer { slice, held: Held::new(4, &memory) };
         let staging = Mutex::new(Staging::new(&context).map_err(failed("making room"))?);
+        // SAFETY: bytes need no initial value; those that are read were copied to before.
+        let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
         let functions = Mutex::default();
-        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging, memory })
+        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging, landing, memory })
     }
 
     /// What it is.
@@ -499,14 +508,21 @@ impl Gpu {
     /// If the buffer does not hold so many.
     pub fn download<T: Plain>(&self, buffer: &Buffer, offset: usize, numbers: &mut [T]) -> Result<(), GpuError> {
         let len = size_of_val(numbers);
-        let from = buffer.slice.slice(offset..offset + len);
+        let from = buffer.address(offset, len);
         // SAFETY: `Plain` numbers have no padding, and any bytes are numbers.
         let bytes = unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len) };
         self.context.bind_to_thread().map_err(failed("taking up a thread"))?;
-        if len > 0 {
-            self.stream.memcpy_dtoh(&from, bytes).map_err(failed("copying to the host"))?;
+        let mut landing = self.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let landing = landing.as_mut_slice().map_err(failed("copying to the host"))?;
+        for (i, piece) in bytes.chunks_mut(LANDING).enumerate() {
+            let (landed, at) = (&mut landing[..piece.len()], from + (i * LANDING) as u64);
+            // SAFETY: the range lies inside the buffer as checked above, and the pages are not touched before it is over.
+            unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
+            self.synchronize()?;
+            // Pages that are new to the process are slow to be written to first.
+            piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED)).for_each(|(to, from)| to.copy_from_slice(from));
         }
-        self.synchronize()
+        if len == 0 { self.synchronize() } else { Ok(()) }
     }
 
     /// Copies `len` bytes within the device.

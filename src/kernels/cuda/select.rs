@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
+use super::attend::fits_tiles;
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
@@ -14,6 +15,10 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 const TILE: usize = 256;
 /// Most query heads that one takes.
 const MOST_QUERIES: usize = 8;
+/// The same where tensor cores score.
+const MMA_TILE: usize = 512;
+/// Queries of all rows that one product on tensor cores takes.
+const MMA_QUERIES: usize = 16;
 /// Threads of a block that chooses, or counts.
 const THREADS: u32 = 1024;
 /// A list of scores takes a multiple of so many.
@@ -363,6 +368,9 @@ impl Gpu {
         let last = queries.rows.numbers()[rows.clone()].iter().max().map_or(0, |row| *row as usize);
         let from = queries.queries.address(0, (last * stride + heads * d) * storage.bytes());
         let group = heads / kv_heads;
+        if fits_tiles(storage, d) && group <= MMA_QUERIES {
+            return self.score_tiles(queries, rows, scored, from, out);
+        }
         let taken = group.min(MOST_QUERIES).next_power_of_two();
         let lanes = d.next_power_of_two().max(64) / 8;
         let function = self.function("scores", &format!("{kind}_{}_{taken}_{lanes}", storage.name()))?;
@@ -375,6 +383,31 @@ impl Gpu {
         launch.arg(&head_stride).arg(&columns).arg(&d).arg(&to).arg(&out_stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: rows of queries, what is scored, and the scores lie inside buffers as checked above and by the callers.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
+    }
+
+    /// [`score`](Self::score) on tensor cores; queries begin at `from`, and there is room for the scores.
+    fn score_tiles(
+        &self,
+        queries: &Queries<'_>,
+        rows: Range<usize>,
+        scored: &Scored,
+        from: u64,
+        out: &Scores,
+    ) -> Result<(), GpuError> {
+        let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
+        let group = queries.heads / kv_heads;
+        let function = self.function("score_tiles", &format!("{kind}_tiles_{}_{d}", storage.name()))?;
+        let tiles = rows.len().div_ceil(MMA_QUERIES / group);
+        let grid = (columns.div_ceil(MMA_TILE) as u32, kv_heads as u32, tiles as u32);
+        let (count, list, to) = (rows.len() as u32, queries.rows.address(rows), out.address());
+        let (row_stride, out_stride) = (queries.stride as u64, out.stride() as u64);
+        let (heads, group, columns) = (queries.heads as i32, group as i32, columns as u32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&count).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
+        launch.arg(&head_stride).arg(&columns).arg(&to).arg(&out_stride);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the caller has checked rows of queries, what is scored, and the scores.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
     }
 
