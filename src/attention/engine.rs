@@ -885,6 +885,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_attended_is_counted_by_head_and_token() {
+        let ([mut fork], row) = forks("topk:k=3", false);
+        for i in 0..2 {
+            let [queries, key, value] = row(i);
+            fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+        }
+        let cost = &fork.costs().layers()[0];
+        // Of 13 and of 14 tokens in context, each of four heads attends a sink, two of the window, three picks, and the
+        // one or two behind the prefix. The second step's first is neither the token itself nor in the budget.
+        let (context, attended) = (4 * (13 + 14), 4 * (7 + 8));
+        assert_eq!(
+            (cost.steps, cost.context_tokens, cost.attended_tokens, cost.free_tokens),
+            (8, context, attended, 4)
+        );
+        // A product with a key and one with a value.
+        let each = 2 * 2 * D as u64;
+        assert_eq!((cost.attend_flops, cost.full_flops), (each * attended, each * context));
+    }
+
+    #[test]
+    fn every_head_is_compared_once_at_its_own_place() {
+        // All is picked: nothing differs from exact attention, and nothing is left out.
+        let ([mut fork], row) = forks("topk:k=100", true);
+        let [queries, key, value] = row(0);
+        fork.step(0, &queries, &key, &value, &mut [0.0; 4 * D]);
+        let meter = fork.fidelity().unwrap();
+        assert_eq!(meter.dropped_mass(), [vec![0.0; 4]], "four heads of one layer");
+    }
+
+    #[test]
     fn rows_may_be_picked_for_first_and_compared_afterwards() {
         let ([mut whole, mut split], row) = forks("topk:k=3,tail=indexed", true);
         let rows: Vec<[Vec<f32>; 3]> = (0..4).map(row).collect();

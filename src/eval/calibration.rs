@@ -596,3 +596,112 @@ const PLANNED: &str = "planned_tokens";
 fn checkpoint_kind(kind: &str) -> String {
     format!("{kind}.checkpoint")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::{TaskOptions, resolve};
+
+    fn file(ids: impl IntoIterator<Item = u32>) -> Text {
+        Text::File { label: "a file".into(), ids: ids.into_iter().collect() }
+    }
+
+    fn plan(texts: &[Text], tokens: usize, length: usize) -> Plan<'_> {
+        Plan { orders: &[], texts, tokens, length, held_out: 0, seed: 1 }
+    }
+
+    fn model() -> Model {
+        Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn blocks_are_as_long_as_was_asked_and_the_last_is_what_is_left() {
+        let texts = [file(0..10)];
+        assert_eq!(plan(&texts, 250, 100).blocks(), [100, 100, 50]);
+        assert_eq!(plan(&texts, 200, 100).blocks(), [100, 100]);
+        assert_eq!(plan(&texts, 7, 100).blocks(), [7]);
+        assert_eq!(plan(&texts, 101, 100).blocks(), [100, 1], "of running text, every token is read");
+    }
+
+    #[test]
+    fn rows_have_many_lengths_and_none_is_too_short() {
+        let texts = [ReadingText::Rows.into()];
+        let blocks = plan(&texts, 60_000, 1024).blocks();
+        assert!(blocks.iter().all(|length| (SHORTEST_ROW..=1024).contains(length)), "{blocks:?}");
+        let left = 60_000 - blocks.iter().sum::<usize>();
+        assert!(left < 1024, "a row that does not fit ends it: {left} are left");
+        // The median of factors that are equally likely is half way by factors: 512.
+        let short = blocks.iter().filter(|length| **length < 512).count() as f64 / blocks.len() as f64;
+        assert!((0.3..0.7).contains(&short), "{short} of {} are shorter than 512", blocks.len());
+        assert_eq!(plan(&texts, SHORTEST_ROW - 1, 1024).blocks(), [0; 0]);
+        assert_eq!(plan(&texts, 2 * SHORTEST_ROW, SHORTEST_ROW).blocks(), [SHORTEST_ROW; 2]);
+    }
+
+    #[test]
+    fn a_file_is_read_on_from_block_to_block_and_from_its_start_again() {
+        let model = model();
+        let front = model.tokenizer.encode_text("", true).unwrap();
+        let text = file(100..110);
+        let block = |number: usize, own: std::ops::Range<u32>| {
+            let expected: Vec<u32> = front.iter().copied().chain(own.map(|i| 100 + i % 10)).collect();
+            assert_eq!(text.block(number, front.len() + 4, 1, &model).unwrap(), expected, "block {number}");
+        };
+        block(0, 0..4);
+        block(1, 4..8);
+        block(2, 8..12);
+        block(3, 12..16);
+    }
+
+    #[test]
+    fn generated_blocks_are_full_and_differ() {
+        let model = model();
+        let block = |number, seed| Text::Generated.block(number, 80, seed, &model).unwrap();
+        assert!([(0, 1), (1, 1), (0, 2)].iter().all(|(number, seed)| block(*number, *seed).len() == 80));
+        assert_eq!(block(1, 1), block(1, 1));
+        assert!(block(0, 1) != block(1, 1) && block(0, 1) != block(0, 2));
+    }
+
+    #[test]
+    fn prompts_of_a_task_are_at_most_as_long_as_was_asked_and_differ() {
+        let model = model();
+        let text = Text::Task(resolve(&["ruler/niah_single_1".into()], &TaskOptions::default()).unwrap().remove(0));
+        let [first, second] = [0, 1].map(|number| text.block(number, 512, 1, &model).unwrap());
+        assert!(first.len() <= 512 && second.len() <= 512 && first != second);
+    }
+
+    #[test]
+    fn texts_are_read_in_turn_and_repeated_reading_is_said() {
+        let texts = [file(0..120), file(0..150)];
+        // Blocks of 100, 100 and 50: 150 of the first text, 100 of the second.
+        let plan_of_two = plan(&texts, 250, 100);
+        let notes = plan_of_two.notes();
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert!(notes[0].starts_with("a file has 120 tokens, of which 150 are read"), "{notes:?}");
+        let enough = [file(0..150), file(0..100)];
+        assert_eq!(plan(&enough, 250, 100).notes(), [""; 0]);
+    }
+
+    #[test]
+    fn plans_that_cannot_be_read_say_why() {
+        let model = model();
+        let refused = |texts: &[Text], tokens, length| {
+            plan(texts, tokens, length).check(&model).map_err(|error| error.what).err().unwrap_or_default()
+        };
+        let limit = model.decoder.config().context_limit();
+        let files = [file(0..200)];
+        for (tokens, length) in [(LEAST_BLOCK, 1000), (1000, LEAST_BLOCK), (1000, 200), (200, limit)] {
+            assert_eq!(refused(&files, tokens, length), "", "{tokens} in blocks of {length}");
+        }
+        assert_eq!(refused(&files, 0, 100), "0 tokens were asked for");
+        assert_eq!(refused(&files, 100, 0), "0 tokens were asked for");
+        assert!(refused(&files, LEAST_BLOCK - 1, 100).contains("too short to learn from"));
+        assert!(refused(&files, 201, 1000).starts_with("a file has 200 tokens, fewer than a block of 201"));
+        let rows = [ReadingText::Rows.into()];
+        assert_eq!(refused(&rows, SHORTEST_ROW, SHORTEST_ROW), "");
+        assert!(refused(&rows, 1000, SHORTEST_ROW - 1).contains("have 256 tokens at least"));
+        assert_eq!(refused(&[Text::Generated], 10 * limit, limit), "");
+        assert!(refused(&[Text::Generated], 10 * limit, limit + 1).contains("beyond the context"));
+    }
+}

@@ -755,6 +755,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_at_a_bound_is_on_the_side_that_the_bound_says() {
+        let dense = |change: &dyn Fn(&mut Record)| {
+            let mut records = samples("full", "", |_| 1.0);
+            records.iter_mut().for_each(change);
+            codes(&records)
+        };
+        // Of 4000 tokens, 40 are for the answer: 95 % are 3760 more, 100 % are 3960.
+        let filled = |tokens: usize| dense(&|r| (r.length, r.prompt_tokens, r.prefix_tokens) = (4000, tokens, 0));
+        assert_eq!([3760, 3960].map(filled), [[]; 2]);
+        assert_eq!([3759, 3961].map(filled), [[Check::Length]; 2]);
+        let right = |n: usize| codes(&samples("full", "", |i| f64::from(u8::from(i < n))));
+        assert_eq!((right(10), right(9)), (vec![], vec![Check::LowReference]), "from half right on");
+        let silent = |n: usize| dense(&|r| r.prediction = if r.sample < n { "" } else { "x" }.into());
+        assert_eq!((silent(0), silent(1)), (vec![], vec![Check::EmptyPredictions]), "from 5 % on");
+        assert_eq!(dense(&|r| r.free_share = Some(0.5)), [Check::FreeTokens], "from half on");
+        let running = |n: usize| {
+            let mut records = [samples("full", "", |_| 1.0), samples("topk", "k=8", |_| 1.0)].concat();
+            records.iter_mut().for_each(|r| r.stopped = r.method == "full" || r.sample >= n);
+            codes(&records)
+        };
+        assert_eq!((running(10), running(11)), (vec![], vec![Check::Truncated]), "more than half");
+    }
+
+    #[test]
     fn unsized_tasks_have_no_length_to_fill() {
         let mut records = samples("full", "", |_| 1.0);
         records.iter_mut().for_each(|r| r.length = 0);

@@ -180,4 +180,11 @@ mod tests {
         assert_eq!((seen, plan.listed.len(), rest), (5, 4, 5_500_000_000_000 - 5 * 11));
         assert_eq!(plan.iter().next().unwrap()[0], 22);
     }
+
+    #[test]
+    fn shares_are_numbered_from_1_to_their_count() {
+        let read = |text| Shard::parse(text).map(|Shard { index, count }| (index, count)).ok();
+        assert_eq!(["1/1", "1/4", "4/4"].map(read), [(0, 1), (0, 4), (3, 4)].map(Some));
+        assert_eq!(["0/4", "5/4", "1/0", "0/0", "1", "1/", "a/2", "-1/2"].map(read), [None; 8]);
+    }
 }

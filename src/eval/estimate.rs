@@ -39,6 +39,12 @@ impl Estimate {
     pub fn seconds(&self) -> f64 {
         self.prefill + self.index + self.steps
     }
+
+    /// The seconds so many times.
+    fn times(self, n: usize) -> Self {
+        let n = n as f64;
+        Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
+    }
 }
 
 /// What the probe took at a length, in seconds.
@@ -59,6 +65,23 @@ fn along(samples: &[Sample; 2], tokens: f64, of: fn(&Sample) -> f64) -> f64 {
     if slope <= 0.0 { of(short).max(of(long)) } else { (of(long) + slope * (tokens - long.tokens)).max(0.0) }
 }
 
+/// What all examples of the sizes take under one seed, whose prompts are read `readings` times: that by the number of its
+/// `products` for so many tokens, all else along the lines through the samples.
+fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: impl Fn(usize) -> f64) -> Estimate {
+    let mut sum = Estimate::default();
+    for size in sizes {
+        let growth = products(size.longest()) / products(samples[1].tokens as usize);
+        let examples = size.examples as f64;
+        sum.prefill += examples * samples[1].prefill * growth * readings as f64;
+        for &prefix in &size.prefixes {
+            let steps = size.prompt.len() - prefix + size.answer_tokens;
+            sum.index += examples * along(samples, prefix as f64, |s| s.index);
+            sum.steps += examples * steps as f64 * along(samples, prefix as f64, |s| s.step);
+        }
+    }
+    sum
+}
+
 impl Runner<'_> {
     /// Estimates what is to be run, by running all methods on a short piece of the first example.
     ///
@@ -70,22 +93,11 @@ impl Runner<'_> {
         let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
         let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
         let samples = self.probe(&first.prompt)?;
-        let mut sum = Estimate::default();
-        let mut longest = 0.0f64;
-        for size in &sizes {
-            let runs = (size.examples * self.config.seeds.len()) as f64;
-            let tokens = size.prefixes.iter().copied().max().unwrap_or(0) as f64;
-            longest = longest.max(tokens);
-            let growth = self.prefill_products(tokens as usize) / self.prefill_products(samples[1].tokens as usize);
-            sum.prefill += runs * samples[1].prefill * growth * (1 + self.own_readings()) as f64;
-            for &prefix in &size.prefixes {
-                let steps = size.prompt.len() - prefix + size.answer_tokens;
-                sum.index += runs * along(&samples, prefix as f64, |s| s.index);
-                sum.steps += runs * steps as f64 * along(&samples, prefix as f64, |s| s.step);
-            }
-        }
+        let seconds = seconds(&samples, &sizes, 1 + self.own_readings(), |tokens| self.prefill_products(tokens))
+            .times(self.config.seeds.len());
+        let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
         let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
-        Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..sum })
+        Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
     }
 
     /// How often a prompt is read by a mask, once for all methods that read alike; taken to be as long as reading it
@@ -157,6 +169,12 @@ struct Sized {
     answer_tokens: usize,
 }
 
+impl Sized {
+    fn longest(&self) -> usize {
+        self.prefixes.iter().copied().max().unwrap_or(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +185,37 @@ mod tests {
         let samples = [sample(100.0, 1.0, 3.0), sample(300.0, 2.0, 2.0)];
         assert_eq!(along(&samples, 700.0, |s| s.index), 4.0);
         assert_eq!(along(&samples, 700.0, |s| s.step), 3.0);
+    }
+
+    #[test]
+    fn examples_protocols_and_seeds_add_up() {
+        let sample = |tokens, seconds| Sample {
+            tokens,
+            prefill: seconds,
+            index: seconds,
+            step: seconds / 10.0,
+            index_bytes: 0.0,
+        };
+        // A second for each 100 tokens, a step a tenth of that.
+        let samples = [sample(100.0, 1.0), sample(200.0, 2.0)];
+        let sized = |examples, prompt, prefixes: &[usize], answer_tokens| Sized {
+            examples,
+            prompt: vec![0; prompt],
+            prefixes: prefixes.to_vec(),
+            answer_tokens,
+        };
+        let sizes = [sized(3, 410, &[400, 300], 5), sized(2, 50, &[40], 1)];
+        // Twice as long is four times the products.
+        let sum = seconds(&samples, &sizes, 2, |tokens| (tokens * tokens) as f64);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, not {b}");
+        close(sum.prefill, 3.0 * 2.0 * (4.0 * 2.0) + 2.0 * 2.0 * (0.04 * 2.0));
+        close(sum.index, 3.0 * (4.0 + 3.0) + 2.0 * 0.4);
+        close(sum.steps, 3.0 * (15.0 * 0.4 + 115.0 * 0.3) + 2.0 * (11.0 * 0.04));
+        let seeds = Estimate { bytes: 7, ..sum }.times(3);
+        close(seeds.seconds(), 3.0 * (sum.prefill + sum.index + sum.steps));
+        for (all, one) in [(seeds.prefill, sum.prefill), (seeds.index, sum.index), (seeds.steps, sum.steps)] {
+            close(all, 3.0 * one);
+        }
+        assert_eq!(seeds.bytes, 7, "one run at a time");
     }
 }

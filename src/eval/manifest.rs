@@ -167,6 +167,7 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::protocol::Protocol;
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
 
@@ -184,5 +185,22 @@ mod tests {
         assert_ne!(cpu, first);
         // Runs that were stored before there was another engine are those of the CPU.
         assert!(cpu.get("engine").is_none());
+    }
+
+    #[test]
+    fn an_example_takes_what_the_longest_prompt_and_all_that_is_gathered_of_it_take() {
+        let text = "tasks = ['ruler/vt']\nlengths = [1024, 512]\nmethods = ['topk:k=4']";
+        let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let prefill = model.dimensions.prefill_bytes(1024, false);
+        assert_eq!(example_bytes(&config, &model), prefill);
+        assert!(bytes_of_example(&config, &model, 512) < prefill);
+        let gathering = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['h2o', 'snapkv']";
+        config.methods = RunConfig::resolve_single(Settings::parse(gathering, "test").unwrap()).unwrap().methods;
+        let gathered = example_bytes(&config, &model) - prefill;
+        assert!(gathered > 0);
+        // Each of two protocols keeps it, and what they share keeps it to be gone on with.
+        config.protocols = vec![Protocol::Question, Protocol::Decode];
+        assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
     }
 }

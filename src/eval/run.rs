@@ -747,7 +747,8 @@ mod tests {
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::{TaskOptions, resolve};
+    use crate::tasks::likelihood::{Continuation, LikelihoodTask};
+    use crate::tasks::{Example, Handling, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;
@@ -826,5 +827,161 @@ mod tests {
         let (ended, records) = run_with_a_fault(&mut seen);
         assert!(format!("{:#}", ended.unwrap_err()).contains("no selection"));
         assert!(records.is_empty());
+    }
+
+    /// A task of one example, with a value of its own in every field.
+    enum Given {
+        Question,
+        Passage(Scoring),
+    }
+
+    impl Given {
+        fn question() -> Example {
+            Example {
+                task: "given".into(),
+                length: 0,
+                index: 0,
+                context: "The red door opens with 4711. The green door opens with 1147. ".into(),
+                question: "What opens the red door?".into(),
+                answer_prefix: String::new(),
+                // An empty text is in every prediction: a score between 0 and 1 whatever the model says.
+                references: vec![String::new(), "not to be found".into()],
+                all_classes: vec!["a class".into()],
+                metric: Metric::StringMatchAll,
+                also: vec![Metric::StringMatchPart],
+                max_new_tokens: 3,
+                depth: Some(25.0),
+                source: "by hand".into(),
+                handling: Handling { cut_middle: true, first_line: true, ..Handling::default() },
+            }
+        }
+
+        fn continuation(text: &str, words: usize, encoder: &dyn TextEncoder) -> Result<Continuation> {
+            Ok(Continuation {
+                tokens: encoder.encode(text)?.ids,
+                given: 0,
+                text: text.into(),
+                words,
+                bytes: text.len(),
+            })
+        }
+    }
+
+    impl Task for Given {
+        fn name(&self) -> &str {
+            "given"
+        }
+
+        fn available(&self) -> Option<usize> {
+            Some(1)
+        }
+
+        fn is_sized(&self) -> bool {
+            false
+        }
+
+        fn example(&self, _: usize, _: usize, _: u64, _: &dyn PromptCounter) -> Result<Example> {
+            Ok(Self::question())
+        }
+
+        fn likelihood(&self) -> Option<&dyn LikelihoodTask> {
+            match self {
+                Self::Question => None,
+                Self::Passage(_) => Some(self),
+            }
+        }
+    }
+
+    impl LikelihoodTask for Given {
+        fn available(&self, _: usize, _: &dyn TextEncoder) -> Result<usize> {
+            Ok(1)
+        }
+
+        fn passage(&self, _: usize, _: usize, _: u64, encoder: &dyn TextEncoder) -> Result<Passage> {
+            let Self::Passage(scoring) = self else { unreachable!("a question has no passage") };
+            let text = encoder.encode("The red door opens with 4711. The green door opens with")?;
+            let continuations = [(" 1147 alone.", 2), (" a key that nobody has.", 5)];
+            Ok(Passage {
+                task: "given".into(),
+                length: 0,
+                index: 0,
+                source: "by hand".into(),
+                prompt: [encoder.front(), &text.ids].concat(),
+                continuations: continuations
+                    .into_iter()
+                    .take(if *scoring == Scoring::Perplexity { 1 } else { 2 })
+                    .map(|(text, words)| Self::continuation(text, words, encoder))
+                    .collect::<Result<_>>()?,
+                scoring: *scoring,
+            })
+        }
+    }
+
+    /// The record of `full`, the tokens of the example's prompt, and how many of them are before what is asked.
+    fn run_one(task: impl FnOnce(&RunConfig) -> Box<dyn Task>) -> (Record, Vec<u32>, usize) {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = ['topk:k=16']";
+        let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = vec![task(&config)];
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let runner = Runner { planner, model: &model };
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest).unwrap();
+        let plan = runner.plan(&mut Seen::default()).unwrap();
+        let place = plan.cells[0].place;
+        let mut seen = Seen { stop_at_failure: true, ..Seen::default() };
+        runner.run(plan, &mut store, &AtomicBool::new(false), &mut seen).unwrap();
+        let material = runner.material(place, 0, 1).unwrap();
+        let records = load_records(dir.path()).unwrap().records;
+        let record = records.into_iter().find(|r| r.method == "full").expect("a record");
+        (record, material.prompt().to_vec(), material.prefix_tokens(Protocol::Question))
+    }
+
+    #[test]
+    fn a_record_has_all_that_its_example_says() {
+        let (record, prompt, prefix_tokens) = run_one(|_| Box::new(Given::Question));
+        let example = Given::question();
+        assert!(!record.prediction.is_empty() && 0 < prefix_tokens && prefix_tokens < prompt.len());
+        assert_eq!((record.task.as_str(), record.length, record.sample), ("given", 0, 0));
+        assert_eq!((record.source.as_str(), record.question), ("by hand", example.question));
+        assert_eq!((record.references, record.all_classes), (example.references, example.all_classes));
+        assert_eq!((record.score, record.metric, record.depth), (0.5, Some(Metric::StringMatchAll), Some(25.0)));
+        assert_eq!(record.other_scores, BTreeMap::from([("string_match_part".to_owned(), 1.0)]));
+        assert_eq!((record.first_line, record.cut_tokens, record.max_new_tokens), (true, Some(0), 3));
+        assert_eq!((record.prompt_tokens, record.prefix_tokens), (prompt.len(), prefix_tokens));
+        assert_eq!((record.bos_tokens, record.measure), (Some(1), Measure::Score));
+    }
+
+    #[test]
+    fn a_record_has_all_that_its_passage_says() {
+        let (text, prompt, prefix_tokens) = run_one(|_| Box::new(Given::Passage(Scoring::Perplexity)));
+        let likelihood = text.likelihood.clone().unwrap();
+        assert_eq!((likelihood.words, likelihood.bytes), (2, " 1147 alone.".len()));
+        assert!((text.score - (likelihood.nll / likelihood.tokens as f64).exp()).abs() < 1e-9 && text.score > 1.0);
+        assert_eq!((text.measure, text.choice.is_none()), (Measure::Perplexity, true));
+
+        let scoring = Scoring::Choice { right: 0, normalised: false };
+        let (choice, same_prompt, _) = run_one(|_| Box::new(Given::Passage(scoring)));
+        let scores = &choice.choice.as_ref().unwrap().log_likelihoods;
+        let chosen = usize::from(scores[1] > scores[0]);
+        assert_eq!(choice.score, [1.0, 0.0][chosen]);
+        assert_eq!(choice.prediction, [" 1147 alone.", " a key that nobody has."][chosen]);
+        assert_eq!((&choice.references, choice.measure), (&vec![" 1147 alone.".to_owned()], Measure::Score));
+        assert!(choice.likelihood.is_none());
+
+        assert_eq!(prompt, same_prompt);
+        for record in [text, choice] {
+            assert_eq!((record.task.as_str(), record.length, record.sample), ("given", 0, 0));
+            assert_eq!((record.source.as_str(), record.bos_tokens), ("by hand", Some(1)));
+            assert_eq!((record.prompt_tokens, record.prefix_tokens), (prompt.len(), prefix_tokens));
+        }
+    }
+
+    #[test]
+    fn an_answer_ends_where_the_model_ends_it() {
+        let (record, ..) = run_one(|config| resolve(&config.tasks, &TaskOptions::default()).unwrap().remove(0));
+        assert!(record.stopped && record.score == 1.0, "{record:?}");
+        assert!(1 < record.new_tokens && record.new_tokens < record.max_new_tokens);
     }
 }

@@ -714,6 +714,43 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_a_record_is_named_by_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 1);
+        let path = dir.path().join(SAMPLES);
+        let own = fs::read_to_string(&path).unwrap();
+        let wrong = serde_json::to_string(&Record { score: 7.0, ..record("vt", "full", 1, 1.0) }).unwrap();
+        // Empty lines count, and so does a last one without its newline.
+        for (text, at) in [
+            (format!("{{}}\n{own}"), 1),
+            (format!("{own}\n{{}}\n"), 3),
+            (format!("{own}{wrong}\n{own}"), 2),
+            (format!("{own}\n\n{wrong}"), 4),
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = usage(load_records(dir.path()).unwrap_err());
+            assert!(error.what.contains(&format!("{SAMPLES}:{at}: not a record: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_last_record_without_its_newline_is_read_and_counts_once() {
+        let dir = tempfile::tempdir().unwrap();
+        stored(dir.path(), 2);
+        let path = dir.path().join(SAMPLES);
+        let own = fs::read_to_string(&path).unwrap();
+        let first = own.lines().next().unwrap();
+        for (text, repeated) in [(own.trim_end().to_owned(), None), (format!("{own}{first}"), Some("1 records repeat"))]
+        {
+            fs::write(&path, text).unwrap();
+            let Loaded { records, notices } = load_records(dir.path()).unwrap();
+            assert_eq!(records.iter().map(|r| r.sample).collect::<Vec<_>>(), [0, 1]);
+            assert_eq!(notices.len(), usize::from(repeated.is_some()), "{notices:?}");
+            assert!(notices.iter().all(|notice| notice.contains(repeated.unwrap())), "{notices:?}");
+        }
+    }
+
+    #[test]
     fn numbers_that_json_cannot_hold_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();

@@ -100,4 +100,17 @@ mod tests {
         let times: Vec<_> = cells.iter().map(|cell| Times::of(cell, None).step_ms.map(|ms| ms.mean)).collect();
         assert_eq!(times, [Some(200.0), None]);
     }
+
+    #[test]
+    fn prefill_and_indexes_are_means_over_the_records_timed_alike() {
+        let taking = |sample, conditions, prefill_s, index_s| {
+            let record = timed("full", sample, conditions, 1.0);
+            Record { prefill_s, index_s, ..record }
+        };
+        let alike = |sample, prefill_s, index_s| taking(sample, under(false, 8), prefill_s, index_s);
+        let records = [alike(0, 1.0, 2.0), alike(1, 4.0, 9.0), taking(2, under(true, 8), 100.0, 100.0)];
+        let cells = group(&records, &[]);
+        let times = Times::of(&cells[0], prevailing(&cells));
+        assert_eq!((times.prefill_s, times.index_s), (2.5, 5.5));
+    }
 }

@@ -208,14 +208,17 @@ impl PromptMask for Reformer {
 
 #[cfg(test)]
 mod tests {
-    use super::{gaussians, mix_seed};
+    use super::{buckets, gaussians, mix_seed};
     use crate::attention::Policy;
     use crate::attention::prefill::testing::{D, Layer, assert_sees, is_static, noise, plain, score_flops};
+    use crate::cost::Cost;
 
     /// Buckets of a vector: the argument of the maximum of its products with the rotation and with its negative.
     fn bucket(x: &[f32], rotation: &[f32]) -> usize {
-        let products: Vec<f64> =
-            rotation.chunks(D).map(|r| r.iter().zip(x).map(|(r, x)| f64::from(*r) * f64::from(*x)).sum()).collect();
+        let products: Vec<f64> = rotation
+            .chunks(x.len())
+            .map(|r| r.iter().zip(x).map(|(r, x)| f64::from(*r) * f64::from(*x)).sum())
+            .collect();
         let both: Vec<f64> = products.iter().copied().chain(products.iter().map(|x| -x)).collect();
         (0..both.len()).fold(0, |best, at| if both[at] > both[best] { at } else { best })
     }
@@ -293,6 +296,18 @@ mod tests {
         for (size, half) in [(10, 8), (512, 1)] {
             let spec = format!("reformer:bucket={size},hashes=3");
             assert_eq!(score_flops(&layer, &spec, &Policy::default()), 3 * (4 + 2) * 150 * half * 2 * D);
+        }
+    }
+
+    #[test]
+    fn buckets_are_those_of_one_vector_at_a_time_for_any_width() {
+        for d in [D, 80, 128] {
+            let (vectors, rotation) = (gaussians(150 * d, 3), gaussians(5 * d, 4));
+            let mut cost = Cost::default();
+            let found = buckets(&vectors, &rotation, d, &mut cost);
+            let expected: Vec<u32> = vectors.chunks(d).map(|x| bucket(x, &rotation) as u32).collect();
+            assert_eq!(found, expected, "{d} wide");
+            assert_eq!(cost.score_flops, 2 * 150 * 5 * d as u64);
         }
     }
 }

@@ -273,4 +273,10 @@ mod tests {
         let ranks: std::collections::BTreeSet<u32> = (0..100_000).map(|place| permuted(5, place)).collect();
         assert_eq!(ranks.len(), 100_000, "a permutation");
     }
+
+    /// The published values of MurmurHash3's 32-bit variant for no bytes and these seeds, which are its finishing step alone.
+    #[test]
+    fn places_are_mixed_as_murmur_hash_finishes() {
+        assert_eq!([0, 1, 0xffff_ffff].map(super::mixed), [0, 0x514e_28b7, 0x81f1_6f39]);
+    }
 }

@@ -85,6 +85,26 @@ fn at_every_step_the_picks_are_those_of_an_index_made_from_scratch() {
     }
 }
 
+/// A graph is made once, of the prefix. A search as wide as it scores every node, and again at most the few by which it
+/// came down; candidates behind it are scored once by each query.
+#[test]
+fn what_is_scored_beside_a_graph_is_counted() {
+    for spec in ["knn:k=12,ef=1000", "retrieval_attention:k=12,ef=1000"] {
+        let policy = Policy { sink: 3, local: 8, tail: Tail::Indexed, ..none() };
+        let mut stepper = Stepper::new(spec, &policy, 40, 2);
+        let nodes = stepper.candidates().len();
+        for step in 0..90 {
+            let (_, cost) = stepper.step();
+            let (all, each) = (stepper.candidates().len(), 2 * stepper.d() as u64);
+            let scored = cost.score_flops / each;
+            assert_eq!((cost.score_flops, cost.kv_bytes), (each * scored, 2 * each * scored), "{spec}, step {step}");
+            // Of two queries.
+            let within = 2 * all as u64..=2 * (all + nodes) as u64;
+            assert!(within.contains(&scored), "{spec}, step {step}: {scored} of {all}");
+        }
+    }
+}
+
 /// Groups of codes are of 128 tokens, so that a prefix has whole ones, and the run's own index goes on behind them.
 #[test]
 fn a_second_score_tells_the_codes_of_prefix_and_tail_apart() {

@@ -1741,6 +1741,41 @@ fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     assert_eq!(best(Granularity::QueryHead), Selection::PerHead(own.into()));
 }
 
+/// A model whose heads are narrower is refused by these.
+#[test]
+fn channels_are_asked_for_where_they_are_counted() {
+    for (spec, asked) in [
+        ("sparq:r=5", Some(("r", 5))),
+        ("sparq:r=d/8", None),
+        ("rocketkv:r=7", Some(("r", 7))),
+        ("rocketkv:r=d/4", None),
+        ("double_sparsity:channels=5", Some(("channels", 5))),
+        ("double_sparsity:channels=d/8", None),
+        ("double_sparsity:channels=3,k=30,rescore=int4,k2=7", Some(("channels", 3))),
+        ("loki:rank=6", Some(("rank", 6))),
+        ("pqcache:subspaces=4", Some(("subspaces", 4))),
+        ("topk", None),
+        ("topk:k=30,rescore=int4,k2=7", None),
+    ] {
+        assert_eq!(configured(spec, &none()).method.channels_asked(), asked, "{spec}");
+    }
+}
+
+/// Rows of a prompt are picked for before there is a prefix by which a density could be solved.
+#[test]
+fn what_has_to_be_solved_first_reads_no_prompt() {
+    for (spec, reads) in [
+        ("topk:k=5", true),
+        ("topk:density=0.1", true),
+        ("topk:pick=topp,p=0.5", true),
+        ("topk:pick=topp,density=0.1", false),
+        ("topk:pick=sample,k=5,epsilon=0.3,delta=0.3", true),
+        ("topk:pick=sample,density=0.1,delta=0.3", false),
+    ] {
+        assert_eq!(configured(spec, &none()).masks_prefill(), reads, "{spec}");
+    }
+}
+
 #[test]
 fn every_method_documents_its_parameters_and_presets_apply() {
     for entry in METHODS {

@@ -315,6 +315,19 @@ struct Point {
     heads: usize,
 }
 
+impl Point {
+    /// The means over some points, for a reader; `top` tokens were wanted.
+    fn told(points: &[Self], top: usize) -> String {
+        let heads = points.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
+        let mean = |of: fn(&Self) -> f64| points.iter().map(of).sum::<f64>() / heads;
+        let (loss, recall, mass) = (mean(|p| p.loss), mean(|p| p.found.recall), mean(|p| p.found.mass));
+        let from = points[0].tokens;
+        format!(
+            "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3}, of its attention {mass:.3}; text not yet learned"
+        )
+    }
+}
+
 /// How much of what is wanted was found: in number, and in attention.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Found {
@@ -772,14 +785,7 @@ impl Trainer {
             self.settings.kind.key_nets(self.model.group()) + self.model.group()
         )];
         for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
-            let heads = part.iter().map(|p| p.heads).sum::<usize>().max(1) as f64;
-            let loss = part.iter().map(|p| p.loss).sum::<f64>() / heads;
-            let recall = part.iter().map(|p| p.found.recall).sum::<f64>() / heads;
-            let mass = part.iter().map(|p| p.found.mass).sum::<f64>() / heads;
-            let from = part[0].tokens;
-            notes.push(format!(
-                "from token {from:>8}: loss {loss:.4}, recall@{top} {recall:.3}, of its attention {mass:.3}; text not yet learned"
-            ));
+            notes.push(Point::told(part, top));
         }
         if let Some(Examined { learned, random, .. }) = &self.examined {
             let queries: usize = learned.iter().map(|mean| mean.count).sum();
@@ -892,5 +898,25 @@ mod tests {
             answers.push(answer);
         }
         assert!(answers[0] != answers[1] && answers[1] != answers[2], "the settings matter");
+    }
+
+    #[test]
+    fn the_curve_is_told_as_means_over_all_heads_of_its_points() {
+        // A point has sums over its heads.
+        let point = |tokens, loss, recall, mass, heads| Point { tokens, loss, found: Found { recall, mass }, heads };
+        let told = Point::told(&[point(300, 3.0, 1.0, 2.0, 2), point(400, 5.0, 3.0, 0.5, 8)], 64);
+        let expected =
+            "from token      300: loss 0.8000, recall@64 0.400, of its attention 0.250; text not yet learned";
+        assert_eq!(told, expected);
+        assert!(Point::told(&[point(0, 0.0, 0.0, 0.0, 0)], 64).contains("loss 0.0000"), "no head learned yet");
+    }
+
+    #[test]
+    fn means_are_of_what_was_added() {
+        let mut mean = Mean::default();
+        assert_eq!(mean.value(), Found::default());
+        mean.add(Found { recall: 0.5, mass: 1.0 });
+        mean.add(Found { recall: 1.0, mass: 0.25 });
+        assert_eq!(mean.value(), Found { recall: 0.75, mass: 0.625 });
     }
 }
