@@ -1,0 +1,593 @@
+//! A step: what each row attends, who picks it, and all layers in turn.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::host::{Numbers, download_wide};
+use super::kv::{DevicePrefix, RunKv, Tail, run_kv, shared, tail_of};
+use super::{Cuda, Linear, Room};
+use crate::attention::{DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, Selection, Selects, Weighting};
+use crate::kernels::cuda::{
+    self as kernels, Attention, AttentionRoom, Buffer, GpuError, Mirrored, Place, Positions, Prepared, Queries,
+    Recording, Timeline, TokenLists, Tokens, Unit, Weights,
+};
+use crate::model::engine::{EngineError, Stream};
+use crate::model::layers::Layer;
+
+/// The layers of a step whose shape repeats.
+pub(super) struct Recorded {
+    /// All that launching them depends on.
+    pub(super) key: Vec<u64>,
+    /// Made when the shape comes up a second time.
+    pub(super) recording: Option<Recording>,
+}
+
+/// What is the same at all layers of a step.
+pub(super) struct StepPlan<'a> {
+    pub(super) rows: &'a [Row],
+    pub(super) by_row: bool,
+    pub(super) scaling: f32,
+}
+
+/// What is kept for rows that the device picks for together.
+#[derive(Default)]
+pub(super) struct PickRoom {
+    pub(super) rows: Mirrored<u32>,
+    pub(super) counters: Mirrored<u64>,
+    pub(super) own: DeviceRoom,
+}
+
+/// What one row of a step attends at a layer.
+pub(super) enum RowPlan {
+    /// So much, for all KV heads.
+    Exact(Exact),
+    /// What each KV head picked.
+    Picked(Vec<Picked>),
+    /// So much, and what the device picks for a row of those that it picks for together.
+    Left(Exact, RowOfGroup),
+    /// The host has attended, `[heads][d]`.
+    Done(Vec<f32>),
+}
+
+/// A row among those that the device picks for together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowOfGroup {
+    pub(super) group: usize,
+    pub(super) row: usize,
+}
+
+/// Streams that the device picks for together, and their rows.
+pub(super) struct Group {
+    pub(super) streams: Vec<usize>,
+    pub(super) rows: Vec<u32>,
+    pub(super) numbers: Vec<u32>,
+}
+
+/// A row of a step.
+pub(super) struct Row {
+    pub(super) stream: usize,
+    /// Tokens in context, its own included.
+    pub(super) total: usize,
+}
+
+/// Whether the host looks at queries, keys and values of a stream at a layer.
+pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
+    stream.fork.selects(layer) == Selects::OnHost || stream.fork.needs_host()
+}
+
+impl Cuda {
+    /// Frequencies of all rows of a step, or of each, and the factor of cos and sin.
+    pub(super) fn step_frequencies(&self, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, bool, f32) {
+        let length = |position: usize| prompt_tokens.max(position + 1);
+        if self.rope.fixed_up_to().is_none() {
+            let (inverse, scaling) = self.rope.frequencies(prompt_tokens);
+            return (inverse, false, scaling);
+        }
+        let of_rows: Vec<(Vec<f32>, f32)> = positions.iter().map(|p| self.rope.frequencies(length(*p))).collect();
+        let scaling = of_rows.first().map_or(1.0, |(_, scaling)| *scaling);
+        (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), true, scaling)
+    }
+
+    /// Makes room for what each stream reads behind its prefix.
+    pub(super) fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
+        for stream in streams {
+            let held = stream.fork.tokens() - stream.fork.prefix().tokens();
+            let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<RunKv>().ok());
+            let (tail, picked) = old.map_or((None, None), |own| (Some(own.tail), own.picked));
+            let needed = held + stream.tokens.len();
+            let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
+            let picked = match (picked, stream.fork.picks_on_device()) {
+                (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
+                (picked, _) => picked,
+            };
+            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked }));
+        }
+        Ok(())
+    }
+
+    /// Sends where the rows' keys and values go, at every layer; says what the rows are.
+    pub(super) fn send_places(&self, room: &mut Room, streams: &mut [Stream<'_>]) -> Result<Vec<Row>, GpuError> {
+        let (layers, shape) = (self.config.layers, self.shape());
+        let mut rows = Vec::new();
+        let mut places: Vec<Vec<Place>> = vec![Vec::new(); layers];
+        for (index, stream) in streams.iter_mut().enumerate() {
+            let (prefix, held) = (stream.fork.prefix().tokens(), stream.fork.tokens());
+            let tail = tail_of(stream.fork).view(shape, layers);
+            for i in 0..stream.tokens.len() {
+                rows.push(Row { stream: index, total: held + i + 1 });
+                for (layer, places) in places.iter_mut().enumerate() {
+                    places.push(tail.cache(layer).place(held + i - prefix));
+                }
+            }
+        }
+        let places = places.concat();
+        self.gpu.reserve(&mut room.places, size_of_val(places.as_slice()))?;
+        let buffer = room.places.as_mut().expect("it was reserved");
+        self.gpu.upload_to(buffer, 0, &places)?;
+        Ok(rows)
+    }
+
+    /// All layers of a step where something is picked.
+    pub(super) fn step_picking(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        plan: &StepPlan<'_>,
+    ) -> Result<(), EngineError> {
+        let groups = self.send_groups(room, streams, plan.rows)?;
+        room.timeline.clear();
+        self.gpu.mark(&mut room.timeline)?;
+        for (index, layer) in self.parts.layers.iter().enumerate() {
+            self.begin_layer(room, index, layer, plan)?;
+            self.gpu.mark(&mut room.timeline)?;
+            self.attend_streams(room, index, streams, plan.rows, &groups)?;
+            self.gpu.mark(&mut room.timeline)?;
+            self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            self.gpu.mark(&mut room.timeline)?;
+        }
+        Ok(())
+    }
+
+    /// Adds where a step's time went.
+    pub(super) fn note_times(&self, timeline: &Timeline, streams: &[Stream<'_>]) -> Result<(), GpuError> {
+        let spans = timeline.spans()?;
+        if spans.is_empty() {
+            return Ok(());
+        }
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.steps += 1;
+        for (layer, spans) in spans.chunks_exact(4).enumerate() {
+            let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[3]];
+            used.weights += begin + finish;
+            used.attend += attend;
+            match streams.iter().any(|stream| looks(stream, layer)) {
+                true => used.select_on_host += select,
+                false => used.select_on_device += select,
+            }
+        }
+        Ok(())
+    }
+
+    /// All layers of a step where nothing is picked: what each attends is known before the first.
+    pub(super) fn step_exactly(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        plan: &StepPlan<'_>,
+    ) -> Result<(), EngineError> {
+        let (c, width) = (&self.config, self.widths().1);
+        let prefix = streams[0].fork.prefix().clone();
+        let device = shared(&prefix);
+        let (prepared, attention_of) = self.prepare_exactly(room, streams, plan.rows)?;
+        let key = self.key_of(room, device, &prepared, &attention_of, plan);
+        let launch = |room: &mut Room| -> Result<(), EngineError> {
+            for (index, layer) in self.parts.layers.iter().enumerate() {
+                self.begin_layer(room, index, layer, plan)?;
+                let prefix = kernels::Prefix { cache: device.cache(index), tokens: device.tokens, layer: index };
+                let Room { qkv, attended, .. } = &mut *room;
+                self.gpu.attend(&prepared[attention_of[index]], &prefix, qkv, width, attended, None)?;
+                self.finish_layer(room, plan.rows.len(), index, 0, layer)?;
+            }
+            Ok(())
+        };
+        // Products of several rows are a library's, which may do more than launch kernels.
+        let repeats = plan.rows.len() == 1 && c.hidden_size.is_multiple_of(8);
+        let known = room.recorded.take().filter(|known| repeats && known.key == key);
+        let Some(Recorded { recording, .. }) = known else {
+            room.recorded = repeats.then_some(Recorded { key, recording: None });
+            return launch(room);
+        };
+        let mut recording = match recording {
+            Some(recording) => recording,
+            None => self.gpu.record(|| launch(room))?,
+        };
+        self.gpu.replay(&mut recording)?;
+        room.recorded = Some(Recorded { key, recording: Some(recording) });
+        Ok(())
+    }
+
+    /// Projections of all rows at a layer, rotated; keys and values are stored.
+    fn begin_layer(
+        &self,
+        room: &mut Room,
+        index: usize,
+        layer: &Layer<Linear, Buffer>,
+        plan: &StepPlan<'_>,
+    ) -> Result<(), GpuError> {
+        let (c, rows) = (&self.config, plan.rows.len());
+        self.project(room, rows, index, 0, layer)?;
+        let shape = (c.kv_heads, c.head_dim, self.storage());
+        let Room { qkv, positions, places, inverse, .. } = room;
+        let (Some(inverse), Some(places)) = (inverse, places) else { unreachable!("both were sent") };
+        let at = Positions { positions, inverse, by_row: plan.by_row, scaling: plan.scaling };
+        let offset = index * rows * size_of::<Place>();
+        self.gpu.rope_scattered(qkv, rows, &at, c.heads, self.norms(layer).as_ref(), shape, places, offset)
+    }
+
+    /// Sends what the layers attend, each list once; and says which of them each layer attends.
+    fn prepare_exactly(
+        &self,
+        room: &mut Room,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+    ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
+        let c = &self.config;
+        let mut different: Vec<Vec<Exact>> = Vec::new();
+        let mut attention_of = Vec::with_capacity(c.layers);
+        for layer in 0..c.layers {
+            let exact: Vec<Exact> = streams
+                .iter_mut()
+                .flat_map(|stream| {
+                    (0..stream.tokens.len()).map(|_| stream.fork.pass(layer, c.heads)).collect::<Vec<_>>()
+                })
+                .collect();
+            let known = different.iter().position(|other| *other == exact);
+            attention_of.push(known.unwrap_or(different.len()));
+            if known.is_none() {
+                different.push(exact);
+            }
+        }
+        room.exact.resize_with(room.exact.len().max(different.len()), AttentionRoom::default);
+        let mut prepared = Vec::with_capacity(different.len());
+        for (exact, lists) in different.into_iter().zip(&mut room.exact) {
+            let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
+            let mut attention = self.attention_of(streams, rows, &plans, &[]);
+            prepared.push(self.gpu.prepare(&mut attention, lists, c.head_dim)?);
+        }
+        Ok((prepared, attention_of))
+    }
+
+    /// All that launching the layers of a step depends on.
+    fn key_of(
+        &self,
+        room: &Room,
+        prefix: &DevicePrefix,
+        prepared: &[Prepared],
+        attention_of: &[usize],
+        plan: &StepPlan<'_>,
+    ) -> Vec<u64> {
+        let ids = [&room.places, &room.inverse].map(|buffer| buffer.as_ref().map_or(0, Buffer::id));
+        let counts = [plan.rows.len() as u64, prefix.tokens as u64, prefix.capacity as u64];
+        let numbers = [u64::from(plan.by_row), u64::from(plan.scaling.to_bits())];
+        let layers = prefix.layers.iter().flat_map(|(keys, values)| [keys.id(), values.id()]);
+        let lists = prepared.iter().flat_map(Prepared::launches).chain(attention_of.iter().map(|list| *list as u64));
+        ids.into_iter().chain(counts).chain(numbers).chain(layers).chain(lists).collect()
+    }
+
+    /// Puts together the rows that the device picks for together, and sends which they are.
+    fn send_groups(&self, room: &mut Room, streams: &[Stream<'_>], rows: &[Row]) -> Result<Vec<Group>, GpuError> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.picks_on_device()) {
+            let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
+            match groups.iter_mut().find(alike) {
+                Some(group) => group.streams.push(index),
+                None => groups.push(Group { streams: vec![index], rows: Vec::new(), numbers: Vec::new() }),
+            }
+        }
+        for (i, row) in rows.iter().enumerate() {
+            let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
+            group.rows.push(i as u32);
+            group.numbers.push(streams[row.stream].fork.number(row.total));
+        }
+        if room.picks.len() < groups.len() {
+            room.picks.resize_with(groups.len(), PickRoom::default);
+        }
+        for (group, room) in groups.iter().zip(&mut room.picks) {
+            room.rows.set(&self.gpu, group.rows.clone())?;
+        }
+        Ok(groups)
+    }
+
+    /// Has the device pick at a layer for rows that share a method, and count what it picked.
+    fn pick_there(
+        &self,
+        room: &mut Room,
+        layer: usize,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), GpuError> {
+        let c = &self.config;
+        let Room { qkv, picks, scratch, .. } = room;
+        for (group, room) in groups.iter().zip(picks) {
+            let fork = &*streams[group.streams[0]].fork;
+            let Some((form, index)) = fork.device_form(layer) else { continue };
+            let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
+            let prefix =
+                DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
+            let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
+            let step = DeviceStep { prefix, queries, numbers: &group.numbers };
+            form.select_all(&step, index, &mut room.own, scratch)?;
+            let counters = |row: &u32| run_kv(streams[rows[*row as usize].stream].fork).picked.as_ref();
+            let counters: Option<Vec<&Buffer>> = group.rows.iter().map(counters).collect();
+            let counters = counters.expect("a step makes room for what it counts");
+            let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads));
+            self.gpu.count_picks(&room.own.lists, heads, candidates, &counters, offset, &mut room.counters)?;
+        }
+        Ok(())
+    }
+
+    /// Picks for all rows, where there is something to pick, and attends.
+    fn attend_streams(
+        &self,
+        room: &mut Room,
+        layer: usize,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), EngineError> {
+        let (width, stacked) = self.widths();
+        let numbers = match streams.iter().any(|stream| looks(stream, layer)) {
+            true => download_wide(&self.gpu, &room.qkv, 0, rows.len() * stacked, self.storage())?,
+            false => Vec::new(),
+        };
+        // What the host picks, it picks meanwhile.
+        self.pick_there(room, layer, streams, rows, groups)?;
+        let plans = self.plan_rows(layer, streams, &numbers, groups);
+        if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
+            return Err(failure.clone().into());
+        }
+        let watched = streams.iter().any(|stream| stream.fork.fidelity().is_some());
+        if watched {
+            self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
+        }
+        self.gpu.mark(&mut room.timeline)?;
+        self.attend_rows(room, layer, streams, rows, &plans, watched)?;
+        for (i, plan) in plans.iter().enumerate() {
+            if let RowPlan::Done(out) = plan {
+                let numbers = Numbers::narrow(out.clone(), self.storage());
+                numbers.upload_to(&self.gpu, &mut room.attended, i * width * self.dtype.bytes())?;
+            }
+        }
+        if watched {
+            self.compare(room, layer, streams, rows, &plans, &numbers)?;
+        }
+        Ok(())
+    }
+
+    /// What each row attends, stream by stream.
+    fn plan_rows(&self, layer: usize, streams: &mut [Stream<'_>], numbers: &[f32], groups: &[Group]) -> Vec<RowPlan> {
+        let (width, stacked) = self.widths();
+        let key_width = self.config.kv_heads * self.config.head_dim;
+        let firsts: Vec<usize> = streams
+            .iter()
+            .scan(0, |next, stream| {
+                let first = *next;
+                *next += stream.tokens.len();
+                Some(first)
+            })
+            .collect();
+        let plan = |(stream, first): (&mut Stream<'_>, usize)| -> Vec<RowPlan> {
+            let start = Instant::now();
+            let row = |i: usize| {
+                let (fork, heads) = (&mut *stream.fork, self.config.heads);
+                match fork.selects(layer) {
+                    Selects::OnDevice => return RowPlan::Left(fork.leave(layer, heads), of_group(groups, first + i)),
+                    Selects::Blindly => return RowPlan::Picked(fork.draw(layer, heads)),
+                    Selects::Nothing if !fork.needs_host() => return RowPlan::Exact(fork.pass(layer, heads)),
+                    Selects::Nothing | Selects::OnHost => {}
+                }
+                let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
+                let (key, value) = kv.split_at(key_width);
+                if !fork.moves_positions() {
+                    return RowPlan::Picked(fork.pick(layer, queries, key, value));
+                }
+                let mut out = vec![0.0; width];
+                fork.step(layer, queries, key, value, &mut out);
+                RowPlan::Done(out)
+            };
+            let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
+            if !stream.fork.moves_positions() {
+                stream.fork.spent(start.elapsed());
+            }
+            plans
+        };
+        let work: Vec<_> = streams.iter_mut().zip(firsts).collect();
+        let planned: Vec<Vec<RowPlan>> = work.into_par_iter().map(plan).collect();
+        planned.into_iter().flatten().collect()
+    }
+
+    /// Attends what was planned, but for rows that are done.
+    fn attend_rows(
+        &self,
+        room: &mut Room,
+        layer: usize,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        plans: &[RowPlan],
+        watched: bool,
+    ) -> Result<(), GpuError> {
+        let c = &self.config;
+        let prefix = streams[0].fork.prefix().clone();
+        let lists: Vec<&TokenLists> = room.picks.iter().map(|room| &room.own.lists).collect();
+        let mut attention = self.attention_of(streams, rows, plans, &lists);
+        let Room { qkv, attended, wide, attention: lists, .. } = room;
+        let wide = wide.as_mut().filter(|_| watched);
+        let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
+        let prepared = self.gpu.prepare(&mut attention, lists, c.head_dim)?;
+        self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
+    }
+
+    /// What the rows of a step attend.
+    fn attention_of(
+        &self,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        plans: &[RowPlan],
+        lists: &[&TokenLists],
+    ) -> Attention {
+        let (c, shape) = (&self.config, self.shape());
+        let prefix_tokens = streams[0].fork.prefix().tokens();
+        let tails: Vec<kernels::Tail<'_>> =
+            streams.iter_mut().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
+        let group = c.heads / c.kv_heads;
+        let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
+        let expected: usize = rows.iter().zip(plans).map(of_row).sum();
+        let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors());
+        for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
+            for kv_head in 0..c.kv_heads {
+                let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
+                parts.add(&mut attention, plan, prefix_tokens, lists);
+            }
+        }
+        attention
+    }
+
+    /// Shows runs that are compared with exact attention what was attended.
+    fn compare(
+        &self,
+        room: &Room,
+        layer: usize,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        plans: &[RowPlan],
+        numbers: &[f32],
+    ) -> Result<(), GpuError> {
+        let (width, stacked) = self.widths();
+        let mut out = vec![0.0; rows.len() * width];
+        self.gpu.download(room.wide.as_ref().expect("it was reserved"), 0, &mut out)?;
+        for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
+            let RowPlan::Picked(picked) = plan else { continue };
+            let queries = &numbers[i * stacked..][..width];
+            streams[row.stream].fork.compare(layer, queries, picked, row.total, &out[i * width..][..width]);
+        }
+        Ok(())
+    }
+}
+
+impl RowPlan {
+    /// Tokens attended, summed over KV heads.
+    fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
+        let of_head = |picked: &Picked| {
+            let picks = match &picked.selection {
+                None => 0,
+                Some(Selection::Shared(picks)) => picks.tokens.len(),
+                Some(Selection::PerHead(heads)) => heads.iter().map(|picks| picks.tokens.len()).sum(),
+            };
+            picked.exact.tokens(total) + picks
+        };
+        match self {
+            Self::Exact(exact) => kv_heads * exact.tokens(total),
+            Self::Picked(heads) => heads.iter().map(of_head).sum(),
+            Self::Left(exact, of) => {
+                let lists = lists[of.group];
+                kv_heads * exact.tokens(total) + lists.lists() * lists.most()
+            }
+            Self::Done(_) => 0,
+        }
+    }
+}
+
+/// One KV head of one row, and what it may attend.
+pub(super) struct HeadPlan<'a> {
+    pub(super) row: usize,
+    pub(super) kv_head: usize,
+    pub(super) group: usize,
+    pub(super) total: usize,
+    pub(super) tail: &'a kernels::Tail<'a>,
+}
+
+impl HeadPlan<'_> {
+    /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
+    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
+        let head = self.kv_head * self.group;
+        let (exact, selection) = match plan {
+            RowPlan::Exact(exact) => (*exact, None),
+            RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
+            RowPlan::Left(exact, of) => {
+                return self.add_lists(attention, *exact, lists[of.group], of.row, prefix_tokens);
+            }
+            RowPlan::Done(_) => return,
+        };
+        let mut add = |part: usize, head: usize, queries: usize, exact: Exact, picks: Option<&Picks>| {
+            let weights = match picks.map(|picks| &picks.weighting) {
+                None | Some(Weighting::Softmax | Weighting::Remainder { .. }) => Weights::Logits,
+                Some(Weighting::LogBias(log_u)) => Weights::Lowered(log_u),
+                Some(Weighting::Direct { weights, log_mass }) => Weights::Given(weights, *log_mass),
+            };
+            let picked = picks.map_or(&[][..], |picks| &picks.tokens);
+            let tokens = Tokens { sink: exact.sink, recent: exact.recent, total: self.total, picked };
+            let (row, kv_head, tail) = (self.row, self.kv_head, self.tail);
+            attention.add(part, &Unit { row, head, queries, kv_head, tail, tokens, weights }, prefix_tokens);
+            if let Some(Weighting::Remainder { shares, value }) = picks.map(|picks| &picks.weighting) {
+                shares.iter().enumerate().for_each(|(i, share)| attention.give_rest(row, head + i, *share, value));
+            }
+        };
+        let nothing = Exact { sink: 0, recent: self.total };
+        match selection {
+            None => add(0, head, self.group, exact, None),
+            Some(Selection::Shared(picks)) if matches!(picks.weighting, Weighting::Softmax | Weighting::LogBias(_)) => {
+                add(0, head, self.group, exact, Some(picks));
+            }
+            Some(Selection::Shared(picks)) => {
+                add(0, head, self.group, exact, None);
+                add(1, head, self.group, nothing, Some(picks));
+            }
+            Some(Selection::PerHead(heads)) => {
+                add(0, head, self.group, exact, None);
+                heads.iter().enumerate().for_each(|(i, picks)| add(1, head + i, 1, nothing, Some(picks)));
+            }
+        }
+    }
+
+    /// As [`add`](Self::add), with what the device picked.
+    fn add_lists(
+        &self,
+        attention: &mut Attention,
+        exact: Exact,
+        lists: &TokenLists,
+        of_row: usize,
+        prefix_tokens: usize,
+    ) {
+        let Self { row, kv_head, group, total, tail } = *self;
+        let unit = |head: usize, queries: usize, exact: Exact| {
+            let tokens = Tokens { sink: exact.sink, recent: exact.recent, total, picked: &[] };
+            Unit { row, head, queries, kv_head, tail, tokens, weights: Weights::Logits }
+        };
+        let (first, nothing) = (kv_head * group, Exact { sink: 0, recent: total });
+        let is_shared = lists.lists() * group == self.heads();
+        if is_shared {
+            return attention.add_list(0, &unit(first, group, exact), lists.list(of_row, kv_head), prefix_tokens);
+        }
+        attention.add(0, &unit(first, group, exact), prefix_tokens);
+        for head in first..first + group {
+            attention.add_list(1, &unit(head, 1, nothing), lists.list(of_row, head), prefix_tokens);
+        }
+    }
+
+    /// Query heads of all KV heads.
+    fn heads(&self) -> usize {
+        self.group * self.tail.kv_heads
+    }
+}
+
+/// Where the device picks for a row of a step.
+pub(super) fn of_group(groups: &[Group], row: usize) -> RowOfGroup {
+    let place = |(group, of): (usize, &Group)| {
+        let row = of.rows.iter().position(|own| *own as usize == row)?;
+        Some(RowOfGroup { group, row })
+    };
+    groups.iter().enumerate().find_map(place).expect("every row that the device picks for is in a group")
+}
