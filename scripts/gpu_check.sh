@@ -51,7 +51,7 @@ run() {
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
             (cd tests_root && timeout 150 compute-sanitizer --tool $tool --error-exitcode 9 ../tests --ignored --test-threads=1 \
-                products_of_one norms_gates rotation_with decode_attention) >"$out/$tool.txt" 2>&1 && status=pass || status=FAIL
+                products_of_one norms_gates rotation_with decode_attention scores_of bounds_of what_lists lists_of) >"$out/$tool.txt" 2>&1 && status=pass || status=FAIL
             note $status "$tool: $(grep -o 'ERROR SUMMARY.*\|RACECHECK SUMMARY.*' "$out/$tool.txt" | tail -1)"
         done
     fi
@@ -97,6 +97,22 @@ P
         ./spattn eval --device cuda --random-weights llama-3.1-8b -t ruler/niah_single_2 -l $length -n 3 -m full --sparse-from decode --out "$out/8b-$length" \
             --overwrite >"$out/8b-$length.txt" 2>&1 || note FAIL "llama-3.1-8b at $length"
     done
+    # Rows that select on the device, on one prefill, beside `full` alone.
+    local rows=(-m 'topk:density={0.015625,0.03125,0.0625,0.125}' -m 'topk:per=kv_head,density={0.015625,0.03125,0.0625,0.125}'
+        -m 'quest:density={0.015625,0.03125,0.0625,0.125}' -m 'streaming_llm:density={0.015625,0.03125,0.0625,0.125}'
+        -m 'a_shape:density={0.015625,0.03125,0.0625,0.125}')
+    local name more
+    for name in alone shared; do
+        more=()
+        if [ $name = shared ]; then more=("${rows[@]}"); fi
+        ./spattn eval --device cuda --random-weights llama-3.1-8b -t ruler/niah_single_2 -l 32K -n 2 -m full --sparse-from decode \
+            --out "$out/$name" --overwrite "${more[@]}" >"$out/$name.txt" 2>&1 || note FAIL "$name"
+    done
+    python3 - "$out" <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
+import re, sys
+alone, shared = (float(re.search(r"records\. ([\d.]+) s:", open(f"{sys.argv[1]}/{name}.txt").read()).group(1)) for name in ["alone", "shared"])
+print(f"{'pass' if shared < 2 * alone else 'FAIL'}\t21 rows that select on the device at 32K, 8B: {shared / alone:.2f} x full alone (asked: below 2)")
+P
     timeout 200 python3 gpu_referee.py ${CHECK_CONTEXTS:-8K 32K} >"$out/referee.txt" 2>&1 || true
     python3 - "$out" ${CHECK_CONTEXTS:-8K 32K} <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
 import json, re, statistics, sys
