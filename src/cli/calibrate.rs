@@ -8,8 +8,8 @@ use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::eval::{set_threads, stop_on_interrupt};
 use super::output::print_line;
+use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, numbers};
 use crate::disk::write_whole;
 use crate::error::UsageError;

@@ -1,11 +1,9 @@
 //! `spattn eval`: run methods on tasks, write records, print the table.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
 use super::matrix::{OnFailure, Run};
@@ -14,9 +12,8 @@ use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several, Wrong};
 use crate::eval::contexts::Shard;
 use crate::eval::store::OpenMode;
-use crate::model::data::{DataFolder, DataSource};
 use crate::model::source::RANDOM;
-use crate::tasks::{Positions, assets};
+use crate::tasks::Positions;
 
 /// Evaluate methods on tasks and print one table: score, interval, density and cost.
 ///
@@ -322,32 +319,4 @@ fn default_folder(command: &str) -> PathBuf {
 pub fn run(args: EvalArgs) -> Result<Done> {
     let config = RunConfig::resolve_single(args.run.over(args.config.as_deref())?)?;
     args.run.run("eval", vec![config], OnFailure::Stop)?.start()
-}
-
-/// Limits the threads of the whole program.
-pub(super) fn set_threads(threads: Option<usize>) -> Result<()> {
-    match threads {
-        None => Ok(()),
-        Some(n) => rayon::ThreadPoolBuilder::new().num_threads(n).build_global().context("cannot start threads"),
-    }
-}
-
-/// Where the data are, and what to record of them.
-pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
-    let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
-    data.notes.iter().for_each(|n| eprintln!("note: {n}"));
-    Ok(data)
-}
-
-/// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
-pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let raised = stop.clone();
-    ctrlc::set_handler(move || {
-        if raised.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(super::INTERRUPTED));
-        }
-    })
-    .context("cannot watch for Ctrl-C")?;
-    Ok(stop)
 }

@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::eval::find_data;
 use super::numbers;
 use super::output::Export;
+use super::setup::find_data;
 use crate::error::UsageError;
 use crate::eval::run::Counter;
 use crate::model::source::ModelSource;

@@ -11,8 +11,8 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::eval::{find_data, set_threads, stop_on_interrupt};
 use super::output::{print, print_line};
+use super::setup::{find_data, set_threads, stop_on_interrupt};
 use super::{Advised, Done, listed};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;

@@ -13,6 +13,7 @@ mod numbers;
 mod output;
 pub mod report;
 pub mod score;
+mod setup;
 pub mod sweep;
 
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use zip::result::ZipError;
 
-use super::table::{self, TooLarge};
+use super::table::{self, LONGEST_LINE, TooLarge};
 use crate::error::UsageError;
 use crate::foreign::contain;
 
@@ -26,8 +26,6 @@ const TABLE_HINT: &str = "a table in Parquet is expected, uncompressed or compre
 const LARGE_HINT: &str =
     "a table is held as JSON in memory; JSON lines are read one at a time, and larger ones can be given";
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
-/// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
-pub(super) const LONGEST_LINE: u64 = 64 << 20;
 /// Malformed rows whose places a message names at most.
 const PLACES_NAMED: usize = 10;
 

@@ -21,8 +21,8 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::record::reader::{RowIter, TreeBuilder};
 use parquet::schema::types::{ColumnDescPtr, Type};
 
-use super::rows::LONGEST_LINE;
-
+/// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
+pub(super) const LONGEST_LINE: u64 = 64 << 20;
 /// Rows that a column is read ahead by.
 const BATCH: usize = 16;
 /// Bytes that one byte in Snappy's format can stand for: three bytes copy 64.

@@ -79,18 +79,13 @@ impl Tail<'_> {
 
     /// Whether tensor cores take such heads.
     fn fits_tiles(&self) -> bool {
-        fits_tiles(self.storage, self.d)
+        self.storage.fits_tiles(self.d)
     }
 
     /// Where it begins; all of it lies inside the buffer.
     fn address(&self) -> u64 {
         self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
     }
-}
-
-/// Whether tensor cores take heads so wide.
-pub(super) fn fits_tiles(storage: Storage, d: usize) -> bool {
-    storage != Storage::F32 && matches!(d, 64 | 128)
 }
 
 /// The prefix that all rows of a step share, at one layer.
@@ -420,7 +415,7 @@ impl Gpu {
         let wide_address = wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4));
         let scale = 1.0 / (d as f32).sqrt();
         let lanes = d.next_power_of_two().max(64) / 8;
-        let tiles = fits_tiles(storage, d);
+        let tiles = storage.fits_tiles(d);
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
         for (i, (units, count, blocks)) in attention.classes.iter().enumerate().filter(|(_, (_, count, _))| *count > 0)
         {

@@ -128,6 +128,11 @@ impl Storage {
         }
     }
 
+    /// Whether the kernels on tensor cores take heads so wide.
+    fn fits_tiles(self, d: usize) -> bool {
+        self != Self::F32 && matches!(d, 64 | 128)
+    }
+
     /// The end of the names of kernels for it.
     fn name(self) -> &'static str {
         match self {

@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
-use super::attend::fits_tiles;
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
@@ -368,7 +367,7 @@ impl Gpu {
         let last = queries.rows.numbers()[rows.clone()].iter().max().map_or(0, |row| *row as usize);
         let from = queries.queries.address(0, (last * stride + heads * d) * storage.bytes());
         let group = heads / kv_heads;
-        if fits_tiles(storage, d) && group <= MMA_QUERIES {
+        if storage.fits_tiles(d) && group <= MMA_QUERIES {
             return self.score_tiles(queries, rows, scored, from, out);
         }
         let taken = group.min(MOST_QUERIES).next_power_of_two();
