@@ -13,6 +13,7 @@
 use std::ops::Range;
 
 use super::budget::Context;
+use super::prompt::PromptShape;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{Buffer, Cache, Gpu, GpuError, Mirrored, Pages, Queries, Scores, TokenLists};
@@ -42,6 +43,12 @@ pub trait DeviceForm: Send + Sync {
 
     /// How much is picked in a context of a prefix with so many candidates, in units that the method knows.
     fn number(&self, context: Context, candidates: usize) -> u32;
+
+    /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
+    fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
+
+    /// Bytes of the device's memory that the lists of one row take at most; they are used again from layer to layer.
+    fn list_bytes(&self, prefix: &PromptShape) -> usize;
 
     /// The index of all KV heads of a layer.
     ///
@@ -125,6 +132,11 @@ pub struct DeviceScratch {
 pub(super) trait DeviceScorer: Send + Sync {
     /// What it costs to score the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
+
+    /// As [`DeviceForm::index_bytes`], of one layer; nothing by default.
+    fn layer_bytes(&self, _prefix: &PromptShape, _dtype: KvDtype) -> usize {
+        0
+    }
 
     /// The index of all KV heads of a layer; nothing by default.
     #[cfg(feature = "cuda")]

@@ -26,7 +26,7 @@ use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
 use super::prefill::{PrefillPattern, QueryBlock};
 use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
-use super::prompt::PromptNeed;
+use super::prompt::{PromptNeed, PromptShape};
 use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment, joined_scores};
 use super::spec::Params;
 use crate::cost::Cost;
@@ -34,6 +34,7 @@ use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, Pages, Reduction, Scores};
+use crate::kv::KvDtype;
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
@@ -341,6 +342,18 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let size = self.scorer.page();
         let pages = LeastPages { size, all: candidates.div_ceil(size), least: self.least };
         self.on_device().expect(ON_DEVICE).1.number(context, &pages)
+    }
+
+    fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        prefix.layers * self.on_device().expect(ON_DEVICE).0.layer_bytes(prefix, dtype)
+    }
+
+    fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        let lists = if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads };
+        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
+        let most = self.number(context, prefix.tokens) as usize * self.scorer.page();
+        lists * most.min(prefix.tokens) * size_of::<u32>()
     }
 
     #[cfg(feature = "cuda")]

@@ -9,8 +9,9 @@ use super::contexts::{Contexts, Shard};
 use super::manifest::{bytes_of_example, masks_whole_prompt};
 use super::memory;
 use super::run::{Counter, Failure, Watch};
-use crate::attention::{Configured, Positions};
+use crate::attention::{Configured, Positions, PromptShape};
 use crate::error::UsageError;
+use crate::kv::KvDtype;
 use crate::model::OpenModel;
 use crate::tasks::Task;
 
@@ -231,7 +232,9 @@ impl Planner<'_> {
         if let Some(free) = self.config.device.free_bytes() {
             let dimensions = &self.model.dimensions;
             let (methods, at_once) = (&self.config.methods, masks_whole_prompt(self.config));
-            let needed = dimensions.weight_bytes() + dimensions.gpu_bytes(tokens, methods.len(), at_once);
+            let needed = dimensions.weight_bytes()
+                + dimensions.gpu_bytes(tokens, methods.len(), at_once)
+                + picking_bytes(methods, &dimensions.prompt_shape(tokens), dimensions.dtype());
             if needed as u64 > free {
                 return Err(UsageError::new(format!(
                     "{what}, {tokens} tokens, takes {:.1} GB of the GPU's memory with {}, and {:.1} GB are free",
@@ -267,5 +270,41 @@ impl Planner<'_> {
             .hint("choose a shorter --length, or leave the positions as they are")),
             _ => Ok(()),
         }
+    }
+}
+/// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
+fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
+    let mut known = HashSet::new();
+    let of_method = |method: &Configured| {
+        let Some(form) = method.method.device_form() else { return 0 };
+        let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
+        let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
+        index + form.list_bytes(prefix)
+    };
+    methods.iter().map(of_method).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::methods::configure;
+    use crate::attention::{Policy, expand_grid};
+
+    #[test]
+    fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {
+        let prefix = PromptShape { layers: 2, heads: 8, kv_heads: 2, d: 64, tokens: 1000 };
+        let bytes = |specs: &[&str]| {
+            let of = |spec: &&str| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+            picking_bytes(&specs.iter().map(of).collect::<Vec<_>>(), &prefix, KvDtype::Bf16)
+        };
+        // Lists of four bytes a token, for eight query heads or two KV heads.
+        assert_eq!(bytes(&["topk:k=10", "topk:k=10,per=kv_head"]), 8 * 10 * 4 + 2 * 10 * 4);
+        assert_eq!(bytes(&["topk:k=5000"]), 8 * 1000 * 4);
+        // Two bounds of two bytes for 64 channels of 63 pages, for two KV heads of two layers.
+        let index = 2 * 2 * 63 * 2 * 64 * 2;
+        assert_eq!(bytes(&["quest:k=32"]), index + 8 * 32 * 4);
+        assert_eq!(bytes(&["quest:k=32", "quest:k=64"]), index + 8 * (32 + 64) * 4);
+        assert_eq!(bytes(&["quest:k=32", "quest:k=32,sink=8"]), 2 * (index + 8 * 32 * 4));
+        assert_eq!(bytes(&["full", "random", "magicpig", "quest:summary_bits=4"]), 0);
     }
 }

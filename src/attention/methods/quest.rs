@@ -20,12 +20,12 @@ use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment, dots};
-use crate::attention::{Budget, HeadPrefix};
+use crate::attention::{Budget, HeadPrefix, PromptShape};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, PageBounds, Pages as Cut, Scores};
-use crate::kv::KvStore;
 use crate::kv::quantised::{self, QuantisedRows, Rounding};
+use crate::kv::{KvDtype, KvStore};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "quest",
@@ -185,6 +185,10 @@ fn bound_cost(queries: usize, pages: usize, d: usize, bytes: usize) -> Cost {
 impl DeviceScorer for Bounds {
     fn cost(&self, step: &StepShape) -> Cost {
         bound_cost(step.group, step.candidates.div_ceil(self.page), step.d, step.dtype.bytes())
+    }
+
+    fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        prefix.kv_heads * bound_bytes(prefix.tokens.div_ceil(self.page), prefix.d, dtype.bytes())
     }
 
     #[cfg(feature = "cuda")]
