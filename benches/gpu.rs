@@ -104,25 +104,21 @@ mod gpu {
                 let mut out = gpu.alloc(2 * rows * HEADS * D).unwrap();
                 let mut room = AttentionRoom::default();
                 for blocks in [2, 3, 4] {
+                    let expected = if picked { picks.len() } else { context };
+                    let mut attention =
+                        Attention::spread(rows, HEADS, rows * KV_HEADS * expected, blocks * gpu.processors());
+                    for (row, kv_head) in (0..rows).flat_map(|row| (0..KV_HEADS).map(move |kv_head| (row, kv_head))) {
+                        let tokens = match picked {
+                            true => Tokens { sink: 0, recent: context + 1, total: context + 1, picked: &picks },
+                            false => Tokens { sink: 0, recent: 0, total: context + 1, picked: &[] },
+                        };
+                        let (head, queries, weights) = (kv_head * HEADS / KV_HEADS, HEADS / KV_HEADS, Weights::Logits);
+                        let unit = Unit { row, head, queries, kv_head, tail: &tail, tokens, weights };
+                        attention.add(0, &unit, context);
+                    }
+                    // Lists are sent once: what is timed is attending and merging.
+                    let prepared = gpu.prepare(&mut attention, &mut room, D).unwrap();
                     let seconds = time(gpu, 40, |i| {
-                        let tokens = if picked { picks.len() } else { context };
-                        let mut attention =
-                            Attention::spread(rows, HEADS, rows * KV_HEADS * tokens, blocks * gpu.processors());
-                        for row in 0..rows {
-                            for kv_head in 0..KV_HEADS {
-                                let tokens = match picked {
-                                    true => Tokens { sink: 0, recent: context + 1, total: context + 1, picked: &picks },
-                                    false => Tokens { sink: 0, recent: 0, total: context + 1, picked: &[] },
-                                };
-                                let (head, queries, weights) =
-                                    (kv_head * HEADS / KV_HEADS, HEADS / KV_HEADS, Weights::Logits);
-                                attention.add(
-                                    0,
-                                    &Unit { row, head, queries, kv_head, tail: &tail, tokens, weights },
-                                    context,
-                                );
-                            }
-                        }
                         let [keys, values] = &caches[i % copies];
                         let cache = Cache {
                             keys,
@@ -135,7 +131,6 @@ mod gpu {
                             storage: STORAGE,
                         };
                         let prefix = Prefix { cache, tokens: context, layer: 0 };
-                        let prepared = gpu.prepare(&mut attention, &mut room, D).unwrap();
                         gpu.attend(&prepared, &prefix, &queries, HEADS * D, &mut out, None).unwrap();
                     });
                     let read =
