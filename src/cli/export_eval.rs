@@ -11,7 +11,7 @@ use super::numbers;
 use super::output::Export;
 use super::setup::find_data;
 use crate::error::UsageError;
-use crate::eval::run::Counter;
+use crate::eval::counter::Counter;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::{Tokenizer, TokenizerOptions};
 use crate::tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};

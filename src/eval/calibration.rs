@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::run::Counter;
+use super::counter::Counter;
 use crate::attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
 use crate::attention::calibration::{
     Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,

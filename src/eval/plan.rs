@@ -6,9 +6,10 @@ use anyhow::Result;
 
 use super::config::{RunConfig, Variant};
 use super::contexts::{Contexts, Shard};
+use super::counter::Counter;
 use super::manifest::{bytes_of_example, masks_whole_prompt};
 use super::memory;
-use super::run::{Counter, Failure, Watch};
+use super::watch::{Failure, Watch};
 use crate::attention::{Configured, Positions, PromptShape};
 use crate::error::UsageError;
 use crate::kv::KvDtype;

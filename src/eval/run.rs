@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 
 use super::config::Variant;
+use super::counter::Counter;
 use super::cut::{Fitted, fit};
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
@@ -22,57 +23,16 @@ use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::{Choice, Conditions, Likelihood, Record};
 use super::store::Store;
+use super::watch::{Failure, Progress, Watch};
 use crate::attention::Configured;
 use crate::error::UsageError;
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::model::checksum::sha256_hex;
-use crate::model::tokenizer::Tokenizer;
-use crate::tasks::likelihood::{Measure, Passage, Scoring, TextEncoder, TextTokens};
+use crate::tasks::Task;
+use crate::tasks::likelihood::{Measure, Passage, Scoring};
 use crate::tasks::metrics::Metric;
 use crate::tasks::seed::example_seed;
-use crate::tasks::{PromptCounter, Task};
-
-/// What one step of the loop tells whoever shows progress.
-pub struct Progress<'a> {
-    /// Examples done, each under each seed and protocol; those found in the store included.
-    pub done: usize,
-    /// Examples of this share.
-    pub total: usize,
-    /// The same in units of work, which an example has the more of the longer it is.
-    pub work_done: u64,
-    /// Work of this share.
-    pub work: u64,
-    /// The task of the example just done.
-    pub task: &'a str,
-    /// Its length asked for.
-    pub length: usize,
-    /// Whether it was the last one of its task and length.
-    pub ends_cell: bool,
-    /// Its new records.
-    pub records: &'a [Record],
-}
-
-/// Something that cannot be run.
-#[derive(Debug)]
-pub struct Failure {
-    /// What of the matrix is left out: the model, and task, length, seed, protocol and method where they matter.
-    pub what: String,
-    /// Why.
-    pub error: anyhow::Error,
-}
-
-/// Whoever looks on while a matrix is run.
-pub trait Watch {
-    /// An example is done.
-    fn progress(&mut self, progress: Progress<'_>);
-
-    /// Something cannot be run.
-    ///
-    /// # Errors
-    /// What is returned ends the run; otherwise it goes on with everything else.
-    fn failed(&mut self, failure: Failure) -> Result<()>;
-}
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -713,26 +673,6 @@ fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &
     sha256_hex(text.as_bytes())[..32].to_owned()
 }
 
-/// Counts with a model's tokenizer and chat template.
-pub struct Counter<'a>(pub &'a Tokenizer);
-
-impl PromptCounter for Counter<'_> {
-    fn prompt_tokens(&self, user: &str, answer_prefix: &str) -> Result<usize> {
-        Ok(self.0.count_prompt(user, answer_prefix)?)
-    }
-}
-
-impl TextEncoder for Counter<'_> {
-    fn encode(&self, text: &str) -> Result<TextTokens> {
-        let (ids, ends) = self.0.encode_with_ends(text)?;
-        Ok(TextTokens { ids, ends })
-    }
-
-    fn front(&self) -> &[u32] {
-        self.0.front()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -747,8 +687,8 @@ mod tests {
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
-    use crate::tasks::likelihood::{Continuation, LikelihoodTask};
-    use crate::tasks::{Example, Handling, TaskOptions, resolve};
+    use crate::tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
+    use crate::tasks::{Example, Handling, PromptCounter, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;
