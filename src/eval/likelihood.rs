@@ -533,7 +533,7 @@ mod tests {
         // More than one step's tokens, and none that goes on from the other.
         let texts = [Text { tokens: &ids[prompt..], given: 0 }, Text { tokens: &ids[prompt..prompt + 9], given: 4 }];
         let methods = methods(&["topk:k=4", "full"]);
-        for prefix_tokens in [prompt, prompt - 1, 7] {
+        for prefix_tokens in [prompt, prompt - 1] {
             let request = Request {
                 prompt: &ids[..prompt],
                 prefix_tokens,
