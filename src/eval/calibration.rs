@@ -704,4 +704,113 @@ mod tests {
         assert_eq!(refused(&[Text::Generated], 10 * limit, limit), "");
         assert!(refused(&[Text::Generated], 10 * limit, limit + 1).contains("beyond the context"));
     }
+
+    fn orders(specs: &[&str]) -> Vec<Order> {
+        Order::parse(&specs.iter().map(|spec| (*spec).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn orders_are_sorted_by_kind_each_of_which_is_made_once() {
+        let kinds = |orders: &[Order]| orders.iter().map(|o| o.calibration.kind).collect::<Vec<_>>();
+        let all = ["double_sparsity", "loki", "duo_attention", "hash_attention"];
+        assert_eq!(kinds(&orders(&[])), all);
+        assert_eq!(kinds(&orders(&["loki", "double_sparsity"])), ["double_sparsity", "loki"]);
+        let refused = |specs: &[&str]| {
+            Order::parse(&specs.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).err().map(|e| e.what)
+        };
+        assert_eq!(refused(&["loki", "loki"]).unwrap(), "`loki` is to be calibrated twice");
+        assert!(refused(&["quest"]).unwrap().contains("quest"));
+        // Two are of one text; what takes long is read for by itself.
+        let orders = orders(&[]);
+        let readings: Vec<_> = Order::by_reading(&orders).map(kinds).collect();
+        assert_eq!(readings[0], all[..2]);
+        assert!(readings.iter().all(|kinds| kinds.len() == 1 || !kinds.contains(&"hash_attention")));
+        assert_eq!(Order::reading(&orders[1..]), Reading::STATISTICS);
+    }
+
+    #[test]
+    fn all_blocks_are_read_and_what_was_learned_says_from_what() {
+        let model = model();
+        let orders = orders(&["loki", "double_sparsity"]);
+        let texts = [file(100..300), Text::Generated];
+        let plan = Plan { orders: &orders, held_out: 1, ..plan(&texts, 150, 70) };
+        let mut told = Vec::new();
+        let mut watch = |done, all| {
+            told.push((done, all));
+            ControlFlow::Continue(())
+        };
+        let outcome = plan.run(&model, None, &mut watch).unwrap().unwrap();
+        assert_eq!((told, outcome.blocks, outcome.tokens), (vec![(1, 3), (2, 3), (3, 3)], 3, 150));
+        assert_eq!(outcome.data, format!("a file + {}, 70 tokens a block", Essays::Grammar.label()));
+        for (made, kind) in outcome.made.iter().zip(["double_sparsity", "loki"]) {
+            let info = Artefact::parse("made", made.bytes.clone()).unwrap().info().clone();
+            assert_eq!((made.kind, info.kind.as_str(), &info.data), (kind, kind, &outcome.data));
+            assert_eq!((info.seed, info.blocks, info.tokens), (1, 3, 150));
+        }
+        let again = plan.run(&model, None, |_, _| ControlFlow::Continue(())).unwrap().unwrap();
+        assert!(again.made.iter().zip(&outcome.made).all(|(a, b)| a.bytes == b.bytes));
+        assert!(
+            plan.run(&model, None, |done, _| match done {
+                2 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            })
+            .unwrap()
+            .is_none()
+        );
+        // Every text has blocks of its own, numbered from 0: the third is the file's second.
+        let mut seen = 0;
+        let mut observe = |chunk: &PrefillChunk<'_>| seen += usize::from(chunk.layer == 0) * chunk.tokens();
+        assert_eq!(plan.read(2, 70, &model, &mut observe).unwrap(), 70);
+        assert_eq!(seen, 70);
+        let limit = model.decoder.config().context_limit();
+        assert!(plan.read(0, limit + 1, &model, &mut |_| {}).unwrap_err().to_string().contains("beyond the context"));
+    }
+
+    #[test]
+    fn artefacts_are_found_where_they_are_and_the_user_is_told_how_to_make_them() {
+        let mut model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Some(dir.path());
+        let made = find("loki", "loki", &model, None).unwrap();
+        assert_eq!(made.info().kind, "loki");
+        let missing = find("loki", "mine", &model, folder).unwrap_err().downcast::<UsageError>().unwrap();
+        assert!(missing.what.starts_with("method `mine` needs a calibration of builtin: no "), "{}", missing.what);
+        let command = "spattn calibrate loki --model builtin";
+        let at_folder = format!("make it with `{command} --out {}`", dir.path().display());
+        assert_eq!(missing.hint.unwrap(), at_folder);
+        assert!(how_to_make("loki", &model, None).contains("--calibration DIR"));
+        model.writable_calibration = Some(dir.path().to_owned());
+        assert_eq!(how_to_make("loki", &model, None), format!("make it with `{command}`"));
+
+        let policy = crate::attention::Policy::default();
+        let configured =
+            |spec: &str| crate::attention::methods::configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+        let mut methods = [configured("loki"), configured("topk"), configured("loki:rank=8")];
+        supply(&mut methods, &model, None).unwrap();
+        let hashes = methods.each_ref().map(|m| m.artefact.clone());
+        assert_eq!(hashes, [Some(made.sha256().to_owned()), None, Some(made.sha256().to_owned())]);
+        assert!(supply(&mut [configured("loki")], &model, folder).is_err());
+        let checkpoints = Checkpoints { folder: "a".into(), resume: false };
+        assert_eq!(checkpoints.file("loki"), Path::new("a/loki.checkpoint"));
+    }
+
+    #[test]
+    fn files_of_text_are_read_and_others_refused() {
+        let model = model();
+        let dir = tempfile::tempdir().unwrap();
+        let read = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            Text::file(&path, &model)
+        };
+        let text = read("a.txt", b"The door opens.").unwrap();
+        assert_eq!(text.label(), format!("a.txt ({})", &sha256_hex(b"The door opens.")[..12]));
+        let Text::File { ids, .. } = text else { panic!("a file") };
+        assert_eq!(ids, model.tokenizer.encode_text("The door opens.", false).unwrap());
+        let refused = |name, bytes| read(name, bytes).err().unwrap().to_string();
+        assert!(refused("b", b"ab\0c").ends_with("a zero at byte 2: it is no text"));
+        assert!(refused("c", b"").starts_with("there is no text in"));
+        let missing = Text::file(&dir.path().join("none"), &model).err().unwrap();
+        assert!(missing.to_string().starts_with("cannot read"));
+    }
 }

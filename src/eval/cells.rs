@@ -159,3 +159,102 @@ fn cell(mut records: Vec<&Record>) -> Cell<'_> {
 pub(super) fn perplexity(likelihoods: &[&Likelihood], units: fn(&Likelihood) -> usize) -> f64 {
     ratios::perplexity(&likelihoods.iter().map(|l| Window { nats: l.nll, units: units(l) as f64 }).collect::<Vec<_>>())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::record::tests::{perplexity as text, record};
+
+    fn of_seed(seed: u64, sample: usize, score: f64) -> Record {
+        Record { seed, question: format!("{seed} {sample}"), ..record("vt", "topk", sample, score) }
+    }
+
+    #[test]
+    fn a_cell_has_each_sample_once_in_their_order() {
+        let again = Record { key: "zzz comes later".into(), ..of_seed(1, 0, 0.0) };
+        let records = [of_seed(2, 0, 1.0), of_seed(1, 1, 0.5), again, of_seed(1, 0, 1.0)];
+        let cells = group(&records, &[]);
+        let listed: Vec<_> = cells[0].records.iter().map(|r| (r.seed, r.sample, r.score)).collect();
+        assert_eq!((cells.len(), listed), (1, vec![(1, 0, 1.0), (1, 1, 0.5), (2, 0, 1.0)]));
+        assert_eq!((cells[0].repeated, cells[0].seeds()), (1, BTreeSet::from([1, 2])));
+        assert!((cells[0].score() - 250.0 / 3.0).abs() < 1e-9 && (cells[0].mean(|r| r.score) - 2.5 / 3.0).abs() < 1e-9);
+        let second = cells[0].of_seed(2).unwrap();
+        assert_eq!((second.records, second.repeated), (vec![&records[0]], 0));
+        assert_eq!(cells[0].of_seed(3), None);
+    }
+
+    #[test]
+    fn what_rows_share_tells_cells_apart() {
+        type Change = fn(&mut Record);
+        let changes: [Change; 7] = [
+            |_| {},
+            |r| r.model = "other".into(),
+            |r| r.protocol = "decode".into(),
+            |r| r.task = "cwe".into(),
+            |r| r.length = 1,
+            |r| r.method = "quest".into(),
+            |r| r.params = "k=1".into(),
+        ];
+        let changed = |change: &Change| {
+            let mut record = of_seed(1, 0, 1.0);
+            change(&mut record);
+            record
+        };
+        let records: Vec<Record> = changes.iter().map(changed).collect();
+        assert_eq!(group(&records, &[]).len(), changes.len());
+        assert_eq!(place(&records[0]), ("builtin", "question", "vt", 4096));
+    }
+
+    #[test]
+    fn contexts_are_told_by_the_seed_and_the_first_example() {
+        let asked = |seed, sample, question: &str| Record { question: question.into(), ..of_seed(seed, sample, 1.0) };
+        let contexts = |records: &[Record]| group(records, &[])[0].contexts();
+        assert_eq!(contexts(&[asked(1, 0, "a"), asked(2, 0, "b")]), [(Some(1), 0), (Some(2), 0)]);
+        assert_eq!(contexts(&[asked(1, 0, "a"), asked(2, 0, "a")]), [(None, 0); 2], "the same is asked again");
+        assert_eq!(contexts(&[asked(1, 0, "a"), asked(1, 1, "a")]), [(Some(1), 0), (Some(1), 1)]);
+        let one_differs = [asked(1, 0, "a"), asked(2, 0, "a"), asked(1, 1, "c"), asked(2, 1, "d")];
+        assert!(contexts(&one_differs).iter().all(|(seed, _)| seed.is_some()));
+        assert_eq!(contexts(&[Record { context: Some(3), ..asked(1, 5, "a") }]), [(Some(1), 3)]);
+        let deep = |sample, depth| Record { depth: Some(depth), ..asked(1, sample, "a") };
+        let firsts = |records: &[Record]| contexts(records).into_iter().map(|(_, first)| first).collect::<Vec<_>>();
+        assert_eq!(firsts(&[deep(2, 0.0), deep(3, 50.0), deep(4, 0.0), deep(5, 50.0)]), [2, 2, 4, 4]);
+        assert_eq!(firsts(&[deep(2, 0.0), deep(3, 50.0), deep(4, 50.0)]), [2, 3, 4], "they do not come in turns");
+        assert_eq!(firsts(&[deep(2, 0.0), Record { depth: None, ..deep(3, 0.0) }]), [2, 3]);
+    }
+
+    #[test]
+    fn differences_are_to_the_same_example_of_the_row_of_full() {
+        let of = |method: &str, sample, score| record("vt", method, sample, score);
+        let mut records = vec![of("full", 0, 1.0), of("full", 1, 0.5), of("topk", 1, 0.25), of("topk", 2, 1.0)];
+        records.push(Record { length: 512, ..of("topk", 0, 1.0) });
+        records.push(Record { task: "vt2".into(), ..of("full", 0, 1.0) });
+        let cells = group(&records, &[]);
+        let found = |method: &str, length| {
+            cells.iter().find(|c| (c.head().method.as_str(), c.head().length) == (method, length)).unwrap()
+        };
+        let (full, topk) = (found("full", 4096), found("topk", 4096));
+        assert_eq!((topk.reference(&cells), full.reference(&cells)), (Some(full), Some(full)));
+        assert_eq!(found("topk", 512).reference(&cells), None);
+        assert_eq!(topk.differences(full, |r| r.score), Sample::new([((Some(1), 1), -0.25)]));
+        assert_eq!(topk.sample(|r| r.score), Sample::new([((Some(1), 1), 0.25), ((Some(1), 2), 1.0)]));
+    }
+
+    #[test]
+    fn merit_is_greater_for_the_better() {
+        assert_eq!(merit(&record("vt", "topk", 0, 0.75)), 0.75);
+        assert!((merit(&text("topk", 0, 1.5)) + 1.5).abs() < 1e-12, "nats a token");
+        let unsaid = Record { likelihood: None, ..text("topk", 0, 1.5) };
+        assert!((merit(&unsaid) + 1.5).abs() < 1e-12, "the logarithm of the perplexity");
+    }
+
+    #[test]
+    fn a_perplexity_is_of_all_nats_over_all_units() {
+        let records = [text("topk", 0, 1.0), text("topk", 1, 3.0), Record { likelihood: None, ..text("topk", 2, 9.0) }];
+        let cells = group(&records, &[]);
+        let likelihoods = cells[0].likelihoods();
+        assert_eq!((likelihoods.len(), cells[0].measure()), (2, Measure::Perplexity));
+        // 100 and 300 nats over twice 100 tokens and twice 50 words.
+        assert!((cells[0].score() - 2f64.exp()).abs() < 1e-9);
+        assert!((perplexity(&likelihoods, |l| l.words) - 4f64.exp()).abs() < 1e-9);
+    }
+}

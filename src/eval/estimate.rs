@@ -178,6 +178,14 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::config::{RunConfig, Settings};
+    use crate::eval::contexts::Shard;
+    use crate::eval::plan::Planner;
+    use crate::eval::watch::{Failure, Progress, Watch};
+    use crate::model::Model;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::{TaskOptions, resolve};
 
     #[test]
     fn what_grows_is_carried_on_and_what_falls_stays() {
@@ -217,5 +225,79 @@ mod tests {
             close(all, 3.0 * one);
         }
         assert_eq!(seeds.bytes, 7, "one run at a time");
+    }
+
+    fn with_runner<R>(text: &str, use_it: impl FnOnce(&Runner<'_>) -> R) -> R {
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        use_it(&Runner { planner, model: &model })
+    }
+
+    struct Silent;
+
+    impl Watch for Silent {
+        fn progress(&mut self, _: Progress<'_>) {}
+
+        fn failed(&mut self, failure: Failure) -> Result<()> {
+            Err(failure.error)
+        }
+    }
+
+    #[test]
+    fn what_is_run_is_sized_and_probed() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 3\nmethods = ['topk:k=16', 'quest']\n\
+                    sparse_from = ['question', 'decode']";
+        with_runner(text, |runner| {
+            let plan = runner.plan(&mut Silent).unwrap();
+            let size = runner.size(&plan.cells[0]).unwrap();
+            let Material::Prompt(fitted) = runner.material(plan.cells[0].place, 0, runner.config.seeds[0]).unwrap()
+            else {
+                panic!("a prompt")
+            };
+            let prompt = &fitted.prompt.ids;
+            assert_eq!(&size.prompt, prompt);
+            assert_eq!((size.prefixes.len(), size.longest(), size.prefixes[1]), (2, prompt.len(), prompt.len()));
+            assert!(size.prefixes[0] < prompt.len() && size.prefixes[0] > prompt.len() / 2);
+            // The key and what ends it.
+            let key = runner.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).unwrap();
+            assert_eq!(size.answer_tokens, key.len() + 1);
+
+            let long = prompt.len();
+            let [short, whole] = runner.probe(prompt).unwrap();
+            assert_eq!((short.tokens, whole.tokens), ((long / 4) as f64, long as f64));
+            assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
+            let c = runner.model.decoder.config();
+            let per_token = |sample: Sample| sample.index_bytes / sample.tokens / (c.kv_heads * c.layers) as f64;
+            // Of quest alone: least and greatest key of each page.
+            assert!(0.0 < per_token(whole) && per_token(whole) < 4.0 * c.head_dim as f64, "{}", per_token(whole));
+
+            let estimate = runner.estimate(&plan).unwrap();
+            let known = runner.model.decoder.weight_bytes() + example_bytes(runner.config, runner.model);
+            assert!(estimate.bytes > known && ((estimate.bytes - known) as f64) < 2.0 * whole.index_bytes + 1.0);
+            assert!(estimate.prefill > 0.0 && estimate.index > 0.0 && estimate.steps > 0.0);
+            let nothing = Estimate { bytes: runner.model.decoder.weight_bytes(), ..Estimate::default() };
+            assert_eq!(runner.estimate(&Plan::default()).unwrap(), nothing);
+            assert_eq!(runner.own_readings(), 0);
+        });
+    }
+
+    #[test]
+    fn the_probe_is_of_bounded_length() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1";
+        with_runner(text, |runner| {
+            let tokens = |prompt: usize| runner.probe(&vec![5; prompt]).unwrap().map(|sample| sample.tokens);
+            assert_eq!(tokens(3), [8.0, 32.0], "a question's tokens are left to be read at either length");
+            assert_eq!(tokens(1500), [256.0, 1024.0]);
+        });
+    }
+
+    #[test]
+    fn prompts_are_read_once_for_all_methods_that_read_alike() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nsparse_from = ['prefill']\n\
+                    methods = ['streaming_llm', 'streaming_llm:window=32', 'streaming_llm>full']";
+        // By two windows, one of which is read by again; `full` reads densely.
+        with_runner(text, |runner| assert_eq!(runner.own_readings(), 2));
     }
 }

@@ -667,6 +667,10 @@ fn run_lanes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::methods::configure;
+    use crate::attention::{Policy, expand_grid};
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
 
     #[test]
     fn times_lie_evenly_between_those_that_are_known() {
@@ -675,5 +679,161 @@ mod tests {
         assert_eq!([0, 50, 100, 150, 200].map(|n| times.of(n)), [0, 5, 10, 20, 30].map(ms));
         assert_eq!(times.up_to(150).0, [(100, ms(10)), (150, ms(20))]);
         assert_eq!((times.total(), Times::default().of(7)), (ms(30), Duration::ZERO));
+    }
+
+    #[test]
+    fn spent_times_add_up_by_what_they_were_spent_for() {
+        let ms = Duration::from_millis;
+        let mut sum = Spent { prefill: ms(1), index: ms(20), steps: ms(300) };
+        sum += Spent { prefill: ms(2), index: ms(30), steps: ms(400) };
+        assert_eq!(sum, Spent { prefill: ms(3), index: ms(50), steps: ms(700) });
+        assert_eq!(sum.total(), ms(753));
+    }
+
+    #[test]
+    fn laps_are_counted_from_the_one_before() {
+        let start = Instant::now();
+        let mut laps = Laps::start();
+        std::thread::sleep(Duration::from_millis(5));
+        let (first, second) = (laps.lap(), laps.lap());
+        assert!(first >= Duration::from_millis(5) && first + second <= start.elapsed());
+    }
+
+    #[test]
+    fn bytes_are_those_of_a_step() {
+        let cost = Cost { kv_bytes: 60, aux_bytes: 30, shared_bytes: 12, select_bytes: 6, ..Cost::default() };
+        assert_eq!(StepBytes::of(&cost, 3), StepBytes { read: 30.0, shared: 4.0, select: 2.0 });
+    }
+
+    fn model() -> (Model, Vec<u32>) {
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let text: String = (0..30).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
+        let ids = model.tokenizer.encode_text(&text, true).unwrap();
+        (model, ids)
+    }
+
+    fn methods(specs: &[&str]) -> Vec<Configured> {
+        let policy = Policy { sink: 1, local: 4, ..Policy::default() };
+        specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
+    }
+
+    fn request<'a>(prompt: &'a [u32], prefix_tokens: usize, methods: &'a [Configured]) -> Request<'a> {
+        Request {
+            prompt,
+            prefix_tokens,
+            longer: &[],
+            methods,
+            max_new_tokens: 6,
+            line_end: None,
+            handling: Handling::default(),
+            seed: 1,
+            step_seed: 2,
+            fidelity: true,
+        }
+    }
+
+    fn run_on(model: &Model, request: Request<'_>, held: &mut Option<Held>) -> Outcome {
+        run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
+    }
+
+    /// The likeliest tokens one after the other, each read densely with all before it.
+    fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
+        let mut ids = prompt.to_vec();
+        for _ in 0..count {
+            let logits = model.decoder.prefill(&ids, ids.len()).unwrap().logits;
+            let top = (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
+            ids.push(top as u32);
+            if model.tokenizer.eos_ids().contains(&(top as u32)) {
+                break;
+            }
+        }
+        ids.split_off(prompt.len())
+    }
+
+    #[test]
+    fn full_takes_the_likeliest_token_wherever_the_prefix_ends() {
+        let (model, ids) = model();
+        let prompt = &ids[..170];
+        let expected = greedy(&model, prompt, 6);
+        let methods = methods(&["topk:k=4", "full"]);
+        for prefix_tokens in [prompt.len(), prompt.len() - 1, 20] {
+            let outcome = run_on(&model, request(prompt, prefix_tokens, &methods), &mut None);
+            let [topk, full] = &outcome.runs[..] else { panic!("two runs") };
+            assert_eq!(full.tokens, expected, "after {prefix_tokens}");
+            let is_end = model.tokenizer.eos_ids().contains(expected.last().unwrap());
+            assert_eq!(full.stopped, is_end);
+            // The last token is not read again.
+            assert_eq!(full.steps, prompt.len() - prefix_tokens + expected.len() - 1);
+            assert_eq!((full.together, full.density, full.density_sparse_layers), (2, 1.0, 1.0));
+            assert!(topk.density < 0.9 && topk.bytes.unwrap().read < full.bytes.unwrap().read);
+            let (layers, heads) = (model.decoder.config().layers, model.decoder.config().heads);
+            assert_eq!((full.density_by_layer.len(), full.density_by_layer[0]), (layers, 1.0));
+            let fidelity = full.fidelity.as_ref().unwrap();
+            assert!(fidelity.output_error.iter().all(|error| *error < 1e-3));
+            assert!(fidelity.recall.iter().all(|recall| *recall == 1.0) && fidelity.recall.len() == layers);
+            let missed = topk.fidelity.as_ref().unwrap();
+            assert!(missed.dropped_mass.iter().sum::<f64>() > 0.0 && missed.output_error.iter().sum::<f64>() > 0.0);
+            let of_heads = missed.heads.as_ref().unwrap();
+            assert_eq!((of_heads.density.len(), of_heads.density[0].len()), (layers, heads));
+            let spread = missed.spread.unwrap().recall;
+            let all = of_heads.recall.iter().flatten();
+            assert_eq!(all.clone().copied().fold(f64::INFINITY, f64::min), spread.min);
+            assert_eq!(all.copied().fold(0.0, f64::max), spread.max);
+            let mean = of_heads.recall[3].iter().sum::<f64>() / heads as f64;
+            assert!((missed.recall[3] - mean).abs() < 1e-3);
+        }
+    }
+
+    #[test]
+    fn a_prefix_that_begins_alike_is_not_read_again_and_changes_nothing() {
+        let (model, ids) = model();
+        let methods = methods(&["full", "topk:k=4"]);
+        let other: Vec<u32> = ids[..120].iter().chain(&ids[20..70]).copied().collect();
+        let mut held = None;
+        let first = run_on(&model, request(&ids[..170], 170, &methods), &mut held);
+        assert_eq!((first.reused_tokens, first.reused), (0, Duration::ZERO));
+        let common = ids.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        // All of it, more of it, and another text from the 120th token on.
+        let last = RecentQueries::COUNT;
+        let cases = [(&ids[..170], 170), (&ids[..200], 170), (&other[..], common), (&ids[..90], 90 - last)];
+        for (prompt, reused) in cases {
+            let again = run_on(&model, request(prompt, prompt.len(), &methods), &mut held);
+            let fresh = run_on(&model, request(prompt, prompt.len(), &methods), &mut None);
+            assert_eq!(again.reused_tokens, reused, "of {}", prompt.len());
+            assert!(again.reused > Duration::ZERO && again.reused <= again.prefill);
+            for (again, fresh) in again.runs.iter().zip(&fresh.runs) {
+                assert_eq!((&again.tokens, again.steps, again.density), (&fresh.tokens, fresh.steps, fresh.density));
+            }
+            held = None;
+            run_on(&model, request(&ids[..170], 170, &methods), &mut held);
+        }
+        let short = run_on(&model, request(&ids[..LEAST_SHARED - 1], LEAST_SHARED - 1, &methods), &mut held);
+        assert_eq!(short.reused_tokens, 0, "a template's first words");
+    }
+
+    #[test]
+    fn an_answer_ends_at_a_line_a_text_or_its_limit() {
+        let (model, ids) = model();
+        let methods = methods(&["full"]);
+        let prompt = &ids[..170];
+        let of = |change: &dyn Fn(&mut Request<'_>)| {
+            let mut request = request(prompt, prompt.len(), &methods);
+            change(&mut request);
+            let run = run_on(&model, request, &mut None).runs.remove(0);
+            (run.tokens, run.stopped, run.steps)
+        };
+        let free = greedy(&model, prompt, 6);
+        assert!(free.len() > 3, "{free:?}");
+        assert_eq!(of(&|r| r.max_new_tokens = 2), (free[..2].to_vec(), false, 1));
+        assert_eq!(of(&|r| r.max_new_tokens = 0), (vec![], false, 0));
+        // A token that comes later ends the answer there; as the first, it is passed over.
+        let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
+        assert_eq!(of(&|r| r.line_end = Some(free[at])), (free[..=at].to_vec(), true, at));
+        let (passed, ..) = of(&|r| (r.line_end, r.max_new_tokens) = (Some(free[0]), 1));
+        assert!(passed.len() == 1 && passed[0] != free[0]);
+        let until: &'static [String] = Box::leak(Box::new(["no such text".to_owned()]));
+        assert_eq!(of(&|r| r.handling.until = until).0, free, "a text that does not come up");
+        let raised = AtomicBool::new(true);
+        assert!(run_example(&model, request(prompt, 170, &methods), &mut None, &raised).unwrap().is_none());
     }
 }

@@ -468,3 +468,159 @@ fn step(
     }
     Ok(tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn logits_become_probabilities_and_a_divergence() {
+        let (full, ours): ([f64; 3], [f64; 3]) = ([0.5, 0.3, 0.2], [0.1, 0.3, 0.6]);
+        // Logits are probabilities' logarithms up to what is added to all, large enough to be beyond `exp`.
+        let logits = |p: [f64; 3], shift: f64| p.map(|p| (p.ln() + shift) as f32);
+        let (dense, sparse) = (logits(full, 1000.0), logits(ours, -5.0));
+        assert!((log_sum_exp(&dense) - 1000.0).abs() < 1e-3 && (log_sum_exp(&sparse) + 5.0).abs() < 1e-5);
+        let of_full = Distribution::new(&dense);
+        assert_eq!(of_full.top, 0);
+        assert!(of_full.probabilities.iter().zip(full).all(|(found, p)| (found - p).abs() < 1e-3));
+        let divergence: f64 = full.iter().zip(ours).map(|(p, q)| p * (p / q).ln()).sum();
+        assert!((of_full.divergence(&sparse, log_sum_exp(&sparse)) - divergence).abs() < 1e-3);
+        assert_eq!(of_full.divergence(&dense, log_sum_exp(&dense)), 0.0);
+
+        let mut sums = Sums::default();
+        sums.take(&sparse, 1, None);
+        assert!((sums.nll + 0.3f64.ln()).abs() < 1e-5);
+        assert_eq!(sums, Sums { nll: sums.nll, ..Sums::default() }, "nothing was compared");
+        sums.take(&sparse, 2, Some(&of_full));
+        sums.take(&dense, 0, Some(&of_full));
+        assert!((sums.nll + (0.3f64 * 0.6 * 0.5).ln()).abs() < 1e-3);
+        assert!((sums.kl_sum - divergence).abs() < 1e-3 && (sums.kl[0] - divergence).abs() < 1e-3);
+        assert_eq!((sums.same_top, sums.kl.len(), sums.kl[1]), (1, 2, 0.0));
+    }
+
+    fn model() -> (Model, Vec<u32>) {
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let text: String = (0..24).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
+        let ids = model.tokenizer.encode_text(&text, true).unwrap();
+        assert!(ids.len() > 200, "{}", ids.len());
+        (model, ids)
+    }
+
+    fn methods(specs: &[&str]) -> Vec<Configured> {
+        let policy = Policy { sink: 1, local: 4, ..Policy::default() };
+        specs.iter().map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap()).collect()
+    }
+
+    fn run(model: &Model, request: Request<'_>) -> Outcome {
+        run_passage(&model.decoder, request, &mut None, &AtomicBool::new(false)).unwrap().unwrap()
+    }
+
+    /// Negative log-likelihood of `ids` after those before `from`, of one dense pass.
+    fn in_one_pass(model: &Model, ids: &[u32], from: usize) -> f64 {
+        let (_, rows) = model.decoder.prefill_rows(&ids[..ids.len() - 1], from - 1, None).unwrap();
+        let logits = model.decoder.logits(&rows, |row| row).unwrap();
+        let rows = logits.chunks_exact(model.decoder.config().vocab_size);
+        rows.zip(&ids[from..]).map(|(row, id)| log_sum_exp(row) - f64::from(row[*id as usize])).sum()
+    }
+
+    #[test]
+    fn what_decoding_sees_is_scored_wherever_the_prefix_ends() {
+        let (model, ids) = model();
+        let prompt = 150;
+        // More than one step's tokens, and none that goes on from the other.
+        let texts = [Text { tokens: &ids[prompt..], given: 0 }, Text { tokens: &ids[prompt..prompt + 9], given: 4 }];
+        let methods = methods(&["topk:k=4", "full"]);
+        for prefix_tokens in [prompt, prompt - 1] {
+            let request = Request {
+                prompt: &ids[..prompt],
+                prefix_tokens,
+                longer: &[],
+                continuations: &texts,
+                methods: &methods,
+                seed: 1,
+                fidelity: false,
+                compare: true,
+            };
+            let outcome = run(&model, request);
+            assert_eq!((outcome.reused_tokens, outcome.runs.len()), (0, 2));
+            let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
+            let dense = [in_one_pass(&model, &ids, prompt), in_one_pass(&model, &ids[..prompt + 9], prompt + 4)];
+            let scored = [ids.len() - prompt, 5];
+            for at in 0..2 {
+                assert!((full.sums[at].nll - dense[at]).abs() < 1e-2 * dense[at], "{:?}, {dense:?}", full.sums[at].nll);
+                assert_eq!((full.sums[at].kl_sum, full.sums[at].same_top), (0.0, scored[at]), "of itself");
+                assert_eq!(topk.sums[at].kl.len(), scored[at]);
+                let listed: f64 = topk.sums[at].kl.iter().sum();
+                assert!((listed - topk.sums[at].kl_sum).abs() < 1e-3 * listed && listed > 0.0);
+            }
+            // Each continuation is fed what is left of the prompt and all of its tokens but the last.
+            let left = prompt - prefix_tokens;
+            assert_eq!((full.run.steps, topk.run.steps), (2 * left + scored[0] + 9 - 2, full.run.steps));
+            assert_eq!((full.run.density, full.run.together), (1.0, 4));
+            assert!(topk.run.density < 1.0 && topk.run.decode > Duration::ZERO);
+            assert_eq!(full.run.kv_tokens.context, ids.len() - 1, "the longest");
+
+            let alone = run(&model, Request { methods: &methods[..1], ..request });
+            assert_eq!(alone.runs[0].sums, topk.sums, "the lane of `full` is there, asked for or not");
+            assert_eq!(alone.runs[0].run.together, 4);
+            let plain = run(&model, Request { compare: false, ..request });
+            assert!(plain.runs[0].sums[0].kl.is_empty() && plain.runs[0].sums[0].nll == topk.sums[0].nll);
+            assert_eq!((plain.runs[1].sums[0].same_top, plain.runs[1].sums[0].nll), (0, full.sums[0].nll));
+        }
+    }
+
+    #[test]
+    fn one_pass_gives_what_decoding_gives() {
+        let (model, ids) = model();
+        let texts = [Text::from(&ids[90..]), Text { tokens: &ids[90..99], given: 2 }];
+        let methods = methods(&["full", "streaming_llm:window=16"]);
+        let request = Request {
+            prompt: &ids[..90],
+            prefix_tokens: 90,
+            longer: &[],
+            continuations: &texts,
+            methods: &methods,
+            seed: 1,
+            fidelity: false,
+            compare: true,
+        };
+        let never = AtomicBool::new(false);
+        let outcome = run_in_parallel(&model.decoder, request, &never).unwrap().unwrap();
+        let dense = [in_one_pass(&model, &ids, 90), in_one_pass(&model, &ids[..99], 92)];
+        let [full, window] = [&outcome.runs[0], &outcome.runs[1]];
+        for (at, scored) in [ids.len() - 90, 7].into_iter().enumerate() {
+            assert!((full.sums[at].nll - dense[at]).abs() < 1e-3 * dense[at]);
+            assert_eq!((full.sums[at].same_top, full.sums[at].kl_sum), (scored, 0.0));
+            assert!(window.sums[at].kl_sum > 0.0 && window.sums[at].kl.len() == scored);
+        }
+        assert!(full.run.prefill.is_none() && window.run.prefill.is_some_and(|time| time > Duration::ZERO));
+        assert_eq!((full.run.steps, outcome.reused_tokens), (0, 0));
+        assert_eq!(outcome.spent.prefill, outcome.prefill + window.run.prefill.unwrap());
+        let plain = run_in_parallel(&model.decoder, Request { compare: false, ..request }, &never).unwrap().unwrap();
+        assert_eq!(plain.runs[1].sums[0].nll, window.sums[0].nll);
+        assert!(plain.runs[1].sums[0].kl.is_empty());
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_gives_nothing() {
+        let (model, ids) = model();
+        let texts = [Text::from(&ids[60..70])];
+        let methods = methods(&["full"]);
+        let request = Request {
+            prompt: &ids[..60],
+            prefix_tokens: 60,
+            longer: &[],
+            continuations: &texts,
+            methods: &methods,
+            seed: 1,
+            fidelity: false,
+            compare: false,
+        };
+        let raised = AtomicBool::new(true);
+        assert!(run_passage(&model.decoder, request, &mut None, &raised).unwrap().is_none());
+        assert!(run_in_parallel(&model.decoder, request, &raised).unwrap().is_none());
+    }
+}

@@ -203,4 +203,16 @@ mod tests {
         config.protocols = vec![Protocol::Question, Protocol::Decode];
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
     }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_processor_is_named_as_the_system_does() {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        // Some processors have no name.
+        let named = |name: &str| info.lines().any(|line| line.starts_with("model name") && line.ends_with(name));
+        match cpu_name() {
+            Some(name) => assert!(!name.is_empty() && named(&name), "{name}"),
+            None => assert!(!info.contains("model name")),
+        }
+    }
 }

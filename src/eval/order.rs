@@ -105,4 +105,43 @@ mod tests {
             ["longbench/qasper", "mcq/b", "ruler/niah_multikey_2", "ruler/vt", "ruler/cwe", "ruler/qa_1"]
         );
     }
+
+    #[test]
+    fn a_point_is_part_of_a_number_only_between_digits() {
+        let pieces = |mut text: &'static str| -> Vec<&str> { std::iter::from_fn(|| piece(&mut text)).collect() };
+        assert_eq!(pieces("p=12.50x"), ["p=", "12.50", "x"]);
+        assert_eq!(pieces("1.2.3"), ["1.2", ".", "3"]);
+        assert_eq!(pieces("v2.x 7."), ["v", "2", ".x ", "7", "."]);
+        assert_eq!(pieces("0.125"), ["0.125"]);
+        assert_eq!(pieces(""), [""; 0]);
+    }
+
+    #[test]
+    fn rows_are_listed_by_model_protocol_task_length_and_method() {
+        use crate::eval::record::tests::record;
+        type Change = fn(&mut Record);
+        let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
+        let order = [("topk".to_owned(), "k=8".to_owned())];
+        // Each comes before the one it is changed to, whatever would follow from the fields after it.
+        let later: [Change; 6] = [
+            |r| (r.model, r.protocol) = ("c".into(), "a".into()),
+            |r| (r.protocol, r.task) = ("z".into(), "a/a".into()),
+            |r| (r.task, r.length) = ("ruler/cwe".into(), 1),
+            |r| (r.length, r.method) = (5000, "full".into()),
+            |r| (r.method, r.params) = ("snapkv".into(), "k=1".into()),
+            |r| r.params = "k=16".into(),
+        ];
+        for change in later {
+            let mut after = base();
+            change(&mut after);
+            assert_eq!(compare(&base(), &after, &order), Ordering::Less, "{after:?}");
+            assert_eq!(compare(&after, &base(), &order), Ordering::Greater);
+        }
+        let of = |method: &str| Record { method: method.into(), ..base() };
+        assert_eq!(compare(&of("full"), &of("topk"), &order), Ordering::Less);
+        assert_eq!(compare(&of("topk"), &of("quest"), &order), Ordering::Less, "as it was given");
+        let other = Record { params: "k=9".into(), ..of("topk") };
+        assert_eq!(compare(&other, &of("quest"), &order), Ordering::Greater, "of other params");
+        assert_eq!(compare(&base(), &base(), &order), Ordering::Equal);
+    }
 }

@@ -290,6 +290,115 @@ mod tests {
     use super::*;
     use crate::attention::methods::configure;
     use crate::attention::{Policy, expand_grid};
+    use crate::eval::config::Settings;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+    use crate::tasks::{TaskOptions, resolve};
+
+    #[derive(Default)]
+    struct Told(Vec<(String, String)>);
+
+    impl Watch for Told {
+        fn progress(&mut self, _: crate::eval::watch::Progress<'_>) {}
+
+        fn failed(&mut self, failure: Failure) -> Result<()> {
+            self.0.push((failure.what, failure.error.to_string()));
+            Ok(())
+        }
+    }
+
+    fn with_planner<R>(text: &str, use_it: impl FnOnce(&Planner<'_>) -> R) -> R {
+        let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        use_it(&Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE })
+    }
+
+    /// The lengths of the cells, and what failed.
+    fn planned(text: &str) -> (Vec<usize>, Vec<(String, String)>) {
+        let mut told = Told::default();
+        let plan = with_planner(text, |planner| planner.plan(&mut told)).unwrap();
+        (plan.cells.iter().map(|cell| cell.place.length).collect(), told.0)
+    }
+
+    fn limit() -> usize {
+        with_planner("tasks = ['ruler/niah_single_1']\nlengths = [512]", |p| {
+            p.model.dimensions.config().context_limit()
+        })
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_run_are_told_and_left_out() {
+        let long = limit() + 1;
+        let text = format!("tasks = ['ruler/niah_single_1']\nlengths = [{long}, 512, 64, {}]", long - 1);
+        let (lengths, told) = planned(&text);
+        assert_eq!(lengths, [512, long - 1]);
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0].0, format!("builtin, ruler/niah_single_1 at {long}"));
+        assert!(
+            told[0].1.starts_with(&format!("the length asked for, {long} tokens, is beyond the context of builtin"))
+        );
+        assert_eq!(told[1].0, "builtin, ruler/niah_single_1 at 64");
+        assert!(!told[1].1.contains("beyond"), "too short, not too long: {told:?}");
+        let (lengths, told) = planned(&(text + "\nallow_extrapolation = true"));
+        assert_eq!((lengths, told.len()), (vec![long, 512, long - 1], 1));
+    }
+
+    #[test]
+    fn tasks_have_the_lengths_that_they_are_made_for() {
+        with_planner("tasks = ['ruler/niah_single_1']\nlengths = [700, 512]\nsamples = 3", |planner| {
+            let config = RunConfig { lengths: Vec::new(), ..planner.config.clone() };
+            let missing = Planner { config: &config, ..*planner }.plan(&mut Told::default()).unwrap_err();
+            assert!(missing.to_string().contains("no length was given"), "{missing}");
+            let plan = planner.plan(&mut Told::default()).unwrap();
+            let cells: Vec<_> = plan.cells.iter().map(|c| (c.place.length, c.examples())).collect();
+            assert_eq!(cells, [(700, 3), (512, 3)]);
+            let name = |length| planner.name_of(Place { task: 0, length });
+            assert_eq!([0, 512].map(name), ["builtin, ruler/niah_single_1", "builtin, ruler/niah_single_1 at 512"]);
+            assert_eq!(planner.lengths_of(planner.tasks[0].as_ref()), [700, 512]);
+        });
+    }
+
+    #[test]
+    fn methods_that_do_not_fit_the_model_are_left_out_everywhere() {
+        // The model has 10 layers, whose heads have 64 channels.
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 600]\n\
+                    methods = ['topk:dense_layers=0-9', 'topk:dense_layers=10', 'sparq:r=64', 'sparq:r=65']";
+        let mut told = Told::default();
+        with_planner(text, |planner| {
+            let plan = planner.plan(&mut told).unwrap();
+            let variant = planner.config.variants()[0];
+            let places: Vec<Place> = plan.cells.iter().map(|cell| cell.place).collect();
+            let runs = |m: &Configured| places.iter().map(|p| plan.has(*p, variant, m)).collect::<Vec<_>>();
+            let found: Vec<_> = planner.config.methods.iter().map(runs).collect();
+            assert_eq!(found, [[true; 2], [true; 2], [false; 2], [true; 2], [false; 2]]);
+        });
+        let [(layer, no_layer), (width, no_width)] = &told.0[..] else { panic!("{told:?}", told = told.0) };
+        assert!(
+            layer.starts_with("builtin, topk") && no_layer == "dense layer 10 does not exist",
+            "{layer}: {no_layer}"
+        );
+        assert!(
+            width.starts_with("builtin, sparq") && no_width.contains("`r=65` is more channels"),
+            "{width}: {no_width}"
+        );
+    }
+
+    #[test]
+    fn what_is_left_out_is_a_method_at_a_place_under_a_variant() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nmethods = ['topk']";
+        with_planner(text, |planner| {
+            let [full, topk] = &planner.config.methods[..] else { panic!("two methods") };
+            let (here, there) = (Place { task: 0, length: 512 }, Place { task: 0, length: 600 });
+            let variant = planner.config.variants()[0];
+            let other = Variant { seed: variant.seed + 1, ..variant };
+            let mut plan = Plan::default();
+            assert!(plan.has(here, variant, topk));
+            plan.leave_out(here, &[variant], std::slice::from_ref(topk));
+            assert!(!plan.has(here, variant, topk));
+            assert!(plan.has(here, variant, full) && plan.has(there, variant, topk) && plan.has(here, other, topk));
+        });
+    }
 
     #[test]
     fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {

@@ -677,7 +677,7 @@ fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::attention::{HeadPrefix, Method, Selection, Step};
@@ -923,5 +923,215 @@ mod tests {
         let (record, ..) = run_one(|config| resolve(&config.tasks, &TaskOptions::default()).unwrap().remove(0));
         assert!(record.stopped && record.score == 1.0, "{record:?}");
         assert!(1 < record.new_tokens && record.new_tokens < record.max_new_tokens);
+    }
+
+    /// What `progress` was told: examples and work done and in all, the length, whether its cell ends, and new records.
+    #[derive(Default)]
+    struct Steps(Vec<([usize; 2], [u64; 2], usize, bool, usize)>);
+
+    impl Watch for Steps {
+        fn progress(&mut self, p: Progress<'_>) {
+            assert_eq!(p.task, "ruler/niah_single_1");
+            self.0.push(([p.done, p.total], [p.work_done, p.work], p.length, p.ends_cell, p.records.len()));
+        }
+
+        fn failed(&mut self, failure: Failure) -> Result<()> {
+            Err(failure.error)
+        }
+    }
+
+    fn with_runner<R>(text: &str, use_it: impl FnOnce(&Runner<'_>, &Value) -> R) -> R {
+        let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
+        use_it(&Runner { planner, model: &model }, &json!({ "identity": identities }))
+    }
+
+    #[test]
+    fn progress_counts_examples_and_work_and_what_is_recorded_is_not_run_again() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512, 400]\nsamples = 2\nmethods = ['topk:k=16']";
+        with_runner(text, |runner, manifest| {
+            let dir = tempfile::tempdir().unwrap();
+            let run = || {
+                let mut store = Store::open(dir.path(), OpenMode::Resume, manifest).unwrap();
+                let (plan, mut steps) = (runner.plan(&mut Steps::default()).unwrap(), Steps::default());
+                let left = runner.remaining(&plan, store.records()).records;
+                runner.run(plan, &mut store, &AtomicBool::new(false), &mut steps).unwrap();
+                (left, steps.0, load_records(dir.path()).unwrap().records)
+            };
+            // Reading n tokens takes so many multiplications: by all weights, and of every query with every key.
+            let (c, decoder) = (runner.model.decoder.config(), &runner.model.decoder);
+            let weights = decoder.weight_bytes() / decoder.dtype().bytes();
+            let work = |n: usize| (((weights + c.layers * c.heads * c.head_dim * n) * n) as f64 / 1e6).ceil() as u64;
+            let (long, short) = (work(512), work(400));
+            let all = 2 * (long + short);
+            let expected = |records| {
+                [
+                    ([1, 4], [long, all], 512, false, records),
+                    ([2, 4], [2 * long, all], 512, true, records),
+                    ([3, 4], [2 * long + short, all], 400, false, records),
+                    ([4, 4], [all, all], 400, true, records),
+                ]
+            };
+            let (left, steps, records) = run();
+            assert_eq!((left, records.len()), (8, 8));
+            assert_eq!(steps, expected(2));
+            let (left, steps, again) = run();
+            assert_eq!((left, again.len()), (0, 8));
+            assert_eq!(steps, expected(0));
+            assert_eq!(runner.work(0), work(8192), "an example of a file");
+
+            let plan = runner.plan(&mut Steps::default()).unwrap();
+            let known: Vec<Record> =
+                records.into_iter().filter(|r| (r.length, r.sample, r.method.as_str()) != (400, 1, "topk")).collect();
+            let left = runner.remaining(&plan, &known);
+            let contexts: Vec<_> = left.plan.cells.iter().map(|c| (c.place.length, c.examples())).collect();
+            assert_eq!((left.records, contexts), (1, vec![(512, 0), (400, 1)]));
+        });
+    }
+
+    #[test]
+    fn a_run_that_is_told_to_stop_records_nothing_more() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+        with_runner(text, |runner, manifest| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut store = Store::open(dir.path(), OpenMode::Fresh, manifest).unwrap();
+            let plan = runner.plan(&mut Steps::default()).unwrap();
+            let mut steps = Steps::default();
+            let (end, spent) = runner.run(plan, &mut store, &AtomicBool::new(true), &mut steps).unwrap();
+            assert_eq!((end, spent.total(), steps.0.len()), (End::Interrupted, Duration::ZERO, 0));
+        });
+    }
+
+    fn passage(prompt: Vec<u32>, answer: usize) -> Passage {
+        let of = |tokens| Continuation { tokens: vec![5; tokens], given: 0, text: String::new(), words: 1, bytes: 1 };
+        Passage {
+            task: "given".into(),
+            length: 0,
+            index: 0,
+            source: String::new(),
+            prompt,
+            continuations: vec![of(1), of(answer), of(2)],
+            scoring: Scoring::Perplexity,
+        }
+    }
+
+    #[test]
+    fn items_foresee_the_prefixes_that_go_on_from_theirs() {
+        let variant = Variant { seed: 1, protocol: Protocol::Question };
+        let item = |prompt: &[u32], prefix_tokens| Item {
+            wanted: Wanted { place: Place { task: 0, length: 0 }, index: 0, variant, methods: Vec::new() },
+            material: Rc::new(Material::Passage(passage(prompt.to_vec(), 1))),
+            prefix_tokens,
+            longer: Vec::new(),
+        };
+        let mut items = [
+            item(&[1, 2, 9], 2),
+            item(&[1, 2, 3], 3),
+            item(&[1, 2, 3, 9], 3),
+            item(&[1, 2, 3, 4], 4),
+            item(&[5, 6], 1),
+            item(&[6, 6, 7], 3),
+        ];
+        foresee(&mut items);
+        let found: Vec<&[usize]> = items.iter().map(|item| item.longer.as_slice()).collect();
+        assert_eq!(found, [&[3, 4][..], &[4], &[4], &[], &[], &[]]);
+    }
+
+    #[test]
+    fn examples_beyond_the_context_or_the_vocabulary_are_refused() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+        with_runner(text, |runner, _| {
+            let (limit, task) = (runner.model.decoder.config().context_limit(), Given::Question);
+            let text = |material| runner.check_fits(&task, &material).map_err(|e| e.what).err().unwrap_or_default();
+            let of = |prompt: Vec<u32>, answer| text(Material::Passage(passage(prompt, answer)));
+            assert_eq!(of(vec![5; limit - 7], 7), "");
+            let told = of(vec![5; limit - 6], 7);
+            assert!(told.starts_with(&format!("the text, {} tokens, is beyond", limit + 1)), "{told}");
+            let unknown = runner.model.decoder.config().vocab_size as u32;
+            assert!(!of(vec![unknown], 1).is_empty());
+            let mut odd = passage(vec![5], 3);
+            odd.continuations[1].tokens[2] = unknown;
+            assert!(!text(Material::Passage(odd)).is_empty());
+
+            let prompt = |length: usize, max_new_tokens: usize| {
+                let example = Example { length, max_new_tokens, ..Given::question() };
+                let context = runner.model.decoder.config().context_limit();
+                let plain = Example { handling: Handling::default(), ..example };
+                text(Material::Prompt(Box::new(fit(plain, context, &runner.model.tokenizer).unwrap())))
+            };
+            let tokens = fit(Given::question(), limit, &runner.model.tokenizer).unwrap().prompt.ids.len();
+            assert_eq!(prompt(0, limit - tokens), "");
+            let told = prompt(0, limit - tokens + 1);
+            assert!(told.starts_with(&format!("the prompt with its answer, {} tokens", limit + 1)), "{told}");
+            assert_eq!(prompt(limit + 1, limit), "", "of a length beyond the context that was asked for");
+            assert!(!prompt(limit, limit).is_empty());
+        });
+    }
+
+    #[test]
+    fn long_questions_are_abridged_and_panics_say_what_they_can() {
+        let text = |n: usize| (0..n).map(|i| char::from_u32('à' as u32 + i as u32 % 20).unwrap()).collect::<String>();
+        assert_eq!(abridged(&format!("  {}\n", text(500))), text(500));
+        let long = text(501);
+        let (head, tail): (String, String) = (long.chars().take(250).collect(), long.chars().skip(251).collect());
+        assert_eq!(abridged(&long), format!("{head} … {tail}"));
+        assert_eq!(
+            (said(&"why"), said(&"how".to_owned()), said(&7)),
+            ("why".into(), "how".into(), "it did not say what".into())
+        );
+    }
+
+    #[test]
+    fn a_key_is_of_all_that_makes_a_record() {
+        let text = "tasks = ['ruler/vt']\nlengths = [512]\nmethods = ['topk:k=16', 'topk:k=17']";
+        let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let [_, method, other] = &config.methods[..] else { panic!("three methods") };
+        let calibrated = Configured { artefact: Some("abc".into()), ..method.clone() };
+        let keys = [
+            record_key("identity", "task", 512, 3, method),
+            record_key("identitz", "task", 512, 3, method),
+            record_key("identity", "tasl", 512, 3, method),
+            record_key("identity", "task", 513, 3, method),
+            record_key("identity", "task", 512, 4, method),
+            record_key("identity", "task", 512, 3, other),
+            record_key("identity", "task", 512, 3, &calibrated),
+        ];
+        assert!(keys.iter().all(|key| key.len() == 32 && key.bytes().all(|b| b.is_ascii_hexdigit())));
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+    }
+
+    #[test]
+    fn sums_become_a_likelihood_or_a_choice() {
+        let record = || crate::eval::record::tests::record("given", "topk", 0, 0.0);
+        let sums = |nll: f64, kl_sum: f64| likelihood::Sums { nll, same_top: 2, kl_sum, kl: vec![kl_sum / 2.0; 2] };
+        let mut text = passage(vec![1], 1);
+        text.continuations.truncate(1);
+        text.continuations[0].tokens = vec![3; 4];
+        let made = scored_record(&text, &[sums(6.0, 0.5)], record());
+        assert!((made.score - 1.5f64.exp()).abs() < 1e-12);
+        let of = made.likelihood.unwrap();
+        assert_eq!((of.nll, of.tokens, of.words, of.bytes), (6.0, 4, 1, 1));
+        assert_eq!((of.same_top, of.kl_sum, of.kl), (2, 0.5, vec![0.25; 2]));
+        let same = scored_record(&text, &[sums(6.0, 0.0)], record());
+        assert!(same.likelihood.unwrap().kl.is_empty());
+
+        let choose = |right, normalised| {
+            let mut options = Passage { scoring: Scoring::Choice { right, normalised }, ..passage(vec![1], 1) };
+            for (option, text) in options.continuations.iter_mut().zip(["é", "a long one", "none"]) {
+                option.text = text.into();
+            }
+            let made = scored_record(&options, &[sums(1.0, 0.0), sums(2.0, 0.0), sums(4.0, 0.0)], record());
+            (made.score, made.prediction, made.references, made.choice.unwrap())
+        };
+        let (score, prediction, references, choice) = choose(0, false);
+        assert_eq!((score, prediction, references), (1.0, "é".to_owned(), vec!["é".to_owned()]));
+        assert_eq!((choice.log_likelihoods, choice.characters), (vec![-1.0, -2.0, -4.0], vec![1, 10, 4]));
+        let (score, prediction, references, _) = choose(0, true);
+        assert_eq!((score, prediction, references), (0.0, "a long one".to_owned(), vec!["é".to_owned()]));
+        assert_eq!((choose(1, true).0, choose(1, false).0), (1.0, 0.0));
+        assert_eq!(passage_tokens(&passage(vec![1, 2, 3], 7)), 10, "with the longest");
     }
 }
