@@ -927,7 +927,10 @@ mod tests {
 
     /// What `progress` was told: examples and work done and in all, the length, whether its cell ends, and new records.
     #[derive(Default)]
-    struct Steps(Vec<([usize; 2], [u64; 2], usize, bool, usize)>);
+    struct Steps(Vec<Told>);
+
+    /// Examples and work, each done and of all; length; whether a cell ends; records.
+    type Told = ([usize; 2], [u64; 2], usize, bool, usize);
 
     impl Watch for Steps {
         fn progress(&mut self, p: Progress<'_>) {
