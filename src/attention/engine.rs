@@ -1043,6 +1043,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_picked_for_together_differs_in_budgets_alone() {
+        let form = |spec: &str| {
+            let ([fork], _) = forks(spec, false);
+            let form = fork.method().method.device_form().unwrap();
+            (form.kind(), form.number(Context::new(TOKENS + 1, &(1..9)), 8))
+        };
+        let (topk, number) = form("topk:k=3");
+        assert_eq!((form("topk:k=5"), number), ((topk.clone(), 5), 3));
+        // No more than there is: eight candidates, or four pages of two.
+        assert_eq!(form("topk:k=50"), (topk.clone(), 8));
+        for other in ["topk:k=3,per=kv_head", "topk:k=3,per=kv_head,reduce=max"] {
+            assert_ne!(form(other).0, topk, "{other}");
+        }
+        assert_ne!(form("topk:per=kv_head").0, form("topk:per=kv_head,reduce=max").0);
+        assert_eq!(form("quest:page=2,k=3").1, 2);
+        assert_eq!(form("quest:page=2,k=1,min_pages=3").1, 3);
+        assert_eq!(form("quest:page=2,k=100").1, 4);
+    }
+
     /// Holds a prefix that no GPU has.
     #[derive(Debug)]
     struct Elsewhere;
