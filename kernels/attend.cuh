@@ -69,3 +69,24 @@ __device__ __forceinline__ uint32_t attended(const Unit& unit) {
     const uint32_t picked = unit.count ? min(*unit.count, unit.picked) : unit.picked;
     return unit.sink + unit.total - unit.recent + picked;
 }
+
+// Merges what the warps of a block have of a span, `[warp][query][maximum, sum, d sums of values]`, into its partials.
+template <int WARPS, int QUERIES, int WIDTH>
+__device__ __forceinline__ void store_partials(const Unit& unit, int span_index, const float (&merged)[WARPS][QUERIES][WIDTH],
+                                               int d, float* partials) {
+    for (int h = 0; h < static_cast<int>(unit.queries); ++h) {
+        float top = -CUDART_INF_F;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, merged[w][h][0]);
+        float* to = partials + static_cast<uint64_t>(unit.first_partial + span_index * unit.queries + h) * (d + 2);
+        for (int i = threadIdx.x; i < d + 2; i += blockDim.x) {
+            float total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float shrink = merged[w][h][0] == -CUDART_INF_F ? 0.0f : __expf(merged[w][h][0] - top);
+                total += i == 0 ? 0.0f : merged[w][h][i] * shrink;
+            }
+            to[i] = i == 0 ? top : total;
+        }
+    }
+}

@@ -187,21 +187,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 #pragma unroll
             for (int i = 0; i < 4; ++i) merged[warp][2 * t + i % 2][2 + (p * 8 + g) * PIECE + 2 * e + i / 2] = out[p][e][i];
     __syncthreads();
-    for (int h = 0; h < static_cast<int>(unit.queries); ++h) {
-        float top = -CUDART_INF_F;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, merged[w][h][0]);
-        float* to = partials + static_cast<uint64_t>(unit.first_partial + span_index * unit.queries + h) * (D + 2);
-        for (int i = threadIdx.x; i < D + 2; i += blockDim.x) {
-            float total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                const float shrink = merged[w][h][0] == -CUDART_INF_F ? 0.0f : __expf(merged[w][h][0] - top);
-                total += i == 0 ? 0.0f : merged[w][h][i] * shrink;
-            }
-            to[i] = i == 0 ? top : total;
-        }
-    }
+    store_partials(unit, span_index, merged, D, partials);
 }
 
 // One block a span of a unit; queries `[row][row_stride]` with head h at h * D.
