@@ -40,7 +40,9 @@ impl FromStr for Device {
             })?),
             _ => None,
         };
-        let ordinal = ordinal.ok_or_else(|| UsageError::unknown("device", text, ["cpu", "cuda"]))?;
+        let ordinal = ordinal.ok_or_else(|| {
+            UsageError::new(format!("unknown device `{text}`")).hint("write cpu, cuda, or cuda:1 for the second GPU")
+        })?;
         match cfg!(feature = "cuda") {
             true => Ok(Self::Cuda(ordinal)),
             false => Err(UsageError::new("this build computes on the CPU only")
@@ -135,6 +137,8 @@ mod tests {
         for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1"] {
             assert!(wrong.parse::<Device>().is_err(), "{wrong}");
         }
+        let hint = "gpu".parse::<Device>().unwrap_err().hint.unwrap();
+        assert!(hint.contains("cuda") && hint.contains("cpu"), "{hint}");
         for device in [Device::Cuda(0), Device::Cuda(2)] {
             match device.to_string().parse::<Device>() {
                 Ok(read) => assert_eq!(read, device),
