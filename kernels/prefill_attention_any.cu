@@ -28,15 +28,16 @@
 // keys while the weighted sum is. f32: 16 x 16 threads, each 4 rows by 2 keys of the scores and 4 rows by w / 16
 // columns of the output.
 
-#include "numbers.cuh"
+#include "tiles.cuh"
 
 namespace prefill_any {
 
+using namespace tiles;
 using numbers::exp2_fast;
 using numbers::LOG2_E;
 using numbers::Pair;
 
-constexpr int QUERIES = 64;
+constexpr int QUERIES = ROWS;
 
 struct Launch {
     int block, queries, shared_bytes;
@@ -58,71 +59,7 @@ template <typename T> struct Problem {
     float scale;
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Copies 16 bytes to shared memory, or zeros where not `valid`.
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-// c += a b, 16 x 8 x 16.
-template <typename T>
-__device__ __forceinline__ void multiply(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-template <>
-__device__ __forceinline__ void multiply<__nv_bfloat16>(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void multiply<__half>(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // ---- 16-bit elements -------------------------------------------------------------------------------------------
-
-// A tile of 64 rows in shared memory; the 16-byte pieces of a row are exchanged within each 128 bytes by the row's
-// number, so that eight rows' pieces of one column lie in different banks.
-template <int WIDTH> __device__ __forceinline__ uint32_t piece(uint32_t tile, int row, int column) {
-    constexpr int STRIDE = (WIDTH + 63) / 64 * 128;
-    return tile + row * STRIDE + ((column ^ (row & 7)) << 4);
-}
-
-// Rows `row` ..= `row` + 63 of a matrix into a tile; zeros behind `rows` and `d`.
-template <typename T, int WIDTH>
-__device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t stride, int row, int rows, int d) {
-    constexpr int PIECES = WIDTH / 8;
-#pragma unroll 4
-    for (int i = 0; i < QUERIES * PIECES / 128; ++i) {
-        const int at = i * 128 + threadIdx.x;
-        const int r = at / PIECES, c = at % PIECES;
-        const bool valid = row + r < rows && 8 * c < d;
-        copy_16(piece<WIDTH>(tile, r, c), valid ? from + (row + r) * stride + 8 * c : from, valid);
-    }
-}
 
 // WIDTH: d up to the next width there is code for.
 template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const Problem<T>& problem) {
@@ -256,19 +193,6 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
 }
 
 // ---- f32 -------------------------------------------------------------------------------------------------------
-
-// COUNT rows from `row` on of a matrix into shared memory, WIDTH + 4 apart; zeros behind `rows` and `d`.
-template <int WIDTH, int COUNT>
-__device__ __forceinline__ void copy_tile_f32(float* tile, const float* from, size_t stride, int row, int rows, int d) {
-    constexpr int PIECES = WIDTH / 4;
-#pragma unroll 2
-    for (int at = threadIdx.x; at < COUNT * PIECES; at += 256) {
-        const int r = at / PIECES, c = at % PIECES;
-        const bool valid = row + r < rows && 4 * c < d;
-        copy_16(shared_address(tile + r * (WIDTH + 4) + 4 * c), valid ? from + (row + r) * stride + 4 * c : from,
-                valid);
-    }
-}
 
 template <int WIDTH> __device__ __forceinline__ void attend_f32(const Problem<float>& problem) {
     constexpr int KEYS = 32, STRIDE = WIDTH + 4, P_STRIDE = KEYS + 4;

@@ -7,7 +7,8 @@
 # CHECK_SAMPLES   examples of each task for the comparison with the CPU (2)
 # CHECK_LENGTHS   their lengths (4K)
 # CHECK_CPU       folder of a run `spattn eval --config parity` on a CPU, instead of running it beside the GPU
-# CHECK_CONTEXTS  prompts for times (8K 32K)
+# CHECK_CONTEXTS  prompts for times (8K 32K 128K)
+# CHECK_SANITIZER most seconds for each of the sanitizer's tools (150)
 #
 # FILE is a .tar.xz that Python can unpack. The last lines of a run are a table of what passed and what failed. PyTorch and
 # transformers, where they are installed, time the same shape as a referee; compute-sanitizer, where it is, runs the kernels.
@@ -31,6 +32,16 @@ pack() {
     ls -l "$file"
 }
 
+# The kernels' tests under a tool of compute-sanitizer, in the folder that was unpacked; the log ends with `clean` if it found
+# nothing and came to the end.
+sanitize() {
+    local log=$OUT_DIR/$1.txt
+    cd tests_root
+    timeout "${CHECK_SANITIZER:-150}" compute-sanitizer --tool "$1" --error-exitcode 9 ../tests --ignored --test-threads=1 \
+        products_of_one norms_gates rotation_with decode_attention scores_of bounds_of what_lists lists_of what_keys \
+        >"$log" 2>&1 && echo clean >>"$log"
+}
+
 run() {
     local file=$1 out
     mkdir -p "$2"
@@ -48,11 +59,12 @@ run() {
     (cd tests_root && ../tests --ignored --test-threads=1) >"$out/tests.txt" 2>&1 && status=pass || status=FAIL
     note $status "kernels and the forward pass: $(sed -n 's/^test result: [A-Za-z]*\. //p' "$out/tests.txt")"
 
+    # The sanitizers are slow and need little of the GPU: they go on while answers are compared.
+    local tool tools=()
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck; do
-            (cd tests_root && timeout 150 compute-sanitizer --tool $tool --error-exitcode 9 ../tests --ignored --test-threads=1 \
-                products_of_one norms_gates rotation_with decode_attention scores_of bounds_of what_lists lists_of) >"$out/$tool.txt" 2>&1 && status=pass || status=FAIL
-            note $status "$tool: $(grep -o 'ERROR SUMMARY.*\|RACECHECK SUMMARY.*' "$out/$tool.txt" | tail -1)"
+            sanitize $tool &
+            tools+=($!)
         done
     fi
 
@@ -92,8 +104,18 @@ def read(run):
 sys.exit(read("again") != read("again2"))
 P
 
+    # Nothing beside what is timed.
+    if [ ${#tools[@]} -gt 0 ]; then
+        wait "${tools[@]}" || true
+        for tool in memcheck racecheck; do
+            status=pass
+            grep -q '^clean$' "$out/$tool.txt" || status=FAIL
+            note $status "$tool: $(grep -o 'ERROR SUMMARY.*\|RACECHECK SUMMARY.*' "$out/$tool.txt" | tail -1)"
+        done
+    fi
+
     ./bench --bench >"$out/kernels.txt" 2>&1 || note FAIL "the bench of kernels"
-    for length in ${CHECK_CONTEXTS:-8K 32K}; do
+    for length in ${CHECK_CONTEXTS:-8K 32K 128K}; do
         ./spattn eval --device cuda --random-weights llama-3.1-8b -t ruler/niah_single_2 -l $length -n 3 -m full --sparse-from decode --out "$out/8b-$length" \
             --overwrite >"$out/8b-$length.txt" 2>&1 || note FAIL "llama-3.1-8b at $length"
     done
@@ -113,8 +135,8 @@ import re, sys
 alone, shared = (float(re.search(r"records\. ([\d.]+) s:", open(f"{sys.argv[1]}/{name}.txt").read()).group(1)) for name in ["alone", "shared"])
 print(f"{'pass' if shared < 2 * alone else 'FAIL'}\t21 rows that select on the device at 32K, 8B: {shared / alone:.2f} x full alone (asked: below 2)")
 P
-    timeout 200 python3 gpu_referee.py ${CHECK_CONTEXTS:-8K 32K} >"$out/referee.txt" 2>&1 || true
-    python3 - "$out" ${CHECK_CONTEXTS:-8K 32K} <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
+    timeout 200 python3 gpu_referee.py ${CHECK_CONTEXTS:-8K 32K 128K} >"$out/referee.txt" 2>&1 || true
+    python3 - "$out" ${CHECK_CONTEXTS:-8K 32K 128K} <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
 import json, re, statistics, sys
 out, lengths = sys.argv[1], sys.argv[2:]
 referee = dict(re.findall(r"prefill (\w+) ([\d.]+) ms", open(f"{out}/referee.txt").read()))
@@ -140,5 +162,5 @@ P
 case ${1:-} in
 pack) pack "${2:?a file to write}" ;;
 run) run "${2:?the packed file}" "${3:?a folder for logs}" ;;
-*) sed -n '2,13s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,14s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

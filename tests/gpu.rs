@@ -8,7 +8,7 @@ mod golden_model;
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use spattn::attention::methods::configure;
-use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptStats, RecentQueries, expand_grid};
+use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, PromptStats, RecentQueries, expand_grid};
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
@@ -844,6 +844,55 @@ fn prefill_attention_of_odd_sizes() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn what_keys_receive_from_a_prompt() {
+    let gpu = gpu();
+    for storage in STORAGES {
+        for (d, group) in [(16, 1), (64, 2), (80, 3), (128, 4), (256, 2)] {
+            for (rows, first) in [(1, 0), (2, 61), (63, 1), (129, 77), (200, 300)] {
+                let kv_heads = 2;
+                let (heads, total, stride) = (kv_heads * group, first + rows, (kv_heads * group + 2 * kv_heads) * d);
+                let kv = Kv::new(kv_heads, total, d, 81, storage);
+                let buffers = kv.send(&gpu, total + 5, storage);
+                let numbers = stored(&noise(rows * stride, 91), storage);
+                let mut expected = vec![0.0; heads * total];
+                for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                    let query = &numbers[row * stride + head * d..][..d];
+                    let logit = |t: usize| dot(query, kv.key(head / group, t)) / (d as f64).sqrt();
+                    let weights: Vec<f64> = (0..=first + row).map(|t| logit(t).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    expected[head * total..].iter_mut().zip(&weights).for_each(|(mass, weight)| *mass += weight / sum);
+                }
+                let queries = send(&gpu, &numbers, storage);
+                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
+                let cache = cache(&buffers, total + 5, &kv, storage);
+                let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
+                let mut log_sums = send(&gpu, &vec![f32::NAN; rows * heads], Storage::F32);
+                gpu.prefill_attention_and_sums(&rows_of, &cache, &mut out, &mut log_sums).unwrap();
+                let received = |pieces: &[usize]| {
+                    let (mut masses, mut from) = (vec![Vec::new(); heads], 0);
+                    for &to in pieces {
+                        masses.iter_mut().for_each(|mass| mass.resize(first + to, 0.0));
+                        let mut there = gpu.upload(&masses.concat()).unwrap();
+                        gpu.add_attention_mass(&rows_of, &cache, &log_sums, from..to, &mut there).unwrap();
+                        let back = fetch(&gpu, &there, heads * (first + to), Storage::F32);
+                        masses = back.chunks_exact(first + to).map(<[f32]>::to_vec).collect();
+                        from = to;
+                    }
+                    masses.concat()
+                };
+                let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
+                let whole = received(&[rows]);
+                // The logarithms come from the same products as the weights, so that only sums are rounded.
+                assert_near(&whole, &expected, 2e-5, &what);
+                let parts: Vec<usize> = [1, 17, 100].into_iter().filter(|to| *to < rows).chain([rows]).collect();
+                assert_eq!(whole, received(&parts), "{what}, in pieces");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn rotation_with_norms_and_places() {
     let gpu = gpu();
     let (rows, heads, kv_heads, d, capacity, first) = (3, 4, 2, 16, 9, 5);
@@ -1200,6 +1249,33 @@ fn a_prefix_is_gone_on_with() {
             assert_close(&keys(&gone_on), &keys(&whole), 1e-4, "keys");
         }
     }
+}
+
+/// Attention mass of all heads of all layers of a prompt, read in two parts.
+fn masses(g: &golden_model::Golden) -> Vec<f32> {
+    let (decoder, n) = (&g.decoder, g.prompt.len());
+    let needs = std::collections::BTreeSet::from([PromptNeed::AttentionMass]);
+    let mut stats = PromptStats::of_nested(&needs, decoder.prompt_shape(n - 300), &[n]);
+    let begun = decoder.prefill_observed(&g.prompt[..n - 300], n, &mut |chunk| stats.observe(chunk)).unwrap();
+    let mut stats = stats.continued(&needs, n).expect("it was foreseen");
+    let prefix = std::sync::Arc::into_inner(begun.prefix).unwrap();
+    decoder.prefill_after(prefix, n - 300, &g.prompt, n, &mut |chunk| stats.observe(chunk)).unwrap();
+    let shape = decoder.prompt_shape(n);
+    let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head)));
+    heads
+        .flat_map(|(layer, head)| {
+            let head = stats.head(layer, head);
+            (0..head.group()).flat_map(|h| head.attention_mass(h).to_vec()).collect::<Vec<f32>>()
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_mass_is_gathered_as_on_the_cpu() {
+    let [ours, expected] = [CUDA, Device::Cpu].map(|device| masses(&load("llama3", device)));
+    let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+    assert_near(&ours, &expected, 1e-4, "masses");
 }
 
 #[test]

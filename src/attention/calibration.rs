@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
@@ -45,6 +46,10 @@ pub trait DeviceChunk: Sync {
 
     /// As [`PrefillChunk::kv`].
     fn kv(&self) -> &LayerKv;
+
+    /// Adds the softmax weights of the queries at some of the chunk's positions, over the tokens that each one sees, to `mass`:
+    /// `[head][token]`, of all tokens up to the last of these.
+    fn add_attention_mass(&self, positions: Range<usize>, mass: &mut [f32]);
 }
 
 impl<'a> PrefillChunk<'a> {
@@ -88,6 +93,14 @@ impl<'a> PrefillChunk<'a> {
         match self.source {
             Source::Host { kv, .. } => kv,
             Source::Device(chunk) => chunk.kv(),
+        }
+    }
+
+    /// The device that reads the chunk, if it is one.
+    pub fn device(&self) -> Option<&'a dyn DeviceChunk> {
+        match self.source {
+            Source::Host { .. } => None,
+            Source::Device(chunk) => Some(chunk),
         }
     }
 

@@ -97,11 +97,31 @@ impl KvStore {
     pub fn filled<E>(
         shape: KvShape,
         tokens: usize,
+        fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        Self::zeros(shape, tokens).refilled(shape, tokens, fill)
+    }
+
+    /// As [`filled`](Self::filled), in the memory of a store whose rows nobody needs any more: new memory is slow to be
+    /// written to first.
+    ///
+    /// # Errors
+    /// As `fill`.
+    pub fn refilled<E>(
+        self,
+        shape: KvShape,
+        tokens: usize,
         mut fill: impl FnMut(usize, RowsMut<'_>) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut store = Self::zeros(shape, tokens);
-        for head in 0..shape.kv_heads {
-            let range = head * tokens * shape.d..(head + 1) * tokens * shape.d;
+        let KvShape { kv_heads, d, dtype } = shape;
+        let n = kv_heads * tokens * d;
+        let mut store = match self.dtype() == dtype {
+            true => Self { kv_heads, d, capacity: tokens, tokens, ..self },
+            false => Self::zeros(shape, tokens),
+        };
+        with_data!(&mut store.data, v => v.resize(n, Default::default()));
+        for head in 0..kv_heads {
+            let range = head * tokens * d..(head + 1) * tokens * d;
             fill(
                 head,
                 match &mut store.data {

@@ -1,5 +1,7 @@
 //! Causal attention of many rows at once: on the tensor cores of a Hopper GPU, or by the kernel for any width and device.
 
+use std::ops::Range;
+
 use cudarc::driver::sys::{
     CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle, cuTensorMapEncodeTiled,
@@ -48,6 +50,9 @@ impl Shape {
     }
 }
 
+/// Shared memory for the weights of 64 rows and 64 keys, where they are summed up.
+const MASS_WEIGHTS_BYTES: u32 = 4 * 64 * 65;
+
 /// Keys and values of the KV heads that are worked on together should stay in the second-level cache.
 const SECTION_BYTES: usize = 24 << 20;
 
@@ -60,6 +65,78 @@ impl Gpu {
     /// # Panics
     /// If a buffer is too small.
     pub fn prefill_attention(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> Result<(), GpuError> {
+        self.attend_rows(rows, cache, out, 0)
+    }
+
+    /// As [`prefill_attention`](Self::prefill_attention), with the logarithm of each row's sum of exponentials: f32
+    /// `[head][row]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn prefill_attention_and_sums(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        out: &mut Buffer,
+        log_sums: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let log_sums = log_sums.address(0, size_of::<f32>() * rows.heads * rows.count);
+        self.attend_rows(rows, cache, out, log_sums)
+    }
+
+    /// Adds the softmax weights of some of the rows (a range within them) to the mass of each key that they see: f32
+    /// `[head][key]`, of all keys up to the last of these rows' own. A key's weights are added one row after the other.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or the range is empty or not one of rows.
+    pub fn add_attention_mass(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        log_sums: &Buffer,
+        range: Range<usize>,
+        mass: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert!(!range.is_empty() && range.end <= rows.count, "{range:?} of {} rows", rows.count);
+        let (bytes, some, end) = (cache.storage.bytes(), range.len(), rows.first + range.end);
+        assert!(end <= cache.capacity && rows.stride.is_multiple_of(8), "rows up to {end} of {}", cache.capacity);
+        let width = ((some - 1) * rows.stride + rows.heads * cache.d) * bytes;
+        let queries = rows.queries.address(range.start * rows.stride * bytes, width);
+        let sums_bytes = size_of::<f32>() * ((rows.heads - 1) * rows.count + some);
+        let sums = log_sums.address(size_of::<f32>() * range.start, sums_bytes);
+        let (keys, mass) = (cache.key(0, 0), mass.address(0, size_of::<f32>() * rows.heads * end));
+        let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d as u32);
+        let width = width.expect("heads are at most 256 wide");
+        let (threads, shared_bytes) = match cache.storage {
+            Storage::F32 => (256, 512 * (width + 4) + MASS_WEIGHTS_BYTES),
+            Storage::F16 | Storage::Bf16 => (128, 384 * width + MASS_WEIGHTS_BYTES),
+        };
+        let name = format!("attention_mass_{}", cache.storage.name());
+        let function = self.with_shared("attention_mass", &name, shared_bytes)?;
+        let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
+        let (some, first) = (some as i32, (rows.first + range.start) as i32);
+        let (heads, kv_heads, sums_stride) = (rows.heads as i32, cache.kv_heads as i32, rows.count as i32);
+        let (mass_stride, scale) = (end as i64, 1.0 / (cache.d as f32).sqrt());
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&queries).arg(&keys).arg(&sums).arg(&mass).arg(&d).arg(&stride).arg(&some).arg(&first);
+        launch.arg(&heads).arg(&kv_heads).arg(&sums_stride).arg(&kv_stride).arg(&mass_stride).arg(&scale);
+        let grid = LaunchConfig {
+            grid_dim: (end.div_ceil(64) as u32, rows.heads as u32, 1),
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared_bytes,
+        };
+        // SAFETY: queries, sums and mass are as large as checked by `address`, and the cache holds `end` keys of each head.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("summing attention up"))
+    }
+
+    /// Attends; `lse` is where logarithms of sums go, or 0.
+    fn attend_rows(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         assert!(
             rows.first + rows.count <= cache.capacity,
             "rows up to {} of {}",
@@ -67,8 +144,8 @@ impl Gpu {
             cache.capacity
         );
         match Shape::of(cache.d).filter(|_| self.is_hopper && cache.storage != Storage::F32) {
-            Some(shape) => self.prefill_hopper(&shape, rows, cache, out),
-            None => self.prefill_any(rows, cache, out),
+            Some(shape) => self.prefill_hopper(&shape, rows, cache, out, lse),
+            None => self.prefill_any(rows, cache, out, lse),
         }
     }
 
@@ -78,6 +155,7 @@ impl Gpu {
         rows: &Rows<'_>,
         cache: &Cache<'_>,
         out: &mut Buffer,
+        lse: u64,
     ) -> Result<(), GpuError> {
         let (d, bytes, kv_heads) = (cache.d as u64, cache.storage.bytes() as u64, cache.kv_heads as u64);
         let (queries, out) = addresses(rows, cache, out);
@@ -107,7 +185,7 @@ impl Gpu {
         let name = format!("prefill_attention_{kind}{}_{d}", cache.storage.name());
         let function = self.with_shared("prefill_attention", &name, shape.shared_bytes)?;
         let counter = self.counter.address(0, 4);
-        let (lse, scale) = (0u64, 1.0 / (d as f32).sqrt());
+        let scale = 1.0 / (d as f32).sqrt();
         let (count, first) = (rows.count as i32, rows.first as i32);
         let section = (SECTION_BYTES as u64 / (4 * d * total)).clamp(1, kv_heads) as i32;
         let (heads_arg, kv_heads) = (rows.heads as i32, kv_heads as i32);
@@ -128,7 +206,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt"))
     }
 
-    fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> Result<(), GpuError> {
+    fn prefill_any(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         let (queries, out) = addresses(rows, cache, out);
         let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
         let width = cache.d.next_multiple_of(64) as u32;
@@ -138,7 +216,7 @@ impl Gpu {
         };
         let name = format!("prefill_attention_any_{}", cache.storage.name());
         let function = self.with_shared("prefill_attention_any", &name, shared_bytes)?;
-        let (lse, scale) = (0u64, 1.0 / (cache.d as f32).sqrt());
+        let scale = 1.0 / (cache.d as f32).sqrt();
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (count, first) = (rows.count as i32, rows.first as i32);
         let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);

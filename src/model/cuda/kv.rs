@@ -64,18 +64,18 @@ impl DevicePrefix {
         Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage: storage(dtype) }
     }
 
-    /// The first tokens of a layer, on the host.
-    pub(super) fn copy_tokens(&self, layer: usize, tokens: usize) -> Result<LayerKv, GpuError> {
+    /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
+    pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, room: LayerKv) -> Result<LayerKv, GpuError> {
         let (keys, values) = &self.layers[layer];
         let stride = self.capacity * self.shape.d * self.shape.dtype.bytes();
-        let store = |buffer: &Buffer| {
-            KvStore::filled(self.shape, tokens, |head, rows| match rows {
+        let store = |buffer: &Buffer, room: KvStore| {
+            room.refilled(self.shape, tokens, |head, rows| match rows {
                 RowsMut::F32(rows) => self.gpu.download(buffer, head * stride, rows),
                 RowsMut::F16(rows) => self.gpu.download(buffer, head * stride, rows),
                 RowsMut::Bf16(rows) => self.gpu.download(buffer, head * stride, rows),
             })
         };
-        Ok(LayerKv { keys: store(keys)?, values: store(values)? })
+        Ok(LayerKv { keys: store(keys, room.keys)?, values: store(values, room.values)? })
     }
 }
 
@@ -85,7 +85,7 @@ impl DeviceKv for DevicePrefix {
     }
 
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {
-        Ok(self.copy_tokens(layer, self.tokens)?)
+        Ok(self.copy_tokens(layer, self.tokens, LayerKv::zeros(self.shape, 0))?)
     }
 
     fn on_gpu(&self, layer: usize) -> Option<(&Gpu, Cache<'_>)> {

@@ -15,7 +15,7 @@ mod step;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use self::host::{HostView, Numbers};
+use self::host::{HostRoom, HostView, Numbers};
 use self::kv::{DevicePrefix, RunKv, owned};
 use self::step::{PickRoom, Recorded, StepPlan};
 use super::dimensions::{Dimensions, GPU_PREFILL_CHUNK};
@@ -174,6 +174,7 @@ struct Room {
     /// Of rows that the device picks for, method by method.
     picks: Vec<PickRoom>,
     scratch: DeviceScratch,
+    host: HostRoom,
 }
 
 impl Engine for Cuda {
@@ -200,6 +201,9 @@ impl Engine for Cuda {
             if is_last {
                 logits = row;
             }
+        }
+        if let Some(room) = self.room.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            room.host = HostRoom::default();
         }
         let layers = self.config.layers;
         Ok(Prefill { prefix: Prefix::on_device(layers, prefix.tokens, Box::new(prefix)), logits })
@@ -353,6 +357,7 @@ impl Cuda {
             timeline: Timeline::default(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
+            host: HostRoom::default(),
         })
     }
 
@@ -491,7 +496,7 @@ impl Cuda {
         reading: &mut Reading<'_, '_>,
     ) -> Result<(), GpuError> {
         let (c, widths) = (&self.config, self.widths());
-        let Room { qkv, attended, .. } = room;
+        let Room { qkv, attended, host, .. } = room;
         let view = HostView {
             gpu: &self.gpu,
             qkv,
@@ -502,23 +507,29 @@ impl Cuda {
             end: first + rows,
             queries: OnceLock::new(),
             kv: OnceLock::new(),
+            room: Mutex::new(host),
+            attended: Mutex::new(&mut *attended),
+            log_sums: OnceLock::new(),
             failure: OnceLock::new(),
         };
         let chunk = PrefillChunk::on_device(layer, first, rows, c.heads, self.shape(), &view);
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }
-        match &mut reading.sparse {
-            Some(sparse) => {
-                let mut out = vec![0.0; rows * widths.0];
-                sparse.attend(&chunk, &mut out);
-                Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0)?;
-            }
+        let masked = reading.sparse.as_mut().map(|sparse| {
+            let mut out = vec![0.0; rows * widths.0];
+            sparse.attend(&chunk, &mut out);
+            out
+        });
+        if let Some(failure) = view.close() {
+            return Err(failure);
+        }
+        match masked {
+            Some(out) => Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0),
             None => {
                 let queries = Rows { queries: qkv, stride: widths.1, count: rows, heads: c.heads, first };
-                self.gpu.prefill_attention(&queries, &prefix.cache(layer), attended)?;
+                self.gpu.prefill_attention(&queries, &prefix.cache(layer), attended)
             }
         }
-        view.failure.into_inner().map_or(Ok(()), Err)
     }
 }

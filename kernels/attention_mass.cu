@@ -1,0 +1,216 @@
+// What keys receive from rows of a prompt: softmax weights, summed up over the rows.
+//
+//   mass[h, j] += sum_i exp(scale * q[i, h] . k[h / group, j] - lse[h, i]),   for the rows i that see key j: j <= first + i
+//
+// Kernels: attention_mass_{f32,bf16,f16}, by element type; sm_80 and up; d a multiple of 8, 8 ..= 256. Products as in
+// prefill_attention_any.cu. A key's weights are added one row after the other, so that a sum does not depend on the pieces in
+// which its rows come.
+//
+// Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
+//   q     [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   k     [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
+//   lse   f32 [heads][lse_stride], the natural logarithm of a row's sum of exp(scale * q . k); the first is that of row 0.
+//   mass  f32 [heads][mass_stride], one a key; keys 0 ..< first + rows.
+//
+// Launch
+//   grid    x = ceil((first + rows) / 64), y = heads
+//   block   128 threads (bf16, f16), 256 threads (f32)
+//   shared  dynamic, with the next of 64, 128 and 256 from d on as w: bf16, f16: 384 * w + 16640 bytes; f32: 512 * (w + 4) +
+//           16640 bytes
+//
+// How it works. A block owns 64 keys of a head and walks through the rows that see them in tiles of 64. The weights of a tile
+// go through shared memory, where a thread adds those of one key.
+#include "tiles.cuh"
+
+namespace attention_mass {
+
+using namespace tiles;
+using numbers::exp2_fast;
+using numbers::LOG2_E;
+
+// Weights [row][key]: neighbours in a row lie in different banks, and so do rows 4 apart.
+constexpr int WEIGHT_STRIDE = ROWS + 1;
+
+template <typename T> struct Problem {
+    const T *q, *k;
+    const float* lse;
+    float* mass;
+    int d, q_stride, rows, first, heads, kv_heads, lse_stride;
+    long long kv_stride, mass_stride;
+    float scale;
+};
+
+// Adds what a tile's rows give to this thread's key. Rows that are not there, or do not see it, have zeros.
+__device__ __forceinline__ float add_rows(float sum, const float* weights) {
+#pragma unroll 8
+    for (int r = 0; r < ROWS; ++r) sum += weights[r * WEIGHT_STRIDE + threadIdx.x];
+    return sum;
+}
+
+template <typename T, int WIDTH> __device__ __forceinline__ void sum_16(const Problem<T>& problem) {
+    constexpr uint32_t TILE = ROWS * ((WIDTH + 63) / 64 * 128);
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    const uint32_t k_tile = shared_address(shared_raw), q_tiles = k_tile + TILE;
+    float* weights = reinterpret_cast<float*>(shared_raw + 3 * TILE);
+
+    const int head = blockIdx.y, key0 = blockIdx.x * ROWS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int total = problem.first + problem.rows, d = problem.d;
+    const T* q = problem.q + static_cast<size_t>(head) * d;
+    const T* k = problem.k + static_cast<size_t>(head / (problem.heads / problem.kv_heads)) * problem.kv_stride;
+    const float* lse = problem.lse + static_cast<size_t>(head) * problem.lse_stride;
+    const float scale_log2 = problem.scale * LOG2_E;
+
+    const int begin = max(0, key0 - problem.first);
+    copy_tile<T, WIDTH>(k_tile, k, d, key0, total, d);
+    copy_tile<T, WIDTH>(q_tiles, q, problem.q_stride, begin, problem.rows, d);
+    copy_commit();
+
+    const int own = key0 + threadIdx.x;
+    const bool sums = threadIdx.x < ROWS && own < total;
+    float* to = problem.mass + static_cast<size_t>(head) * problem.mass_stride + own;
+    float sum = sums ? *to : 0.f;
+    for (int row0 = begin, i = 0; row0 < problem.rows; row0 += ROWS, ++i) {
+        const uint32_t q_tile = q_tiles + (i & 1) * TILE;
+        copy_wait<0>();
+        __syncthreads();  // the rows are there, and nobody reads the last ones or the last weights any more
+        if (row0 + ROWS < problem.rows) {
+            copy_tile<T, WIDTH>(q_tiles + (~i & 1) * TILE, q, problem.q_stride, row0 + ROWS, problem.rows, d);
+        }
+        copy_commit();
+
+        float s[ROWS / 2];
+#pragma unroll
+        for (int c = 0; c < ROWS / 2; ++c) s[c] = 0.f;
+#pragma unroll
+        for (int c = 0; c < WIDTH / 16; ++c) {
+            uint32_t a[4];
+            load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * c + lane / 16));
+#pragma unroll
+            for (int n = 0; n < ROWS / 16; ++n) {
+                uint32_t b[4];
+                load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
+                multiply<T>(s + 8 * n, a, b[0], b[1]);
+                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int in_tile = 16 * warp + lane / 4 + 8 * r, row = row0 + in_tile;
+            const bool is_there = row < problem.rows;
+            const float base = is_there ? lse[row] * LOG2_E : 0.f;
+            // The last key of the tile that the row sees.
+            const int last = is_there ? problem.first + row - key0 : -1;
+            float* line = weights + in_tile * WEIGHT_STRIDE;
+#pragma unroll
+            for (int n = 0; n < ROWS / 8; ++n) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int key = 8 * n + 2 * (lane % 4) + c;
+                    line[key] = key <= last ? exp2_fast(s[4 * n + 2 * r + c] * scale_log2 - base) : 0.f;
+                }
+            }
+        }
+        __syncthreads();
+        if (sums) sum = add_rows(sum, weights);
+    }
+    if (sums) *to = sum;
+}
+
+template <int WIDTH> __device__ __forceinline__ void sum_f32(const Problem<float>& problem) {
+    constexpr int STRIDE = WIDTH + 4;
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    float* k_tile = reinterpret_cast<float*>(shared_raw);
+    float* q_tile = k_tile + ROWS * STRIDE;
+    float* weights = q_tile + ROWS * STRIDE;
+
+    const int head = blockIdx.y, key0 = blockIdx.x * ROWS;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int total = problem.first + problem.rows, d = problem.d;
+    const float* q = problem.q + static_cast<size_t>(head) * d;
+    const float* k = problem.k + static_cast<size_t>(head / (problem.heads / problem.kv_heads)) * problem.kv_stride;
+    const float* lse = problem.lse + static_cast<size_t>(head) * problem.lse_stride;
+
+    copy_tile_f32<WIDTH, ROWS>(k_tile, k, d, key0, total, d);
+    const int own = key0 + threadIdx.x;
+    const bool sums = threadIdx.x < ROWS && own < total;
+    float* to = problem.mass + static_cast<size_t>(head) * problem.mass_stride + own;
+    float sum = sums ? *to : 0.f;
+    for (int row0 = max(0, key0 - problem.first); row0 < problem.rows; row0 += ROWS) {
+        __syncthreads();  // nobody reads the last rows or their weights any more
+        copy_tile_f32<WIDTH, ROWS>(q_tile, q, problem.q_stride, row0, problem.rows, d);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+
+        float s[4][4] = {};
+#pragma unroll 4
+        for (int c = 0; c < WIDTH; c += 4) {
+            float4 a[4], b[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = *reinterpret_cast<const float4*>(q_tile + (y + 16 * i) * STRIDE + c);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const float4*>(k_tile + (x + 16 * j) * STRIDE + c);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    s[i][j] = fmaf(a[i].x, b[j].x, s[i][j]);
+                    s[i][j] = fmaf(a[i].y, b[j].y, s[i][j]);
+                    s[i][j] = fmaf(a[i].z, b[j].z, s[i][j]);
+                    s[i][j] = fmaf(a[i].w, b[j].w, s[i][j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int in_tile = y + 16 * i, row = row0 + in_tile;
+            const bool is_there = row < problem.rows;
+            const float base = is_there ? lse[row] : 0.f;
+            const int last = is_there ? problem.first + row - key0 : -1;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int key = x + 16 * j;
+                weights[in_tile * WEIGHT_STRIDE + key] = key <= last ? expf(s[i][j] * problem.scale - base) : 0.f;
+            }
+        }
+        __syncthreads();
+        if (sums) sum = add_rows(sum, weights);
+    }
+    if (sums) *to = sum;
+}
+
+template <typename T> __device__ __forceinline__ void sum(const Problem<T>& problem) {
+    const int d = problem.d;
+    if constexpr (sizeof(T) == 4) {
+        if (d <= 64) {
+            sum_f32<64>(problem);
+        } else if (d <= 128) {
+            sum_f32<128>(problem);
+        } else {
+            sum_f32<256>(problem);
+        }
+    } else {
+        if (d <= 64) {
+            sum_16<T, 64>(problem);
+        } else if (d <= 128) {
+            sum_16<T, 128>(problem);
+        } else {
+            sum_16<T, 256>(problem);
+        }
+    }
+}
+
+}  // namespace attention_mass
+
+#define ATTENTION_MASS(NAME, T, BLOCK)                                                                                \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                               \
+        NAME(const T* q, const T* k, const float* lse, float* mass, int d, int q_stride, int rows, int first,         \
+             int heads, int kv_heads, int lse_stride, long long kv_stride, long long mass_stride, float scale) {      \
+        attention_mass::sum<T>(attention_mass::Problem<T>{q, k, lse, mass, d, q_stride, rows, first, heads, kv_heads, \
+                                                          lse_stride, kv_stride, mass_stride, scale});                \
+    }
+
+ATTENTION_MASS(attention_mass_f32, float, 256)
+ATTENTION_MASS(attention_mass_bf16, __nv_bfloat16, 128)
+ATTENTION_MASS(attention_mass_f16, __half, 128)
