@@ -26,7 +26,7 @@ pack() {
     done
     mkdir "$dir/golden"
     cp -r tests/golden/models "$dir/golden/"
-    cp scripts/gpu_check.sh scripts/gpu_referee.py "$dir/"
+    cp scripts/gpu_check.sh scripts/gpu_parity.py scripts/gpu_referee.py "$dir/"
     tar -C "$dir" -cf - . | xz -T1 --lzma2=preset=1,dict=192MiB >"$file"
     rm -r "$dir"
     ls -l "$file"
@@ -75,25 +75,8 @@ run() {
         ./spattn eval --config parity --device $device -l "${CHECK_LENGTHS:-4K}" -n "${CHECK_SAMPLES:-2}" --out "$out/$device" --overwrite \
             >"$out/$device.txt" 2>&1 || note FAIL "eval --device $device"
     done
-    python3 - "$out" <<'P' | while IFS=$'\t' read -r status what; do note "$status" "$what"; done
-import json, sys
-rows = {}
-for device in ["cuda", "cpu"]:
-    for line in open(f"{sys.argv[1]}/{device}/samples.jsonl"):
-        r = json.loads(line)
-        rows.setdefault((r["method"], r["params"]), {}).setdefault((r["task"], r["length"], r["sample"]), {})[device] = r
-same = total = 0
-worst = ("", 0.0)
-for method, examples in rows.items():
-    pairs = [e for e in examples.values() if len(e) == 2]
-    total += len(pairs)
-    same += sum(e["cuda"]["prediction"] == e["cpu"]["prediction"] for e in pairs)
-    off = 100 * abs(sum(e["cuda"]["score"] - e["cpu"]["score"] for e in pairs)) / max(len(pairs), 1)
-    if off > worst[1]:
-        worst = (method[0], off)
-ok = total and same >= 0.97 * total and worst[1] <= 1.0
-print(f"{'pass' if ok else 'FAIL'}\t{same} of {total} predictions as on the CPU ({100 * same / total:.1f} %, asked: 97); mean score of a method off by {worst[1]:.2f} points at most ({worst[0] or 'none'}; asked: 1)")
-P
+    { python3 gpu_parity.py --gpu "$out/cuda" --cpu "$out/cpu" --table "$out/parity.md" || true; } |
+        while IFS=$'\t' read -r status what; do note "$status" "$what"; done
     ./spattn eval --device cuda --dtype f32 -t ruler/vt -l 4K -n 3 -m topk:k=64 -m magicpig --out "$out/again" --overwrite >/dev/null 2>&1
     ./spattn eval --device cuda --dtype f32 -t ruler/vt -l 4K -n 3 -m topk:k=64 -m magicpig --out "$out/again2" --overwrite >/dev/null 2>&1
     python3 - "$out" <<'P' && note pass "the same command twice gives the same records" || note FAIL "the same command twice gives other records"
