@@ -367,6 +367,9 @@ pub struct Fork {
     attend_time: Duration,
 }
 
+/// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
+const APART: usize = 4096;
+
 /// Room for this many tokens behind the prefix before the tail has to grow.
 const TAIL_CAPACITY: usize = 64;
 
@@ -520,11 +523,19 @@ impl Fork {
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
         let start = Instant::now();
         let picked = self.pick(layer, queries, key, value);
-        let group = queries.len() / picked.len();
-        let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).zip(&picked);
-        for (kv_head, ((queries, out), picked)) in heads.enumerate() {
+        let width = queries.len() / picked.len();
+        let of_head = |(kv_head, (queries, picked)): (usize, (_, &Picked))| {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
-            kv.attend(&self.placed(queries, &kv, picked.exact), picked, out);
+            let placed = self.placed(queries, &kv, picked.exact);
+            (kv, placed)
+        };
+        let heads: Vec<_> = queries.chunks_exact(width).zip(&picked).enumerate().map(of_head).collect();
+        let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &Picked)| {
+            kv.attend(queries, picked, out);
+        };
+        match self.total(layer) < APART {
+            true => out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend),
+            false => out.par_chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend),
         }
         self.compare(layer, queries, &picked, self.total(layer), out);
         self.attend_time += start.elapsed();
@@ -535,13 +546,8 @@ impl Fork {
     pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
-        let kv_heads = self.prefix.shape().kv_heads;
-        let heads = queries.chunks_exact(queries.len() / kv_heads).enumerate();
-        let picked: Vec<Picked> = heads.map(|(kv_head, queries)| self.pick_head(layer, kv_head, queries)).collect();
-        if !self.dense[layer] {
-            self.method.method.agree(&mut self.states[layer]);
-        }
-        picked
+        let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
+        self.pick_heads(layer, Some(queries), group)
     }
 
     /// As [`pick`](Self::pick), at a layer where [nothing is picked](Self::picks_at): what every KV head attends, for
@@ -560,29 +566,8 @@ impl Fork {
     /// As [`pick`](Self::pick), where tokens are picked [blindly](Selects::Blindly) for `heads` query heads.
     pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
         self.tail_tokens[layer] += 1;
-        let (exact, shape) = (self.exact(layer), self.prefix.shape());
-        let candidates = self.candidates(exact);
         debug_assert_eq!(self.selects(layer), Selects::Blindly);
-        let (total, group) = (self.total(layer), heads / shape.kv_heads);
-        let nothing = vec![0.0; group * shape.d];
-        let mut states = std::mem::take(&mut self.states[layer]);
-        let step = self.step_of(layer, total, &nothing, candidates);
-        let (method, indexes, seed) = (&self.method.method, &self.indexes.by_layer[layer], self.seed);
-        let draw = |(kv_head, state): (usize, &mut Box<dyn Any + Send>)| {
-            let seed = mix_seed(head_seed(seed, layer, kv_head), total as u64);
-            let (step, mut cost) = (Step { kv_head, seed, ..step.clone() }, Cost::default());
-            let select = || method.select(&step, indexes[kv_head].as_ref(), state.as_mut(), &mut cost);
-            let selection = (!step.candidates.is_empty()).then(select);
-            (Picked { exact, selection }, cost)
-        };
-        let drawn: Vec<(Picked, Cost)> = states.par_iter_mut().enumerate().map(draw).collect();
-        self.method.method.agree(&mut states);
-        self.states[layer] = states;
-        let count = |(kv_head, (picked, cost)): (usize, (Picked, Cost))| {
-            self.count(layer, kv_head, group, &picked, cost);
-            picked
-        };
-        drawn.into_iter().enumerate().map(count).collect()
+        self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads)
     }
 
     /// As [`pick`](Self::pick), where the [device](Selects::OnDevice) picks for `heads` query heads: what is attended whatever
@@ -731,15 +716,27 @@ impl Fork {
         }
     }
 
-    fn pick_head(&mut self, layer: usize, kv_head: usize, queries: &[f32]) -> Picked {
+    /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
+    /// either.
+    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> Vec<Picked> {
         let exact = self.exact(layer);
-        let mut cost = Cost::default();
         let candidates = self.candidates(exact);
+        let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
-        let selection = asks.then(|| self.select(layer, kv_head, queries, candidates, &mut cost));
-        let picked = Picked { exact, selection };
-        self.count(layer, kv_head, queries.len() / self.prefix.shape().d, &picked, cost);
-        picked
+        let selected = match asks {
+            true => self.select(layer, queries, group, candidates, &mut states),
+            false => vec![(None, Cost::default()); self.prefix.shape().kv_heads],
+        };
+        if !self.dense[layer] {
+            self.method.method.agree(&mut states);
+        }
+        self.states[layer] = states;
+        let count = |(kv_head, (selection, cost)): (usize, (Option<Selection>, Cost))| {
+            let picked = Picked { exact, selection };
+            self.count(layer, kv_head, group, &picked, cost);
+            picked
+        };
+        selected.into_iter().enumerate().map(count).collect()
     }
 
     /// What may be picked beside `exact`.
@@ -771,30 +768,39 @@ impl Fork {
         }
     }
 
+    /// What the method picks for each KV head, all on their own.
     fn select(
-        &mut self,
+        &self,
         layer: usize,
-        kv_head: usize,
-        queries: &[f32],
+        queries: Option<&[f32]>,
+        group: usize,
         candidates: Range<usize>,
-        cost: &mut Cost,
-    ) -> Selection {
-        let total = self.total(layer);
-        let mut state = std::mem::replace(&mut self.states[layer][kv_head], Box::new(()));
-        let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
-        let step = Step {
-            kv_head,
-            keys: kv.prefix_keys,
-            values: kv.prefix_values,
-            tail_keys: kv.tail_keys,
-            tail_values: kv.tail_values,
-            seed: mix_seed(head_seed(self.seed, layer, kv_head), total as u64),
-            ..self.step_of(layer, total, queries, candidates)
+        states: &mut [Box<dyn Any + Send>],
+    ) -> Vec<(Option<Selection>, Cost)> {
+        let (total, width) = (self.total(layer), group * self.prefix.shape().d);
+        let nothing = vec![0.0; width];
+        let step_of = |kv_head: usize| {
+            let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
+            let seed = mix_seed(head_seed(self.seed, layer, kv_head), total as u64);
+            let step = Step { kv_head, seed, ..self.step_of(layer, total, own, candidates.clone()) };
+            if queries.is_none() {
+                return step;
+            }
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
+            let (keys, values) = (kv.prefix_keys, kv.prefix_values);
+            Step { keys, values, tail_keys: kv.tail_keys, tail_values: kv.tail_values, ..step }
         };
-        let index = self.indexes.by_layer[layer][kv_head].as_ref();
-        let selection = self.method.method.select(&step, index, state.as_mut(), cost);
-        self.states[layer][kv_head] = state;
-        selection
+        let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
+        let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
+            let mut cost = Cost::default();
+            let selection = method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            (Some(selection), cost)
+        };
+        match candidates.len() < APART {
+            true => steps.iter().zip(indexes).zip(states).map(select).collect(),
+            false => steps.par_iter().zip(indexes).zip(states).map(select).collect(),
+        }
     }
 
     /// Counts what a group of query heads attends, beside what picking it cost.
