@@ -1121,6 +1121,15 @@ mod tests {
     }
 
     #[test]
+    fn a_line_ends_with_a_line_break() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+        with_runner(text, |runner, _| {
+            let end = runner.line_end().unwrap().expect("the model has a token for it");
+            assert_eq!(runner.model.tokenizer.decode(&[end]).unwrap(), "\n");
+        });
+    }
+
+    #[test]
     fn long_questions_are_abridged_and_panics_say_what_they_can() {
         let text = |n: usize| (0..n).map(|i| char::from_u32('à' as u32 + i as u32 % 20).unwrap()).collect::<String>();
         assert_eq!(abridged(&format!("  {}\n", text(500))), text(500));
