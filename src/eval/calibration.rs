@@ -757,13 +757,72 @@ mod tests {
             .unwrap()
             .is_none()
         );
-        // Every text has blocks of its own, numbered from 0: the third is the file's second.
-        let mut seen = 0;
-        let mut observe = |chunk: &PrefillChunk<'_>| seen += usize::from(chunk.layer == 0) * chunk.tokens();
-        assert_eq!(plan.read(2, 70, &model, &mut observe).unwrap(), 70);
-        assert_eq!(seen, 70);
         let limit = model.decoder.config().context_limit();
         assert!(plan.read(0, limit + 1, &model, &mut |_| {}).unwrap_err().to_string().contains("beyond the context"));
+    }
+
+    #[test]
+    fn each_text_is_read_from_its_own_start_on() {
+        let model = model();
+        let texts = [file(100..300), file(300..500)];
+        let plan = plan(&texts, 280, 70);
+        let front = model.tokenizer.encode_text("", true).unwrap();
+        let own = (70 - front.len()) as u32;
+        let first_keys = |chunk: &PrefillChunk<'_>, keys: &mut Vec<f32>| {
+            if chunk.layer == 0 {
+                keys.extend(chunk.keys(0));
+            }
+        };
+        for (number, start) in [100, 300, 100 + own, 300 + own].into_iter().enumerate() {
+            let (mut read, mut expected) = (Vec::new(), Vec::new());
+            let tokens = plan.read(number, 70, &model, &mut |chunk| first_keys(chunk, &mut read)).unwrap();
+            let ids: Vec<u32> = front.iter().copied().chain(start..start + own).collect();
+            model.decoder.prefill_observed(&ids, 70, &mut |chunk| first_keys(chunk, &mut expected)).unwrap();
+            assert!(tokens == 70 && !read.is_empty() && read == expected, "block {number}");
+        }
+    }
+
+    #[test]
+    fn long_calibrations_go_on_from_where_they_were_kept() {
+        let model = model();
+        let orders = orders(&["hash_attention:steps=1,queries=1,top=1"]);
+        let texts = [file(100..400)];
+        let plan = Plan { orders: &orders, ..plan(&texts, 35 * 16, 16) };
+        let dir = tempfile::tempdir().unwrap();
+        let begin = Checkpoints { folder: dir.path().to_owned(), resume: false };
+        let go_on = Checkpoints { resume: true, ..begin.clone() };
+        let refused = |plan: &Plan<'_>, checkpoints: &Checkpoints| {
+            plan.run(&model, Some(checkpoints), |_, _| ControlFlow::Break(())).err().unwrap().to_string()
+        };
+        assert!(refused(&plan, &go_on).starts_with("there is no checkpoint to go on from: no "));
+        let kept = || {
+            let bytes = std::fs::read(begin.file("hash_attention")).ok()?;
+            let info = Artefact::parse("kept", bytes).unwrap().info().clone();
+            Some((info.blocks, info.tokens))
+        };
+        // What was kept when each block had been read: every 32nd, and the one where it stops.
+        let mut found = Vec::new();
+        let stopped = plan.run(&model, Some(&begin), |done, _| {
+            found.push(kept());
+            if done == 34 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(stopped.unwrap().is_none());
+        let at = |blocks: usize| Some((blocks, 16 * blocks));
+        assert_eq!((&found[..32], &found[32..], kept()), (&[None; 32][..], &[at(32); 2][..], at(34)));
+
+        let mut told = Vec::new();
+        let mut watch = |done, all| {
+            told.push((done, all));
+            ControlFlow::Continue(())
+        };
+        let resumed = plan.run(&model, Some(&go_on), &mut watch).unwrap().unwrap();
+        assert_eq!((told, resumed.blocks, resumed.tokens), (vec![(35, 35)], 35, 35 * 16));
+        let whole = plan.run(&model, None, |_, _| ControlFlow::Continue(())).unwrap().unwrap();
+        assert!(resumed.made[0].bytes == whole.made[0].bytes, "as if it had not been stopped");
+        let other = refused(&Plan { seed: 2, ..plan }, &go_on);
+        assert!(other.ends_with("begun with seed 1 on a file, 16 tokens a block"), "{other}");
+        assert!(refused(&Plan { length: 17, ..plan }, &go_on).contains("begun with seed 1 on a file, 16 tokens"));
+        assert!(refused(&Plan { tokens: 36 * 16, ..plan }, &go_on).contains("planned_tokens"));
     }
 
     #[test]

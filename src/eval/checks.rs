@@ -798,6 +798,11 @@ mod tests {
             warnings[0].to_string(),
             "ruler/vt at 4096: 3 of 20 prompts were cut in the middle to fit 4096 tokens (by up to 102 tokens)"
         );
+        records.iter_mut().for_each(|r| r.length = 0);
+        assert_eq!(
+            check(&records, &[])[0].to_string(),
+            "ruler/vt: 3 of 20 prompts were cut in the middle to fit the model's context (by up to 102 tokens)"
+        );
     }
 
     #[test]
@@ -824,16 +829,20 @@ mod tests {
 
     #[test]
     fn a_falling_score_is_reported_for_the_worst_step_of_one_parameter() {
-        let mut records = samples("full", "", |_| 1.0);
-        for (k, density, right) in [(8, 0.01, 18), (16, 0.02, 17), (32, 0.04, 6), (64, 0.08, 19)] {
-            let mut of_k = samples("topk", &format!("k={k},page=16"), |i| f64::from(u8::from(i < right)));
-            of_k.iter_mut().for_each(|r| r.density = density);
-            records.extend(of_k);
+        // The first of equals, too.
+        for second in [17, 18] {
+            let mut records = samples("full", "", |_| 1.0);
+            for (k, density, right) in [(8, 0.01, 18), (16, 0.02, second), (32, 0.04, 6), (64, 0.08, 19)] {
+                let mut of_k = samples("topk", &format!("k={k},page=16"), |i| f64::from(u8::from(i < right)));
+                of_k.iter_mut().for_each(|r| r.density = density);
+                records.extend(of_k);
+            }
+            let warnings = check(&records, &[]);
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
+            assert_eq!(warnings[0].params.as_deref(), Some("k=32,page=16"));
+            let told = "score falls as the density grows with k: 90.0 % at density 0.0100";
+            assert!(warnings[0].message.starts_with(told), "{}", warnings[0].message);
         }
-        let warnings = check(&records, &[]);
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert_eq!(warnings[0].params.as_deref(), Some("k=32,page=16"));
-        assert!(warnings[0].message.starts_with("score falls as the density grows with k: 90.0 % at density 0.0100"));
     }
 
     #[test]
@@ -897,6 +906,7 @@ mod tests {
         };
         assert_eq!(message(&[0.65, 0.2], &[0.74, 0.1]), "; output error rises in layer 0 (0.65 to 0.74)");
         assert_eq!(message(&[0.65, 0.2], &[0.6, 0.1]), "; output error rises in no layer");
+        assert_eq!(message(&[0.0, 0.2], &[0.0, 0.1]), "; output error rises in no layer", "a dense layer has none");
         assert_eq!(message(&[0.65], &[0.6, 0.1]), "", "of another depth");
         assert!(message(&[0.1; 6], &[0.2; 6]).ends_with("layer 3 (0.10 to 0.20) and 2 more"));
     }

@@ -560,6 +560,25 @@ mod tests {
     }
 
     #[test]
+    fn a_run_has_so_many_methods_at_most() {
+        let list = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
+        let under = |sinks, locals| {
+            let text = format!("methods = []\nsink = [{}]\nlocal = [{}]", list(sinks), list(locals));
+            RunConfig::resolve(Settings::parse(&text, "test.toml").unwrap())
+        };
+        assert_eq!(under(100, 100).unwrap()[0].methods.len(), 1, "`full` is the same under every policy");
+        assert!(under(100, 101).unwrap_err().what.starts_with("10100 combinations of `sink`"));
+        assert_eq!(resolve("methods = ['topk:k=1..9999']").unwrap().methods.len(), 10_000);
+        assert!(resolve("methods = ['topk:k=1..10000']").unwrap_err().what.starts_with("10001 methods"));
+    }
+
+    #[test]
+    fn a_run_has_a_task() {
+        assert_eq!(resolve("tasks = []").unwrap_err().what, "no task was given");
+        assert_eq!(resolve("tasks = ['ruler/vt']").unwrap().tasks, ["ruler/vt"]);
+    }
+
+    #[test]
     fn mistakes_name_the_file_and_line() {
         let e = resolve("samples = 3\nlenghts = [1]").unwrap_err();
         assert_eq!(e.what, "test.toml:2: unknown key `lenghts`");

@@ -25,3 +25,25 @@ impl TextEncoder for Counter<'_> {
         self.0.front()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::OpenModel;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn tasks_count_the_tokens_that_the_model_reads() {
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let (tokenizer, counter) = (&model.tokenizer, Counter(&model.tokenizer));
+        let (user, prefix) = ("Which key opens the door?", "It is");
+        let prompt = tokenizer.encode_prompt(user, prefix).unwrap().ids;
+        assert_eq!(counter.prompt_tokens(user, prefix).unwrap(), prompt.len());
+        let TextTokens { ids, ends } = counter.encode(user).unwrap();
+        assert_eq!(ids, tokenizer.encode_text(user, false).unwrap());
+        let until = |count: usize| tokenizer.decode(&ids[..count]).unwrap().len();
+        assert_eq!(ends, (1..=ids.len()).map(until).collect::<Vec<_>>());
+        assert_eq!(counter.front(), tokenizer.encode_text("", true).unwrap());
+    }
+}

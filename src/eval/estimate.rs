@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn what_is_run_is_sized_and_probed() {
-        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 3\nmethods = ['topk:k=16', 'quest']\n\
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 3\nmethods = ['topk:k=16', 'quest:sink=0,local=0']\n\
                     sparse_from = ['question', 'decode']";
         with_runner(text, |runner| {
             let plan = runner.plan(&mut Silent).unwrap();
@@ -269,9 +269,15 @@ mod tests {
             assert_eq!((short.tokens, whole.tokens), ((long / 4) as f64, long as f64));
             assert!(whole.prefill > 0.0 && whole.step > 0.0 && whole.index > 0.0);
             let c = runner.model.decoder.config();
-            let per_token = |sample: Sample| sample.index_bytes / sample.tokens / (c.kv_heads * c.layers) as f64;
-            // Of quest alone: least and greatest key of each page.
-            assert!(0.0 < per_token(whole) && per_token(whole) < 4.0 * c.head_dim as f64, "{}", per_token(whole));
+            // Of quest alone: least and greatest key of each page of 16 tokens before the question, for each token of these.
+            let (prefix, d, bytes) = (long - PROBE_QUESTION, c.head_dim, runner.model.decoder.dtype().bytes());
+            let per_token = (prefix.div_ceil(16) * 2 * d * bytes) as f64 / prefix as f64;
+            let index_bytes = per_token * (long * c.kv_heads * c.layers) as f64;
+            assert!((whole.index_bytes - index_bytes).abs() < 1e-6 * index_bytes, "{}", whole.index_bytes);
+            // A step is one of those that the probe took: the question's eight tokens at least.
+            let start = std::time::Instant::now();
+            let step = runner.sample(prompt, long).unwrap().step;
+            assert!(0.0 < step && 8.0 * step <= start.elapsed().as_secs_f64());
 
             let estimate = runner.estimate(&plan).unwrap();
             let known = runner.model.decoder.weight_bytes() + example_bytes(runner.config, runner.model);

@@ -812,6 +812,21 @@ mod tests {
     }
 
     #[test]
+    fn gathering_for_indexes_is_no_part_of_reading_a_prefix() {
+        let (model, ids) = model();
+        let long: Vec<u32> = ids.iter().copied().cycle().take(900).collect();
+        let (methods, mut held) = (methods(&["h2o"]), None);
+        let first = Request { longer: &[900], ..request(&long[..860], 860, &methods) };
+        assert!(run_on(&model, first, &mut held).runs[0].index.whole > Duration::ZERO);
+        // What is read now takes its time besides what was gathered before.
+        let again = run_on(&model, request(&long, 900, &methods), &mut held);
+        assert_eq!(again.reused_tokens, 860);
+        assert!(Duration::ZERO < again.reused && again.reused < again.prefill, "{:?}", again.prefill);
+        let fresh = run_on(&model, request(&long, 900, &methods), &mut None);
+        assert_eq!((&again.runs[0].tokens, again.runs[0].density), (&fresh.runs[0].tokens, fresh.runs[0].density));
+    }
+
+    #[test]
     fn an_answer_ends_at_a_line_a_text_or_its_limit() {
         let (model, ids) = model();
         let methods = methods(&["full"]);
@@ -826,6 +841,8 @@ mod tests {
         assert!(free.len() > 3, "{free:?}");
         assert_eq!(of(&|r| r.max_new_tokens = 2), (free[..2].to_vec(), false, 1));
         assert_eq!(of(&|r| r.max_new_tokens = 0), (vec![], false, 0));
+        let one = run_on(&model, Request { max_new_tokens: 1, ..request(prompt, prompt.len(), &methods) }, &mut None);
+        assert_eq!((one.runs[0].steps, one.runs[0].bytes), (0, None), "no step has no bytes");
         // A token that comes later ends the answer there; as the first, it is passed over.
         let at = (1..free.len()).find(|at| !free[..*at].contains(&free[*at])).unwrap();
         assert_eq!(of(&|r| r.line_end = Some(free[at])), (free[..=at].to_vec(), true, at));

@@ -204,6 +204,40 @@ mod tests {
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
     }
 
+    #[test]
+    fn what_differs_by_model_is_a_list_where_there_are_several() {
+        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['loki', 'topk:k=4,sink=7,local=9']";
+        let mut config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        crate::eval::calibration::supply(&mut config.methods, &model, None).unwrap();
+        let hash = config.methods[1].artefact.clone().expect("loki is calibrated");
+        let part = ModelPart::new(&config, &model, Some("folder"));
+        let larger = ModelPart { id: "other".into(), example_bytes: part.example_bytes + 1, ..part.clone() };
+        let of = |parts: &[ModelPart], kept| manifest(&config.settings, parts, kept, &["eval".into()]);
+
+        let one = of(std::slice::from_ref(&part), Vec::new());
+        let own = identity(&config, config.variants()[0], &model, Some("folder"));
+        assert_eq!((&one[IDENTITY], &one["command"]), (&own, &json!(["eval"])));
+        assert_eq!(
+            (&own["data"], &own["model"], &own["positions"]),
+            (&json!("folder"), &json!("builtin"), &json!("varied"))
+        );
+        assert_eq!(one[CALIBRATION], json!({ "loki": hash }));
+        let topk = json!({"method": "topk", "params": "k=4,sink=7,local=9", "sink": 7, "local": 9, "dense_layers": "none", "tail": "exact"});
+        assert_eq!((&one["methods"][2], one["methods"][0]["method"].as_str()), (&topk, Some("full")));
+        let shape = model.dimensions.config();
+        let described = [&one["model"]["id"], &one["model"]["layers"], &one["model"]["context_limit"]];
+        assert_eq!(described, [&json!("builtin"), &json!(shape.layers), &json!(shape.context_limit())]);
+        assert_eq!(one["memory"]["largest_example_bytes"], example_bytes(&config, &model));
+
+        let two = of(&[part.clone(), larger], Vec::new());
+        assert_eq!((&two[IDENTITY], two["model"].as_array().map(Vec::len)), (&json!([own, own]), Some(2)));
+        assert_eq!(two[CALIBRATION], json!({ "builtin": { "loki": hash }, "other": { "loki": hash } }));
+        assert_eq!(two["memory"]["largest_example_bytes"], example_bytes(&config, &model) + 1);
+        let kept = json!({ "model": "gone" });
+        assert_eq!(of(&[part], vec![kept.clone()])[IDENTITY], json!([own, kept]));
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn the_processor_is_named_as_the_system_does() {

@@ -291,6 +291,8 @@ mod tests {
     use crate::attention::methods::configure;
     use crate::attention::{Policy, expand_grid};
     use crate::eval::config::Settings;
+    use crate::model::config::RopeScaling;
+    use crate::model::decoder::Dimensions;
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
     use crate::tasks::{TaskOptions, resolve};
@@ -357,6 +359,87 @@ mod tests {
             assert_eq!([0, 512].map(name), ["builtin, ruler/niah_single_1", "builtin, ruler/niah_single_1 at 512"]);
             assert_eq!(planner.lengths_of(planner.tasks[0].as_ref()), [700, 512]);
         });
+    }
+
+    /// A task whose examples a file fixes.
+    struct OfFile {
+        is_cut: bool,
+        least_tokens: usize,
+    }
+
+    impl Task for OfFile {
+        fn name(&self) -> &str {
+            "file"
+        }
+
+        fn available(&self) -> Option<usize> {
+            Some(1)
+        }
+
+        fn least_tokens(&self) -> usize {
+            self.least_tokens
+        }
+
+        fn is_sized(&self) -> bool {
+            false
+        }
+
+        fn is_cut(&self) -> bool {
+            self.is_cut
+        }
+    }
+
+    #[test]
+    fn tasks_of_files_have_a_length_where_they_are_cut_to_one() {
+        with_planner("tasks = ['ruler/niah_single_1']\nlengths = [700, 512]", |named| {
+            let config = RunConfig { limits: Vec::new(), ..named.config.clone() };
+            let unnamed = Planner { config: &config, ..*named };
+            let [cut, whole] = [true, false].map(|is_cut| OfFile { is_cut, least_tokens: 0 });
+            assert_eq!((named.lengths_of(&cut), unnamed.lengths_of(&cut)), (&[700, 512][..], &[0][..]));
+            assert_eq!((named.lengths_of(&whole), unnamed.lengths_of(&whole)), (&[0][..], &[0][..]));
+
+            let limit = named.model.dimensions.config().context_limit();
+            let (long, beyond) = (limit + 1, format!(", {} tokens, is beyond", limit + 1));
+            let to_cut_to = format!("the length to cut to{beyond}");
+            let least = format!("the shortest example that `file` can have{beyond}");
+            for (is_cut, least_tokens, length, expected) in [
+                (true, 0, limit, ""),
+                (true, 0, long, &to_cut_to),
+                (true, long, limit, ""),
+                (true, long, 0, &least),
+                (true, 0, 0, ""),
+                (false, 0, long, ""),
+                (false, limit, 0, ""),
+                (false, long, 0, &least),
+            ] {
+                let said = named.too_long(&OfFile { is_cut, least_tokens }, length).map(|error| error.to_string());
+                let said = said.unwrap_or_default();
+                let is_expected = if expected.is_empty() { said.is_empty() } else { said.starts_with(expected) };
+                assert!(is_expected, "cut: {is_cut}, {least_tokens} at {length}: {said}");
+            }
+        });
+    }
+
+    #[test]
+    fn positions_are_moved_only_where_their_frequencies_stay() {
+        let configured = |spec: &str| configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+        let (stays, moves) = (configured("topk"), configured("streaming_llm:rolling=true"));
+        let mut model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let mut shape = model.dimensions.config().clone();
+        shape.rope.scaling = RopeScaling::Dynamic { factor: 2.0 };
+        let trained = shape.max_position_embeddings;
+        let refused = |model: &OpenModel, methods: &[Configured], tokens: usize| {
+            with_planner("tasks = ['ruler/niah_single_1']\nlengths = [512]", |planner| {
+                Planner { model, ..*planner }.check_positions(methods, tokens).err().map(|e| e.what)
+            })
+        };
+        let both = [stays.clone(), moves.clone()];
+        assert_eq!(refused(&model, &both, trained + 1), None);
+        model.dimensions = Dimensions::new(&shape, model.dimensions.dtype());
+        assert_eq!(refused(&model, &both, trained), None);
+        assert_eq!(refused(&model, &[stays], trained + 1), None);
+        let said = refused(&model, &both, trained + 1).unwrap();
+        assert!(said.starts_with(&format!("{} cannot move positions on builtin", moves.label())), "{said}");
     }
 
     #[test]

@@ -77,6 +77,31 @@ impl fmt::Display for Protocol {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::OpenModel;
+    use crate::model::source::ModelSource;
+    use crate::model::tokenizer::TokenizerOptions;
+
+    #[test]
+    fn the_prefix_ends_where_sparse_attention_starts() {
+        let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let (context, question) = ("The red door opens with key 4711. ", "What opens the red door?");
+        let prompt = model.tokenizer.encode_prompt(&format!("{context}{question}"), "It is").unwrap();
+        let all = prompt.ids.len();
+        let of = |protocol: Protocol| protocol.prefix_tokens(&prompt, context.len());
+        let whole_or_last = [Protocol::Decode, Protocol::Prefill, Protocol::Last(3), Protocol::Last(all + 1)];
+        assert_eq!(whole_or_last.map(of), [all, all, all - 3, 0]);
+        let (before, after) = prompt.ids.split_at(of(Protocol::Question));
+        let text = |ids: &[u32]| model.tokenizer.decode(ids).unwrap();
+        assert!(text(before).trim_end().ends_with("4711.") && text(after).trim_start().starts_with("What opens"));
+        // Where nothing is asked, the last token is left to be read.
+        let statement = model.tokenizer.encode_plain(context.trim_end(), "").unwrap();
+        let prefix = Protocol::Question.prefix_tokens(&statement, context.len());
+        assert_eq!(prefix, statement.ids.len() - 1);
+
+        let scored = [Protocol::Decode, Protocol::Prefill, Protocol::Question, Protocol::Last(3), Protocol::Last(9)];
+        assert_eq!(scored.map(|protocol| protocol.prefix_before_answer(5)), [5, 5, 4, 2, 0]);
+        assert_eq!(Protocol::Question.prefix_before_answer(0), 0);
+    }
 
     #[test]
     fn names_are_read_as_they_are_written() {

@@ -918,6 +918,52 @@ mod tests {
         }
     }
 
+    /// A task that has examples under one seed only.
+    struct OfOneSeed(u64);
+
+    impl Task for OfOneSeed {
+        fn name(&self) -> &str {
+            "given"
+        }
+
+        fn available(&self) -> Option<usize> {
+            Some(2)
+        }
+
+        fn is_sized(&self) -> bool {
+            false
+        }
+
+        fn example(&self, _: usize, index: usize, seed: u64, _: &dyn PromptCounter) -> Result<Example> {
+            match seed == self.0 {
+                true => Ok(Example { index, ..Given::question() }),
+                false => Err(anyhow!("there is none")),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_made_under_one_seed_is_run_under_the_others() {
+        let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16']\nseed = [3, 4, 5]";
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let tasks: Vec<Box<dyn Task>> = vec![Box::new(OfOneSeed(4))];
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let runner = Runner { planner, model: &model };
+        let dir = tempfile::tempdir().unwrap();
+        let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &json!({ "identity": identities })).unwrap();
+        let (plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
+        assert_eq!(runner.remaining(&plan, &[]).records, 12);
+        assert_eq!(runner.run(plan, &mut store, &AtomicBool::new(false), &mut seen).unwrap().0, End::Complete);
+        assert_eq!(seen.examples, 6, "those that could not be made are done as well");
+        let failed: Vec<&str> = seen.failures.iter().map(|failure| failure.what.as_str()).collect();
+        assert_eq!(failed, ["builtin, given, seed 3", "builtin, given, seed 5"], "each once");
+        let records = load_records(dir.path()).unwrap().records;
+        let made: Vec<_> = records.iter().map(|r| (r.seed, r.sample, r.method.as_str())).collect();
+        assert_eq!(made, [(4, 0, "full"), (4, 0, "topk"), (4, 1, "full"), (4, 1, "topk")]);
+    }
+
     #[test]
     fn an_answer_ends_where_the_model_ends_it() {
         let (record, ..) = run_one(|config| resolve(&config.tasks, &TaskOptions::default()).unwrap().remove(0));
@@ -1071,6 +1117,15 @@ mod tests {
             assert!(told.starts_with(&format!("the prompt with its answer, {} tokens", limit + 1)), "{told}");
             assert_eq!(prompt(limit + 1, limit), "", "of a length beyond the context that was asked for");
             assert!(!prompt(limit, limit).is_empty());
+        });
+    }
+
+    #[test]
+    fn a_line_ends_with_a_line_break() {
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1";
+        with_runner(text, |runner, _| {
+            let end = runner.line_end().unwrap().expect("the model has a token for it");
+            assert_eq!(runner.model.tokenizer.decode(&[end]).unwrap(), "\n");
         });
     }
 

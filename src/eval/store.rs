@@ -771,6 +771,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_known_to_be_whole_is_all_that_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole =
+            |store: &Store| assert_eq!(store.samples.whole, fs::metadata(dir.path().join(SAMPLES)).unwrap().len());
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &manifest(1)).unwrap();
+        for sample in 0..3 {
+            whole(&store);
+            assert!(store.append(&record("vt", "full", sample, 1.0)).unwrap());
+        }
+        whole(&store);
+        drop(store);
+        whole(&Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap());
+    }
+
+    #[test]
     fn a_folder_that_cannot_be_written_is_found_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");

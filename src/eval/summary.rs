@@ -213,6 +213,7 @@ impl MeanSpread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::record::KvTokens;
     use crate::eval::record::tests::record;
 
     fn method(name: &str, params: &str, sample: usize, score: f64) -> Record {
@@ -344,6 +345,78 @@ mod tests {
             .collect();
         let row = &summarize(&asked, &[])[0];
         assert_eq!((row.n, row.contexts), (40, 4));
+    }
+
+    #[test]
+    fn accuracies_are_shares_of_questions_whose_right_option_is_most_likely() {
+        // Right is the third option of each: the likeliest three times of four, by its length twice.
+        let options =
+            [([-3.0, -2.0, -1.0], 1), ([-3.0, -2.0, -1.0], 9), ([-3.0, -2.0, -1.5], 9), ([-1.0, -2.0, -3.0], 9)];
+        let row = |count: usize| {
+            let of = |(i, (likelihoods, characters)): (usize, &([f64; 3], usize))| Record {
+                choice: Some(Choice::new(likelihoods.to_vec(), vec![9, 9, *characters], 2)),
+                ..method("topk", "", i, 1.0)
+            };
+            let mut records: Vec<Record> = options.iter().enumerate().take(count).map(of).collect();
+            records.push(method("topk", "", 4, 1.0));
+            summarize(&records, &[]).remove(0)
+        };
+        assert_eq!((row(4).acc, row(4).acc_norm), (Some(75.0), Some(50.0)));
+        assert_eq!((row(0).acc, row(0).acc_norm), (None, None));
+    }
+
+    #[test]
+    fn closeness_to_exact_attention_is_averaged_over_layers_and_examples() {
+        let spread = |x: f64| Spread { min: x, median: 2.0 * x, max: 3.0 * x };
+        // Two layers each; the third example was not compared.
+        let compared = |sample, [error, recall, dropped]: [[f64; 2]; 3], x: f64| Record {
+            density_spread: Some(spread(x)),
+            fidelity: Some(Fidelity {
+                output_error: error.to_vec(),
+                recall: recall.to_vec(),
+                dropped_mass: dropped.to_vec(),
+                spread: Some(FidelitySpread {
+                    output_error: spread(10.0 * x),
+                    recall: spread(100.0 * x),
+                    dropped_mass: spread(1000.0 * x),
+                }),
+                heads: None,
+            }),
+            ..method("topk", "", sample, 1.0)
+        };
+        let records = [
+            compared(0, [[0.25, 0.75], [1.0, 0.5], [0.125, 0.125]], 1.0),
+            compared(1, [[0.5, 1.5], [0.5, 0.5], [0.5, 0.25]], 3.0),
+            method("topk", "", 2, 1.0),
+        ];
+        let row = summarize(&records, &[]).remove(0);
+        assert_eq!((row.output_error, row.recall, row.dropped_mass), (Some(0.75), Some(0.625), Some(0.25)));
+        let spreads = [
+            ([row.density_min, row.density_median, row.density_max], 1.0),
+            ([row.output_error_min, row.output_error_median, row.output_error_max], 10.0),
+            ([row.recall_min, row.recall_median, row.recall_max], 100.0),
+            ([row.dropped_mass_min, row.dropped_mass_median, row.dropped_mass_max], 1000.0),
+        ];
+        for (found, unit) in spreads {
+            assert_eq!(found, [2.0, 4.0, 6.0].map(|x| Some(unit * x)));
+        }
+        let none = summarize(&records[2..], &[]).remove(0);
+        assert_eq!((none.output_error, none.recall_max, none.dropped_mass), (None, None, None));
+        assert!(close(Some(none.cost_total), 0.11), "0.01 for scores and 0.1 for attention");
+    }
+
+    #[test]
+    fn tokens_held_are_told_where_any_were_let_go() {
+        let row = |held: [Option<f64>; 2]| {
+            let of = |(i, held): (usize, Option<f64>)| Record {
+                kv_tokens: held.map(|held| KvTokens { held, context: 100 }),
+                ..method("snapkv", "", i, 1.0)
+            };
+            summarize(&held.into_iter().enumerate().map(of).collect::<Vec<_>>(), &[]).remove(0).kv_tokens_held
+        };
+        assert_eq!(row([Some(100.0), Some(40.0)]), Some(70.0));
+        assert_eq!(row([None, Some(40.0)]), Some(40.0));
+        assert_eq!((row([Some(100.0), Some(100.0)]), row([None, None])), (None, None));
     }
 
     #[test]
