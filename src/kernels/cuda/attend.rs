@@ -227,6 +227,14 @@ impl Attention {
         }
     }
 
+    /// The same in memory that a room has [kept](AttentionRoom::keep).
+    pub fn in_room(mut self, room: &mut AttentionRoom) -> Self {
+        (self.tokens, self.weights) = (std::mem::take(&mut room.spare.1), std::mem::take(&mut room.spare.2));
+        self.tokens.clear();
+        self.weights.clear();
+        self
+    }
+
     /// Adds a unit, as the first or second part of what its heads attend.
     ///
     /// # Panics
@@ -251,7 +259,9 @@ impl Attention {
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
             "parts of {total} tokens"
         );
-        assert!(picked.iter().all(|token| (*token as usize) < total), "picks");
+        // The largest of all rather than the first that is too large: that takes many at once.
+        let largest = picked.iter().fold(0, |largest, token| largest.max(*token));
+        assert!(picked.is_empty() || (largest as usize) < total, "picks up to {largest} of {total} tokens");
         assert!(unit.kv_head < unit.tail.kv_heads && self.prefix_tokens.is_none_or(|tokens| tokens == prefix_tokens));
         self.prefix_tokens = Some(prefix_tokens);
         self.least_layers = self.least_layers.min(unit.tail.layers);
@@ -322,6 +332,15 @@ pub struct AttentionRoom {
     partials: Option<Buffer>,
     /// What `lists` holds, so that equal lists are not sent again.
     sent: Vec<u8>,
+    /// Memory for what is sent next, and for picks and their numbers: new memory is slow to be written to first.
+    spare: (Vec<u8>, Vec<u32>, Vec<f32>),
+}
+
+impl AttentionRoom {
+    /// Keeps the memory of an attention that is over.
+    pub fn keep(&mut self, attention: Attention) {
+        (self.spare.1, self.spare.2) = (attention.tokens, attention.weights);
+    }
 }
 
 /// An attention whose lists are on the device.
@@ -469,19 +488,24 @@ impl Gpu {
                 unit.weights = first_weight.map_or(0, |first| base + (weights + 4 * first) as u64);
             }
         }
-        let mut bytes = vec![0u8; at];
-        let mut put = |offset: usize, from: &[u8]| bytes[offset..offset + from.len()].copy_from_slice(from);
-        put(tokens, super::bytes_of(&attention.tokens));
-        put(weights, super::bytes_of(&attention.weights));
-        put(vectors, super::bytes_of(&attention.vectors));
-        put(parts, super::bytes_of(&attention.parts));
-        for (class, offset) in attention.classes.iter().zip(units) {
-            put(offset, super::bytes_of(&class.units));
-        }
+        let mut bytes = std::mem::take(&mut room.spare.0);
+        bytes.clear();
+        bytes.reserve(at);
+        let mut put = |from: &[u8]| {
+            bytes.extend_from_slice(from);
+            bytes.resize(bytes.len().next_multiple_of(16), 0);
+        };
+        put(super::bytes_of(&attention.tokens));
+        put(super::bytes_of(&attention.weights));
+        put(super::bytes_of(&attention.vectors));
+        put(super::bytes_of(&attention.parts));
+        attention.classes.iter().for_each(|class| put(super::bytes_of(&class.units)));
+        debug_assert_eq!(bytes.len(), at);
         if room.sent != bytes {
             self.upload_to(lists, 0, &bytes)?;
-            room.sent = bytes;
+            std::mem::swap(&mut room.sent, &mut bytes);
         }
+        room.spare.0 = bytes;
         Ok(Places { units, parts, vectors })
     }
 

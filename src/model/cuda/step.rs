@@ -253,7 +253,7 @@ impl Cuda {
         let mut prepared = Vec::with_capacity(different.len());
         for (exact, lists) in different.into_iter().zip(&mut room.exact) {
             let plans: Vec<RowPlan> = exact.into_iter().map(RowPlan::Exact).collect();
-            let mut attention = self.attention_of(streams, rows, &plans, &[]);
+            let mut attention = self.attention_of(streams, rows, &plans, &[], lists);
             prepared.push(self.gpu.prepare(&mut attention, lists, c.head_dim)?);
         }
         Ok((prepared, attention_of))
@@ -421,12 +421,13 @@ impl Cuda {
     ) -> Result<(), GpuError> {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
-        let lists: Vec<&TokenLists> = room.picks.iter().map(|room| &room.own.lists).collect();
-        let mut attention = self.attention_of(streams, rows, plans, &lists);
-        let Room { qkv, attended, wide, attention: lists, .. } = room;
+        let Room { qkv, attended, wide, picks, attention: own, .. } = room;
+        let lists: Vec<&TokenLists> = picks.iter().map(|room| &room.own.lists).collect();
+        let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
-        let prepared = self.gpu.prepare(&mut attention, lists, c.head_dim)?;
+        let prepared = self.gpu.prepare(&mut attention, own, c.head_dim)?;
+        own.keep(attention);
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
     }
 
@@ -437,6 +438,7 @@ impl Cuda {
         rows: &[Row],
         plans: &[RowPlan],
         lists: &[&TokenLists],
+        room: &mut AttentionRoom,
     ) -> Attention {
         let (c, shape) = (&self.config, self.shape());
         let prefix_tokens = streams[0].fork.prefix().tokens();
@@ -445,7 +447,7 @@ impl Cuda {
         let group = c.heads / c.kv_heads;
         let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
         let expected: usize = rows.iter().zip(plans).map(of_row).sum();
-        let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors());
+        let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors()).in_room(room);
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             for kv_head in 0..c.kv_heads {
                 let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
