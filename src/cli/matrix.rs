@@ -22,7 +22,7 @@ use crate::eval::estimate::Estimate;
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::memory::peak_bytes;
-use crate::eval::plan::{Cell, Plan, Planner};
+use crate::eval::plan::{Cell, Plan, Planner, gpu_need};
 use crate::eval::record::REFERENCE;
 use crate::eval::record::Record;
 use crate::eval::run::{End, Left, Runner};
@@ -122,7 +122,8 @@ impl Run {
                 Ok(model) => {
                     let runner = Runner { planner: ready.planner(&config, &model, self.shard), model: &model };
                     let ran = runner.run(plan, &mut store, &stop, &mut watcher);
-                    gpu += model.decoder.gpu_use().unwrap_or_default();
+                    let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
+                    gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
                     ran.map(|(end, of_model)| {
                         spent += of_model;
                         end
@@ -320,12 +321,24 @@ fn open_model(config: &RunConfig) -> Result<OpenModel> {
 
 fn size(model: &OpenModel, config: &RunConfig) -> String {
     let longest = config.lengths.iter().copied().max().unwrap_or(0);
-    format!(
-        "{}: {} of weights, up to {} more for an example of {longest} tokens",
-        model.id,
-        megabytes(model.dimensions.weight_bytes()),
-        megabytes(example_bytes(config, model)),
-    )
+    let weights = megabytes(model.dimensions.weight_bytes());
+    match expected_gpu_bytes(model, config) {
+        Some(bytes) => format!(
+            "{}: {weights} of weights, up to {} of the GPU's memory with an example of {longest} tokens",
+            model.id,
+            megabytes(bytes)
+        ),
+        None => {
+            let example = megabytes(example_bytes(config, model));
+            format!("{}: {weights} of weights, up to {example} more for an example of {longest} tokens", model.id)
+        }
+    }
+}
+
+/// What a run takes at most of the memory of its GPU, if it has one, where it is known how long examples are.
+fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
+    let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
+    config.device.free_bytes().map(|_| gpu_need(config, model, longest))
 }
 
 fn megabytes(bytes: usize) -> String {

@@ -231,11 +231,7 @@ impl Planner<'_> {
     /// Makes sure that keys and values of so many tokens can be in memory at all.
     fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
         if let Some(free) = self.config.device.free_bytes() {
-            let dimensions = &self.model.dimensions;
-            let (methods, at_once) = (&self.config.methods, masks_whole_prompt(self.config));
-            let needed = dimensions.weight_bytes()
-                + dimensions.gpu_bytes(tokens, methods.len(), at_once)
-                + picking_bytes(methods, &dimensions.prompt_shape(tokens), dimensions.dtype());
+            let needed = gpu_need(self.config, self.model, tokens);
             if needed as u64 > free {
                 return Err(UsageError::new(format!(
                     "{what}, {tokens} tokens, takes {:.1} GB of the GPU's memory with {}, and {:.1} GB are free",
@@ -273,6 +269,15 @@ impl Planner<'_> {
         }
     }
 }
+/// Bytes of a GPU's memory that weights and an example of so many tokens under all methods take at most: worked out, not
+/// measured.
+pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    let (dimensions, methods) = (&model.dimensions, &config.methods);
+    dimensions.weight_bytes()
+        + dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config))
+        + picking_bytes(methods, &dimensions.prompt_shape(tokens), dimensions.dtype())
+}
+
 /// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
 fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
     let mut known = HashSet::new();

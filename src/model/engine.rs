@@ -68,6 +68,8 @@ pub struct Stream<'a> {
 pub struct GpuUse {
     /// The most bytes that weights, prefixes, indexes and activations took together.
     pub most_bytes: usize,
+    /// What was worked out beforehand that they would take at most; 0 where that was not known.
+    pub expected_bytes: usize,
     /// Steps in which tokens were picked, and where their time went; of others there is no such split.
     pub steps: usize,
     /// All but attention.
@@ -83,6 +85,7 @@ pub struct GpuUse {
 impl AddAssign for GpuUse {
     fn add_assign(&mut self, other: Self) {
         self.most_bytes = self.most_bytes.max(other.most_bytes);
+        self.expected_bytes = self.expected_bytes.max(other.expected_bytes);
         self.steps += other.steps;
         self.weights += other.weights;
         self.attend += other.attend;
@@ -93,7 +96,11 @@ impl AddAssign for GpuUse {
 
 impl fmt::Display for GpuUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU: {:.1} GB of its memory at most.", self.most_bytes as f64 / 1e9)?;
+        write!(f, "GPU: {:.1} GB of its memory at most", self.most_bytes as f64 / 1e9)?;
+        match self.expected_bytes {
+            0 => f.write_str(".")?,
+            bytes => write!(f, ", {:.1} worked out beforehand.", bytes as f64 / 1e9)?,
+        }
         if self.steps == 0 {
             return Ok(());
         }
@@ -187,6 +194,8 @@ mod tests {
             "GPU: 3.0 GB of its memory at most. 5 steps with something to pick: weights 0.00 s, attending 2.00, selecting on \
              the device 0.00, waiting while the host selects 2.00."
         );
+        let foreseen = GpuUse { steps: 0, expected_bytes: 3_500_000_000, ..first };
+        assert_eq!(foreseen.to_string(), "GPU: 3.0 GB of its memory at most, 3.5 worked out beforehand.");
         assert_eq!(GpuUse { steps: 0, ..first }.to_string(), "GPU: 3.0 GB of its memory at most.");
     }
 }
