@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
-use std::ops::{AddAssign, Range};
+use std::ops::{AddAssign, Range, Sub};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use super::method::{
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
+use crate::clock::Section;
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
 use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
@@ -75,6 +76,50 @@ impl AddAssign for IndexTime {
     fn add_assign(&mut self, other: Self) {
         self.whole += other.whole;
         self.reused += other.reused;
+    }
+}
+
+/// What a run's steps took for attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AttentionTime {
+    /// Picking what is attended: processor time, or that of a device.
+    pub select: Duration,
+    /// Attending it, by the same.
+    pub attend: Duration,
+    /// Comparing it with exact attention, by the same; no method needs that.
+    pub compare: Duration,
+    /// Time by the clock for all of this: the run's share of what passed while the streams of a step attended, several at
+    /// a time perhaps.
+    pub elapsed: Duration,
+}
+
+impl AttentionTime {
+    /// What was worked.
+    pub fn worked(&self) -> Duration {
+        self.select + self.attend + self.compare
+    }
+}
+
+impl AddAssign for AttentionTime {
+    fn add_assign(&mut self, other: Self) {
+        self.select += other.select;
+        self.attend += other.attend;
+        self.compare += other.compare;
+        self.elapsed += other.elapsed;
+    }
+}
+
+impl Sub for AttentionTime {
+    type Output = Self;
+
+    /// What came on top of `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            select: self.select - earlier.select,
+            attend: self.attend - earlier.attend,
+            compare: self.compare - earlier.compare,
+            elapsed: self.elapsed - earlier.elapsed,
+        }
     }
 }
 
@@ -364,7 +409,9 @@ pub struct Fork {
     costs: LayerCosts,
     fidelity: Option<FidelityMeter>,
     index_time: IndexTime,
-    attend_time: Duration,
+    attention_time: AttentionTime,
+    /// Whether an engine could not tell attention from the rest in some step.
+    has_whole_steps: bool,
 }
 
 /// Room for this many tokens behind the prefix before the tail has to grow.
@@ -409,7 +456,8 @@ impl Fork {
             costs,
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
-            attend_time: Duration::ZERO,
+            attention_time: AttentionTime::default(),
+            has_whole_steps: false,
             prefix,
         }
     }
@@ -450,9 +498,14 @@ impl Fork {
         self.index_time
     }
 
-    /// Time this run spent selecting and attending.
-    pub fn attend_time(&self) -> Duration {
-        self.attend_time
+    /// What this run's steps took for attention.
+    pub fn attention_time(&self) -> AttentionTime {
+        self.attention_time
+    }
+
+    /// Whether some steps were not told apart into attention and the rest.
+    pub fn has_whole_steps(&self) -> bool {
+        self.has_whole_steps
     }
 
     /// Auxiliary memory, of the shared index and of what the run holds beside it: bits per token that may be looked up in
@@ -473,7 +526,8 @@ impl Fork {
     pub fn absorb(&mut self, other: &Fork) {
         self.costs.absorb(other.costs());
         self.index_time += other.index_time;
-        self.attend_time += other.attend_time;
+        self.attention_time += other.attention_time;
+        self.has_whole_steps |= other.has_whole_steps;
         if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
             own.absorb(other);
         }
@@ -518,16 +572,19 @@ impl Fork {
     /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
-        let start = Instant::now();
+        let mut section = Section::begin();
         let picked = self.pick(layer, queries, key, value);
+        let select = section.lap();
         let group = queries.len() / picked.len();
         let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group)).zip(&picked);
         for (kv_head, ((queries, out), picked)) in heads.enumerate() {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
             kv.attend(&self.placed(queries, &kv, picked.exact), picked, out);
         }
+        let attend = section.lap();
         self.compare(layer, queries, &picked, self.total(layer), out);
-        self.attend_time += start.elapsed();
+        let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
+        self.attention_time += AttentionTime { select, attend, compare, ..AttentionTime::default() };
     }
 
     /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
@@ -713,9 +770,14 @@ impl Fork {
         &self.prefix
     }
 
-    /// Notes time that an engine spent picking or attending for this run.
-    pub fn spent(&mut self, time: Duration) {
-        self.attend_time += time;
+    /// Notes what an engine spent on attention for this run.
+    pub fn spent(&mut self, time: AttentionTime) {
+        self.attention_time += time;
+    }
+
+    /// Notes a step of which attention was not told apart from the rest.
+    pub fn spent_unknown(&mut self) {
+        self.has_whole_steps = true;
     }
 
     /// Tokens in context at a layer.
