@@ -183,7 +183,7 @@ pub struct Record {
 /// What a time depends on besides the method and the example: only times under the same conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Whether every step was compared with exact attention as well; within its time, where `latency` is `None`.
+    /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
     pub fidelity: bool,
     /// Streams that took each step together; 1 where methods were timed alone.
     pub together: usize,

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn examples_of_a_context_count_once() {
-        let sample = Sample::new((0..24).map(|i| (i / 4, (i / 4) as f64 + [0.0, 0.1, 0.3, 9.0][i % 4])));
-        assert_eq!(median_interval(&sample), Some(Estimate { mean: 2.7, ends: Some((0.2, 5.2)) }));
+        let sample = Sample::new((0..24).map(|i| (i / 4, (i / 4) as f64 + [0.0, 0.25, 0.5, 9.0][i % 4])));
+        assert_eq!(median_interval(&sample), Some(Estimate { mean: 2.875, ends: Some((0.375, 5.375)) }));
     }
 }
