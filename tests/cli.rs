@@ -1121,7 +1121,10 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     );
     let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();
     ran.prints("\nsolo ms/token: median time of a step that a method takes with all threads to itself");
-    ran.check(!ran.stdout.contains("share ms/token") && ran.stdout.contains(", methods alone "), "and no share is shown");
+    ran.check(
+        !ran.stdout.contains("share ms/token") && ran.stdout.contains(", methods alone "),
+        "and no share is shown",
+    );
     // What was timed is part of the key.
     let told = |out: &Out| -> BTreeSet<String> {
         let without_key = |mut record: Map<String, Value>| {
