@@ -3,7 +3,7 @@
 //! The library is built in floors; a module imports only from those below it
 //! (see `ARCHITECTURE.md`):
 //!
-//! `error`, `cost`, `disk`, `foreign` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`report`] → [`cli`].
+//! `error`, `clock`, `cost`, `disk`, `foreign` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`report`] → [`cli`].
 
 /// Prints a line on standard error, whether or not anybody can read it: `std`'s own ends the program with a panic where
 /// the other end of a pipe is closed (`spattn eval 2>&1 | head -1`).
@@ -16,6 +16,7 @@ macro_rules! eprintln {
 
 pub mod error;
 
+pub mod clock;
 pub mod cost;
 pub mod disk;
 pub mod foreign;

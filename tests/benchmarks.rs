@@ -40,7 +40,9 @@ fn records(out: &Path) -> Vec<Value> {
 fn comparable(out: &Path) -> BTreeMap<String, Value> {
     let strip = |mut record: Value| {
         let fields = record.as_object_mut().unwrap();
-        for name in ["prefill_s", "prefill_reused_s", "reused_tokens", "index_s", "index_reused_s", "decode_s"] {
+        let of_steps = ["decode_s", "select_s", "attend_s", "weights_s"];
+        let once = ["prefill_s", "prefill_reused_s", "reused_tokens", "index_s", "index_reused_s"];
+        for name in once.into_iter().chain(of_steps) {
             fields.remove(name);
         }
         (record["key"].as_str().unwrap().to_owned(), record)

@@ -1,6 +1,6 @@
 //! The program as users run it: arguments in; exit status, output and files out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -143,18 +143,25 @@ fn read(path: &Path) -> String {
 }
 
 /// What may differ between two runs of the same.
-const TIMES: [&str; 12] = [
+const TIMES: [&str; 19] = [
     "prefill_s",
     "prefill_reused_s",
     "reused_tokens",
     "index_s",
     "index_reused_s",
     "decode_s",
+    "select_s",
+    "attend_s",
+    "weights_s",
+    "solo",
     "conditions",
     "decode_ms_per_token",
     "decode_ms_low",
     "decode_ms_high",
     "timed",
+    "select_ms_per_token",
+    "attend_ms_per_token",
+    "weights_ms_per_token",
     "time",
 ];
 
@@ -764,6 +771,7 @@ fn only_what_leaves_results_as_they_are_may_change_when_resuming() {
         (["--dtype", "f32"], "`dtype` was \"bf16\", is \"f32\""),
         (["--sparse-from", "decode"], "`protocol` was \"question\", is \"decode\""),
         (["--positions", "published"], "`positions` was \"varied\", is \"published\""),
+        (["--latency", "solo"], "`latency` was "),
     ] {
         run(&more).fails(2, &format!("was run with other settings: {key}"), "--overwrite");
         assert_eq!(out.records(), before);
@@ -1092,9 +1100,62 @@ const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,c
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
                        word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable,\
-                       shared_bytes_per_token,select_bytes_per_token,free_share";
+                       shared_bytes_per_token,select_bytes_per_token,free_share,latency,select_ms_per_token,attend_ms_per_token,weights_ms_per_token";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
+
+#[test]
+fn methods_are_timed_alone_and_nothing_else_changes() {
+    // Answers are generated for the one task, and scored for the other.
+    let texts = TempDir::new().unwrap();
+    let text: String = (0..200).map(|i| format!("The door of room {i} opens with key {}. ", 7 * i % 23)).collect();
+    fs::write(texts.path().join("text.txt"), text).unwrap();
+    let text = format!("ppl/file:{}", texts.path().join("text.txt").display());
+    let tasks = ["-t", &text, "-m", "quest"];
+    let (shared, solo) = (out(), out());
+    let ran = tiny(&shared).args(&tasks).ok();
+    ran.prints("\nshare ms/token: a part of steps that all methods take together, and no latency");
+    ran.check(
+        !ran.stdout.contains("solo ms/token") && !ran.stdout.contains("methods alone"),
+        "shares are no latencies",
+    );
+    let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();
+    ran.prints("\nsolo ms/token: median time of a step that a method takes with all threads to itself");
+    ran.check(
+        !ran.stdout.contains("share ms/token") && ran.stdout.contains(", methods alone "),
+        "and no share is shown",
+    );
+    // What was timed is part of the key.
+    let told = |out: &Out| -> BTreeSet<String> {
+        let without_key = |mut record: Map<String, Value>| {
+            record.remove("key");
+            Value::from(record).to_string()
+        };
+        out.records().into_values().map(without_key).collect()
+    };
+    assert_eq!((told(&solo), told(&shared).len()), (told(&shared), 6));
+    for (out, times) in [(&shared, 0), (&solo, 5)] {
+        for line in out.read("samples.jsonl").lines() {
+            let record: Value = serde_json::from_str(line).unwrap();
+            let parts = ["select_s", "attend_s", "weights_s"].map(|part| record[part].as_f64().unwrap());
+            assert!((parts.iter().sum::<f64>() - record["decode_s"].as_f64().unwrap()).abs() < 1e-9, "{line}");
+            let ms = record["solo"]["ms"].as_array().map_or(&[][..], Vec::as_slice);
+            assert!(ms.len() == times && ms.iter().all(|ms| ms.as_f64() > Some(0.0)), "{line}");
+        }
+    }
+    let column = |out: &Out, name: &str| -> Vec<String> {
+        let text = out.read("summary.csv");
+        let rows = csv::Reader::from_reader(text.as_bytes()).into_deserialize();
+        rows.map(|row: Result<BTreeMap<String, String>, _>| row.unwrap().remove(name).unwrap()).collect()
+    };
+    assert_eq!(
+        (column(&shared, "latency"), column(&solo, "latency")),
+        (vec!["shared".to_owned(); 6], vec!["solo".to_owned(); 6])
+    );
+    assert!(column(&solo, "timed").iter().all(|timed| timed.starts_with("each alone on ")));
+    assert!(column(&solo, "decode_ms_per_token").iter().all(|ms| ms.parse::<f64>().unwrap() > 0.0));
+    assert!(column(&shared, "select_ms_per_token").iter().all(|ms| ms.parse::<f64>().unwrap() > 0.0));
+}
 
 #[test]
 fn a_run_leaves_all_its_files() {

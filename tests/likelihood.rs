@@ -49,7 +49,17 @@ fn request<'a>(
     continuations: &'a [Text<'a>],
     methods: &'a [Configured],
 ) -> Request<'a> {
-    Request { prompt, prefix_tokens, longer: &[], continuations, methods, seed: 7, fidelity: false, compare: true }
+    Request {
+        prompt,
+        prefix_tokens,
+        longer: &[],
+        continuations,
+        methods,
+        seed: 7,
+        fidelity: false,
+        compare: true,
+        solo: false,
+    }
 }
 
 fn run(decoder: &Decoder, request: Request<'_>) -> Outcome {

@@ -60,6 +60,7 @@ fn run_before(
         seed: *seed,
         step_seed: *step_seed,
         fidelity: true,
+        solo: false,
     };
     run_example(model, request, held, &AtomicBool::new(false)).unwrap().unwrap()
 }

@@ -78,18 +78,25 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-const TIMES: [&str; 11] = [
+const TIMES: [&str; 18] = [
     "prefill_s",
     "prefill_reused_s",
     "reused_tokens",
     "index_s",
     "index_reused_s",
     "decode_s",
+    "select_s",
+    "attend_s",
+    "weights_s",
+    "solo",
     "conditions",
     "decode_ms_per_token",
     "decode_ms_low",
     "decode_ms_high",
     "timed",
+    "select_ms_per_token",
+    "attend_ms_per_token",
+    "weights_ms_per_token",
 ];
 
 fn without_times(value: &Value) -> Map<String, Value> {

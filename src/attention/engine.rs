@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
-use std::ops::{AddAssign, Range};
+use std::ops::{AddAssign, Range, Sub};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use super::method::{
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
+use crate::clock::Section;
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
 use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
@@ -75,6 +76,50 @@ impl AddAssign for IndexTime {
     fn add_assign(&mut self, other: Self) {
         self.whole += other.whole;
         self.reused += other.reused;
+    }
+}
+
+/// What a run's steps took for attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AttentionTime {
+    /// Picking what is attended: processor time, or that of a device.
+    pub select: Duration,
+    /// Attending it, by the same.
+    pub attend: Duration,
+    /// Comparing it with exact attention, by the same; no method needs that.
+    pub compare: Duration,
+    /// Time by the clock for all of this: the run's share of what passed while the streams of a step attended, several at
+    /// a time perhaps.
+    pub elapsed: Duration,
+}
+
+impl AttentionTime {
+    /// What was worked.
+    pub fn worked(&self) -> Duration {
+        self.select + self.attend + self.compare
+    }
+}
+
+impl AddAssign for AttentionTime {
+    fn add_assign(&mut self, other: Self) {
+        self.select += other.select;
+        self.attend += other.attend;
+        self.compare += other.compare;
+        self.elapsed += other.elapsed;
+    }
+}
+
+impl Sub for AttentionTime {
+    type Output = Self;
+
+    /// What came on top of `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            select: self.select - earlier.select,
+            attend: self.attend - earlier.attend,
+            compare: self.compare - earlier.compare,
+            elapsed: self.elapsed - earlier.elapsed,
+        }
     }
 }
 
@@ -364,8 +409,13 @@ pub struct Fork {
     costs: LayerCosts,
     fidelity: Option<FidelityMeter>,
     index_time: IndexTime,
-    attend_time: Duration,
+    attention_time: AttentionTime,
+    /// Whether an engine could not tell attention from the rest in some step.
+    has_whole_steps: bool,
 }
+
+/// What was picked for a KV head, what that cost, and the processor time of a section of its own that it took.
+type Selected = (Option<Selection>, Cost, Duration);
 
 /// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
 const APART: usize = 4096;
@@ -412,7 +462,8 @@ impl Fork {
             costs,
             fidelity: fidelity.then(|| FidelityMeter::new(layers)),
             index_time,
-            attend_time: Duration::ZERO,
+            attention_time: AttentionTime::default(),
+            has_whole_steps: false,
             prefix,
         }
     }
@@ -453,9 +504,14 @@ impl Fork {
         self.index_time
     }
 
-    /// Time this run spent selecting and attending.
-    pub fn attend_time(&self) -> Duration {
-        self.attend_time
+    /// What this run's steps took for attention.
+    pub fn attention_time(&self) -> AttentionTime {
+        self.attention_time
+    }
+
+    /// Whether some steps were not told apart into attention and the rest.
+    pub fn has_whole_steps(&self) -> bool {
+        self.has_whole_steps
     }
 
     /// Auxiliary memory, of the shared index and of what the run holds beside it: bits per token that may be looked up in
@@ -476,7 +532,8 @@ impl Fork {
     pub fn absorb(&mut self, other: &Fork) {
         self.costs.absorb(other.costs());
         self.index_time += other.index_time;
-        self.attend_time += other.attend_time;
+        self.attention_time += other.attention_time;
+        self.has_whole_steps |= other.has_whole_steps;
         if let (Some(own), Some(other)) = (&mut self.fidelity, &other.fidelity) {
             own.absorb(other);
         }
@@ -521,8 +578,9 @@ impl Fork {
     /// One token at one layer: stores its key and value (`[kv_heads][d]`, rotated) and attends its
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
-        let start = Instant::now();
-        let picked = self.pick(layer, queries, key, value);
+        let mut section = Section::begin();
+        let (picked, elsewhere) = self.pick_timed(layer, queries, key, value);
+        let select = section.lap() + elsewhere;
         let width = queries.len() / picked.len();
         let of_head = |(kv_head, (queries, picked)): (usize, (_, &Picked))| {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
@@ -533,17 +591,33 @@ impl Fork {
         let attend = |((out, (kv, queries)), picked): ((&mut [f32], &(HeadKv<'_>, Queries<'_>)), &Picked)| {
             kv.attend(queries, picked, out);
         };
-        match self.total(layer) < APART {
-            true => out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend),
-            false => out.par_chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend),
-        }
+        let elsewhere = match self.total(layer) < APART {
+            true => {
+                out.chunks_exact_mut(width).zip(&heads).zip(&picked).for_each(attend);
+                Duration::ZERO
+            }
+            false => {
+                let work = out.par_chunks_exact_mut(width).zip(&heads).zip(&picked);
+                work.map(|head| Section::of(|| attend(head)).1).sum()
+            }
+        };
+        drop(heads);
+        let attend = section.lap() + elsewhere;
         self.compare(layer, queries, &picked, self.total(layer), out);
-        self.attend_time += start.elapsed();
+        let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
+        self.attention_time += AttentionTime { select, attend, compare, ..AttentionTime::default() };
     }
 
     /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
     /// and says what each KV head attends. What that costs is counted.
     pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
+        let (picked, select) = self.pick_timed(layer, queries, key, value);
+        self.attention_time += AttentionTime { select, ..AttentionTime::default() };
+        picked
+    }
+
+    /// As [`pick`](Self::pick), with the processor time that [sections](Section) within the caller's took.
+    fn pick_timed(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> (Vec<Picked>, Duration) {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
@@ -567,7 +641,9 @@ impl Fork {
     pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
         self.tail_tokens[layer] += 1;
         debug_assert_eq!(self.selects(layer), Selects::Blindly);
-        self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads)
+        let (drawn, select) = self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        self.attention_time += AttentionTime { select, ..AttentionTime::default() };
+        drawn
     }
 
     /// As [`pick`](Self::pick), where the [device](Selects::OnDevice) picks for `heads` query heads: what is attended whatever
@@ -698,9 +774,21 @@ impl Fork {
         &self.prefix
     }
 
-    /// Notes time that an engine spent picking or attending for this run.
-    pub fn spent(&mut self, time: Duration) {
-        self.attend_time += time;
+    /// What was worked since `earlier`, which is taken back: an engine that shares out a device's time notes that instead.
+    pub fn worked_since(&mut self, earlier: AttentionTime) -> Duration {
+        let worked = (self.attention_time - earlier).worked();
+        self.attention_time = earlier;
+        worked
+    }
+
+    /// Notes what an engine spent on attention for this run.
+    pub fn spent(&mut self, time: AttentionTime) {
+        self.attention_time += time;
+    }
+
+    /// Notes a step of which attention was not told apart from the rest.
+    pub fn spent_unknown(&mut self) {
+        self.has_whole_steps = true;
     }
 
     /// Tokens in context at a layer.
@@ -717,26 +805,27 @@ impl Fork {
     }
 
     /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
-    /// either.
-    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> Vec<Picked> {
+    /// either. Beside it, the processor time that sections within the caller's took.
+    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> (Vec<Picked>, Duration) {
         let exact = self.exact(layer);
         let candidates = self.candidates(exact);
         let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
         let selected = match asks {
             true => self.select(layer, queries, group, candidates, &mut states),
-            false => vec![(None, Cost::default()); self.prefix.shape().kv_heads],
+            false => vec![(None, Cost::default(), Duration::ZERO); self.prefix.shape().kv_heads],
         };
         if !self.dense[layer] {
             self.method.method.agree(&mut states);
         }
         self.states[layer] = states;
-        let count = |(kv_head, (selection, cost)): (usize, (Option<Selection>, Cost))| {
+        let elsewhere = selected.iter().map(|(_, _, time)| *time).sum();
+        let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
             let picked = Picked { exact, selection };
             self.count(layer, kv_head, group, &picked, cost);
             picked
         };
-        selected.into_iter().enumerate().map(count).collect()
+        (selected.into_iter().enumerate().map(count).collect(), elsewhere)
     }
 
     /// What may be picked beside `exact`.
@@ -776,7 +865,7 @@ impl Fork {
         group: usize,
         candidates: Range<usize>,
         states: &mut [Box<dyn Any + Send>],
-    ) -> Vec<(Option<Selection>, Cost)> {
+    ) -> Vec<Selected> {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
         let step_of = |kv_head: usize| {
@@ -795,11 +884,15 @@ impl Fork {
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let mut cost = Cost::default();
             let selection = method.select(step, index.as_ref(), state.as_mut(), &mut cost);
-            (Some(selection), cost)
+            (Some(selection), cost, Duration::ZERO)
+        };
+        let apart = |head| {
+            let ((selection, cost, _), time) = Section::of(|| select(head));
+            (selection, cost, time)
         };
         match candidates.len() < APART {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),
-            false => steps.par_iter().zip(indexes).zip(states).map(select).collect(),
+            false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
         }
     }
 
@@ -919,7 +1012,7 @@ mod tests {
         let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
         for spec in ["full".to_owned(), format!("topk:k={LONG}"), format!("random:k={LONG}")] {
             let spec = crate::attention::expand_grid(&spec).unwrap().remove(0);
-            let method = crate::attention::methods::configure(&spec, &Policy::default()).unwrap();
+            let method = crate::attention::methods::configure(&spec, &crate::attention::Policy::default()).unwrap();
             let mut out = vec![f32::NAN; queries.len()];
             cache.fork(&method, false).step(0, &queries, &key, &value, &mut out);
             for (ours, expected) in out.iter().zip(&expected) {

@@ -35,7 +35,7 @@ pub use budget::{Budget, Context, Tuned};
 pub use device::{DeviceForm, DeviceIndex, StepShape};
 #[cfg(feature = "cuda")]
 pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
-pub use engine::{Fork, IndexCache, IndexTime, Selects};
+pub use engine::{AttentionTime, Fork, IndexCache, IndexTime, Selects};
 pub use grouped::{Grouped, Grouping};
 pub use head::Picked;
 pub use method::{

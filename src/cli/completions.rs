@@ -9,6 +9,7 @@ use clap_complete::{Shell, generate};
 
 use crate::attention::methods::{CALIBRATIONS, METHODS};
 use crate::eval::config::SHIPPED;
+use crate::eval::record::Latency;
 use crate::tasks::metrics::Metric;
 use crate::tasks::metrics::datasets::DATASETS;
 use crate::tasks::published::DataSet;
@@ -24,7 +25,7 @@ struct Named {
     or_path: bool,
 }
 
-static NAMED: [Named; 11] = [
+static NAMED: [Named; 12] = [
     Named { argument: "tasks", commands: &["eval", "sweep", "calibrate", "export-eval"], names: tasks, or_path: false },
     Named { argument: "methods", commands: &["eval", "sweep"], names: methods, or_path: false },
     Named { argument: "methods", commands: &["calibrate"], names: calibrations, or_path: false },
@@ -33,6 +34,7 @@ static NAMED: [Named; 11] = [
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
     Named { argument: "models", commands: &["eval", "sweep"], names: models, or_path: true },
     Named { argument: "model", commands: &["calibrate", "export-eval"], names: models, or_path: true },
+    Named { argument: "latency", commands: &["eval", "sweep"], names: latencies, or_path: false },
     Named { argument: "metric", commands: &["score"], names: metrics, or_path: false },
     Named { argument: "dataset", commands: &["score"], names: scored_sets, or_path: false },
     Named { argument: "names", commands: &["fetch", "check"], names: data_sets, or_path: false },
@@ -120,6 +122,10 @@ fn configs() -> Vec<String> {
 
 fn models() -> Vec<String> {
     vec!["builtin".to_owned()]
+}
+
+fn latencies() -> Vec<String> {
+    Latency::NAMES.map(str::to_owned).to_vec()
 }
 
 fn metrics() -> Vec<String> {

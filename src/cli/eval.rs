@@ -11,6 +11,7 @@ use super::{Done, numbers};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several, Wrong};
 use crate::eval::contexts::Shard;
+use crate::eval::record::Latency;
 use crate::eval::store::OpenMode;
 use crate::model::source::RANDOM;
 use crate::tasks::Positions;
@@ -129,6 +130,16 @@ pub(super) struct RunArgs {
     #[arg(long)]
     fidelity: bool,
 
+    /// What ms/token is: shared, a method's share of steps that all take together, or solo, its steps with all threads to
+    /// itself
+    ///
+    /// solo: after each example its methods take up to 16 of their steps again, one method at a time, five times in turns.
+    /// That is the latency a deployment would see. Predictions, scores and costs are the same either way.
+    ///
+    /// Example: --latency solo
+    #[arg(long, value_name = "HOW")]
+    latency: Option<String>,
+
     /// Where to compute: cpu, or a GPU (in builds with the feature `cuda`)
     ///
     /// Example: --device cpu, --device cuda:1
@@ -242,6 +253,7 @@ impl RunArgs {
             dense_layers: several(&self.dense_layers),
             tail: several(&self.tail),
             fidelity: flag(self.fidelity),
+            latency: self.latency.as_deref().map(str::parse::<Latency>).transpose()?,
             dtype: self.dtype.clone(),
             device: self.device.clone(),
             data: self.data.clone(),

@@ -296,10 +296,15 @@ struct Took {
 
 impl std::fmt::Display for Took {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Spent { prefill, index, steps } = self.spent;
+        let Spent { prefill, index, steps, solo } = self.spent;
         let rest = self.all.saturating_sub(self.spent.total());
-        let [all, prefill, index, steps, rest] = [self.all, prefill, index, steps, rest].map(|t| t.as_secs_f64());
-        write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, the rest {rest:.1}.")?;
+        let [all, prefill, index, steps, solo, rest] =
+            [self.all, prefill, index, steps, solo, rest].map(|t| t.as_secs_f64());
+        write!(f, "{all:.1} s: prefill {prefill:.1}, indexes {index:.1}, steps {steps:.1}, ")?;
+        if !self.spent.solo.is_zero() {
+            write!(f, "methods alone {solo:.1}, ")?;
+        }
+        write!(f, "the rest {rest:.1}.")?;
         if let Some(bytes) = peak_bytes() {
             write!(f, " {:.1} GB of memory at most.", bytes as f64 / 1e9)?;
         }

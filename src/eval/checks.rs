@@ -602,6 +602,7 @@ mod tests {
             Some(Conditions {
                 fidelity,
                 together: 2,
+                latency: None,
                 threads: 2,
                 simd: "avx2".into(),
                 cpu: None,

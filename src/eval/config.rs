@@ -9,6 +9,7 @@ use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::protocol::Protocol;
+use super::record::Latency;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, Tail, expand_grid};
 use crate::error::UsageError;
@@ -154,6 +155,8 @@ pub struct Settings {
     pub tail: Option<Several<String>>,
     /// Whether to compare each step with exact attention.
     pub fidelity: Option<bool>,
+    /// `shared` or `solo`: what the time of a step is.
+    pub latency: Option<Latency>,
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
     pub dtype: Option<String>,
     /// `cpu`, `cuda` or `cuda:N`.
@@ -242,6 +245,7 @@ impl Settings {
             dense_layers: self.dense_layers.or(base.dense_layers),
             tail: self.tail.or(base.tail),
             fidelity: self.fidelity.or(base.fidelity),
+            latency: self.latency.or(base.latency),
             dtype: self.dtype.or(base.dtype),
             device: self.device.or(base.device),
             data: self.data.or(base.data),
@@ -312,6 +316,8 @@ pub struct RunConfig {
     pub protocols: Vec<Protocol>,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
+    /// What the time of a step is.
+    pub latency: Latency,
     /// Storage type; the checkpoint's if `None`.
     pub dtype: Option<KvDtype>,
     /// Where models compute.
@@ -353,6 +359,7 @@ impl RunConfig {
             seeds: values("seed", s.seed.as_ref(), 42)?,
             protocols,
             fidelity: s.fidelity.unwrap_or(false),
+            latency: s.latency.unwrap_or_default(),
             dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
             device: s.device.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
             data: s.data.clone(),

@@ -12,7 +12,9 @@ use super::generate::{Request, Spent, run_example};
 use super::manifest::example_bytes;
 use super::plan::{Cell, Plan};
 use super::protocol::Protocol;
+use super::record::Latency;
 use super::run::{Material, Runner};
+use super::solo;
 use crate::attention::Configured;
 
 /// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
@@ -82,6 +84,13 @@ fn seconds(samples: &[Sample; 2], sizes: &[Sized], readings: usize, products: im
     sum
 }
 
+/// What steps take that are taken again to time methods alone: as long as when methods take them together, about.
+fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
+    let of_prefix = |prefix: &usize| along(samples, *prefix as f64, |s| s.step);
+    let of_size = |size: &Sized| size.examples as f64 * size.prefixes.iter().map(of_prefix).sum::<f64>();
+    ((solo::REPEATS + 1) * solo::STEPS) as f64 * sizes.iter().map(of_size).sum::<f64>()
+}
+
 impl Runner<'_> {
     /// Estimates what is to be run, by running all methods on a short piece of the first example.
     ///
@@ -93,8 +102,11 @@ impl Runner<'_> {
         let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
         let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
         let samples = self.probe(&first.prompt)?;
-        let seconds = seconds(&samples, &sizes, 1 + self.own_readings(), |tokens| self.prefill_products(tokens))
-            .times(self.config.seeds.len());
+        let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), |tokens| self.prefill_products(tokens));
+        if self.config.latency == Latency::Solo {
+            seconds.steps += solo_seconds(&samples, &sizes);
+        }
+        let seconds = seconds.times(self.config.seeds.len());
         let longest = sizes.iter().map(Sized::longest).max().unwrap_or(0) as f64;
         let indexes = along(&samples, longest, |s| s.index_bytes) as usize;
         Ok(Estimate { bytes: weights + example_bytes(self.config, self.model) + indexes, ..seconds })
@@ -144,6 +156,7 @@ impl Runner<'_> {
             seed: 0,
             step_seed: 0,
             fidelity: self.config.fidelity,
+            solo: false,
         };
         let outcome = run_example(self.model, request, &mut None, &AtomicBool::new(false))?;
         let (spent, runs) = outcome.map_or((Spent::default(), Vec::new()), |o| (o.spent, o.runs));

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::record::{Fidelity, FidelitySpread, HeadFidelity, KvTokens, Spread, four_digits};
+use super::record::{Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
+use super::shares::{Clock, Step, share_out};
+use super::solo::{self, Script};
 use super::stats;
 use crate::attention::{
     Configured, Fork, IndexCache, IndexTime, PromptNeed, PromptStats, RecentQueries, SparsePrefill,
@@ -25,7 +27,7 @@ use crate::model::tokenizer::Tokenizer;
 use crate::tasks::Handling;
 
 /// Prompt tokens that a stream reads in one step; bounds the memory of a step.
-const READ_AT_ONCE: usize = 128;
+pub(super) const READ_AT_ONCE: usize = 128;
 
 /// What to run an example with.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +52,8 @@ pub struct Request<'a> {
     pub step_seed: u64,
     /// Whether to compare each step with exact attention.
     pub fidelity: bool,
+    /// Whether to time each method alone as well, when all are done.
+    pub solo: bool,
 }
 
 /// What an example gave.
@@ -76,12 +80,14 @@ pub struct Spent {
     pub index: Duration,
     /// Reading the rest of prompts and generating, or reading what is scored.
     pub steps: Duration,
+    /// Taking steps again to time methods alone.
+    pub solo: Duration,
 }
 
 impl Spent {
     /// All of it.
     pub fn total(&self) -> Duration {
-        self.prefill + self.index + self.steps
+        self.prefill + self.index + self.steps + self.solo
     }
 }
 
@@ -90,6 +96,7 @@ impl std::ops::AddAssign for Spent {
         self.prefill += other.prefill;
         self.index += other.index;
         self.steps += other.steps;
+        self.solo += other.solo;
     }
 }
 
@@ -118,8 +125,12 @@ pub struct Run {
     pub steps: usize,
     /// Streams that took each step together.
     pub together: usize,
-    /// Time of those steps: own attention, and a share of the rest by rows.
+    /// Its share of the time that those steps took.
     pub decode: Duration,
+    /// What that was spent for; `None` where it was not told apart.
+    pub parts: Option<Parts>,
+    /// What steps took with nothing beside them, if asked for.
+    pub solo: Option<Solo>,
     /// Where tokens were picked, if the engine computes elsewhere than on the host: `host`, or `device` if none was picked
     /// there. What is drawn without a look at anything is picked on the host too, though no step waits for it.
     pub select_on: &'static str,
@@ -434,14 +445,24 @@ fn run_from(
     spent.index = laps.lap();
     let prefill = prepared.prefill();
     let Prepared { held: read, reused, reused_tokens } = prepared;
-    *held = Some(read);
+    let read = held.insert(read);
     let together = lanes_together(decoder, lanes.len());
-    lanes.par_chunks_mut(together).try_for_each(|lanes| run_lanes(decoder, lanes, prompt.len(), stop))?;
+    run_groups(decoder, &mut lanes, together, prompt.len(), stop)?;
     spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
-    let runs = lanes.into_iter().map(|lane| Run { together: methods.len(), ..lane.finish() }).collect();
+    share_out(lanes.iter_mut().map(|lane| &mut lane.parts), spent.steps);
+    let mut alone = Vec::new();
+    if request.solo {
+        let scripts: Vec<Script> = lanes.iter().map(|lane| lane.script(unread)).collect();
+        let Some(times) = solo::time(decoder, read.cache(), &scripts, prompt.len(), stop)? else { return Ok(None) };
+        alone = times;
+        spent.solo = laps.lap();
+    }
+    let mut alone = alone.into_iter();
+    let finish = |lane: Lane<'_>| Run { together: methods.len(), solo: alone.next().flatten(), ..lane.finish() };
+    let runs = lanes.into_iter().map(finish).collect();
     Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
 }
 
@@ -454,7 +475,7 @@ struct Lane<'a> {
     done: bool,
     stopped: bool,
     steps: usize,
-    decode: Duration,
+    parts: Parts,
     tokenizer: &'a Tokenizer,
     handling: Handling,
     line_end: Option<u32>,
@@ -471,7 +492,7 @@ impl<'a> Lane<'a> {
             done: max_new_tokens == 0,
             stopped: false,
             steps: 0,
-            decode: Duration::ZERO,
+            parts: Parts::default(),
             tokenizer: &model.tokenizer,
             handling: request.handling,
             line_end: request.line_end,
@@ -534,8 +555,16 @@ impl<'a> Lane<'a> {
         argmax(&logits) as u32
     }
 
+    /// What it read after the prefix, of which `unread` was all that was left of the prompt.
+    fn script(&self, unread: &[u32]) -> Script {
+        let fed = &self.tokens[..self.tokens.len().saturating_sub(1)];
+        let tokens: Vec<u32> = unread.iter().chain(fed).copied().collect();
+        debug_assert_eq!(tokens.len(), self.steps, "the last token is not read");
+        Script { method: self.fork.method().clone(), of_prompt: unread.len(), tokens }
+    }
+
     fn finish(self) -> Run {
-        let run = Run::of(&self.fork, self.steps, self.decode);
+        let run = Run::of(&self.fork, self.steps, self.parts);
         Run { tokens: self.tokens, stopped: self.stopped, ..run }
     }
 }
@@ -564,7 +593,7 @@ impl StepBytes {
 
 impl Run {
     /// What `fork` counted over so many steps; nothing was generated.
-    pub(super) fn of(fork: &Fork, steps: usize, decode: Duration) -> Self {
+    pub(super) fn of(fork: &Fork, steps: usize, parts: Parts) -> Self {
         let all = fork.costs().total(|_| true);
         let sparse = fork.costs().total(|layer| !fork.is_dense(layer));
         Self {
@@ -572,7 +601,9 @@ impl Run {
             stopped: false,
             steps,
             together: 1,
-            decode,
+            decode: Duration::from_secs_f64(parts.steps()),
+            parts: (!fork.has_whole_steps()).then_some(parts),
+            solo: None,
             select_on: if fork.picks_on_host() { "host" } else { "device" },
             index: fork.index_time(),
             prefill: None,
@@ -635,11 +666,24 @@ fn fidelity(fork: &Fork) -> Option<Fidelity> {
     })
 }
 
+/// Steps lanes until all are done, so many together, and groups of them beside each other.
+fn run_groups(
+    decoder: &Decoder,
+    lanes: &mut [Lane<'_>],
+    together: usize,
+    prompt_tokens: usize,
+    stop: &AtomicBool,
+) -> Result<(), EngineError> {
+    let clock = Clock::of_groups(lanes.len(), together);
+    lanes.par_chunks_mut(together).try_for_each(|lanes| run_lanes(decoder, lanes, prompt_tokens, clock, stop))
+}
+
 /// Steps a group of lanes together until all are done.
 fn run_lanes(
     decoder: &Decoder,
     lanes: &mut [Lane<'_>],
     prompt_tokens: usize,
+    clock: Clock,
     stop: &AtomicBool,
 ) -> Result<(), EngineError> {
     while !stop.load(Ordering::Relaxed) {
@@ -647,18 +691,16 @@ fn run_lanes(
         if active.is_empty() {
             return decoder.settle(lanes.iter_mut().map(|lane| &mut lane.fork));
         }
-        let start = Instant::now();
+        let step = Step::begin(clock, active.iter().map(|lane| &lane.fork));
         let tokens: Vec<Vec<u32>> = active.iter().map(|l| l.next()).collect();
-        let before: Vec<Duration> = active.iter().map(|l| l.fork.attend_time()).collect();
         let mut streams: Vec<Stream> =
             active.iter_mut().zip(&tokens).map(|(l, tokens)| Stream { fork: &mut l.fork, tokens }).collect();
         let logits = decoder.step(&mut streams, prompt_tokens)?;
-        let attended: Vec<Duration> = active.iter().zip(before).map(|(l, b)| l.fork.attend_time() - b).collect();
-        let rows: usize = tokens.iter().map(Vec::len).sum();
-        let rest = start.elapsed().saturating_sub(attended.iter().sum());
-        for (((lane, logits), tokens), attended) in active.into_iter().zip(&logits).zip(&tokens).zip(attended) {
-            lane.decode += attended + rest.mul_f64(tokens.len() as f64 / rows as f64);
-            lane.advance(tokens.len(), logits);
+        let rows: Vec<usize> = tokens.iter().map(Vec::len).collect();
+        let parts = step.end(active.iter().map(|lane| &lane.fork), &rows);
+        for (((lane, logits), rows), parts) in active.into_iter().zip(&logits).zip(rows).zip(parts) {
+            lane.parts += parts;
+            lane.advance(rows, logits);
         }
     }
     Ok(())
@@ -684,10 +726,10 @@ mod tests {
     #[test]
     fn spent_times_add_up_by_what_they_were_spent_for() {
         let ms = Duration::from_millis;
-        let mut sum = Spent { prefill: ms(1), index: ms(20), steps: ms(300) };
-        sum += Spent { prefill: ms(2), index: ms(30), steps: ms(400) };
-        assert_eq!(sum, Spent { prefill: ms(3), index: ms(50), steps: ms(700) });
-        assert_eq!(sum.total(), ms(753));
+        let mut sum = Spent { prefill: ms(1), index: ms(20), steps: ms(300), solo: ms(0) };
+        sum += Spent { prefill: ms(2), index: ms(30), steps: ms(400), solo: ms(5000) };
+        assert_eq!(sum, Spent { prefill: ms(3), index: ms(50), steps: ms(700), solo: ms(5000) });
+        assert_eq!(sum.total(), ms(5753));
     }
 
     #[test]
@@ -729,6 +771,7 @@ mod tests {
             seed: 1,
             step_seed: 2,
             fidelity: true,
+            solo: false,
         }
     }
 
@@ -852,5 +895,84 @@ mod tests {
         assert_eq!(of(&|r| r.handling.until = until).0, free, "a text that does not come up");
         let raised = AtomicBool::new(true);
         assert!(run_example(&model, request(prompt, 170, &methods), &mut None, &raised).unwrap().is_none());
+    }
+
+    const LIVE: [&str; 6] = ["full", "topk:k=4", "quest", "streaming_llm:window=16", "random", "topp"];
+
+    fn on_threads<T: Send>(threads: usize, run: impl FnOnce() -> T + Send) -> T {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(run)
+    }
+
+    #[test]
+    fn shares_add_up_to_the_time_that_passed_on_any_number_of_threads() {
+        let (model, ids) = model();
+        let methods = methods(&LIVE);
+        let request = Request { fidelity: false, ..request(&ids[..170], 160, &methods) };
+        for threads in [1, 2, 8] {
+            let outcome = on_threads(threads, || run_on(&model, request, &mut None));
+            let passed = outcome.spent.steps.as_secs_f64();
+            let sum: f64 = outcome.runs.iter().map(|run| run.decode.as_secs_f64()).sum();
+            assert!((sum - passed).abs() < 1e-6, "{threads} threads: {sum} s of {passed}");
+            for run in &outcome.runs {
+                let Parts { select, attend, weights, beside } = run.parts.unwrap();
+                assert!(select > 0.0 && attend > 0.0 && weights > 0.0 && beside == 0.0, "{:?}", run.parts);
+                assert!((select + attend + weights - run.decode.as_secs_f64()).abs() < 1e-8);
+            }
+        }
+        // What is compared with exact attention beside the steps is no part of them.
+        let outcome = run_on(&model, Request { fidelity: true, ..request }, &mut None);
+        let parts: Vec<Parts> = outcome.runs.iter().map(|run| run.parts.unwrap()).collect();
+        let (steps, all): (f64, f64) = (parts.iter().map(Parts::steps).sum(), parts.iter().map(Parts::all).sum());
+        assert!(parts.iter().all(|p| p.beside > 0.0) && steps < all);
+        assert!((all - outcome.spent.steps.as_secs_f64()).abs() < 1e-6);
+    }
+
+    /// What lanes measure before it is scaled, on so many threads and so many lanes `together`; with the time that passed
+    /// and what the threads worked.
+    fn measured(threads: usize, together: Option<usize>) -> (f64, f64, f64) {
+        let (model, ids) = model();
+        let ids: Vec<u32> = ids.iter().copied().cycle().take(1200).collect();
+        let methods = methods(&LIVE);
+        let request = Request { fidelity: false, max_new_tokens: 12, ..request(&ids, 1195, &methods) };
+        let Request { prompt, prefix_tokens, longer, methods, seed, step_seed, .. } = request;
+        let shared = SharedPrefix {
+            prompt,
+            tokens: prefix_tokens,
+            longer,
+            longest: 1300,
+            methods,
+            reader: None,
+            seed,
+            step_seed,
+        };
+        let decoder = &model.decoder;
+        let Held { mut cache, logits, .. } = Prepared::new(decoder, &shared, None).unwrap().held;
+        let lane = |m| Lane::new(cache.fork(m, false), &prompt[prefix_tokens..], &logits, &request, &model);
+        let mut lanes: Vec<Lane> = methods.iter().map(lane).collect();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let worked = || pool.broadcast(|_| crate::clock::processor_time().as_secs_f64()).iter().sum::<f64>();
+        let (before, start) = (worked(), Instant::now());
+        pool.install(|| {
+            let together = together.unwrap_or_else(|| lanes_together(decoder, lanes.len()));
+            run_groups(decoder, &mut lanes, together, prompt.len(), &AtomicBool::new(false)).unwrap();
+        });
+        let (passed, worked) = (start.elapsed().as_secs_f64(), worked() - before);
+        (lanes.iter().map(|lane| lane.parts.all()).sum(), passed, worked)
+    }
+
+    #[test]
+    fn what_lanes_measure_is_what_was_worked_and_no_more() {
+        for threads in [2, 8] {
+            let (sum, passed, worked) = measured(threads, None);
+            assert!(sum <= worked && sum > 0.5 * worked, "{threads} threads: {sum} s of {worked} worked in {passed}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_alone_measures_the_time_that_passed() {
+        for threads in [1, 2] {
+            let (sum, passed, _) = measured(threads, Some(LIVE.len()));
+            assert!(sum <= passed && sum > 0.8 * passed, "{threads} threads: {sum} s of {passed}");
+        }
     }
 }

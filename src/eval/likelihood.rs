@@ -12,8 +12,9 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
-use super::record::REFERENCE;
-use super::record::four_digits;
+use super::record::{Parts, REFERENCE, four_digits};
+use super::shares::{Clock, Piece, Step, pool_weights, share_out};
+use super::solo::{self, Script};
 use crate::attention::methods::configure;
 use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expand_grid};
 use crate::error::UsageError;
@@ -46,6 +47,8 @@ pub struct Request<'a> {
     pub fidelity: bool,
     /// Whether to compare each distribution with that of `full`.
     pub compare: bool,
+    /// Whether to time each method alone as well, when all are done.
+    pub solo: bool,
 }
 
 /// A continuation of a prompt.
@@ -185,14 +188,26 @@ pub fn run_passage(
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
+    let mut all: Vec<(&mut Parts, usize)> =
+        lanes.iter_mut().chain(&mut reference).map(|lane| (&mut lane.parts, lane.read)).collect();
+    pool_weights(&mut all);
+    share_out(all.into_iter().map(|(parts, _)| parts), spent.steps);
     if let Some(at) = own.filter(|_| request.compare) {
         let place = at * continuations.len();
         lanes.splice(place..place, reference);
     }
-    let mut lanes = lanes.into_iter();
-    let of_method = |lanes: Vec<Lane<'_>>| {
+    let mut alone = Vec::new();
+    if request.solo {
+        let scripts: Vec<Script> = lanes.chunks(continuations.len()).map(|lanes| lanes[0].script()).collect();
+        let times = solo::time(decoder, prepared.held.cache(), &scripts, prompt.len(), stop)?;
+        let Some(times) = times else { return Ok(None) };
+        alone = times;
+        spent.solo = laps.lap();
+    }
+    let (mut lanes, mut alone) = (lanes.into_iter(), alone.into_iter());
+    let mut of_method = |lanes: Vec<Lane<'_>>| {
         let scored = finish(lanes);
-        Scored { run: Run { together: streams, ..scored.run }, ..scored }
+        Scored { run: Run { together: streams, solo: alone.next().flatten(), ..scored.run }, ..scored }
     };
     let runs = methods.iter().map(|_| of_method(lanes.by_ref().take(continuations.len()).collect())).collect();
     let prefill = prepared.prefill();
@@ -230,7 +245,7 @@ pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBoo
         let sums = sums.collect::<Result<_, _>>()?;
         let own_time = own.as_deref().map(time);
         spent.prefill += own_time.unwrap_or_default();
-        runs.push(Scored { run: Run { prefill: own_time, ..together(forks, 0, Duration::ZERO) }, sums });
+        runs.push(Scored { run: Run { prefill: own_time, ..together(forks, 0, Parts::default()) }, sums });
     }
     spent.prefill += prefill;
     Ok(Some(Outcome { prefill, reused: Duration::ZERO, reused_tokens: 0, spent, runs }))
@@ -322,7 +337,7 @@ struct Lane<'a> {
     /// Tokens read so far.
     read: usize,
     sums: Sums,
-    decode: Duration,
+    parts: Parts,
 }
 
 /// A lane for each continuation, on one index.
@@ -338,7 +353,7 @@ fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: Request<'a
             number,
             read: 0,
             sums: Sums::default(),
-            decode: Duration::ZERO,
+            parts: Parts::default(),
         });
     }
     lanes
@@ -347,18 +362,19 @@ fn lanes_of<'a>(method: &Configured, cache: &mut IndexCache, request: Request<'a
 /// The lanes of one method, of which there is at least one, as one run.
 fn finish(mut lanes: Vec<Lane<'_>>) -> Scored {
     let sums = lanes.iter_mut().map(|lane| std::mem::take(&mut lane.sums)).collect();
-    let (steps, decode) = (lanes.iter().map(|lane| lane.read).sum(), lanes.iter().map(|lane| lane.decode).sum());
-    Scored { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, decode), sums }
+    let (steps, mut parts) = (lanes.iter().map(|lane| lane.read).sum(), Parts::default());
+    lanes.iter().for_each(|lane| parts += lane.parts);
+    Scored { run: together(lanes.into_iter().map(|lane| lane.fork).collect(), steps, parts), sums }
 }
 
 /// The forks of one method, of which there is at least one, as one run.
-fn together(mut forks: Vec<Fork>, steps: usize, decode: Duration) -> Run {
+fn together(mut forks: Vec<Fork>, steps: usize, parts: Parts) -> Run {
     let solved = forks[0].solved().map(str::to_owned);
     // What has to be kept in the end is what the longest needs.
     let longest = argmax(&forks.iter().map(|fork| fork.tokens() as f32).collect::<Vec<_>>());
     let mut fork = forks.swap_remove(longest);
     forks.iter().for_each(|other| fork.absorb(other));
-    Run { solved, ..Run::of(&fork, steps, decode) }
+    Run { solved, ..Run::of(&fork, steps, parts) }
 }
 
 impl Lane<'_> {
@@ -373,6 +389,12 @@ impl Lane<'_> {
     /// Tokens to be read in all.
     fn length(&self) -> usize {
         self.unread.len() + self.continuation.tokens.len() - 1
+    }
+
+    /// What it read.
+    fn script(&self) -> Script {
+        let tokens = (0..self.length()).map(|at| self.token(at)).collect();
+        Script { method: self.fork.method().clone(), of_prompt: self.unread.len(), tokens }
     }
 
     /// The next tokens, `most` at most; none when all is read.
@@ -421,25 +443,47 @@ fn read_all<'a>(
         lane.sums.take(prefix_logits, lane.continuation.tokens[0], full.as_ref());
     }
     let together = lanes_together(decoder, lanes.len());
+    let clock = Clock::of_groups(lanes.len(), together);
     while !stop.load(Ordering::Relaxed) && lanes.iter().chain(reference.iter()).any(|l| l.read < l.length()) {
-        let full: Vec<Vec<Option<Distribution>>> = reference
-            .iter_mut()
-            .map(|lane| {
-                let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens)?.concat();
-                let full = lane.distributions(&logits, vocab);
-                lane.take(&logits, vocab, &full);
-                Ok(full)
+        let mut round = || -> Result<(), EngineError> {
+            let full = read_ahead(decoder, reference, most, prompt_tokens, clock)?;
+            lanes.par_chunks_mut(together).try_for_each(|lanes| {
+                let logits = step(decoder, lanes, most, prompt_tokens, clock)?;
+                for (lane, logits) in lanes.iter_mut().zip(&logits) {
+                    let scoring = Piece::begin(clock);
+                    lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
+                    lane.parts.beside += scoring.end().as_secs_f64();
+                }
+                Ok(())
             })
-            .collect::<Result<_, EngineError>>()?;
-        lanes.par_chunks_mut(together).try_for_each(|lanes| {
-            let logits = step(decoder, lanes, most, prompt_tokens)?;
-            for (lane, logits) in lanes.iter_mut().zip(&logits) {
-                lane.take(logits, vocab, full.get(lane.number).map_or(&[], Vec::as_slice));
-            }
-            Ok::<(), EngineError>(())
-        })?;
+        };
+        // The processor's clock is that of one thread, which then has to take part in the work.
+        match clock {
+            Clock::Wall => round(),
+            Clock::Processor => rayon::scope(|_| round()),
+        }?;
     }
     decoder.settle(lanes.iter_mut().chain(reference).map(|lane| &mut lane.fork))
+}
+
+/// Feeds lanes of `full` their next tokens, one lane after the other; what each makes of those that are scored.
+fn read_ahead(
+    decoder: &Decoder,
+    reference: &mut [Lane<'_>],
+    most: usize,
+    prompt_tokens: usize,
+    clock: Clock,
+) -> Result<Vec<Vec<Option<Distribution>>>, EngineError> {
+    let vocab = decoder.config().vocab_size;
+    let read = |lane: &mut Lane<'_>| {
+        let logits = step(decoder, std::slice::from_mut(lane), most, prompt_tokens, clock)?.concat();
+        let scoring = Piece::begin(clock);
+        let full = lane.distributions(&logits, vocab);
+        lane.take(&logits, vocab, &full);
+        lane.parts.beside += scoring.end().as_secs_f64();
+        Ok(full)
+    };
+    reference.iter_mut().map(read).collect()
 }
 
 /// Feeds each lane its next tokens, `most` at most; the logits `[token][vocab_size]` after each, none for a lane that is
@@ -449,10 +493,10 @@ fn step(
     lanes: &mut [Lane<'_>],
     most: usize,
     prompt_tokens: usize,
+    clock: Clock,
 ) -> Result<Vec<Vec<f32>>, EngineError> {
-    let start = Instant::now();
+    let measured = Step::begin(clock, lanes.iter().map(|lane| &lane.fork));
     let tokens: Vec<Vec<u32>> = lanes.iter().map(|lane| lane.next(most)).collect();
-    let before: Vec<Duration> = lanes.iter().map(|lane| lane.fork.attend_time()).collect();
     let busy = lanes.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
     let mut streams: Vec<Stream> = busy.map(|(lane, tokens)| Stream { fork: &mut lane.fork, tokens }).collect();
     let mut logits = match streams.is_empty() {
@@ -460,12 +504,9 @@ fn step(
         false => decoder.step_all(&mut streams, prompt_tokens)?,
     }
     .into_iter();
-    let attended: Vec<Duration> = lanes.iter().zip(before).map(|(lane, b)| lane.fork.attend_time() - b).collect();
-    let rows: usize = tokens.iter().map(Vec::len).sum();
-    let rest = start.elapsed().saturating_sub(attended.iter().sum());
-    for ((lane, tokens), attended) in lanes.iter_mut().zip(&tokens).zip(attended) {
-        lane.decode += attended + rest.mul_f64(tokens.len() as f64 / rows.max(1) as f64);
-    }
+    let rows: Vec<usize> = tokens.iter().map(Vec::len).collect();
+    let parts = measured.end(lanes.iter().map(|lane| &lane.fork), &rows);
+    lanes.iter_mut().zip(parts).for_each(|(lane, parts)| lane.parts += parts);
     Ok(tokens.iter().map(|t| if t.is_empty() { Vec::new() } else { logits.next().unwrap_or_default() }).collect())
 }
 
@@ -543,6 +584,7 @@ mod tests {
                 seed: 1,
                 fidelity: false,
                 compare: true,
+                solo: false,
             };
             let outcome = run(&model, request);
             assert_eq!((outcome.reused_tokens, outcome.runs.len()), (0, 2));
@@ -588,6 +630,7 @@ mod tests {
                 seed: 1,
                 fidelity: false,
                 compare: true,
+                solo: false,
             };
             let outcome = run(&model, request);
             let [topk, full] = [&outcome.runs[0], &outcome.runs[1]];
@@ -614,6 +657,7 @@ mod tests {
             seed: 1,
             fidelity: false,
             compare: true,
+            solo: false,
         };
         let never = AtomicBool::new(false);
         let outcome = run_in_parallel(&model.decoder, request, &never).unwrap().unwrap();
@@ -646,6 +690,7 @@ mod tests {
             seed: 1,
             fidelity: false,
             compare: false,
+            solo: false,
         };
         let raised = AtomicBool::new(true);
         assert!(run_passage(&model.decoder, request, &mut None, &raised).unwrap().is_none());

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use super::config::{RunConfig, Settings, Variant};
+use super::record::Latency;
 use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::isa_name;
@@ -44,6 +45,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // Engines round differently. Of what was computed on the processor's cores it was never said.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();
+    }
+    // Steps are taken again to time them, which changes no result; but times of both kinds would be in one run.
+    if config.latency != Latency::Shared {
+        identity["latency"] = config.latency.name().into();
     }
     identity
 }

@@ -4,9 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::stats::median;
+use crate::error::UsageError;
 use crate::tasks::likelihood::Measure;
 use crate::tasks::metrics::Metric;
 
@@ -135,8 +138,23 @@ pub struct Record {
     /// How many of these seconds were spent for an earlier method or example, and not again.
     #[serde(default)]
     pub index_reused_s: f64,
-    /// Seconds of the steps after the prefix, as this method's share of a batched step.
+    /// Seconds of the steps after the prefix, as this method's share of the time that all methods of the example took
+    /// together: those of an example add up to what passed. In records whose conditions do not say `latency`, wall times
+    /// of runs beside each other, which add up to more.
     pub decode_s: f64,
+    /// How much of it was picking tokens; as the next two, `None` where it was not measured apart, as in records from
+    /// before it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub select_s: Option<f64>,
+    /// How much of it was attending them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attend_s: Option<f64>,
+    /// All else of it: above all the weights, whose time all streams of a step share by their tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_s: Option<f64>,
+    /// What steps took with nothing beside them; only with `--latency solo`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub solo: Option<Solo>,
     /// Under what the times were taken; `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
@@ -165,10 +183,13 @@ pub struct Record {
 /// What a time depends on besides the method and the example: only times under the same conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Whether every step was compared with exact attention as well, within its time.
+    /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
     pub fidelity: bool,
-    /// Streams that took each step together.
+    /// Streams that took each step together; 1 where methods were timed alone.
     pub together: usize,
+    /// What times of steps are; `None` for wall times of runs beside each other, in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
     /// Threads.
     pub threads: usize,
     /// Instruction set of the kernels.
@@ -186,7 +207,7 @@ pub struct Conditions {
 
 impl fmt::Display for Conditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fidelity, together, threads, simd, cpu, gpu, select_on } = self;
+        let Self { fidelity, together, latency, threads, simd, cpu, gpu, select_on } = self;
         if let Some(gpu) = gpu {
             write!(f, "on {gpu}, ")?;
         }
@@ -195,7 +216,99 @@ impl fmt::Display for Conditions {
         }
         let fidelity = if *fidelity { ", with --fidelity" } else { "" };
         let cpu = cpu.as_deref().unwrap_or("a processor without a name");
-        write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}")
+        match latency {
+            Some(Latency::Solo) => write!(f, "each alone on {threads} threads{fidelity}, {simd}, {cpu}"),
+            Some(Latency::Shared) => {
+                write!(f, "shares of {together} together on {threads} threads{fidelity}, {simd}, {cpu}")
+            }
+            None => write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}"),
+        }
+    }
+}
+
+/// What the time of a step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Latency {
+    /// A method's share of the time that steps of all methods take together.
+    #[default]
+    Shared,
+    /// The time of a step of one method that has all threads to itself.
+    Solo,
+}
+
+impl Latency {
+    /// All by name.
+    pub const NAMES: [&str; 2] = ["shared", "solo"];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl FromStr for Latency {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let known = [Self::Shared, Self::Solo].into_iter().find(|latency| latency.name() == text);
+        known.ok_or_else(|| UsageError::unknown("latency", text, Self::NAMES))
+    }
+}
+
+/// What a method's steps took, in seconds, by what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Parts {
+    /// Picking tokens.
+    pub select: f64,
+    /// Attending them.
+    pub attend: f64,
+    /// All else of a step.
+    pub weights: f64,
+    /// What was measured beside the steps and is no part of them: comparing with exact attention, scoring text.
+    pub beside: f64,
+}
+
+impl Parts {
+    /// What the steps took.
+    pub fn steps(&self) -> f64 {
+        self.select + self.attend + self.weights
+    }
+
+    /// All of it.
+    pub fn all(&self) -> f64 {
+        self.steps() + self.beside
+    }
+
+    /// With every part multiplied.
+    pub fn scaled(self, factor: f64) -> Self {
+        let Self { select, attend, weights, beside } = self;
+        Self { select: factor * select, attend: factor * attend, weights: factor * weights, beside: factor * beside }
+    }
+}
+
+impl std::ops::AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.select += other.select;
+        self.attend += other.attend;
+        self.weights += other.weights;
+        self.beside += other.beside;
+    }
+}
+
+/// What steps of a method took that had all threads to itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Solo {
+    /// Steps of one token that were timed each time.
+    pub steps: usize,
+    /// Their median in milliseconds, each time, to four digits.
+    pub ms: Vec<f64>,
+}
+
+impl Solo {
+    /// The median over all times, in milliseconds.
+    pub fn median(&self) -> Option<f64> {
+        median(self.ms.clone())
     }
 }
 
@@ -425,7 +538,8 @@ pub struct SummaryRow {
     pub recall: Option<f64>,
     /// Mean seconds of the shared prefill.
     pub prefill_s: f64,
-    /// Mean milliseconds per step after the prefix; empty where there were none.
+    /// Milliseconds per step after the prefix, by `latency`: the mean share, or the median of steps alone; empty where
+    /// there were none.
     pub decode_ms_per_token: Option<f64>,
     /// Mean bytes of K and V that have to be kept in the end; of the records that say so.
     #[serde(default)]
@@ -510,6 +624,18 @@ pub struct SummaryRow {
     /// Share of the tokens attended that were beside the budget; see [`Record::free_share`].
     #[serde(default)]
     pub free_share: Option<f64>,
+    /// What `decode_ms_per_token` is: `shared` or `solo`; empty for what was recorded before there was a choice.
+    #[serde(default)]
+    pub latency: Option<Latency>,
+    /// Of a share, the milliseconds of picking tokens; empty where they were not measured apart, as the next two.
+    #[serde(default)]
+    pub select_ms_per_token: Option<f64>,
+    /// Of a share, the milliseconds of attending.
+    #[serde(default)]
+    pub attend_ms_per_token: Option<f64>,
+    /// Of a share, the milliseconds of all else.
+    #[serde(default)]
+    pub weights_ms_per_token: Option<f64>,
 }
 
 #[cfg(test)]
@@ -566,6 +692,10 @@ pub(crate) mod tests {
             index_reused_s: 0.0,
             conditions: None,
             decode_s: 0.5,
+            select_s: None,
+            attend_s: None,
+            weights_s: None,
+            solo: None,
             steps: 60,
             solved: None,
             density_by_layer: Vec::new(),

@@ -21,7 +21,7 @@ use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
-use super::record::{Choice, Conditions, Likelihood, Record};
+use super::record::{Choice, Conditions, Latency, Likelihood, Record};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
 use crate::attention::Configured;
@@ -424,6 +424,7 @@ impl Runner<'_> {
             seed: example_seed(variant.seed, task.name(), place.length, task.context_of(index)),
             step_seed: example_seed(variant.seed, task.name(), place.length, index),
             fidelity: self.config.fidelity,
+            solo: self.config.latency == Latency::Solo,
         };
         let run = match variant.protocol {
             Protocol::Prefill => run_from_first_token,
@@ -494,6 +495,7 @@ impl Runner<'_> {
             seed: example_seed(variant.seed, self.tasks[place.task].name(), place.length, index),
             fidelity: self.config.fidelity,
             compare: passage.scoring == Scoring::Perplexity,
+            solo: self.config.latency == Latency::Solo,
         };
         let outcome = match variant.protocol {
             Protocol::Prefill => run_in_parallel(&self.model.decoder, request, stop),
@@ -540,6 +542,7 @@ impl Runner<'_> {
         // What a method read by itself was read anew.
         let reading = run.prefill.map_or(shared, |time| SharedReading { time, ..SharedReading::default() });
         let task = self.tasks[place.task].name();
+        let is_solo = self.config.latency == Latency::Solo;
         Record {
             key: record_key(identity, task, place.length, index, method),
             model: self.model.id.clone(),
@@ -587,15 +590,21 @@ impl Runner<'_> {
             index_s: run.index.whole.as_secs_f64(),
             index_reused_s: run.index.reused.as_secs_f64(),
             conditions: Some(Conditions {
-                fidelity: self.config.fidelity,
-                together: run.together,
+                // Alone, a method's steps are compared with nothing.
+                fidelity: self.config.fidelity && !is_solo,
+                together: if is_solo { 1 } else { run.together },
+                latency: Some(self.config.latency),
                 threads: rayon::current_num_threads(),
                 simd: isa_name().to_owned(),
                 cpu: cpu_name(),
                 gpu: self.model.decoder.gpu().map(str::to_owned),
                 select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
             }),
-            decode_s: run.decode.as_secs_f64(),
+            decode_s: run.parts.map_or(run.decode.as_secs_f64(), |parts| parts.steps()),
+            select_s: run.parts.map(|parts| parts.select),
+            attend_s: run.parts.map(|parts| parts.attend),
+            weights_s: run.parts.map(|parts| parts.weights),
+            solo: run.solo,
             steps: run.steps,
             solved: run.solved,
             density_by_layer: run.density_by_layer,

@@ -37,6 +37,7 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
         MeanSpread::new(cell, |r| Some(of(r.fidelity.as_ref()?.spread.as_ref()?)))
     };
     let density = MeanSpread::new(cell, |r| r.density_spread);
+    let latency = times.conditions.as_ref().and_then(|conditions| conditions.latency);
     let (error, recall) = (of_fidelity(|f| f.output_error), of_fidelity(|f| f.recall));
     let dropped = of_fidelity(|f| f.dropped_mass);
     let likelihoods = cell.likelihoods();
@@ -105,6 +106,10 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
         is_timed_apart: times.is_apart,
         contexts: cell.sample(|r| r.score).contexts(),
         detectable: reference.and_then(|full| detectable(cell, full)),
+        latency,
+        select_ms_per_token: times.parts_ms.map(|[select, ..]| select),
+        attend_ms_per_token: times.parts_ms.map(|[_, attend, _]| attend),
+        weights_ms_per_token: times.parts_ms.map(|[.., weights]| weights),
     }
 }
 

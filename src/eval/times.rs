@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::cells::Cell;
-use super::record::{Conditions, Record};
-use super::stats::Estimate;
+use super::record::{Conditions, Latency, Record, Solo};
 use super::stats::ratios::rate_interval;
+use super::stats::{Estimate, Sample, median_interval};
 
 /// The times of a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,9 +18,12 @@ pub struct Times {
     pub prefill_s: f64,
     /// Mean seconds of building the index, as if for this row alone.
     pub index_s: f64,
-    /// Milliseconds of a step after the prefix, with its 95 % interval over examples: all steps' time over their number, so
-    /// that long generations count for what they are. `None` where there were no steps.
+    /// Milliseconds of a step after the prefix, with its 95 % interval over examples. Of shares, all steps' time over their
+    /// number, so that long generations count for what they are; of methods alone, the median over examples. `None` where
+    /// there were no steps.
     pub step_ms: Option<Estimate>,
+    /// Of shares, the milliseconds of selecting, attending and all else; `None` where they were not measured apart.
+    pub parts_ms: Option<[f64; 3]>,
     /// Under what they were taken; `None` where the records do not say.
     pub conditions: Option<Conditions>,
     /// Whether most of the rows around it were timed under other conditions.
@@ -46,15 +49,33 @@ impl Times {
             .filter(|(_, r)| r.conditions.as_ref() == conditions)
             .collect();
         let mean = |of: fn(&Record) -> f64| timed.iter().map(|(_, r)| of(r)).sum::<f64>() / timed.len().max(1) as f64;
-        let steps: Vec<_> = timed.iter().map(|(context, r)| (*context, 1000.0 * r.decode_s, r.steps as f64)).collect();
+        let is_solo = conditions.and_then(|c| c.latency) == Some(Latency::Solo);
+        let solo = || {
+            let alone =
+                timed.iter().filter_map(|(context, r)| Some((*context, r.solo.as_ref().and_then(Solo::median)?)));
+            median_interval(&Sample::new(alone))
+        };
+        let shared = || {
+            let steps = timed.iter().map(|(context, r)| (*context, 1000.0 * r.decode_s, r.steps as f64));
+            rate_interval(&steps.collect::<Vec<_>>())
+        };
         Self {
             prefill_s: mean(|r| r.prefill_s),
             index_s: mean(|r| r.index_s),
-            step_ms: rate_interval(&steps),
+            step_ms: if is_solo { solo() } else { shared() },
+            parts_ms: if is_solo { None } else { parts_ms(timed.iter().map(|(_, r)| *r)) },
             conditions: conditions.cloned(),
             is_apart: !is_there,
         }
     }
+}
+
+/// Milliseconds a step of selecting, attending and all else, if every record tells them apart.
+fn parts_ms<'r>(records: impl Iterator<Item = &'r Record> + Clone) -> Option<[f64; 3]> {
+    let steps = records.clone().map(|r| r.steps).sum::<usize>() as f64;
+    let of = |part: fn(&Record) -> Option<f64>| Some(1000.0 * records.clone().map(part).sum::<Option<f64>>()? / steps);
+    let parts = [of(|r| r.select_s)?, of(|r| r.attend_s)?, of(|r| r.weights_s)?];
+    (steps > 0.0).then_some(parts)
 }
 
 #[cfg(test)]
@@ -64,7 +85,8 @@ mod tests {
     use crate::eval::record::tests::record;
 
     fn under(fidelity: bool, together: usize) -> Option<Conditions> {
-        Some(Conditions { fidelity, together, threads: 2, simd: "avx2".into(), cpu: None, gpu: None, select_on: None })
+        let (latency, cpu, gpu, select_on) = (None, None, None, None);
+        Some(Conditions { fidelity, together, latency, threads: 2, simd: "avx2".into(), cpu, gpu, select_on })
     }
 
     fn timed(method: &str, sample: usize, conditions: Option<Conditions>, decode_s: f64) -> Record {
@@ -99,6 +121,47 @@ mod tests {
         let cells = group(&records, &[]);
         let times: Vec<_> = cells.iter().map(|cell| Times::of(cell, None).step_ms.map(|ms| ms.mean)).collect();
         assert_eq!(times, [Some(200.0), None]);
+    }
+
+    /// `conditions` under which methods were timed alone, or shares were taken.
+    fn taken(latency: Option<Latency>) -> Option<Conditions> {
+        under(false, 2).map(|conditions| Conditions { latency, ..conditions })
+    }
+
+    #[test]
+    fn alone_the_median_over_examples_counts() {
+        let medians = [5.0, 1.0, 9.0, 2.0, 100.0, 3.0];
+        let alone = |(i, ms): (usize, &f64)| Record {
+            // The median of its times.
+            solo: Some(Solo { steps: 16, ms: vec![*ms, ms + 7.0, ms - 1.0] }),
+            select_s: Some(0.1),
+            attend_s: Some(0.1),
+            weights_s: Some(0.8),
+            ..timed("full", i, taken(Some(Latency::Solo)), 1.0)
+        };
+        let records: Vec<Record> = medians.iter().enumerate().map(alone).collect();
+        let cells = group(&records, &[]);
+        let times = Times::of(&cells[0], prevailing(&cells));
+        assert_eq!(times.step_ms, Some(Estimate { mean: 4.0, ends: Some((1.0, 100.0)) }));
+        assert_eq!(times.parts_ms, None, "those are of the share");
+    }
+
+    #[test]
+    fn shares_have_parts_and_are_not_mixed_with_other_times() {
+        let share = |sample, latency| Record {
+            select_s: Some(0.1),
+            attend_s: Some(0.3),
+            weights_s: Some(0.6),
+            ..timed("full", sample, taken(latency), 1.0)
+        };
+        let shared = Some(Latency::Shared);
+        let records = [share(0, shared), share(1, shared), timed("full", 2, taken(None), 9.0)];
+        let cells = group(&records, &[]);
+        let times = Times::of(&cells[0], prevailing(&cells));
+        assert_eq!((times.step_ms.map(|ms| ms.mean), times.parts_ms), (Some(100.0), Some([10.0, 30.0, 60.0])));
+        let some = [share(0, shared), Record { select_s: None, ..share(1, shared) }];
+        let cells = group(&some, &[]);
+        assert_eq!(Times::of(&cells[0], prevailing(&cells)).parts_ms, None, "not of some of the steps");
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl Record {
             ("select_bytes_per_token", self.select_bytes_per_token),
         ];
         bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
         if let Some(spread) = self.density_spread {
@@ -60,6 +61,21 @@ impl Record {
         self.fidelity.iter().try_for_each(Fidelity::check)?;
         self.likelihood.iter().try_for_each(Likelihood::check)?;
         self.choice.iter().try_for_each(Choice::check)
+    }
+}
+
+impl Record {
+    /// Makes sure that times of steps are such, and that the parts of a share add up to it.
+    fn check_times(&self) -> Result<(), String> {
+        let parts = [("select_s", self.select_s), ("attend_s", self.attend_s), ("weights_s", self.weights_s)];
+        parts.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        if let (Some(select), Some(attend), Some(weights)) = (self.select_s, self.attend_s, self.weights_s) {
+            let sum = select + attend + weights;
+            if (sum - self.decode_s).abs() > ROUNDING * self.decode_s.max(1.0) {
+                return Err(format!("`decode_s` is {}, but its parts add up to {sum}", self.decode_s));
+            }
+        }
+        self.solo.iter().try_for_each(|solo| all("solo.ms", &solo.ms, |name, x| at_least(name, x, 0.0)))
     }
 }
 
@@ -139,15 +155,15 @@ fn at_most(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Spread;
     use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::record::{Solo, Spread};
 
     #[test]
     fn what_no_run_records_is_named() {
         assert_eq!(record("vt", "full", 0, 1.0).check(), Ok(()));
         assert_eq!(perplexity("topk", 0, 3.0).check(), Ok(()));
         type Spoil = fn(&mut Record);
-        let cases: [(&str, Spoil); 19] = [
+        let cases: [(&str, Spoil); 22] = [
             ("`score` is 7, not from 0 to 1", |r| r.score = 7.0),
             ("`score` is -0.1", |r| r.score = -0.1),
             ("`score` is NaN", |r| r.score = f64::NAN),
@@ -155,6 +171,11 @@ mod tests {
             ("`density_sparse_layers` is 1.5", |r| r.density_sparse_layers = 1.5),
             ("`cost1` is -1, not a number from 0", |r| r.cost1 = -1.0),
             ("`decode_s` is inf", |r| r.decode_s = f64::INFINITY),
+            ("`select_s` is -1, not a number from 0", |r| r.select_s = Some(-1.0)),
+            ("`decode_s` is 0.5, but its parts add up to 0.75", |r| {
+                (r.select_s, r.attend_s, r.weights_s) = (Some(0.25), Some(0.25), Some(0.25));
+            }),
+            ("`solo.ms` is NaN, not", |r| r.solo = Some(Solo { steps: 1, ms: vec![1.0, f64::NAN] })),
             ("`depth` is 101, not from 0 to 100", |r| r.depth = Some(101.0)),
             ("`other_scores.f1` is 2", |r| r.other_scores = [("f1".to_owned(), 2.0)].into()),
             ("`density_by_layer` is 2", |r| r.density_by_layer = vec![0.5, 2.0]),

@@ -4,6 +4,7 @@
 //! arithmetic does not depend on the rows it shares a step with.
 
 use std::ops::Deref;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -13,9 +14,9 @@ use super::layers::{Checkpoint, Layer, Parts, Source};
 use super::linear::{Linear, Matrix};
 use super::rope::{RopeTable, apply};
 use super::weights::{Weights, WeightsError};
-use crate::attention::Fork;
 use crate::attention::attend_densely;
 use crate::attention::calibration::PrefillChunk;
+use crate::attention::{AttentionTime, Fork};
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
 use crate::kv::{LayerKv, Prefix};
 
@@ -82,7 +83,9 @@ impl Engine for Cpu {
         let mut x = self.embed(&tokens);
         for (l, layer) in self.parts.layers.iter().enumerate() {
             let qkv = layer.qkv.apply(&self.normed(&x, &layer.attention_norm));
+            let (start, before) = (Instant::now(), worked(streams));
             let attended = self.attend_streams(l, layer, streams, qkv, &angles);
+            share_elapsed(start.elapsed(), streams, &before);
             add(&mut x, &layer.output.apply(&attended));
             let gate_up = layer.gate_up.apply(&self.normed(&x, &layer.mlp_norm));
             let mut gated = vec![0.0; gate_up.len() / 2];
@@ -241,6 +244,22 @@ impl Cpu {
         let mut out = vec![0.0; x.len()];
         rms_norm(x, weight, self.config.rms_norm_eps as f32, &mut out);
         out
+    }
+}
+
+/// What attention has taken each stream so far.
+fn worked(streams: &[Stream<'_>]) -> Vec<Duration> {
+    streams.iter().map(|stream| stream.fork.attention_time().worked()).collect()
+}
+
+/// Shares the time that passed while streams attended, several at a time perhaps, by what each of them took since `before`.
+fn share_elapsed(elapsed: Duration, streams: &mut [Stream<'_>], before: &[Duration]) {
+    let own: Vec<f64> =
+        worked(streams).iter().zip(before).map(|(now, before)| (*now - *before).as_secs_f64()).collect();
+    let all: f64 = own.iter().sum();
+    for (stream, own) in streams.iter_mut().zip(&own) {
+        let elapsed = if all > 0.0 { elapsed.mul_f64(own / all) } else { Duration::ZERO };
+        stream.fork.spent(AttentionTime { elapsed, ..AttentionTime::default() });
     }
 }
 

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 57] = [
+pub const COLUMNS: [&str; 61] = [
     "model",
     "task",
     "length",
@@ -62,6 +62,10 @@ pub const COLUMNS: [&str; 57] = [
     "shared_bytes_per_token",
     "select_bytes_per_token",
     "free_share",
+    "latency",
+    "select_ms_per_token",
+    "attend_ms_per_token",
+    "weights_ms_per_token",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -80,7 +84,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 57] {
+fn fields(r: &SummaryRow) -> [String; 61] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -143,6 +147,10 @@ fn fields(r: &SummaryRow) -> [String; 57] {
         optional(r.shared_bytes_per_token, SIZE),
         optional(r.select_bytes_per_token, SIZE),
         optional(r.free_share, SHARE),
+        r.latency.map_or(String::new(), |latency| latency.name().to_owned()),
+        optional(r.select_ms_per_token, TIME),
+        optional(r.attend_ms_per_token, TIME),
+        optional(r.weights_ms_per_token, TIME),
     ]
 }
 

@@ -1,8 +1,7 @@
 //! How numbers look to a reader, and the columns that the terminal's table and the page share.
 
 use crate::eval::checks::FEW_TELL;
-use crate::eval::record::REFERENCE;
-use crate::eval::record::SummaryRow;
+use crate::eval::record::{Latency, REFERENCE, SummaryRow};
 use crate::tasks::likelihood::Measure;
 
 /// A column of measured values.
@@ -34,15 +33,47 @@ fn score_column(rows: &[SummaryRow]) -> &'static Column {
 }
 
 /// The other measured columns, in reading order: what was achieved, then what it cost.
-pub const MEASURED: [Column; 7] = [
+const MEASURED: [Column; 6] = [
     Column { heading: "Δ full", cell: |r| delta(r, 1), brief: |r| delta(r, 0) },
     column("density", density),
     column("cost1", |r| number(r.cost1)),
     column("cost2", |r| number(r.cost2)),
     column("aux bits", |r| number(r.aux_bits)),
     column("KB/token", |r| r.kv_bytes_per_token.map_or(String::new(), |bytes| number(bytes / 1000.0))),
-    Column { heading: "ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) },
 ];
+
+const STEP_MS: Column = Column { heading: "ms/token", cell: |r| named_ms(r, true), brief: |r| named_ms(r, false) };
+const SHARED_MS: Column =
+    Column { heading: "share ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
+const SOLO_MS: Column = Column { heading: "solo ms/token", cell: |r| step_ms(r, true), brief: |r| step_ms(r, false) };
+
+/// The column of a step's time, under a heading that says what it is; where rows differ in that, their cells do.
+fn step_column(rows: &[SummaryRow]) -> &'static Column {
+    match latency_of(rows) {
+        Some(Latency::Shared) => &SHARED_MS,
+        Some(Latency::Solo) => &SOLO_MS,
+        None => &STEP_MS,
+    }
+}
+
+/// What the time of a step is, if it is the same for all rows and they say it.
+pub fn latency_of<'r>(rows: impl IntoIterator<Item = &'r SummaryRow>) -> Option<Latency> {
+    let mut kinds = rows.into_iter().map(|r| r.latency);
+    let first = kinds.next()??;
+    kinds.all(|kind| kind == Some(first)).then_some(first)
+}
+
+/// What a reader has to know of the times in a table of these rows, in one line; `None` where there are none that say what
+/// they are.
+pub fn about_times(rows: &[SummaryRow]) -> Option<&'static str> {
+    let timed = rows.iter().filter(|r| r.decode_ms_per_token.is_some());
+    match latency_of(timed)? {
+        Latency::Shared => Some(
+            "share ms/token: a part of steps that all methods take together, and no latency (--latency solo times them alone)",
+        ),
+        Latency::Solo => Some("solo ms/token: median time of a step that a method takes with all threads to itself"),
+    }
+}
 
 /// So many of [`MEASURED`] can be averaged over tasks.
 const MEASURED_OF_MEANS: usize = 5;
@@ -78,7 +109,7 @@ pub const FIDELITY: [Column; 3] = [
     column("dropped mass", |r| r.dropped_mass.map_or(String::new(), number)),
 ];
 
-/// The columns for these rows: number, score and [`MEASURED`], and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
+/// The columns for these rows: number, score, what all rows have and the time of a step, and those of [`HELD`], [`LIKELIHOOD`], [`CHOICE`] and
 /// [`FIDELITY`] that any row has.
 pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     let shown = |columns: &'static [Column], has: fn(&SummaryRow) -> bool| {
@@ -90,7 +121,8 @@ pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
         shown(&CHOICE, |r| r.acc.is_some()),
         shown(&FIDELITY, |r| r.output_error.is_some()),
     ];
-    [&EXAMPLES, score_column(rows)].into_iter().chain(&MEASURED).chain(extra.into_iter().flatten()).collect()
+    let measured = MEASURED.iter().chain([step_column(rows)]);
+    [&EXAMPLES, score_column(rows)].into_iter().chain(measured).chain(extra.into_iter().flatten()).collect()
 }
 
 /// The columns for means over tasks, which are of scores: what was achieved and what it cost, without bytes and times,
@@ -139,7 +171,10 @@ pub const LEGEND: &str = "n: examples, in brackets the number of contexts \
     brackets the density asked for, where the layers that are not dense missed it by more than a twentieth. cost1, cost2: FLOPs \
     of scoring and of attention, over those of full attention. aux bits: auxiliary memory per token and KV head. \
     KB/token: K, V and auxiliary data read per token after the prefix, over all layers. ms/token: time of a step after the \
-    prefix, with its 95 % interval over examples; * where it was taken under other conditions (fidelity, streams together, \
+    prefix, with its 95 % interval over examples. share: a method's part of what steps of all methods take together on all \
+    threads, by processor time for what it selects and attends and by tokens for the weights; the shares of an example add up \
+    to the time that passed, and are no latency. solo: the median time of a step of one token that the method takes with \
+    all threads to itself (--latency solo), the latency a deployment would see. * where it was taken under other conditions (fidelity, streams together, \
     threads, machine) than most around it, and is not to be compared with them. output error: norm of the \
     difference to exact attention's output, over that output's. recall: share of the k tokens with the largest logits \
     that were attended, k being the number attended. dropped mass: exact attention mass of what was not attended.";
@@ -172,6 +207,16 @@ fn density(r: &SummaryRow) -> String {
             format!("{} ({target})", number(r.density))
         }
         _ => number(r.density),
+    }
+}
+
+/// As [`step_ms`], with what kind of time it is.
+fn named_ms(r: &SummaryRow, has_ends: bool) -> String {
+    let text = step_ms(r, has_ends);
+    match r.latency {
+        Some(Latency::Shared) if !text.is_empty() => text + " share",
+        Some(Latency::Solo) if !text.is_empty() => text + " solo",
+        _ => text,
     }
 }
 

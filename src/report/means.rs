@@ -189,6 +189,9 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         decode_ms_per_token: step.map(|ms| ms.mean),
         decode_ms_low: step.and_then(|ms| ms.low()),
         decode_ms_high: step.and_then(|ms| ms.high()),
+        select_ms_per_token: known(|r| r.select_ms_per_token),
+        attend_ms_per_token: known(|r| r.attend_ms_per_token),
+        weights_ms_per_token: known(|r| r.weights_ms_per_token),
         is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != of_rows[0].timed),
         ..of_rows[0].clone()
     })

@@ -36,7 +36,7 @@ pub struct Merged {
 }
 
 /// Parts of a run's identity that are in its records, so that rows tell them apart, or that add to them.
-const IN_RECORDS: [&str; 4] = ["model", "protocol", "seed", "fidelity"];
+const IN_RECORDS: [&str; 5] = ["model", "protocol", "seed", "fidelity", "latency"];
 /// Parts that matter only where two runs have records of the same task and length.
 const OF_TASKS: [&str; 2] = ["data", "positions"];
 

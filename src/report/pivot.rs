@@ -138,7 +138,7 @@ impl Layout {
 }
 
 /// Columns of the summary that are no values of a table: what rows are told apart by, and text.
-const TEXT: [&str; 8] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed"];
+const TEXT: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
 
 /// Values that a table can show: the summary's numbers but the ends of intervals, which come with their means; and
 /// `delta`, which is short for `delta_full`.

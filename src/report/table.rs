@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use super::format::{Column, columns, detectable, direction, mean_columns, setting, tokens};
+use super::format::{Column, about_times, columns, detectable, direction, mean_columns, setting, tokens};
 use super::{MeanTable, Report, pivot};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -26,6 +26,7 @@ pub fn render(report: &Report) -> String {
     let mut text = String::new();
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         text.push_str(&format!("{}\n\n{}", setting(&rows[0]), one_table(rows)));
+        text.push_str(&below(about_times(rows).map(str::to_owned)));
         text.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
         text.extend(report.means_of(&rows[0]).map(means));
     }

@@ -31,6 +31,11 @@ pub fn beta_quantile(a: f64, b: f64, share: f64) -> f64 {
     root(0.0, 1.0, |x| beta_reg(a, b, x) - share)
 }
 
+/// The probability that of `n` fair coins at most `k`, fewer than `n`, show heads.
+pub fn half_tail(n: usize, k: usize) -> f64 {
+    beta_reg((n - k) as f64, (k + 1) as f64, 0.5)
+}
+
 /// Where an increasing function is 0 between `low` and `high`; the nearer end where it is not.
 pub fn root(mut low: f64, mut high: f64, increasing: impl Fn(f64) -> f64) -> f64 {
     // Halves until neighbours are reached: at most as often as doubles have digits and exponents in such a range.

@@ -12,6 +12,7 @@ pub mod ratios;
 pub mod several;
 
 mod difference;
+mod median;
 mod score;
 
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod coverage;
 use std::collections::BTreeMap;
 
 pub use difference::{difference, gain_p, least_detectable, nearest_detectable};
+pub use median::{median, median_interval};
 pub use score::score;
 
 use distributions::{Z, t_quantile};

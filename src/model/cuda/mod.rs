@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use self::host::{HostRoom, HostView, Numbers};
 use self::kv::{DevicePrefix, RunKv, owned};
-use self::step::{PickRoom, Recorded, StepPlan};
+use self::step::{PickRoom, Recorded, StepPlan, Work};
 use super::dimensions::{Dimensions, GPU_PREFILL_CHUNK};
 use super::engine::{Engine, EngineError, GpuUse, NotFinite, Prefill, Reading, Stream, first_not_finite, positions};
 use super::layers::{Checkpoint, Layer, Parts, Source};
@@ -171,6 +171,8 @@ struct Room {
     recorded: Option<Recorded>,
     /// Of a step in which tokens are picked: four marks a layer.
     timeline: Timeline,
+    /// Of the same, for each layer and stream.
+    work: Vec<Work>,
     /// Of rows that the device picks for, method by method.
     picks: Vec<PickRoom>,
     scratch: DeviceScratch,
@@ -241,7 +243,7 @@ impl Engine for Cuda {
         }
         let mut x = vec![0.0; rows * c.hidden_size];
         self.gpu.download(&room.x, 0, &mut x)?;
-        self.note_times(&room.timeline, streams)?;
+        self.note_times(&room.timeline, &room.work, streams)?;
         self.check(room, |row| positions[row])?;
         match first_not_finite(&x, c.hidden_size) {
             Some(row) => Err(NotFinite::Activations { layer: c.layers - 1, position: positions[row] }.into()),
@@ -355,6 +357,7 @@ impl Cuda {
             exact: Vec::new(),
             recorded: None,
             timeline: Timeline::default(),
+            work: Vec::new(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
             host: HostRoom::default(),

@@ -1,14 +1,17 @@
 //! A step: what each row attends, who picks it, and all layers in turn.
 
 use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::Duration;
 
 use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, shared, tail_of};
 use super::{Cuda, Linear, Room};
-use crate::attention::{DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, Selection, Selects, Weighting};
+use crate::attention::{
+    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, Selection, Selects, Weighting,
+};
+use crate::clock::Section;
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, GpuError, Mirrored, Place, Positions, Prepared, Queries,
     Recording, Timeline, TokenLists, Tokens, Unit, Weights,
@@ -49,6 +52,17 @@ pub(super) enum RowPlan {
     Left(Exact, RowOfGroup),
     /// The host has attended, `[heads][d]`.
     Done(Vec<f32>),
+}
+
+/// What a layer of a step is for a stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    /// How long the host was picking.
+    host: Duration,
+    /// Rows that the device picked for.
+    picked_rows: usize,
+    /// Tokens attended, summed over rows and KV heads; at most, where the device picks them.
+    tokens: usize,
 }
 
 /// A row among those that the device picks for together.
@@ -138,6 +152,7 @@ impl Cuda {
     ) -> Result<(), EngineError> {
         let groups = self.send_groups(room, streams, plan.rows)?;
         room.timeline.clear();
+        room.work.clear();
         self.gpu.mark(&mut room.timeline)?;
         for (index, layer) in self.parts.layers.iter().enumerate() {
             self.begin_layer(room, index, layer, plan)?;
@@ -150,11 +165,22 @@ impl Cuda {
         Ok(())
     }
 
-    /// Adds where a step's time went.
-    pub(super) fn note_times(&self, timeline: &Timeline, streams: &[Stream<'_>]) -> Result<(), GpuError> {
+    /// Adds where a step's time went, and what of it was attention to each stream.
+    pub(super) fn note_times(
+        &self,
+        timeline: &Timeline,
+        work: &[Work],
+        streams: &mut [Stream<'_>],
+    ) -> Result<(), GpuError> {
         let spans = timeline.spans()?;
         if spans.is_empty() {
+            streams.iter_mut().for_each(|stream| stream.fork.spent_unknown());
             return Ok(());
+        }
+        for (layer, spans) in spans.chunks_exact(4).enumerate() {
+            let host = streams.iter().any(|stream| looks(stream, layer));
+            let of_layer = &work[layer * streams.len()..][..streams.len()];
+            share_attention([spans[1], spans[2]], host, of_layer, streams);
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.steps += 1;
@@ -345,7 +371,7 @@ impl Cuda {
         };
         // What the host picks, it picks meanwhile.
         self.pick_there(room, layer, streams, rows, groups)?;
-        let plans = self.plan_rows(layer, streams, &numbers, groups);
+        let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups);
         if let Some(failure) = streams.iter().find_map(|stream| stream.fork.prefix().failure()) {
             return Err(failure.clone().into());
         }
@@ -354,6 +380,7 @@ impl Cuda {
             self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
         }
         self.gpu.mark(&mut room.timeline)?;
+        self.note_work(room, picking, rows, &plans);
         self.attend_rows(room, layer, streams, rows, &plans, watched)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
@@ -367,8 +394,25 @@ impl Cuda {
         Ok(())
     }
 
-    /// What each row attends, stream by stream.
-    fn plan_rows(&self, layer: usize, streams: &mut [Stream<'_>], numbers: &[f32], groups: &[Group]) -> Vec<RowPlan> {
+    /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
+    fn note_work(&self, room: &mut Room, picking: Vec<Duration>, rows: &[Row], plans: &[RowPlan]) {
+        let lists: Vec<&TokenLists> = room.picks.iter().map(|room| &room.own.lists).collect();
+        let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
+        for (row, plan) in rows.iter().zip(plans) {
+            work[row.stream].picked_rows += usize::from(matches!(plan, RowPlan::Left(..)));
+            work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
+        }
+        room.work.extend(work);
+    }
+
+    /// What each row attends, stream by stream, and how long the host took for that of each stream.
+    fn plan_rows(
+        &self,
+        layer: usize,
+        streams: &mut [Stream<'_>],
+        numbers: &[f32],
+        groups: &[Group],
+    ) -> (Vec<RowPlan>, Vec<Duration>) {
         let (width, stacked) = self.widths();
         let key_width = self.config.kv_heads * self.config.head_dim;
         let firsts: Vec<usize> = streams
@@ -379,8 +423,8 @@ impl Cuda {
                 Some(first)
             })
             .collect();
-        let plan = |(stream, first): (&mut Stream<'_>, usize)| -> Vec<RowPlan> {
-            let start = Instant::now();
+        let plan = |(stream, first): (&mut Stream<'_>, usize)| -> (Vec<RowPlan>, Duration) {
+            let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
                 let (fork, heads) = (&mut *stream.fork, self.config.heads);
                 match fork.selects(layer) {
@@ -399,14 +443,12 @@ impl Cuda {
                 RowPlan::Done(out)
             };
             let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect();
-            if !stream.fork.moves_positions() {
-                stream.fork.spent(start.elapsed());
-            }
-            plans
+            let here = section.end();
+            (plans, here + stream.fork.worked_since(before))
         };
         let work: Vec<_> = streams.iter_mut().zip(firsts).collect();
-        let planned: Vec<Vec<RowPlan>> = work.into_par_iter().map(plan).collect();
-        planned.into_iter().flatten().collect()
+        let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = work.into_par_iter().map(plan).unzip();
+        (planned.into_iter().flatten().collect(), picking)
     }
 
     /// Attends what was planned, but for rows that are done.
@@ -476,6 +518,21 @@ impl Cuda {
             streams[row.stream].fork.compare(layer, queries, picked, row.total, &out[i * width..][..width]);
         }
         Ok(())
+    }
+}
+
+/// Shares the time that a layer took to select and to attend: the one by how long the host was picking for each stream, or,
+/// where the device alone picks, by rows; the other by the tokens that each attended.
+fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
+    let on_host = on_host || work.iter().all(|work| work.picked_rows == 0);
+    let picked = |work: &Work| if on_host { work.host.as_secs_f64() } else { work.picked_rows as f64 };
+    let share = |of: &dyn Fn(&Work) -> f64, own: &Work, time: Duration| {
+        let all: f64 = work.iter().map(of).sum();
+        if all > 0.0 { time.mul_f64(of(own) / all) } else { Duration::ZERO }
+    };
+    for (stream, own) in streams.iter_mut().zip(work) {
+        let (select, attend) = (share(&picked, own, select), share(&|work| work.tokens as f64, own, attend));
+        stream.fork.spent(AttentionTime { select, attend, compare: Duration::ZERO, elapsed: select + attend });
     }
 }
 

@@ -166,6 +166,7 @@
       key: "decode_ms_per_token", label: "ms/token", value: (r) => r.decode_ms_per_token,
       cell: (r) => (missing(r.decode_ms_per_token) ? "" : make("span", [
         withInterval(number(r.decode_ms_per_token), r.decode_ms_low, r.decode_ms_high, number), r.timed_apart ? "*" : "",
+        { shared: " share", solo: " solo" }[r.latency] ?? "",
       ].flat(), { title: r.timed ?? "" })),
     },
     plain("index_s", "index s"),
@@ -446,7 +447,7 @@
       column("density", "density"),
       { key: "cost", label: "cost1 + cost2", value: (o) => r.cost1[o.i] + r.cost2[o.i], cell: (o) => number(r.cost1[o.i] + r.cost2[o.i]) },
       { key: "bytes", label: "KB/token", value: (o) => r.kv_bytes_per_token[o.i], cell: (o) => (missing(r.kv_bytes_per_token[o.i]) ? "" : number(r.kv_bytes_per_token[o.i] / 1000)) },
-      { key: "ms", label: "ms/token", value: (o) => (1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i]), cell: (o) => number((1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i])) },
+      { key: "ms", label: "share ms/token", value: (o) => (1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i]), cell: (o) => number((1000 * r.decode_s[o.i]) / Math.max(1, r.steps[o.i])) },
       column("index_s", "index s"),
       column("new_tokens", "new tokens", String),
       column("output_error", "output error"),

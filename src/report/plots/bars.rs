@@ -8,9 +8,9 @@ use super::axis::{Axis, tick_label};
 use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Pen, SIZE, TITLE_HEIGHT, title_width};
 use super::{Figure, end_of, suffix};
 use crate::eval::protocol::Protocol;
-use crate::eval::record::SummaryRow;
+use crate::eval::record::{Latency, SummaryRow};
 use crate::report::MeanTable;
-use crate::report::format::{distinct, number, setting_name, tokens};
+use crate::report::format::{distinct, latency_of, number, setting_name, tokens};
 
 /// Shades that differ in grey too.
 const PREFILL: RGBColor = RGBColor(0, 84, 134);
@@ -59,7 +59,8 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Vec<Figure>> 
             (scenes.iter().any(|s| s.0 != *model), model),
             (scenes.iter().any(|s| s.1 != *protocol), protocol),
         ]);
-        let svg = svg(&title, prefill_name(protocol), &blocks)?;
+        let kind = latency_of(shown.into_iter().filter(|r| !r.is_timed_apart));
+        let svg = svg(&title, prefill_name(protocol), step_name(kind), &blocks)?;
         Ok(Figure { file: format!("time{suffix}.svg"), svg, title })
     };
     scenes.iter().map(draw).collect()
@@ -70,6 +71,15 @@ fn prefill_name(protocol: &str) -> &'static str {
     match protocol.parse() {
         Ok(Protocol::Prefill) => "prefill by the method itself",
         _ => "dense prefill (shared by all methods)",
+    }
+}
+
+/// What the time of a step is.
+fn step_name(kind: Option<Latency>) -> &'static str {
+    match kind {
+        None => "a step after the prefix",
+        Some(Latency::Shared) => "a step after the prefix: share of one that all methods take together",
+        Some(Latency::Solo) => "a step after the prefix, of a method alone (median)",
     }
 }
 
@@ -117,16 +127,12 @@ const FIELD: i32 = 300;
 const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
 
-fn svg(title: &str, prefill: &str, blocks: &[Block]) -> Result<String> {
+fn svg(title: &str, prefill: &str, step: &str, blocks: &[Block]) -> Result<String> {
     let names = blocks.iter().flat_map(|block| &block.bars).map(|bar| bar.name.chars().count() as i32);
     let left = 20 + CHARACTER * names.max().unwrap_or(0);
     let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
     let inner: i32 = blocks.iter().map(|block| HEAD + block.bars.len() as i32 * LINE + FOOT).sum();
-    let legend = [
-        (prefill, PREFILL),
-        ("building the index, as if for this method alone", INDEX),
-        ("a step after the prefix", STEP),
-    ];
+    let legend = [(prefill, PREFILL), ("building the index, as if for this method alone", INDEX), (step, STEP)];
     let height = TITLE_HEIGHT + inner + legend.len() as i32 * LEGEND_LINE + 10;
     pen::draw((width, height), title, |pen| {
         let mut top = TITLE_HEIGHT;
@@ -260,6 +266,7 @@ mod tests {
             Some(Conditions {
                 fidelity,
                 together: 2,
+                latency: None,
                 threads: 2,
                 simd: "avx2".into(),
                 cpu: None,

@@ -10,9 +10,8 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel};
 use super::pen::Look;
 use super::{Figure, end_of, suffix};
-use crate::eval::record::REFERENCE;
-use crate::eval::record::SummaryRow;
-use crate::report::format::{distinct, tokens};
+use crate::eval::record::{Latency, REFERENCE, SummaryRow};
+use crate::report::format::{distinct, latency_of, tokens};
 use crate::tasks::likelihood::Measure;
 
 /// Methods that show what is possible.
@@ -43,6 +42,15 @@ struct Cost {
 }
 
 impl Cost {
+    /// What the axis is, for these rows.
+    fn label(&self, rows: &[&SummaryRow]) -> &'static str {
+        match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
+            Some(Latency::Shared) => "ms per token, share of steps that all methods take together",
+            Some(Latency::Solo) => "ms per token, of a method alone (median)",
+            None => self.label,
+        }
+    }
+
     /// Whether there is anything to set scores against: bytes and times are those of steps after the prefix, and a text
     /// that is read in one pass has none, not even under `full`.
     fn is_measured(&self, rows: &[&SummaryRow]) -> bool {
@@ -164,7 +172,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     });
     Chart {
         title: scene.title(cost),
-        x_label: cost.label.to_owned(),
+        x_label: cost.label(rows).to_owned(),
         y_label: super::measure_label(scene.measure).to_owned(),
         x_tick: tick_label,
         has_level: rows.iter().any(|r| r.method == REFERENCE),

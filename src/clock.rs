@@ -1,0 +1,110 @@
+//! Processor time, every moment of it counted once.
+//!
+//! A thread that waits for others takes up other work meanwhile, which may be measured by itself. What a [`Section`]
+//! measures is therefore what its thread did between its begin and its end, less the sections that began and ended
+//! there: sums of sections are never more than what processors worked.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+thread_local! {
+    /// What sections that have ended on this thread took, those within them included.
+    static ENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Work of one thread, from here on.
+#[derive(Debug)]
+pub struct Section {
+    begun: Duration,
+    ended_before: Duration,
+    /// It ends on the thread that it began on.
+    on_thread: PhantomData<*const ()>,
+}
+
+impl Section {
+    /// Begins on this thread.
+    pub fn begin() -> Self {
+        Self { begun: processor_time(), ended_before: ENDED.get(), on_thread: PhantomData }
+    }
+
+    /// What `work` gives, and what this thread took for it.
+    pub fn of<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+        let section = Self::begin();
+        let done = work();
+        (done, section.end())
+    }
+
+    /// Ends, and begins anew: what this thread took since the last time, without other sections.
+    pub fn lap(&mut self) -> Duration {
+        let now = processor_time();
+        let whole = now.saturating_sub(self.begun);
+        let own = whole.saturating_sub(ENDED.get().saturating_sub(self.ended_before));
+        ENDED.set(self.ended_before + whole);
+        (self.begun, self.ended_before) = (now, self.ended_before + whole);
+        own
+    }
+
+    /// Ends: what this thread took, without the sections within.
+    pub fn end(mut self) -> Duration {
+        self.lap()
+    }
+}
+
+/// Time that processors spent on this thread.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+pub fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Time since the first call: what processors spent on a thread cannot be had here.
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+pub fn processor_time() -> Duration {
+    static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+    START.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// Keeps the processor busy.
+    fn work(time: Duration) {
+        let start = processor_time();
+        while processor_time() < start + time {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn sections_within_are_no_part_of_those_around_them() {
+        let ms = Duration::from_millis;
+        let before = processor_time();
+        let mut outer = Section::begin();
+        work(ms(4));
+        let inner = Section::begin();
+        work(ms(8));
+        let innermost = Section::begin();
+        work(ms(16));
+        let (innermost, inner) = (innermost.end(), inner.end());
+        let first = outer.lap();
+        work(ms(2));
+        let second = outer.end();
+        let whole = processor_time() - before;
+        for (own, least) in [(first, 4), (inner, 8), (innermost, 16), (second, 2)] {
+            assert!(own >= ms(least) && own < ms(least + 2), "{own:?} of {least} ms");
+        }
+        assert!(first + inner + innermost + second <= whole);
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    #[test]
+    fn who_sleeps_takes_no_processor() {
+        let (start, section) = (Instant::now(), Section::begin());
+        std::thread::sleep(Duration::from_millis(30));
+        let slept = section.end();
+        assert!(start.elapsed() >= Duration::from_millis(30) && slept < Duration::from_millis(10), "{slept:?}");
+    }
+}

@@ -1,0 +1,166 @@
+//! What of the time that all methods of an example take together is whose.
+//!
+//! Methods take steps together, and groups of them beside each other on several threads, so that no wall time is a
+//! method's own. Each lane (a run of one method) gets what was worked for it, by what it was worked for, and its part of
+//! what all need: the weights. These parts are then scaled so that those of all lanes add up to the time that passed.
+
+use std::time::{Duration, Instant};
+
+use super::record::Parts;
+use crate::attention::{AttentionTime, Fork};
+use crate::clock::Section;
+
+/// By what clock steps are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Clock {
+    /// The wall's: one group of lanes has all threads. Lanes that attend at the same time share the time that it takes.
+    Wall,
+    /// The processor's: groups step beside each other, each on a thread of its own, and may have to wait for one.
+    Processor,
+}
+
+impl Clock {
+    /// Of lanes that step in groups of so many.
+    pub fn of_groups(lanes: usize, together: usize) -> Self {
+        if lanes > together { Self::Processor } else { Self::Wall }
+    }
+}
+
+/// A piece of work on one thread, by a clock.
+pub(super) struct Piece {
+    clock: Clock,
+    start: Instant,
+    section: Section,
+}
+
+impl Piece {
+    pub fn begin(clock: Clock) -> Self {
+        Self { clock, start: Instant::now(), section: Section::begin() }
+    }
+
+    /// What it took; by the processor's clock without attention, which is measured by itself.
+    pub fn end(self) -> Duration {
+        let worked = self.section.end();
+        match self.clock {
+            Clock::Wall => self.start.elapsed(),
+            Clock::Processor => worked,
+        }
+    }
+}
+
+/// A step of some lanes that is being measured.
+pub(super) struct Step {
+    piece: Piece,
+    /// What attention had taken each lane before.
+    before: Vec<AttentionTime>,
+}
+
+impl Step {
+    /// Begins, before the lanes with these forks take it.
+    pub fn begin<'f>(clock: Clock, forks: impl Iterator<Item = &'f Fork>) -> Self {
+        Self { before: forks.map(Fork::attention_time).collect(), piece: Piece::begin(clock) }
+    }
+
+    /// What each lane took, which read so many rows.
+    pub fn end<'f>(self, forks: impl Iterator<Item = &'f Fork>, rows: &[usize]) -> Vec<Parts> {
+        let (clock, whole) = (self.piece.clock, self.piece.end());
+        let attention: Vec<AttentionTime> =
+            forks.zip(&self.before).map(|(fork, before)| fork.attention_time() - *before).collect();
+        parts(clock, whole, &attention, rows)
+    }
+}
+
+/// What each lane took of a step that took `whole`, which read so many rows: its attention, and a part of the rest by rows.
+fn parts(clock: Clock, whole: Duration, attention: &[AttentionTime], rows: &[usize]) -> Vec<Parts> {
+    let rest = match clock {
+        Clock::Wall => whole.saturating_sub(attention.iter().map(|time| time.elapsed).sum()),
+        Clock::Processor => whole,
+    };
+    let all_rows = rows.iter().sum::<usize>().max(1) as f64;
+    let of_lane = |(time, rows): (&AttentionTime, &usize)| {
+        let worked = time.worked().as_secs_f64();
+        let factor = match clock {
+            Clock::Wall if worked > 0.0 => time.elapsed.as_secs_f64() / worked,
+            Clock::Wall => 0.0,
+            Clock::Processor => 1.0,
+        };
+        Parts {
+            select: factor * time.select.as_secs_f64(),
+            attend: factor * time.attend.as_secs_f64(),
+            weights: rest.as_secs_f64() * *rows as f64 / all_rows,
+            beside: factor * time.compare.as_secs_f64(),
+        }
+    };
+    attention.iter().zip(rows).map(of_lane).collect()
+}
+
+/// Scales the parts of all lanes so that they add up to the time that passed.
+pub(super) fn share_out<'p>(lanes: impl IntoIterator<Item = &'p mut Parts>, passed: Duration) {
+    let lanes: Vec<&mut Parts> = lanes.into_iter().collect();
+    let measured: f64 = lanes.iter().map(|parts| parts.all()).sum();
+    if measured > 0.0 {
+        let factor = passed.as_secs_f64() / measured;
+        lanes.into_iter().for_each(|parts| *parts = parts.scaled(factor));
+    }
+}
+
+/// Shares the weights of all lanes anew by the rows that each read: what lanes read by themselves that others read together
+/// is no more work for the method.
+pub(super) fn pool_weights(lanes: &mut [(&mut Parts, usize)]) {
+    let weights: f64 = lanes.iter().map(|(parts, _)| parts.weights).sum();
+    let rows = lanes.iter().map(|(_, rows)| rows).sum::<usize>().max(1) as f64;
+    lanes.iter_mut().for_each(|(parts, own)| parts.weights = weights * *own as f64 / rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn time(select: u64, attend: u64, compare: u64, elapsed: u64) -> AttentionTime {
+        AttentionTime { select: MS(select), attend: MS(attend), compare: MS(compare), elapsed: MS(elapsed) }
+    }
+
+    fn in_ms(parts: &[Parts]) -> Vec<[f64; 4]> {
+        let ms = |s: f64| (1e6 * s).round() / 1e3;
+        parts.iter().map(|p| [ms(p.select), ms(p.attend), ms(p.weights), ms(p.beside)]).collect()
+    }
+
+    #[test]
+    fn alone_a_group_shares_the_time_on_the_wall() {
+        // 40 ms of work by two threads, done in 20.
+        let attention = [time(6, 18, 0, 12), time(4, 8, 4, 8)];
+        let found = parts(Clock::Wall, MS(50), &attention, &[1, 2]);
+        assert_eq!(in_ms(&found), [[3.0, 9.0, 10.0, 0.0], [2.0, 4.0, 20.0, 2.0]]);
+        assert!((found.iter().map(Parts::all).sum::<f64>() - 0.05).abs() < 1e-12);
+        // Nothing was attended, or nothing read.
+        assert_eq!(in_ms(&parts(Clock::Wall, MS(5), &[time(0, 0, 0, 0)], &[0])), [[0.0; 4]]);
+    }
+
+    #[test]
+    fn beside_others_it_is_what_processors_worked() {
+        let attention = [time(6, 18, 0, 99), time(4, 8, 4, 99)];
+        let found = parts(Clock::Processor, MS(30), &attention, &[1, 2]);
+        assert_eq!(in_ms(&found), [[6.0, 18.0, 10.0, 0.0], [4.0, 8.0, 20.0, 4.0]]);
+    }
+
+    #[test]
+    fn parts_are_scaled_to_what_passed() {
+        let part = |select, attend, weights, beside| Parts { select, attend, weights, beside };
+        let mut lanes = [part(1.0, 2.0, 3.0, 0.0), part(0.0, 0.0, 3.0, 1.0)];
+        share_out(&mut lanes, MS(5000));
+        assert_eq!(lanes, [part(0.5, 1.0, 1.5, 0.0), part(0.0, 0.0, 1.5, 0.5)]);
+        let mut none = [Parts::default()];
+        share_out(&mut none, MS(5));
+        assert_eq!(none, [Parts::default()], "who took no step has no share");
+    }
+
+    #[test]
+    fn pooled_weights_go_by_rows() {
+        let part = |weights| Parts { weights, ..Parts::default() };
+        let (mut alone, mut other, mut short) = (part(6.0), part(1.0), part(1.0));
+        pool_weights(&mut [(&mut alone, 3), (&mut other, 3), (&mut short, 2)]);
+        assert_eq!([alone.weights, other.weights, short.weights], [3.0, 3.0, 2.0]);
+    }
+}

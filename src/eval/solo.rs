@@ -1,0 +1,139 @@
+//! How long a step takes of a method that is alone on the machine: the latency that a deployment would see.
+//!
+//! After an example its methods take some of their steps again, each from a fork of its own on the prefix and the indexes
+//! that are there, one token at a time, with all threads. They take turns, so that what changes about the machine changes
+//! for all of them, and the first turn, in which caches are filled, does not count. Nothing of it reaches a prediction, a
+//! score or a cost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::generate::READ_AT_ONCE;
+use super::record::{Solo, four_digits};
+use super::stats::median;
+use crate::attention::{Configured, Fork, IndexCache};
+use crate::model::decoder::Decoder;
+use crate::model::engine::{EngineError, Stream};
+
+/// Steps that are timed each time, at most.
+pub const STEPS: usize = 16;
+/// How often they are timed.
+pub const REPEATS: usize = 5;
+
+/// What a method reads again.
+pub(super) struct Script {
+    /// The method, with what was solved for it.
+    pub method: Configured,
+    /// All that it read after the prefix.
+    pub tokens: Vec<u32>,
+    /// How many of these are of the prompt.
+    pub of_prompt: usize,
+}
+
+impl Script {
+    /// What is read first, and what is timed: the first tokens that were generated, and as many before them as it takes to
+    /// have enough.
+    fn split(&self) -> (&[u32], &[u32]) {
+        let first = self.of_prompt.min(self.tokens.len().saturating_sub(STEPS));
+        let (before, timed) = self.tokens.split_at(first);
+        (before, &timed[..timed.len().min(STEPS)])
+    }
+}
+
+/// Times the steps of each method alone; nothing for a method that took none. `None` if `stop` was raised.
+///
+/// # Errors
+/// [`EngineError`].
+pub(super) fn time(
+    decoder: &Decoder,
+    cache: &mut IndexCache,
+    scripts: &[Script],
+    prompt_tokens: usize,
+    stop: &AtomicBool,
+) -> Result<Option<Vec<Option<Solo>>>, EngineError> {
+    let times = in_turns(scripts.len(), REPEATS, |i| match stop.load(Ordering::Relaxed) {
+        true => Ok(None),
+        false => {
+            let mut fork = cache.fork(&scripts[i].method, false);
+            // Among the threads, so that none has to be woken for every product.
+            rayon::scope(|_| step_ms(decoder, &mut fork, &scripts[i], prompt_tokens))
+        }
+    })?;
+    let solo = |(script, ms): (&Script, Vec<Option<f64>>)| {
+        let ms: Vec<f64> = ms.into_iter().flatten().map(four_digits).collect();
+        (!ms.is_empty()).then(|| Solo { steps: script.split().1.len(), ms })
+    };
+    Ok((!stop.load(Ordering::Relaxed)).then(|| scripts.iter().zip(times).map(solo).collect()))
+}
+
+/// What `take` gives for each of so many, taking turns: one turn for nothing, and then as often as said.
+fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> Result<T, E>) -> Result<Vec<Vec<T>>, E> {
+    let mut taken: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
+    for turn in 0..=repeats {
+        for (i, taken) in taken.iter_mut().enumerate() {
+            let took = take(i)?;
+            if turn > 0 {
+                taken.push(took);
+            }
+        }
+    }
+    Ok(taken)
+}
+
+/// The median of the milliseconds that steps of one token take; `None` if there are none.
+fn step_ms(
+    decoder: &Decoder,
+    fork: &mut Fork,
+    script: &Script,
+    prompt_tokens: usize,
+) -> Result<Option<f64>, EngineError> {
+    let (before, timed) = script.split();
+    let mut step = |tokens: &[u32]| -> Result<Duration, EngineError> {
+        let start = Instant::now();
+        decoder.step(&mut [Stream { fork: &mut *fork, tokens }], prompt_tokens)?;
+        Ok(start.elapsed())
+    };
+    before.chunks(READ_AT_ONCE).try_for_each(|tokens| step(tokens).map(drop))?;
+    let times = timed.chunks(1).map(&mut step).collect::<Result<Vec<_>, _>>()?;
+    Ok(median(times.into_iter().map(|time| 1000.0 * time.as_secs_f64()).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::Policy;
+    use crate::attention::expand_grid;
+    use crate::attention::methods::configure;
+
+    #[test]
+    fn methods_take_turns_and_the_first_turn_does_not_count() {
+        let (mut order, mut clock) = (Vec::new(), 0);
+        let taken = in_turns(3, 2, |i| {
+            order.push(i);
+            clock += 1;
+            Ok::<_, ()>(clock)
+        });
+        assert_eq!(order, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
+        assert_eq!(taken, Ok(vec![vec![4, 7], vec![5, 8], vec![6, 9]]));
+        assert_eq!(in_turns(2, 5, |i| if i == 1 { Err("no") } else { Ok(i) }), Err("no"));
+    }
+
+    #[test]
+    fn what_is_timed_is_generated_if_enough_of_it_is() {
+        let spec = &expand_grid("full").unwrap()[0];
+        let method = configure(spec, &Policy::default()).unwrap();
+        let split = |tokens: usize, of_prompt: usize| {
+            let script = Script { method: method.clone(), tokens: (0..tokens as u32).collect(), of_prompt };
+            let (before, timed) = script.split();
+            (before.len(), timed.first().copied(), timed.len())
+        };
+        assert_eq!(split(100, 40), (40, Some(40), STEPS), "of a long answer the first tokens");
+        assert_eq!(
+            split(44, 40),
+            (44 - STEPS, Some(44 - STEPS as u32), STEPS),
+            "of a short one its last, and more before"
+        );
+        assert_eq!(split(7, 5), (0, Some(0), 7));
+        assert_eq!(split(0, 0), (0, None, 0));
+    }
+}
