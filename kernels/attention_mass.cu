@@ -80,20 +80,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void sum_16(const Pr
         copy_commit();
 
         float s[ROWS / 2];
-#pragma unroll
-        for (int c = 0; c < ROWS / 2; ++c) s[c] = 0.f;
-#pragma unroll
-        for (int c = 0; c < WIDTH / 16; ++c) {
-            uint32_t a[4];
-            load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * c + lane / 16));
-#pragma unroll
-            for (int n = 0; n < ROWS / 16; ++n) {
-                uint32_t b[4];
-                load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2));
-                multiply<T>(s + 8 * n, a, b[0], b[1]);
-                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
-            }
-        }
+        score_tiles<T, WIDTH>(s, q_tile, k_tile, warp, lane);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int in_tile = 16 * warp + lane / 4 + 8 * r, row = row0 + in_tile;

@@ -96,20 +96,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
         copy_commit();
 
         float s[KEYS / 2];
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) s[i] = 0.f;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 16; ++i) {
-            uint32_t a[4];
-            load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * i + lane / 16));
-#pragma unroll
-            for (int n = 0; n < KEYS / 16; ++n) {
-                uint32_t b[4];
-                load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
-                multiply<T>(s + 8 * n, a, b[0], b[1]);
-                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
-            }
-        }
+        score_tiles<T, WIDTH>(s, q_tile, k_tile, warp, lane);
 
         if (tile * KEYS + KEYS - 1 > problem.first + row0 + 16 * warp) {
             const int position = problem.first + row - tile * KEYS - 2 * t;

@@ -72,6 +72,26 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t s
     }
 }
 
+// Scores of a warp's 16 rows of a tile of queries with all rows of a tile of keys. Lane 4g + t has, for each eight keys n, of row
+// g the keys 2t and 2t + 1 in s[4n] and s[4n + 1], and of row g + 8 the same in s[4n + 2] and s[4n + 3].
+template <typename T, int WIDTH>
+__device__ __forceinline__ void score_tiles(float (&s)[ROWS / 2], uint32_t q_tile, uint32_t k_tile, int warp, int lane) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; ++i) s[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; ++i) {
+        uint32_t a[4];
+        load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * i + lane / 16));
+#pragma unroll
+        for (int n = 0; n < ROWS / 16; ++n) {
+            uint32_t b[4];
+            load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+            multiply<T>(s + 8 * n, a, b[0], b[1]);
+            multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
+        }
+    }
+}
+
 // COUNT rows from `row` on of a matrix into shared memory, WIDTH + 4 apart; zeros behind `rows` and `d`.
 template <int WIDTH, int COUNT>
 __device__ __forceinline__ void copy_tile_f32(float* tile, const float* from, size_t stride, int row, int rows, int d) {

@@ -22,12 +22,9 @@ use crate::kernels::cpu::topk::argmax;
 use crate::kv::Prefix;
 use crate::model::Model;
 use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, Stream};
+use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
 use crate::model::tokenizer::Tokenizer;
 use crate::tasks::Handling;
-
-/// Prompt tokens that a stream reads in one step; bounds the memory of a step.
-pub(super) const READ_AT_ONCE: usize = 128;
 
 /// What to run an example with.
 #[derive(Debug, Clone, Copy)]

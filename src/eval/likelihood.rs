@@ -20,11 +20,9 @@ use crate::attention::{Configured, Fork, IndexCache, Policy, SparsePrefill, expa
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::argmax;
 use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, Stream};
+use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
 use crate::tasks::likelihood::Continuation;
 
-/// Tokens that a stream reads in one step at most.
-const READ_AT_ONCE: usize = 128;
 /// Bytes of logits that are there at a time, about.
 const LOGIT_BYTES: usize = 64 << 20;
 

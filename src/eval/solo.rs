@@ -8,12 +8,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::generate::READ_AT_ONCE;
 use super::record::{Solo, four_digits};
 use super::stats::median;
 use crate::attention::{Configured, Fork, IndexCache};
 use crate::model::decoder::Decoder;
-use crate::model::engine::{EngineError, Stream};
+use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
 
 /// Steps that are timed each time, at most.
 pub const STEPS: usize = 16;

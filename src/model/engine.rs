@@ -55,6 +55,9 @@ pub struct Prefill {
     pub logits: Vec<f32>,
 }
 
+/// Tokens that a stream is given in one step at most: a bound on the memory of a step.
+pub const READ_AT_ONCE: usize = 128;
+
 /// One run's part of a step: tokens to read, in order, under its method.
 pub struct Stream<'a> {
     /// The run.
