@@ -983,7 +983,7 @@ mod tests {
         (std::array::from_fn(|_| cache.fork(&method, fidelity)), row)
     }
 
-    /// In contexts so long that KV heads are dealt out to threads, each attends by its own queries and keys.
+    /// In contexts so long that KV heads are dealt out to threads, each picks and attends by its own queries and keys.
     #[test]
     fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
         const LONG: usize = APART + 3;
@@ -991,32 +991,44 @@ mod tests {
             (0..count as u64).map(|i| ((i * 37 + seed * 101) as f32 * 0.61).sin()).collect()
         };
         let (kv_heads, group) = (3, 2);
-        let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, LONG);
         let row = |t: usize| [noise(kv_heads * D, 50 + t as u64), noise(kv_heads * D, 900_000 + t as u64)];
-        (0..LONG).map(row).for_each(|[key, value]| kv.append(&key, &value));
-        let [key, value] = row(LONG);
+        let rows: Vec<[Vec<f32>; 2]> = (0..=LONG).map(row).collect();
+        let mut kv = LayerKv::new(KvDtype::F32, kv_heads, D, LONG);
+        rows[..LONG].iter().for_each(|[key, value]| kv.append(key, value));
         let queries = noise(kv_heads * group * D, 7);
-        let mut expected = Vec::new();
-        for (head, query) in queries.chunks_exact(D).enumerate() {
-            let of = |row: &[f32]| row[head / group * D..][..D].iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
-            let (mut out, mut sum) = (vec![0.0; D], 0.0);
-            for t in 0..=LONG {
-                let [key, value] = row(t);
-                let logit: f64 =
-                    of(&key).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>() / (D as f64).sqrt();
-                sum += logit.exp();
-                out.iter_mut().zip(of(&value)).for_each(|(o, v)| *o += logit.exp() * v);
-            }
-            expected.extend(out.into_iter().map(|o| o / sum));
-        }
+        // One sink and two tokens of the window are attended whatever is picked, and so is the last token.
+        let policy = crate::attention::Policy { sink: 1, local: 2, ..Default::default() };
+        let candidates = 1..LONG - 2;
+        let expected = |k: usize| -> Vec<f64> {
+            let head = |(head, query): (usize, &[f32])| {
+                let own =
+                    |row: &[f32]| row[head / group * D..][..D].iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+                let logit = |[key, _]: &[Vec<f32>; 2]| -> f64 {
+                    own(key).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>() / (D as f64).sqrt()
+                };
+                let logits: Vec<f64> = rows.iter().map(logit).collect();
+                let mut picked: Vec<usize> = candidates.clone().collect();
+                picked.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+                picked.truncate(k);
+                let attended = (0..=LONG).filter(|t| !candidates.contains(t)).chain(picked);
+                let (mut out, mut sum) = (vec![0.0; D], 0.0);
+                for t in attended {
+                    sum += logits[t].exp();
+                    out.iter_mut().zip(own(&rows[t][1])).for_each(|(o, v)| *o += logits[t].exp() * v);
+                }
+                out.into_iter().map(|o| o / sum).collect::<Vec<f64>>()
+            };
+            queries.chunks_exact(D).enumerate().flat_map(head).collect()
+        };
         let mut cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1);
-        for spec in ["full".to_owned(), format!("topk:k={LONG}"), format!("random:k={LONG}")] {
-            let spec = crate::attention::expand_grid(&spec).unwrap().remove(0);
-            let method = crate::attention::methods::configure(&spec, &crate::attention::Policy::default()).unwrap();
+        let [key, value] = &rows[LONG];
+        for (spec, k) in [("full", LONG), ("topk:k=5000", LONG), ("topk:k=40", 40), ("random:k=5000", LONG)] {
+            let method = crate::attention::expand_grid(spec).unwrap().remove(0);
+            let method = crate::attention::methods::configure(&method, &policy).unwrap();
             let mut out = vec![f32::NAN; queries.len()];
-            cache.fork(&method, false).step(0, &queries, &key, &value, &mut out);
-            for (ours, expected) in out.iter().zip(&expected) {
-                assert!((f64::from(*ours) - expected).abs() < 1e-4, "{}: {ours} for {expected}", method.label());
+            cache.fork(&method, false).step(0, &queries, key, value, &mut out);
+            for (ours, expected) in out.iter().zip(expected(k)) {
+                assert!((f64::from(*ours) - expected).abs() < 1e-4, "{spec}: {ours} for {expected}");
             }
         }
     }

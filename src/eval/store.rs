@@ -487,9 +487,12 @@ fn differences(key: &str, stored: &Value, now: &Value, found: &mut BTreeSet<Stri
     }
 }
 
-/// A value as JSON, cut to a readable length.
+/// A value as JSON, cut to a readable length; settings are left out where they are the default.
 fn short(value: &Value) -> String {
     const LONGEST: usize = 40;
+    if value.is_null() {
+        return "not set".to_owned();
+    }
     let text = value.to_string();
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", &text[..end]),
