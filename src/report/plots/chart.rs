@@ -3,10 +3,13 @@
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
-use super::axis::{Axis, tick_label};
+use super::axis::Axis;
 use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, title_width};
 
-const PANEL: Point = (345, 280);
+/// A panel of a few lines.
+pub const SMALL: Point = (345, 280);
+/// A panel of many.
+pub const LARGE: Point = (620, 520);
 /// Height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
@@ -29,6 +32,10 @@ pub struct Chart {
     pub y_label: String,
     /// What a tick of the horizontal axis is called.
     pub x_tick: fn(f64) -> String,
+    /// What a tick of the vertical axis is called.
+    pub y_tick: fn(f64) -> String,
+    /// The least width and height of a panel with its labels, in pixels.
+    pub least_panel: Point,
     /// Whether dense attention's level is drawn across each panel.
     pub has_level: bool,
     /// The panels, by rows.
@@ -97,8 +104,9 @@ impl Chart {
     /// If the drawing fails, for which text output gives no cause.
     pub fn svg(&self) -> Result<String> {
         let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, MOST_COLUMNS) as i32;
-        let width = LEAST_WIDTH.max(columns * PANEL.0).max(title_width(&self.title));
-        let panel = (width / columns, if self.panels.len() > 1 { PANEL.1 } else { LONE_HEIGHT });
+        let width = LEAST_WIDTH.max(columns * self.least_panel.0).max(title_width(&self.title));
+        let (least, frame_left) = (self.least_panel.1, self.left());
+        let panel = (width / columns, if self.panels.len() > 1 { least } else { least.max(LONE_HEIGHT) });
         let panels = (self.panels.len() as i32 + columns - 1) / columns * panel.1;
         let entries = self.legend(width);
         let lines = entries.last().map_or(0, |(_, (_, line))| line + 1);
@@ -107,13 +115,20 @@ impl Chart {
             for (i, content) in (0..).zip(&self.panels) {
                 let (left, top) = (i % columns * panel.0, TITLE_HEIGHT + i / columns * panel.1);
                 let (right, bottom) = (left + panel.0 - RIGHT, top + panel.1 - BOTTOM);
-                self.panel(pen, content, &Frame { left: left + LEFT, top: top + TOP, right, bottom })?;
+                self.panel(pen, content, &Frame { left: left + frame_left, top: top + TOP, right, bottom })?;
             }
             entries.iter().try_for_each(|((name, look), (x, line))| {
                 let y = TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
                 entry(pen, name, *look, (*x, y))
             })
         })
+    }
+
+    /// Room to the left of a frame, for ticks as long as there are.
+    fn left(&self) -> i32 {
+        let ticks = self.panels.iter().flat_map(|panel| &panel.y.ticks);
+        let longest = ticks.map(|tick| (self.y_tick)(*tick).chars().count() as i32).max().unwrap_or(0);
+        LEFT.max(longest * CHARACTER + 38)
     }
 
     fn panel(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
@@ -151,11 +166,11 @@ impl Chart {
         for &tick in &panel.y.ticks {
             let y = frame.place(panel, panel.x.low, tick).1;
             pen.line(&[(frame.left, y), (frame.right, y)], GRID, 1)?;
-            pen.text(&tick_label(tick), (frame.left - 7, y), SIZE, HPos::Right)?;
+            pen.text(&(self.y_tick)(tick), (frame.left - 7, y), SIZE, HPos::Right)?;
         }
         pen.edge((frame.left, frame.top), (frame.right, frame.bottom), INK)?;
         pen.text(&self.x_label, (frame.middle().0, frame.bottom + 38), SIZE, HPos::Center)?;
-        pen.upwards(&self.y_label, (frame.left - LEFT + 16, frame.middle().1))
+        pen.upwards(&self.y_label, (frame.left - self.left() + 16, frame.middle().1))
     }
 
     /// Every entry with the pixel where it starts and its line; equally wide columns.
