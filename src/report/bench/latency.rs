@@ -73,7 +73,7 @@ fn share<'a>(row: &'a BenchRow, rows: &[&BenchRow]) -> Share<'a> {
 }
 
 fn context_chart(scene: &Scene) -> Chart {
-    let series = series(&scene.rows);
+    let series = series(&scene.rows, Series::of);
     let placed: Vec<(&BenchRow, Share)> = scene.rows.iter().map(|row| (*row, share(row, &scene.rows))).collect();
     let mut shares = distinct(placed.iter().map(|(_, share)| share.clone()).filter(|share| *share != Share::All));
     if shares.is_empty() {
@@ -123,11 +123,13 @@ fn over_context(series: &Series, rows: &[&BenchRow]) -> Data {
 
 /// Whether a method has several densities among these rows.
 fn has_densities(rows: &[&BenchRow]) -> bool {
-    rows.iter().any(|row| rows.iter().any(|other| Series::of(row) == Series::of(other) && row.density != other.density))
+    let series: Vec<(Series, f64)> = rows.iter().map(|row| (Series::of_any_budget(row, rows), row.density)).collect();
+    series.iter().any(|(of, density)| series.iter().any(|(other, another)| density != another && of == other))
 }
 
 fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
-    let series = series(&scene.rows);
+    let of = |row| Series::of_any_budget(row, &scene.rows);
+    let series = series(&scene.rows, of);
     let panel = |context: &usize| {
         let rows = scene.at(*context);
         let percents: Vec<f64> = rows.iter().filter(|row| !is_level(row)).map(|row| 100.0 * row.density).collect();
@@ -136,7 +138,10 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
             title: format!("{} tokens", tokens(*context)),
             y: Axis::of_rates(times(&rows)),
             level: rows.iter().find(|row| Series::of(row).is_reference()).map(|row| row.time_us),
-            data: series.iter().map(|(of, ..)| over_density(of, &rows, &x)).collect(),
+            data: series
+                .iter()
+                .map(|(here, ..)| over_density(rows.iter().copied().filter(|row| of(row) == *here), &x))
+                .collect(),
             x,
         }
     };
@@ -158,20 +163,13 @@ fn is_level(row: &BenchRow) -> bool {
     Series::of(row).is_reference() || (row.peer && row.density >= ALL)
 }
 
-/// The points of a series; those of a peer that reads everything are at both ends of the axis.
-fn over_density(series: &Series, rows: &[&BenchRow], x: &Axis) -> Data {
-    if series.is_reference() {
-        return Data::default();
-    }
-    let mut of: Vec<&&BenchRow> = rows.iter().filter(|row| Series::of(row) == *series).collect();
-    of.sort_by(|a, b| a.density.total_cmp(&b.density));
-    let points: Vec<_> = of
-        .iter()
-        .flat_map(|row| match is_level(row) {
-            true => vec![timed(row, x.low), timed(row, x.high)],
-            false => vec![timed(row, 100.0 * row.density)],
-        })
-        .collect();
+/// The points of a series, of which these are the rows at a context; what reads everything is a level, which dense
+/// attention has already, and for a peer two points, at both ends of the axis.
+fn over_density<'r>(rows: impl Iterator<Item = &'r BenchRow>, x: &Axis) -> Data {
+    let mut rows: Vec<&BenchRow> = rows.filter(|row| !Series::of(row).is_reference()).collect();
+    rows.sort_by(|a, b| a.density.total_cmp(&b.density));
+    let places = |row: &BenchRow| if is_level(row) { vec![x.low, x.high] } else { vec![100.0 * row.density] };
+    let points: Vec<_> = rows.iter().flat_map(|row| places(row).into_iter().map(|x| timed(row, x))).collect();
     Data { line: (0..points.len()).collect(), points }
 }
 
@@ -245,6 +243,16 @@ mod tests {
         let peer = points(&chart, 1, "torch_sdpa_bf16 (peer)");
         assert_eq!(peer.iter().map(|point| point.y).collect::<Vec<_>>(), [240.0, 240.0]);
         assert!(peer[0].x < 5.0 && peer[1].x > 10.0);
+    }
+
+    #[test]
+    fn budgets_in_tokens_are_points_of_one_line() {
+        let topk = |k: usize, us| at(us, BenchRow { density: k as f64 / 4096.0, ..row("topk", &format!("k={k}")) });
+        let bench = bench(vec![full(4096), topk(1024, 40.0), topk(256, 20.0)]);
+        let scenes = scenes(&bench);
+        assert!(against_density(&scenes[0], &scenes).is_some());
+        let chart = density_chart(&scenes[0], &[4096]);
+        assert_eq!(places(points(&chart, 0, "topk")), [(6.25, 20.0), (25.0, 40.0)]);
     }
 
     #[test]

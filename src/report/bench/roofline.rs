@@ -30,7 +30,7 @@ fn place(row: &BenchRow) -> Option<Measured> {
 
 /// `scene` has counted rows alone.
 fn chart(scene: &Scene, roof: &Roof) -> Chart {
-    let series = series(&scene.rows);
+    let series = series(&scene.rows, Series::of);
     let points: Vec<Measured> = scene.rows.iter().filter_map(|row| place(row)).collect();
     let ridge = roof.peak_gflops / roof.read_gbps;
     let x = || Axis::of_rates(points.iter().map(|point| point.x).chain([ridge]));

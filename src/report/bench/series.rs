@@ -20,9 +20,27 @@ pub struct Series<'a> {
 }
 
 impl<'a> Series<'a> {
-    /// The series of a row.
+    /// The series of a row: settings that differ in the density asked for are one.
     pub fn of(row: &'a BenchRow) -> Self {
-        let is_kept = |part: &&str| !part.starts_with(DENSITY);
+        Self::without(row, DENSITY)
+    }
+
+    /// The series of a row among others, however its budget is written: where a method is asked for no density and its
+    /// settings differ in one parameter alone, they are one series too.
+    pub fn of_any_budget(row: &'a BenchRow, rows: &[&BenchRow]) -> Self {
+        let alike: Vec<&BenchRow> =
+            rows.iter().copied().filter(|other| (&other.method, other.peer) == (&row.method, row.peer)).collect();
+        let keys = distinct(alike.iter().flat_map(|row| parameters(row)).map(|(key, _)| key));
+        let differs = |key: &&str| alike.windows(2).any(|pair| parameter(pair[0], key) != parameter(pair[1], key));
+        let differing: Vec<&str> = keys.iter().copied().filter(differs).collect();
+        match differing[..] {
+            [key] if !keys.contains(&DENSITY) => Self::without(row, key),
+            _ => Self::of(row),
+        }
+    }
+
+    fn without(row: &'a BenchRow, left_out: &str) -> Self {
+        let is_kept = |part: &&str| key_and_value(part).0 != left_out;
         let rest = row.params.split(',').filter(is_kept).collect::<Vec<_>>().join(",");
         Self { method: &row.method, rest, is_peer: row.peer }
     }
@@ -39,17 +57,29 @@ impl<'a> Series<'a> {
     }
 }
 
-const DENSITY: &str = "density=";
+const DENSITY: &str = "density";
+
+fn key_and_value(part: &str) -> (&str, &str) {
+    part.split_once('=').unwrap_or((part, ""))
+}
+
+fn parameters(row: &BenchRow) -> impl Iterator<Item = (&str, &str)> {
+    row.params.split(',').filter(|part| !part.is_empty()).map(key_and_value)
+}
+
+fn parameter<'r>(row: &'r BenchRow, key: &str) -> Option<&'r str> {
+    parameters(row).find(|(known, _)| *known == key).map(|(_, value)| value)
+}
 
 /// The density that a row was asked for, as it was written.
 pub fn asked_density(row: &BenchRow) -> Option<&str> {
-    row.params.split(',').find_map(|part| part.strip_prefix(DENSITY))
+    parameter(row, DENSITY)
 }
 
 /// The series of rows with their names and looks: what is drawn first is drawn below, so references come first and peers
 /// last.
-pub fn series<'a>(rows: &[&'a BenchRow]) -> Vec<(Series<'a>, String, Look)> {
-    let all = distinct(rows.iter().map(|row| Series::of(row)));
+pub fn series<'a>(rows: &[&'a BenchRow], of: impl Fn(&'a BenchRow) -> Series<'a>) -> Vec<(Series<'a>, String, Look)> {
+    let all = distinct(rows.iter().map(|row| of(row)));
     let (peers, own): (Vec<Series>, Vec<Series>) = all.iter().cloned().partition(|series| series.is_peer);
     let methods: Vec<&str> = own.iter().map(|series| series.method).collect();
     let peers = peers.into_iter().zip((0..).map(Look::Peer));
@@ -103,7 +133,7 @@ mod tests {
             row("topk", "k=8"),
             full(4096),
         ];
-        let all = series(&rows.iter().collect::<Vec<_>>());
+        let all = series(&rows.iter().collect::<Vec<_>>(), Series::of);
         let names: Vec<(&str, Look)> = all.iter().map(|(_, name, look)| (name.as_str(), *look)).collect();
         assert_eq!(
             names,
@@ -119,6 +149,22 @@ mod tests {
             rows.iter().map(asked_density).collect::<Vec<_>>(),
             [None, Some("0.05"), Some("0.1"), Some("0.1"), None, None]
         );
+    }
+
+    #[test]
+    fn budgets_are_one_series_however_they_are_written() {
+        let rest = |rows: &[BenchRow]| {
+            let rows: Vec<&BenchRow> = rows.iter().collect();
+            rows.iter().map(|row| Series::of_any_budget(row, &rows).rest).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            rest(&[row("topk", "k=8,sink=4"), row("topk", "k=16,sink=4"), full(4096)]),
+            ["sink=4", "sink=4", ""]
+        );
+        let two_differ = [row("quest", "page=16,k=8"), row("quest", "page=32,k=16")];
+        assert_eq!(rest(&two_differ), ["page=16,k=8", "page=32,k=16"], "which of them is the budget?");
+        let asked = [row("quest", "density=0.1,page=16"), row("quest", "density=0.1,page=32")];
+        assert_eq!(rest(&asked), ["page=16", "page=32"], "densities are asked for");
     }
 
     #[test]

@@ -106,7 +106,8 @@ fn draw_field(
     for (y, (speedup, colour)) in (0..).map(|i| field.top + i * LINE).zip(bars) {
         let Some(speedup) = speedup else { continue };
         field.bar(pen, y, &[(speedup, colour)])?;
-        field.label(pen, y, speedup, speedup)?;
+        // The number is not to lie on the line of `full`.
+        field.label(pen, y, speedup, speedup.max(1.0))?;
     }
     let one = field.at(1.0);
     pen.stroke(Look::Dense, &[(one, field.top), (one, field.bottom)])

@@ -55,10 +55,10 @@ impl Axis {
         }
     }
 
-    /// For times and rates: logarithmic however little they span, with room for two ticks at least. What is not above 0 has
+    /// For times and rates: logarithmic however little they span, with room for three ticks at least. What is not above 0 has
     /// no place on it.
     pub fn of_rates(values: impl Iterator<Item = f64> + Clone) -> Self {
-        const LEAST_SPAN: f64 = 5.0;
+        const LEAST_SPAN: f64 = 2.0;
         let values = values.filter(|value| value.is_finite() && *value > 0.0);
         let least = values.clone().fold(f64::INFINITY, f64::min);
         let most = values.fold(0.0, f64::max);
@@ -94,8 +94,11 @@ impl Axis {
         // The decades are counted below: there have to be some hundreds at most.
         let (low, high) = ((least / MARGIN).max(f64::MIN_POSITIVE), (most * MARGIN).min(f64::MAX));
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
-        let wide = most / least > 300.0;
-        let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let steps: &[f64] = match most / least {
+            span if span > 300.0 => &[1.0],
+            span if span < 8.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+            _ => &[1.0, 2.0, 5.0],
+        };
         let all = decades.flat_map(|d| steps.iter().map(move |step| step * 10f64.powi(d)));
         Self { low, high, log: true, ticks: all.filter(|tick| (low..=high).contains(tick)).collect() }
     }
@@ -152,7 +155,7 @@ mod tests {
         for (least, most) in [(3.0, 3.0), (2.1, 4.9), (0.004, 0.005), (30.0, 9000.0), (1.0, 1e6)] {
             let axis = Axis::of_rates([least, most].into_iter());
             assert!(axis.log && axis.low < least && axis.high > most, "{least} {most}");
-            assert!((2..=12).contains(&axis.ticks.len()), "{least} {most}: {:?}", axis.ticks);
+            assert!((3..=12).contains(&axis.ticks.len()), "{least} {most}: {:?}", axis.ticks);
         }
         assert_eq!(
             Axis::of_rates([30.0, 9000.0].into_iter()).at(519.615, 0, 100),

@@ -36,7 +36,7 @@ pub struct Chart {
     pub y_tick: fn(f64) -> String,
     /// The least width and height of a panel with its labels, in pixels.
     pub least_panel: Point,
-    /// Whether dense attention's level is drawn across each panel.
+    /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
     pub has_level: bool,
     /// The panels, by rows.
     pub panels: Vec<Panel>,
@@ -119,7 +119,7 @@ impl Chart {
             }
             entries.iter().try_for_each(|((name, look), (x, line))| {
                 let y = TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
-                entry(pen, name, *look, (*x, y))
+                entry(pen, name, *look, !self.has_level || *look != Look::Dense, (*x, y))
             })
         })
     }
@@ -177,7 +177,8 @@ impl Chart {
     fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
         let dense = self.has_level.then_some(("full (dense)", Look::Dense));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
-        let entries: Vec<_> = dense.into_iter().chain(series.filter(|(_, look)| *look != Look::Dense)).collect();
+        let entries: Vec<_> =
+            dense.into_iter().chain(series.filter(|(_, look)| !self.has_level || *look != Look::Dense)).collect();
         let longest = entries.iter().map(|(name, _)| name.chars().count() as i32).max().unwrap_or(0);
         let entry = longest * CHARACTER + SWATCH + 30;
         let columns = ((width - INSET) / entry).clamp(1, entries.len().max(1) as i32);
@@ -191,9 +192,9 @@ type Entry<'a> = (&'a str, Look);
 
 const SWATCH: i32 = 36;
 
-fn entry(pen: &Pen, name: &str, look: Look, (x, y): Point) -> Result<()> {
+fn entry(pen: &Pen, name: &str, look: Look, has_marker: bool, (x, y): Point) -> Result<()> {
     pen.stroke(look, &[(x, y), (x + SWATCH, y)])?;
-    if look != Look::Dense {
+    if has_marker {
         pen.marker(look, (x + SWATCH / 2, y))?;
     }
     pen.text(name, (x + SWATCH + 8, y), SIZE, HPos::Left)
