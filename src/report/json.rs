@@ -1,22 +1,23 @@
-//! `--json`: the summary as an array of objects with `summary.csv`'s keys.
+//! `--json`: rows as an array of objects; those of the summary with `summary.csv`'s keys.
 
-use crate::eval::record::SummaryRow;
 use anyhow::Result;
+use serde::Serialize;
 
 /// The rows as indented JSON with a final newline; absent values are `null`.
 ///
 /// # Errors
 /// None in practice; the writer's signature has one.
-pub fn render(rows: &[SummaryRow]) -> Result<String> {
+pub fn render<T: Serialize>(rows: &[T]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::record::SummaryRow;
 
     #[test]
     fn no_rows_are_an_empty_array() {
-        assert_eq!(render(&[]).unwrap(), "[]\n");
+        assert_eq!(render::<SummaryRow>(&[]).unwrap(), "[]\n");
     }
 }

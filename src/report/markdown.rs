@@ -178,13 +178,14 @@ fn at(length: usize) -> String {
     if length == 0 { String::new() } else { format!(", {} tokens", tokens(length)) }
 }
 
-fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
+/// A row of a table.
+pub(super) fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
     let cells: Vec<String> = cells.into_iter().map(|cell| cell.as_ref().replace('|', "\\|")).collect();
     format!("| {} |\n", cells.join(" | "))
 }
 
 /// The line under the headings: text columns left, numbers right.
-fn rule(text: usize, numbers: usize) -> String {
+pub(super) fn rule(text: usize, numbers: usize) -> String {
     format!("|{}{}\n", "---|".repeat(text), "---:|".repeat(numbers))
 }
 

@@ -1,8 +1,9 @@
-//! Tables, plots and the page, all drawn from stored records and summary rows.
+//! Tables, plots and the page, all drawn from stored records and summary rows; [`bench`] draws those of a bench.
 //!
 //! Each format is one file that turns rows into text; only [`Report::write_all`] and [`Report::write_tables`] touch the
 //! disk. The same records give the same bytes. Nothing here measures or scores.
 
+pub mod bench;
 pub mod csv;
 pub mod json;
 pub mod latex;
@@ -103,9 +104,7 @@ impl<'a> Report<'a> {
         files.push(("summary.md".to_owned(), page));
         let mut paths: Vec<PathBuf> =
             files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
-        let drawn: Vec<[PathBuf; 2]> =
-            figures.par_iter().map(|figure| write_figure(figure, dir)).collect::<Result<_>>()?;
-        paths.extend(drawn.into_iter().flatten());
+        paths.extend(write_figures(&figures, dir)?);
         Ok(paths)
     }
 
@@ -131,6 +130,12 @@ impl<'a> Report<'a> {
         }
         files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect()
     }
+}
+
+/// Writes figures under `plots/`, each as SVG and as PNG.
+fn write_figures(figures: &[Figure], dir: &Path) -> Result<Vec<PathBuf>> {
+    let drawn: Vec<[PathBuf; 2]> = figures.par_iter().map(|figure| write_figure(figure, dir)).collect::<Result<_>>()?;
+    Ok(drawn.into_iter().flatten().collect())
 }
 
 fn write_figure(figure: &Figure, dir: &Path) -> Result<[PathBuf; 2]> {

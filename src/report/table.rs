@@ -58,16 +58,23 @@ pub fn pivot(tables: &[pivot::Table]) -> String {
 
 fn one_table(rows: &[SummaryRow]) -> String {
     let lines = aligned(rows);
+    let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
+    grouped(&lines, &groups.map(|rows| (place(&rows[0]), rows.len())).collect::<Vec<_>>())
+}
+
+/// The lines of a table whose rows are in groups, given by the line above each and its number of rows.
+pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
+    let rows: usize = groups.iter().map(|(_, rows)| rows).sum();
     // Rows are never wrapped, so the lines after the heading are the rows.
-    let (heading, body) = lines.split_at(lines.len() - rows.len());
+    let (heading, body) = lines.split_at(lines.len().saturating_sub(rows));
     let mut text: String = heading.concat();
     let mut body = body.iter();
-    for (at, rows) in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)).enumerate() {
+    for (at, (above, rows)) in groups.iter().enumerate() {
         if at > 0 {
             text.push('\n');
         }
-        text.push_str(&place(&rows[0]));
-        text.extend(body.by_ref().take(rows.len()).map(String::as_str));
+        text.push_str(above);
+        text.extend(body.by_ref().take(*rows).map(String::as_str));
     }
     text
 }
@@ -110,7 +117,8 @@ fn aligned(rows: &[SummaryRow]) -> Vec<String> {
     lines(headings, rows.iter().map(|row| cells(row, &columns)).collect(), TEXT_COLUMNS)
 }
 
-fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns: usize) -> Vec<String> {
+/// Aligned lines: numbers to the right, behind so many columns of text.
+pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns: usize) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings);

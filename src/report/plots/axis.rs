@@ -55,6 +55,20 @@ impl Axis {
         }
     }
 
+    /// For times and rates: logarithmic however little they span, with room for three ticks at least. What is not above 0 has
+    /// no place on it.
+    pub fn of_rates(values: impl Iterator<Item = f64> + Clone) -> Self {
+        const LEAST_SPAN: f64 = 2.0;
+        let values = values.filter(|value| value.is_finite() && *value > 0.0);
+        let least = values.clone().fold(f64::INFINITY, f64::min);
+        let most = values.fold(0.0, f64::max);
+        if most == 0.0 {
+            return Self::logarithmic(1.0, 10.0);
+        }
+        let room = (LEAST_SPAN * least / most).sqrt().max(1.0);
+        Self::logarithmic(least / room, most * room)
+    }
+
     /// For lengths: a tick at each of them, at equal distances where each is a multiple of the one before.
     pub fn of_lengths(lengths: &[usize]) -> Self {
         let ticks: Vec<f64> = lengths.iter().map(|length| *length as f64).collect();
@@ -80,8 +94,11 @@ impl Axis {
         // The decades are counted below: there have to be some hundreds at most.
         let (low, high) = ((least / MARGIN).max(f64::MIN_POSITIVE), (most * MARGIN).min(f64::MAX));
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
-        let wide = most / least > 300.0;
-        let steps: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let steps: &[f64] = match most / least {
+            span if span > 300.0 => &[1.0],
+            span if span < 8.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+            _ => &[1.0, 2.0, 5.0],
+        };
         let all = decades.flat_map(|d| steps.iter().map(move |step| step * 10f64.powi(d)));
         Self { low, high, log: true, ticks: all.filter(|tick| (low..=high).contains(tick)).collect() }
     }
@@ -127,9 +144,24 @@ mod tests {
             few(Axis::of_costs(&ends));
             few(Axis::of_scores(ends.into_iter()));
             few(Axis::from_zero(ends[1]));
+            few(Axis::of_rates(ends.into_iter()));
         }
         let axis = Axis::of_perplexities([12.0, f64::INFINITY, 15.0].into_iter());
         assert!(axis.low > 11.0 && axis.high < 16.0);
+    }
+
+    #[test]
+    fn rates_are_always_logarithmic_and_have_ticks() {
+        for (least, most) in [(3.0, 3.0), (2.1, 4.9), (0.004, 0.005), (30.0, 9000.0), (1.0, 1e6)] {
+            let axis = Axis::of_rates([least, most].into_iter());
+            assert!(axis.log && axis.low < least && axis.high > most, "{least} {most}");
+            assert!((3..=12).contains(&axis.ticks.len()), "{least} {most}: {:?}", axis.ticks);
+        }
+        assert_eq!(
+            Axis::of_rates([30.0, 9000.0].into_iter()).at(519.615, 0, 100),
+            50,
+            "the middle is the geometric one"
+        );
     }
 
     #[test]

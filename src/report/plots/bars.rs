@@ -119,7 +119,8 @@ fn bar(row: &SummaryRow) -> Bar {
     }
 }
 
-const LINE: i32 = 24;
+/// Height of a bar with the gaps around it.
+pub const LINE: i32 = 24;
 const HEAD: i32 = 34;
 const FOOT: i32 = 56;
 /// Width of each of the two fields of bars, and of the room behind it for a number.
@@ -153,10 +154,10 @@ fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
     pen.text(&block.title, (left, top - 16), SIZE, HPos::Left)?;
     let bottom = top + block.bars.len() as i32 * LINE;
     let most = |of: fn(&Bar) -> f64| block.bars.iter().map(of).fold(0.0, f64::max);
-    let once = Field { axis: Axis::from_zero(most(|b| b.once.iter().sum())), left, top, bottom };
+    let once = Field { axis: Axis::from_zero(most(|b| b.once.iter().sum())), left, width: FIELD, top, bottom };
     let second = left + FIELD + RIGHT;
     let highest = |b: &Bar| b.step.map_or(0.0, |(ms, ends)| ends.map_or(ms, |(_, high)| high));
-    let step = Field { axis: Axis::from_zero(most(highest)), left: second, top, bottom };
+    let step = Field { axis: Axis::from_zero(most(highest)), left: second, width: FIELD, top, bottom };
     once.frame(pen, "once an example (s)")?;
     step.frame(pen, "each token after the prefix (ms)")?;
     for (i, bar) in (0..).zip(&block.bars) {
@@ -177,30 +178,44 @@ fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
 }
 
 /// Where the bars of one quantity are drawn.
-struct Field {
-    axis: Axis,
-    left: i32,
-    top: i32,
-    bottom: i32,
+pub struct Field {
+    /// From left to right.
+    pub axis: Axis,
+    /// Where the axis begins, in pixels.
+    pub left: i32,
+    /// Pixels that it is long.
+    pub width: i32,
+    /// Where the first bar's line begins.
+    pub top: i32,
+    /// Where the last one's ends.
+    pub bottom: i32,
 }
 
 impl Field {
-    fn at(&self, value: f64) -> i32 {
-        self.axis.at(value, self.left, self.left + FIELD)
+    /// The pixel of a value.
+    pub fn at(&self, value: f64) -> i32 {
+        self.axis.at(value, self.left, self.left + self.width)
     }
 
-    fn frame(&self, pen: &Pen, title: &str) -> Result<()> {
+    /// Draws ticks, the line at 0, and below them what the axis is.
+    ///
+    /// # Errors
+    /// If the drawing fails, for which text output gives no cause.
+    pub fn frame(&self, pen: &Pen, title: &str) -> Result<()> {
         for &tick in &self.axis.ticks {
             let x = self.at(tick);
             pen.line(&[(x, self.top), (x, self.bottom)], GRID, 1)?;
             pen.text(&tick_label(tick), (x, self.bottom + 14), SIZE, HPos::Center)?;
         }
-        pen.text(title, (self.left + FIELD / 2, self.bottom + 36), SIZE, HPos::Center)?;
+        pen.text(title, (self.left + self.width / 2, self.bottom + 36), SIZE, HPos::Center)?;
         pen.line(&[(self.left, self.top), (self.left, self.bottom)], INK, 1)
     }
 
-    /// Parts one behind the other.
-    fn bar(&self, pen: &Pen, y: i32, parts: &[(f64, RGBColor)]) -> Result<()> {
+    /// Draws parts one behind the other, in the line that begins at `y`.
+    ///
+    /// # Errors
+    /// As [`frame`](Self::frame).
+    pub fn bar(&self, pen: &Pen, y: i32, parts: &[(f64, RGBColor)]) -> Result<()> {
         let mut sum = 0.0;
         for (value, colour) in parts {
             let (from, to) = (self.at(sum), self.at(sum + value));
@@ -213,8 +228,11 @@ impl Field {
         Ok(())
     }
 
-    /// The value as a number, behind where the drawing ends.
-    fn label(&self, pen: &Pen, y: i32, value: f64, end: f64) -> Result<()> {
+    /// Writes the value as a number, behind where the drawing ends.
+    ///
+    /// # Errors
+    /// As [`frame`](Self::frame).
+    pub fn label(&self, pen: &Pen, y: i32, value: f64, end: f64) -> Result<()> {
         pen.text(&number(value), (self.at(end) + 6, y + LINE / 2), SIZE, HPos::Left)
     }
 }

@@ -3,10 +3,13 @@
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
-use super::axis::{Axis, tick_label};
+use super::axis::Axis;
 use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, title_width};
 
-const PANEL: Point = (345, 280);
+/// A panel of a few lines.
+pub const SMALL: Point = (345, 280);
+/// A panel of many.
+pub const LARGE: Point = (620, 520);
 /// Height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
@@ -29,7 +32,11 @@ pub struct Chart {
     pub y_label: String,
     /// What a tick of the horizontal axis is called.
     pub x_tick: fn(f64) -> String,
-    /// Whether dense attention's level is drawn across each panel.
+    /// What a tick of the vertical axis is called.
+    pub y_tick: fn(f64) -> String,
+    /// The least width and height of a panel with its labels, in pixels.
+    pub least_panel: Point,
+    /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
     pub has_level: bool,
     /// The panels, by rows.
     pub panels: Vec<Panel>,
@@ -97,8 +104,9 @@ impl Chart {
     /// If the drawing fails, for which text output gives no cause.
     pub fn svg(&self) -> Result<String> {
         let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, MOST_COLUMNS) as i32;
-        let width = LEAST_WIDTH.max(columns * PANEL.0).max(title_width(&self.title));
-        let panel = (width / columns, if self.panels.len() > 1 { PANEL.1 } else { LONE_HEIGHT });
+        let width = LEAST_WIDTH.max(columns * self.least_panel.0).max(title_width(&self.title));
+        let (least, frame_left) = (self.least_panel.1, self.left());
+        let panel = (width / columns, if self.panels.len() > 1 { least } else { least.max(LONE_HEIGHT) });
         let panels = (self.panels.len() as i32 + columns - 1) / columns * panel.1;
         let entries = self.legend(width);
         let lines = entries.last().map_or(0, |(_, (_, line))| line + 1);
@@ -107,13 +115,20 @@ impl Chart {
             for (i, content) in (0..).zip(&self.panels) {
                 let (left, top) = (i % columns * panel.0, TITLE_HEIGHT + i / columns * panel.1);
                 let (right, bottom) = (left + panel.0 - RIGHT, top + panel.1 - BOTTOM);
-                self.panel(pen, content, &Frame { left: left + LEFT, top: top + TOP, right, bottom })?;
+                self.panel(pen, content, &Frame { left: left + frame_left, top: top + TOP, right, bottom })?;
             }
             entries.iter().try_for_each(|((name, look), (x, line))| {
                 let y = TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
-                entry(pen, name, *look, (*x, y))
+                entry(pen, name, *look, !self.has_level || *look != Look::Dense, (*x, y))
             })
         })
+    }
+
+    /// Room to the left of a frame, for ticks as long as there are.
+    fn left(&self) -> i32 {
+        let ticks = self.panels.iter().flat_map(|panel| &panel.y.ticks);
+        let longest = ticks.map(|tick| (self.y_tick)(*tick).chars().count() as i32).max().unwrap_or(0);
+        LEFT.max(longest * CHARACTER + 38)
     }
 
     fn panel(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
@@ -151,18 +166,19 @@ impl Chart {
         for &tick in &panel.y.ticks {
             let y = frame.place(panel, panel.x.low, tick).1;
             pen.line(&[(frame.left, y), (frame.right, y)], GRID, 1)?;
-            pen.text(&tick_label(tick), (frame.left - 7, y), SIZE, HPos::Right)?;
+            pen.text(&(self.y_tick)(tick), (frame.left - 7, y), SIZE, HPos::Right)?;
         }
         pen.edge((frame.left, frame.top), (frame.right, frame.bottom), INK)?;
         pen.text(&self.x_label, (frame.middle().0, frame.bottom + 38), SIZE, HPos::Center)?;
-        pen.upwards(&self.y_label, (frame.left - LEFT + 16, frame.middle().1))
+        pen.upwards(&self.y_label, (frame.left - self.left() + 16, frame.middle().1))
     }
 
     /// Every entry with the pixel where it starts and its line; equally wide columns.
     fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
         let dense = self.has_level.then_some(("full (dense)", Look::Dense));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
-        let entries: Vec<_> = dense.into_iter().chain(series.filter(|(_, look)| *look != Look::Dense)).collect();
+        let entries: Vec<_> =
+            dense.into_iter().chain(series.filter(|(_, look)| !self.has_level || *look != Look::Dense)).collect();
         let longest = entries.iter().map(|(name, _)| name.chars().count() as i32).max().unwrap_or(0);
         let entry = longest * CHARACTER + SWATCH + 30;
         let columns = ((width - INSET) / entry).clamp(1, entries.len().max(1) as i32);
@@ -176,9 +192,9 @@ type Entry<'a> = (&'a str, Look);
 
 const SWATCH: i32 = 36;
 
-fn entry(pen: &Pen, name: &str, look: Look, (x, y): Point) -> Result<()> {
+fn entry(pen: &Pen, name: &str, look: Look, has_marker: bool, (x, y): Point) -> Result<()> {
     pen.stroke(look, &[(x, y), (x + SWATCH, y)])?;
-    if look != Look::Dense {
+    if has_marker {
         pen.marker(look, (x + SWATCH / 2, y))?;
     }
     pen.text(name, (x + SWATCH + 8, y), SIZE, HPos::Left)

@@ -2,10 +2,9 @@
 
 use anyhow::Result;
 
-use super::axis::Axis;
-use super::chart::{Chart, Data, Measured, Panel};
-use super::pen::Look;
-use super::trade::looks;
+use super::axis::{Axis, tick_label};
+use super::chart::{Chart, Data, Measured, Panel, SMALL};
+use super::trade::setting_looks;
 use super::{Figure, end_of, suffix};
 use crate::eval::record::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
@@ -42,14 +41,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         true => setting_name(method, params),
         false => (*method).to_owned(),
     };
-    // Settings are told apart, not only methods: each look takes the next number of its kind.
-    let (mut coloured, mut grey) = (0.., 0..);
-    let looks = looks(&methods).into_iter().map(|look| match look {
-        Look::Method(_) => Look::Method(coloured.next().unwrap_or(0)),
-        Look::Oracle(_) => Look::Oracle(grey.next().unwrap_or(0)),
-        Look::Dense => Look::Dense,
-    });
-    let series = settings.iter().map(name).zip(looks).collect();
+    let series = settings.iter().map(name).zip(setting_looks(&methods)).collect();
     let mut lengths = distinct(rows.iter().map(|r| r.length));
     lengths.sort_unstable();
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
@@ -79,6 +71,8 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         x_label: "length (tokens)".to_owned(),
         y_label: super::measure_label(rows[0].measure).to_owned(),
         x_tick: |tick| tokens(tick as usize),
+        y_tick: tick_label,
+        least_panel: SMALL,
         has_level: settings.iter().any(|(method, _)| *method == crate::eval::record::REFERENCE),
         panels: panels.collect(),
         series,

@@ -4,14 +4,14 @@ pub mod depths;
 pub mod png;
 pub mod trade;
 
-mod axis;
-mod bars;
-mod chart;
+pub(super) mod axis;
+pub(super) mod bars;
+pub(super) mod chart;
 mod grid;
 mod heads;
 mod lengths;
 mod params;
-mod pen;
+pub(super) mod pen;
 
 use anyhow::Result;
 
@@ -77,12 +77,12 @@ fn measure_label(measure: Measure) -> &'static str {
 }
 
 /// What differs from the other figures of a kind, to follow in a file name.
-fn suffix(parts: &[(bool, &str)]) -> String {
+pub(super) fn suffix(parts: &[(bool, &str)]) -> String {
     parts.iter().filter(|(differs, _)| *differs).map(|(_, part)| format!("_{}", as_file_name(part))).collect()
 }
 
 /// The end of a model's name, which says most, where all of it would not fit into a title.
-fn end_of(model: &str) -> String {
+pub(super) fn end_of(model: &str) -> String {
     const LONGEST: usize = 36;
     match model.char_indices().rev().nth(LONGEST) {
         Some((start, _)) => format!("…{}", model[start..].chars().skip(1).collect::<String>()),

@@ -41,6 +41,8 @@ const PALETTE: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
     RGBColor(128, 84, 60),
 ];
+/// Of other programs: none of the palette's, and dark in grey too.
+const PEER: RGBColor = RGBColor(92, 40, 140);
 /// Outlines of markers in units of their radius; a circle comes before them. Their number and that of the
 /// colours have no common divisor, so 56 methods look different.
 const MARKERS: [&[(f64, f64)]; 7] = [
@@ -73,8 +75,12 @@ pub enum Look {
     Method(usize),
     /// A method that shows what is possible rather than one to deploy: grey and dashed, the number decides on the marker.
     Oracle(usize),
+    /// Another program, beside ours: hollow and dashed, the number decides on marker and dashes.
+    Peer(usize),
     /// Dense attention: black and dashed.
     Dense,
+    /// What a machine reaches: black and without markers.
+    Roof,
 }
 
 impl Look {
@@ -82,15 +88,18 @@ impl Look {
         match self {
             Look::Method(i) => PALETTE[i % PALETTE.len()],
             Look::Oracle(i) => [RGBColor(110, 110, 110), RGBColor(150, 150, 150)][i % 2],
-            Look::Dense => INK,
+            Look::Peer(_) => PEER,
+            Look::Dense | Look::Roof => INK,
         }
     }
 
     /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
     fn dash(self) -> Option<(f64, f64)> {
         match self {
-            Look::Method(_) => None,
-            Look::Oracle(i) => [Some((6.0, 4.0)), Some((2.0, 3.0)), Some((10.0, 3.0)), Some((4.0, 7.0))][i % 4],
+            Look::Method(_) | Look::Roof => None,
+            Look::Oracle(i) | Look::Peer(i) => {
+                [Some((6.0, 4.0)), Some((2.0, 3.0)), Some((10.0, 3.0)), Some((4.0, 7.0))][i % 4]
+            }
             Look::Dense => Some((8.0, 5.0)),
         }
     }
@@ -98,8 +107,10 @@ impl Look {
     /// The outline of the marker; nothing for a circle.
     fn outline(self) -> Option<&'static [(f64, f64)]> {
         match self {
-            Look::Method(i) | Look::Oracle(i) => (i % (MARKERS.len() + 1)).checked_sub(1).map(|i| MARKERS[i]),
-            Look::Dense => None,
+            Look::Method(i) | Look::Oracle(i) | Look::Peer(i) => {
+                (i % (MARKERS.len() + 1)).checked_sub(1).map(|i| MARKERS[i])
+            }
+            Look::Dense | Look::Roof => None,
         }
     }
 }
@@ -186,10 +197,20 @@ impl<'b> Pen<'_, 'b> {
         paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
     }
 
-    /// The marker of a series with a thin white rim, so that markers on each other can be told apart.
+    /// The marker of a series with a thin white rim, so that markers on each other can be told apart; hollow
+    /// for a peer, none for a roof.
     pub fn marker(&self, look: Look, at: Point) -> Result<()> {
-        self.shape(look, at, RADIUS + 1, WHITE)?;
-        self.shape(look, at, RADIUS, look.colour())
+        match look {
+            Look::Roof => Ok(()),
+            Look::Peer(_) => {
+                self.shape(look, at, RADIUS + 1, look.colour())?;
+                self.shape(look, at, RADIUS - 2, WHITE)
+            }
+            _ => {
+                self.shape(look, at, RADIUS + 1, WHITE)?;
+                self.shape(look, at, RADIUS, look.colour())
+            }
+        }
     }
 
     fn shape(&self, look: Look, (x, y): Point, radius: i32, colour: RGBColor) -> Result<()> {

@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, Measured, Panel};
+use super::chart::{Chart, Data, Measured, Panel, SMALL};
 use super::pen::Look;
 use super::{Figure, end_of, suffix};
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
@@ -18,7 +18,7 @@ use crate::tasks::likelihood::Measure;
 const LADDER: [&str; 4] = ["topk", "topp", "oracle_sampling", "random"];
 
 /// The looks of methods in the order given; those of the ladder in grey.
-pub(super) fn looks(methods: &[&str]) -> Vec<Look> {
+fn looks(methods: &[&str]) -> Vec<Look> {
     let place = |method: &str| match LADDER.iter().position(|oracle| *oracle == method) {
         _ if method == REFERENCE => Look::Dense,
         Some(rank) => Look::Oracle(rank),
@@ -27,6 +27,18 @@ pub(super) fn looks(methods: &[&str]) -> Vec<Look> {
         ),
     };
     methods.iter().map(|method| place(method)).collect()
+}
+
+/// The looks of settings, given by their methods: settings are told apart, not only methods, so each takes the next number
+/// of its kind.
+pub fn setting_looks(methods: &[&str]) -> Vec<Look> {
+    let (mut coloured, mut grey) = (0.., 0..);
+    let next = |look| match look {
+        Look::Method(_) => Look::Method(coloured.next().unwrap_or(0)),
+        Look::Oracle(_) => Look::Oracle(grey.next().unwrap_or(0)),
+        other => other,
+    };
+    looks(methods).into_iter().map(next).collect()
 }
 
 /// What a score is set against.
@@ -175,6 +187,8 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
         x_label: cost.label(rows).to_owned(),
         y_label: super::measure_label(scene.measure).to_owned(),
         x_tick: tick_label,
+        y_tick: tick_label,
+        least_panel: SMALL,
         has_level: rows.iter().any(|r| r.method == REFERENCE),
         panels: panels.collect(),
         series: methods.iter().map(|m| name(m)).zip(looks(&methods)).collect(),

@@ -1,0 +1,246 @@
+//! The columns that the terminal's tables and the page share, and how times look to a reader.
+
+use super::scene::Scene;
+use crate::bench::{Bench, BenchRow, Roof};
+use crate::report::format::{distinct, number, setting_name, tokens};
+
+/// A column of measured values.
+pub struct Column {
+    /// Heading, with the unit where there is one.
+    pub heading: &'static str,
+    /// What it means.
+    pub about: &'static str,
+    /// The cell of a row; empty where it has no such value.
+    pub cell: fn(&BenchRow) -> String,
+    /// Whether rows of a scene are shown with it.
+    is_shown: fn(&[&BenchRow]) -> bool,
+}
+
+const ALWAYS: fn(&[&BenchRow]) -> bool = |_| true;
+
+/// In reading order: under which conditions where rows differ in them, what was achieved, and what it is made of.
+const ALL: [Column; 15] = [
+    Column {
+        heading: "dtype",
+        about: "storage type of keys and values",
+        cell: |r| r.dtype.clone(),
+        is_shown: |rows| differ(rows, |r| &r.dtype),
+    },
+    Column {
+        heading: "threads",
+        about: "of the processor",
+        cell: |r| r.threads.to_string(),
+        is_shown: |rows| differ(rows, |r| &r.threads),
+    },
+    Column {
+        heading: "density",
+        about: "tokens attended over tokens in context",
+        cell: |r| number(r.density),
+        is_shown: ALWAYS,
+    },
+    Column { heading: "time", about: "median with its 95 % interval", cell: time, is_shown: ALWAYS },
+    Column {
+        heading: "×full",
+        about: "time of full over this one",
+        cell: |r| optional(r.speedup_vs_full),
+        is_shown: ALWAYS,
+    },
+    Column {
+        heading: "GB/s",
+        about: "bytes touched a second",
+        cell: |r| if r.bytes > 0 { number(r.gbps) } else { String::new() },
+        is_shown: ALWAYS,
+    },
+    Column {
+        heading: "bandwidth %",
+        about: "GB/s over what plain reading reaches",
+        cell: |r| percent(r.bandwidth_share),
+        is_shown: ALWAYS,
+    },
+    Column {
+        heading: "limit %",
+        about: "time that plain reading takes for what was picked and its index, over the time",
+        cell: |r| percent(r.limit_share),
+        is_shown: ALWAYS,
+    },
+    Column {
+        heading: "score",
+        about: "scoring candidates, part of select",
+        cell: |r| r.score_us.map_or(String::new(), duration),
+        is_shown: |rows| any(rows, |r| r.score_us),
+    },
+    Column {
+        heading: "select",
+        about: "selecting what is attended",
+        cell: |r| r.select_us.map_or(String::new(), duration),
+        is_shown: |rows| any(rows, |r| r.select_us),
+    },
+    Column {
+        heading: "attend",
+        about: "attending it",
+        cell: |r| r.attend_us.map_or(String::new(), duration),
+        is_shown: |rows| any(rows, |r| r.attend_us),
+    },
+    Column {
+        heading: "weights",
+        about: "all else of a step",
+        cell: |r| r.weights_us.map_or(String::new(), duration),
+        is_shown: |rows| any(rows, |r| r.weights_us),
+    },
+    Column {
+        heading: "index",
+        about: "building it, once",
+        cell: |r| r.index_ms.map_or(String::new(), |ms| duration(1e3 * ms)),
+        is_shown: |rows| any(rows, |r| r.index_ms),
+    },
+    Column {
+        heading: "aux bits",
+        about: "auxiliary memory a token and KV head",
+        cell: |r| optional(r.aux_bits),
+        is_shown: |rows| any(rows, |r| r.aux_bits),
+    },
+    Column {
+        heading: "GFLOP/s",
+        about: "operations a second",
+        cell: |r| if r.flops > 0 { number(r.gflops) } else { String::new() },
+        // Where nobody counts bytes, this is the only rate there is.
+        is_shown: |rows| rows.iter().any(|r| r.flops > 0) && rows.iter().all(|r| r.bytes == 0),
+    },
+];
+
+/// The columns for the rows of a scene.
+pub fn columns(rows: &[&BenchRow]) -> Vec<&'static Column> {
+    ALL.iter().filter(|column| (column.is_shown)(rows)).collect()
+}
+
+/// What the columns mean that any of the scenes has: a line of those that all have, and one of the others if there are any.
+pub fn legend(scenes: &[Scene]) -> Vec<String> {
+    let is_known = |column: &&Column| scenes.iter().any(|scene| (column.is_shown)(&scene.rows));
+    // The usual ones need no row that has them.
+    let (usual, others): (Vec<&Column>, Vec<&Column>) =
+        ALL.iter().filter(is_known).partition(|column| (column.is_shown)(&[]));
+    let line = |columns: &[&Column]| {
+        columns.iter().map(|column| format!("{}: {}", column.heading, column.about)).collect::<Vec<_>>().join("; ")
+    };
+    [usual, others].iter().filter(|columns| !columns.is_empty()).map(|columns| line(columns)).collect()
+}
+
+fn differ<T: PartialEq + ?Sized>(rows: &[&BenchRow], of: fn(&BenchRow) -> &T) -> bool {
+    rows.windows(2).any(|pair| of(pair[0]) != of(pair[1]))
+}
+
+fn any(rows: &[&BenchRow], of: fn(&BenchRow) -> Option<f64>) -> bool {
+    rows.iter().any(|row| of(row).is_some())
+}
+
+fn optional(x: Option<f64>) -> String {
+    x.map_or(String::new(), number)
+}
+
+fn percent(share: Option<f64>) -> String {
+    optional(share.map(|share| 100.0 * share))
+}
+
+/// The method as it is called in tables and figures: peers say that they are.
+pub fn method_name(row: &BenchRow) -> String {
+    if row.peer { format!("{} (peer)", row.method) } else { row.method.clone() }
+}
+
+// ---- times ----
+
+/// Name and microseconds of each unit, from long to short.
+const UNITS: [(&str, f64); 3] = [("s", 1e6), ("ms", 1e3), ("µs", 1.0)];
+
+/// The unit in which a time has one to three digits before the point, where there is one.
+fn unit(us: f64) -> (&'static str, f64) {
+    // What would be rounded up to 1000 is 1 of the next.
+    UNITS.into_iter().find(|(_, length)| us >= 0.9995 * length).unwrap_or(UNITS[2])
+}
+
+/// Microseconds in a readable unit, with about three digits.
+pub fn duration(us: f64) -> String {
+    let (name, length) = unit(us);
+    format!("{} {name}", number(us / length))
+}
+
+/// The median with its interval, all in the median's unit.
+fn time(row: &BenchRow) -> String {
+    let (_, length) = unit(row.time_us);
+    let median = duration(row.time_us);
+    match row.time_low_us.zip(row.time_high_us) {
+        Some((low, high)) => format!("{median} [{} {}]", number(low / length), number(high / length)),
+        None => median,
+    }
+}
+
+// ---- around the tables ----
+
+/// What the machine reached, in one line.
+pub fn roof_line(roof: &Roof) -> String {
+    let (bytes, flops) = (number(roof.read_gbps), number(roof.peak_gflops));
+    format!("plain reading reaches {bytes} GB/s, multiply-adds on numbers in registers {flops} GFLOP/s")
+}
+
+/// What the reader has to know of the rows: the bench's notes, and which times scatter.
+pub fn notes(bench: &Bench) -> Vec<String> {
+    bench.notes.iter().cloned().chain(scattered(bench)).collect()
+}
+
+/// Quartiles this far apart, over the median, are worth a word.
+const SCATTER: f64 = 0.1;
+
+/// The rows whose times scatter, a few of them by name; `None` if there are none.
+fn scattered(bench: &Bench) -> Option<String> {
+    const MOST_NAMED: usize = 6;
+    let rows: Vec<&BenchRow> = bench.rows.iter().filter(|row| row.spread > SCATTER).collect();
+    let ops = distinct(bench.rows.iter().map(|row| row.op.as_str())).len();
+    let batches = distinct(bench.rows.iter().map(|row| row.batch)).len();
+    let shapes = distinct(bench.rows.iter().map(|row| row.shape.as_str())).len();
+    let name = |row: &&BenchRow| {
+        let parts = [
+            (ops > 1).then(|| row.op.clone()),
+            (shapes > 1).then(|| row.shape.clone()),
+            Some(setting_name(&method_name(row), &row.params)),
+            Some(format!("at {}", tokens(row.context))),
+            (batches > 1).then(|| format!("batch {}", row.batch)),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    };
+    let mut named: Vec<String> = rows.iter().take(MOST_NAMED).map(name).collect();
+    if rows.len() > MOST_NAMED {
+        named.push(format!("and {} more", rows.len() - MOST_NAMED));
+    }
+    let named = named.join(", ");
+    match rows.len() {
+        0 => None,
+        1 => Some(format!("the time of 1 row scatters by more than 10 %: {named}")),
+        n => Some(format!("times of {n} rows scatter by more than 10 %: {named}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{bench, full, peer, sparse};
+    use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_reads_best() {
+        let shown = [0.5, 12.34, 999.4, 999.6, 1e3, 25_600.0, 2_500_000.0, 1e9].map(duration);
+        assert_eq!(shown, ["0.500 µs", "12.3 µs", "999 µs", "1.00 ms", "1.00 ms", "25.6 ms", "2.50 s", "1000 s"]);
+        let row = BenchRow { time_us: 1000.0, time_low_us: Some(990.0), time_high_us: Some(1040.0), ..full(4096) };
+        assert_eq!(time(&row), "1.00 ms [0.990 1.04]");
+    }
+
+    #[test]
+    fn what_scatters_is_named() {
+        let loose = |row: BenchRow| BenchRow { spread: 0.11, ..row };
+        let edge = BenchRow { spread: 0.1, ..sparse("topk", 0.05, 4096) };
+        assert_eq!(notes(&bench(vec![full(4096), edge])), Vec::<String>::new());
+        let two = notes(&bench(vec![loose(sparse("quest", 0.05, 4096)), full(4096), loose(peer(1000))]));
+        let said =
+            "times of 2 rows scatter by more than 10 %: quest density=0.05 at 4K, torch_sdpa_bf16 (peer) at 1000";
+        assert_eq!(two, [said]);
+        let many = notes(&bench((1..=8).map(|i| loose(full(1024 * i))).collect()));
+        assert!(many[0].starts_with("times of 8 rows") && many[0].ends_with("full at 6K, and 2 more"), "{many:?}");
+    }
+}

@@ -1,0 +1,197 @@
+//! `bench.csv`, `bench.json` and `bench.md`.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::columns::{columns, legend, method_name, notes, roof_line};
+use super::scene::{Scene, scenes};
+use crate::bench::Bench;
+use crate::report::format::tokens;
+use crate::report::json;
+use crate::report::markdown::{line, rule};
+use crate::report::plots::Figure;
+
+/// The columns of `bench.csv`: the fields of [`BenchRow`](crate::bench::BenchRow), in their order.
+pub const COLUMNS: [&str; 31] = [
+    "op",
+    "shape",
+    "device",
+    "dtype",
+    "threads",
+    "context",
+    "batch",
+    "layers",
+    "method",
+    "params",
+    "peer",
+    "density",
+    "time_us",
+    "time_low_us",
+    "time_high_us",
+    "rounds",
+    "spread",
+    "speedup_vs_full",
+    "bytes",
+    "limit_bytes",
+    "gbps",
+    "flops",
+    "gflops",
+    "bandwidth_share",
+    "limit_share",
+    "score_us",
+    "select_us",
+    "attend_us",
+    "weights_us",
+    "index_ms",
+    "aux_bits",
+];
+
+/// The rows as CSV with a heading line; absent values are empty, numbers have all their digits.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn csv(bench: &Bench) -> Result<String> {
+    // The writer's own headings come with a first row, which there may not be.
+    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
+    writer.write_record(COLUMNS)?;
+    for row in &bench.rows {
+        writer.serialize(row)?;
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+/// The rows as an indented array of objects with the CSV's names, and a final newline; absent values are `null`.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn json(bench: &Bench) -> Result<String> {
+    json::render(&bench.rows)
+}
+
+/// The page: what the machine reached, a table for each operation, shape, device, batch and context, what the columns mean,
+/// notes, and the files beside it with the figures (paths relative to the page).
+pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
+    let scenes = scenes(bench);
+    let mut page = format!("# Bench\n\nOn this machine {}.\n", roof_line(&bench.roof));
+    page.extend(scenes.iter().map(section));
+    page.push_str("\n## How to read it\n\n");
+    let lines = legend(&scenes).into_iter().chain(notes(bench));
+    page.extend(lines.map(|line| format!("- {line}\n")));
+    page.push_str("\n## Files\n\n");
+    for (file, about) in [
+        ("bench.csv", "the rows with all that is known of them"),
+        ("bench.json", "the same rows"),
+        ("manifest.json", "how they came about"),
+    ] {
+        let _ = writeln!(page, "- [{file}]({file}): {about}");
+    }
+    for Figure { file, title, .. } in plots {
+        let _ = write!(page, "\n![{title}](plots/{file})\n");
+    }
+    page
+}
+
+fn section(scene: &Scene) -> String {
+    let columns = columns(&scene.rows);
+    let mut text = format!("\n## {}\n\n{}\n", scene.title(), scene.conditions());
+    for context in scene.contexts() {
+        let _ = write!(text, "\n### {} tokens\n\n", tokens(context));
+        text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|column| column.heading))));
+        text.push_str(&rule(2, columns.len()));
+        for row in scene.at(context) {
+            let name = [method_name(row), row.params.clone()];
+            text.push_str(&line(name.into_iter().chain(columns.iter().map(|column| (column.cell)(row)))));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{bench, full, peer, row, sparse};
+    use super::*;
+    use crate::bench::BenchRow;
+
+    #[test]
+    fn csv_has_every_field_under_its_name() {
+        let row = BenchRow {
+            density: 0.05,
+            time_us: 123.456,
+            time_low_us: Some(120.5),
+            speedup_vs_full: Some(3.25),
+            bytes: 8192,
+            limit_bytes: 4096,
+            gbps: 14.5,
+            flops: 1000,
+            gflops: 2.5,
+            bandwidth_share: Some(0.725),
+            attend_us: Some(80.0),
+            aux_bits: Some(32.0),
+            ..row("quest", "density=0.05,page=16")
+        };
+        let text = csv(&bench(vec![row])).unwrap();
+        let expected = "op,shape,device,dtype,threads,context,batch,layers,method,params,peer,density,time_us,time_low_us,\
+            time_high_us,rounds,spread,speedup_vs_full,bytes,limit_bytes,gbps,flops,gflops,bandwidth_share,limit_share,\
+            score_us,select_us,attend_us,weights_us,index_ms,aux_bits\n\
+            attention,llama3-8b,cpu,f32,2,4096,1,1,quest,\"density=0.05,page=16\",false,0.05,123.456,120.5,,9,0.01,3.25,8192,\
+            4096,14.5,1000,2.5,0.725,,,,80.0,,,32.0\n";
+        assert_eq!(text, expected);
+        assert_eq!(csv(&bench(vec![])).unwrap().lines().count(), 1, "headings alone");
+    }
+
+    #[test]
+    fn headings_are_the_fields() {
+        let value = serde_json::to_value(full(4096)).unwrap();
+        assert_eq!(value.as_object().unwrap().keys().collect::<Vec<_>>(), COLUMNS);
+    }
+
+    #[test]
+    fn json_has_the_keys_that_scripts_rely_on() {
+        let text = json(&bench(vec![full(4096), peer(4096)])).unwrap();
+        let rows: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(&text).unwrap();
+        assert!(rows.len() == 2 && text.starts_with("[\n  {\n    \"op\": \"attention\",\n"), "{text}");
+        for key in [
+            "op",
+            "shape",
+            "context",
+            "batch",
+            "method",
+            "params",
+            "density",
+            "time_us",
+            "time_low_us",
+            "time_high_us",
+            "speedup_vs_full",
+            "bytes",
+            "gbps",
+            "bandwidth_share",
+            "limit_share",
+        ] {
+            assert!(rows.iter().all(|row| row.contains_key(key)), "{key}");
+        }
+        assert_eq!((&rows[0]["context"], &rows[1]["time_low_us"]), (&4096.into(), &serde_json::Value::Null));
+        assert_eq!(json(&bench(vec![])).unwrap(), "[]\n");
+    }
+
+    #[test]
+    fn the_page_has_every_part() {
+        let figure = Figure { file: "speedup.svg".into(), title: "Speed-up".into(), svg: String::new() };
+        let loose = BenchRow { spread: 0.4, ..sparse("quest", 0.05, 4096) };
+        let page = markdown(&bench(vec![full(4096), loose, peer(4096)]), &[figure]);
+        for part in [
+            "# Bench\n\nOn this machine plain reading reaches 20.0 GB/s,",
+            "\n## attention, llama3-8b, batch 1, cpu\n\nf32, 2 threads, 1 layer\n\n### 4K tokens\n\n\
+             | method | params | density | time | ×full | GB/s | bandwidth % | limit % |\n\
+             |---|---|---:|---:|---:|---:|---:|---:|\n\
+             | full |  | 1.00 | 100 µs | 1.00 |  |  |  |\n\
+             | quest | density=0.05 | 0.0500 | 100 µs |  |  |  |  |\n\
+             | torch_sdpa_bf16 (peer) |  | 1.00 | 100 µs |  |  |  |  |\n",
+            "- the time of 1 row scatters by more than 10 %: quest density=0.05 at 4K\n",
+            "- [bench.csv](bench.csv): ",
+            "\n![Speed-up](plots/speedup.svg)\n",
+        ] {
+            assert!(page.contains(part), "{part} is missing in\n{page}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What is drawn from a bench: tables, CSV, JSON, the page and figures.
+//!
+//! Rows that were timed at the same operation, shape, device and batch are one [scene](scene): they have a table and
+//! figures of their own. Other programs' rows (peers) say what they are wherever they appear.
+
+mod columns;
+mod files;
+mod latency;
+mod roofline;
+mod scene;
+mod series;
+mod speedup;
+mod table;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::Value;
+
+pub use self::files::{COLUMNS, csv, json, markdown};
+pub use self::table::table;
+use super::plots::Figure;
+use crate::bench::Bench;
+
+/// All figures of a bench, in the order in which one looks at them: time against context where there are several, time
+/// against density where a method has several, the roofline where operations were counted, and speed-ups over `full`.
+/// There is one of each for each operation, shape, device and batch; what differs between several is in their file names.
+///
+/// # Errors
+/// If a drawing fails, for which text output gives no cause.
+pub fn figures(bench: &Bench) -> Result<Vec<Figure>> {
+    let scenes = scene::scenes(bench);
+    let all = |draw: &dyn Fn(&scene::Scene) -> Option<Result<Figure>>| {
+        scenes.iter().filter_map(draw).collect::<Result<Vec<_>>>()
+    };
+    Ok([
+        all(&|scene| latency::against_context(scene, &scenes))?,
+        all(&|scene| latency::against_density(scene, &scenes))?,
+        all(&|scene| roofline::figure(scene, &scenes, &bench.roof))?,
+        all(&|scene| speedup::figure(scene, &scenes))?,
+    ]
+    .concat())
+}
+
+/// Writes `bench.json`, `bench.csv`, `bench.md`, `manifest.json` and the figures (`plots/*.svg`, `plots/*.png`) into a
+/// folder, which is made where needed. Returns the paths of the files.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write(bench: &Bench, manifest: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
+    let figures = figures(bench)?;
+    let files = [
+        ("bench.json", json(bench)?),
+        ("bench.csv", csv(bench)?),
+        ("bench.md", markdown(bench, &figures)),
+        ("manifest.json", serde_json::to_string_pretty(manifest)? + "\n"),
+    ];
+    let mut paths: Vec<PathBuf> = files
+        .into_iter()
+        .map(|(name, text)| super::write(folder.join(name), text.as_bytes()))
+        .collect::<Result<_>>()?;
+    paths.extend(super::write_figures(&figures, folder)?);
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{BenchRow, Roof};
+
+    /// Attention of one layer over 4K tokens of some shape on the processor, in 100 µs without more known about it.
+    pub fn row(method: &str, params: &str) -> BenchRow {
+        BenchRow {
+            op: "attention".into(),
+            shape: "llama3-8b".into(),
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            threads: 2,
+            context: 4096,
+            batch: 1,
+            layers: 1,
+            method: method.into(),
+            params: params.into(),
+            peer: false,
+            density: 1.0,
+            time_us: 100.0,
+            time_low_us: None,
+            time_high_us: None,
+            rounds: 9,
+            spread: 0.01,
+            speedup_vs_full: None,
+            bytes: 0,
+            limit_bytes: 0,
+            gbps: 0.0,
+            flops: 0,
+            gflops: 0.0,
+            bandwidth_share: None,
+            limit_share: None,
+            score_us: None,
+            select_us: None,
+            attend_us: None,
+            weights_us: None,
+            index_ms: None,
+            aux_bits: None,
+        }
+    }
+
+    /// Of a machine that reads 20 · 10⁹ bytes and does 200 · 10⁹ operations a second.
+    pub fn bench(rows: Vec<BenchRow>) -> Bench {
+        Bench { rows, roof: Roof { read_gbps: 20.0, peak_gflops: 200.0 }, notes: Vec::new() }
+    }
+
+    /// At a density that was asked for and is met.
+    pub fn sparse(method: &str, density: f64, context: usize) -> BenchRow {
+        BenchRow { density, context, ..row(method, &format!("density={density}")) }
+    }
+
+    pub fn full(context: usize) -> BenchRow {
+        BenchRow { context, speedup_vs_full: Some(1.0), ..row("full", "") }
+    }
+
+    pub fn peer(context: usize) -> BenchRow {
+        BenchRow { context, peer: true, ..row("torch_sdpa_bf16", "") }
+    }
+
+    fn names(rows: Vec<BenchRow>) -> Vec<String> {
+        figures(&bench(rows)).unwrap().into_iter().map(|figure| figure.file).collect()
+    }
+
+    #[test]
+    fn figures_are_of_what_there_is() {
+        assert!(names(vec![]).is_empty());
+        assert!(
+            names(vec![full(4096)]).is_empty(),
+            "one context, no sparse setting, no operations, nothing beside full"
+        );
+        assert_eq!(names(vec![full(4096), full(8192)]), ["latency_vs_context.svg"]);
+        assert_eq!(
+            names(vec![full(4096), sparse("quest", 0.05, 4096), sparse("quest", 0.1, 4096)]),
+            ["latency_vs_density.svg"]
+        );
+        let one_each = vec![full(4096), sparse("quest", 0.05, 4096), sparse("topk", 0.1, 4096)];
+        assert!(names(one_each).is_empty(), "no method has two densities");
+        assert_eq!(names(vec![BenchRow { flops: 10, bytes: 10, gflops: 1.0, ..full(4096) }]), ["roofline.svg"]);
+        let faster = BenchRow { speedup_vs_full: Some(3.0), ..sparse("quest", 0.05, 4096) };
+        assert_eq!(names(vec![full(4096), faster]), ["speedup.svg"]);
+    }
+
+    #[test]
+    fn several_scenes_are_told_apart_by_file_name() {
+        let of =
+            |op: &str, batch| [4096, 8192].map(|context| BenchRow { op: op.into(), batch, ..full(context) }).to_vec();
+        assert_eq!(
+            names([of("attention", 1), of("attention", 8)].concat()),
+            ["latency_vs_context_batch1.svg", "latency_vs_context_batch8.svg"]
+        );
+        assert_eq!(
+            names([of("attention", 1), of("prefill", 1)].concat()),
+            ["latency_vs_context_attention.svg", "latency_vs_context_prefill.svg"]
+        );
+    }
+
+    #[test]
+    fn a_folder_has_every_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("out");
+        let paths = write(&bench(vec![full(4096), full(8192)]), &serde_json::json!({"seed": 1}), &place).unwrap();
+        let names = ["bench.json", "bench.csv", "bench.md", "manifest.json"].map(|name| place.join(name));
+        let plots = ["latency_vs_context.svg", "latency_vs_context.png"].map(|name| place.join("plots").join(name));
+        assert_eq!(paths, [names.to_vec(), plots.to_vec()].concat());
+        let read = |path: &Path| std::fs::read(path).unwrap();
+        assert_eq!(read(&paths[3]), b"{\n  \"seed\": 1\n}\n");
+        assert!(read(&paths[4]).starts_with(b"<svg") && read(&paths[5])[1..].starts_with(b"PNG"));
+    }
+}
