@@ -1,0 +1,865 @@
+"""Times other programs at the shapes of `spattn bench`, one call at a time, between its own turns.
+
+    python3 -c "$(cat scripts/bench_peers.py)" --op attention --heads 32 --kv-heads 8 --d 128 --contexts 8192
+
+PyTorch is needed; faiss, hnswlib and transformers are timed where they are installed. Commands are lines of
+JSON on standard input; each gets one line on standard output, and nothing else is written there:
+
+    {"prepare": {"context": 8192, "batch": 1}}
+        {"ready": [{"method": "torch_sdpa_bf16_gqa", "params": "", "dtype": "bf16", "layers": 1,
+         "density": 1.0, "flops": 134217728, "bytes": 33554432, "about": "..."}, ...],
+         "notes": ["faiss is not installed"], "versions": {"torch": "2.15.0"}}
+        Draws keys and values and builds what the peers need; what was prepared before is released. A peer
+        that searches an index also has "index_ms", the time of building it, and "recall", the share of the
+        true neighbours that it finds. `flops` and `bytes` are 0 where nobody counts them. What cannot be
+        timed is in the notes, with the reason.
+    {"time": "torch_sdpa_bf16_gqa"}    {"us": 1234.5}
+        Runs it once, on a query of its own. Nothing is warmed up and nothing repeated.
+    {"check": "torch_sdpa_bf16_gqa"}   {"first": [0.0123, ...]}
+        Eight numbers of its output for a query that all peers share, so that a test can compare them: the
+        first of the last row, which in a prefill is the last token of the last head.
+    {"release": true}                  {"released": true}
+
+What fails answers {"error": "one line"}, and the next command is read. The end of input ends the program.
+"""
+
+import argparse
+import copy
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Callable
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as missing:
+    print(json.dumps({"error": f"PyTorch cannot be loaded: {missing}"}), flush=True)
+    sys.exit(1)
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+# Copies of keys and values in f32, beside those in the type asked for, are made below this many bytes.
+F32_LIMIT = 3e9
+# Scores of all pairs, which the unfused form writes to memory, may take this many bytes.
+SCORES_LIMIT = 1e9
+# Share of the free memory that one preparation may take.
+MEMORY_SHARE = 0.85
+KNN_LIMIT = 131072
+# Worker threads look for more work for a moment after a call: the caller's own round starts after that.
+SETTLE_S = 0.005
+NOISE = "keys and values are white noise, which changes no time of a form that reads all"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer's attention over `batch` contexts of `tokens` each."""
+
+    heads: int
+    kv_heads: int
+    d: int
+    tokens: int
+    batch: int
+
+    @property
+    def group(self):
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    def kv_bytes(self, dtype):
+        """Keys and values, read once for all query heads of a group."""
+        return 2 * self.batch * self.kv_heads * self.tokens * self.d * dtype.itemsize
+
+    def attention_flops(self, op):
+        """Two products for every pair of a query and a key that it sees: in a prefill half of the square."""
+        pairs = {"attention": self.tokens, "decode": self.tokens, "prefill": self.tokens * self.tokens // 2}[
+            op
+        ]
+        return 4 * pairs * self.d * self.heads * self.batch
+
+
+@dataclass
+class Peer:
+    """Something that can be timed: `run` on what `draw` made of a generator of random numbers."""
+
+    row: dict
+    run: Callable
+    draw: Callable
+    first: Callable
+    context: Callable = nullcontext
+    after: Callable = lambda: None
+
+
+@dataclass
+class Prepared:
+    """What one `prepare` made."""
+
+    peers: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+    versions: dict = field(default_factory=lambda: {"torch": torch.__version__})
+
+
+def row(method, dtype, about, **more):
+    """What the caller is told of a peer."""
+    return (
+        {"method": method, "params": "", "dtype": dtype, "layers": 1, "density": 1.0}
+        | more
+        | {"about": about}
+    )
+
+
+def one_line(error):
+    """An error as one line of moderate length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def loaded(name, prepared):
+    """An optional module, or nothing and a note."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError as missing:
+        absent = isinstance(missing, ModuleNotFoundError) and missing.name == name
+        prepared.notes.append(f"{name} is not installed" if absent else f"{name} cannot be loaded: {missing}")
+        return None
+    prepared.versions[name] = version_of(module)
+    return module
+
+
+def version_of(module):
+    """What a module, or else its package, says of itself."""
+    try:
+        return getattr(module, "__version__", None) or metadata.version(module.__name__)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def free_bytes(device):
+    """Memory that can still be taken; without bound where it cannot be told."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return float("inf")
+
+
+def claim(what, needed, device):
+    """Refuses what does not fit into memory before the system ends the program for it."""
+    free = MEMORY_SHARE * free_bytes(device)
+    if needed > free:
+        raise MemoryError(f"{what} takes {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB that may be taken")
+
+
+def generator(args, *salt):
+    """Random numbers of their own for the seed and everything in `salt`."""
+    seed = args.seed
+    for value in salt:
+        seed = (seed * 1_000_003 + value) % 2**63
+    return torch.Generator(args.device).manual_seed(seed)
+
+
+def dtypes(args, shape, prepared, layers=1):
+    """The type asked for, and beside it f32 on a CPU, whose arithmetic is in f32, if copies are small."""
+    if args.device != "cpu" or args.dtype == "f32":
+        return [args.dtype]
+    if layers * shape.kv_bytes(torch.float32) < F32_LIMIT:
+        return [args.dtype, "f32"]
+    prepared.notes.append(f"keys and values in f32 would take {F32_LIMIT / 1e9:.0f} GB or more: not timed")
+    return [args.dtype]
+
+
+def numbers(output):
+    """The first eight numbers of the last row."""
+    while output.dim() > 1:
+        output = output[-1]
+    return output[:8].float().tolist()
+
+
+# ---- Attention of one layer ----
+
+
+def heads_apart(x, q):
+    """A view of `[batch, KV heads, ...]` in which a KV head stands once for each query head of its group."""
+    batch, kv_heads, tokens, d = x.shape
+    return x[:, :, None].expand(batch, kv_heads, q.shape[1] // kv_heads, tokens, d)
+
+
+def sdpa_gqa(q, k, v, causal):
+    """The form of the documentation."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+def sdpa_repeat(q, k, v, causal):
+    """KV heads copied for every query head, in each call."""
+    k, v = (heads_apart(x, q).flatten(1, 2) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def sdpa_expand(q, k, v, causal):
+    """KV heads repeated without a copy: a group is a sequence whose heads all lie at the same place."""
+    batch, heads, rows, d = q.shape
+    k, v = (heads_apart(x, q).flatten(0, 1) for x in (k, v))
+    q = q.view(k.shape[0], k.shape[1], rows, d)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).view(batch, heads, rows, d)
+
+
+def sdpa_rows(q, k, v, causal):
+    """The queries of a group as rows of one head, where each query is one token."""
+    batch, heads, _, d = q.shape
+    rows = F.scaled_dot_product_attention(q.view(batch, k.shape[1], -1, d), k, v)
+    return rows.reshape(batch, heads, 1, d)
+
+
+def grouped(q, k, v, causal):
+    """Two matrix products a KV head; the softmax is in f32."""
+    batch, heads, _, d = q.shape
+    scores = (q.view(batch, k.shape[1], -1, d) * d**-0.5) @ k.transpose(-1, -2)
+    return (scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v).view(batch, heads, 1, d)
+
+
+def flex():
+    """FlexAttention, compiled anew: a compiled form keeps the shapes that it has seen."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v, causal: compiled(q, k, v, enable_gqa=True)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to write attention in PyTorch; `{}` in its name is the type of keys and values."""
+
+    method: str
+    attend: Callable
+    about: str
+    ops: tuple = ("attention",)
+    devices: tuple = ("cpu", "cuda")
+    backend: Any = None
+    compiled: bool = False
+
+
+BOTH = ("attention", "prefill")
+GPU = ("cuda",)
+FORMS = (
+    Form("torch_sdpa_{}_gqa", sdpa_gqa, "scaled_dot_product_attention with enable_gqa", BOTH),
+    Form("torch_sdpa_{}_repeat", sdpa_repeat, "KV heads copied for every query head in each call", BOTH),
+    Form("torch_sdpa_{}_expand", sdpa_expand, "KV heads repeated by a view, without a copy"),
+    Form("torch_sdpa_{}_rows", sdpa_rows, "the queries of a group as rows of one head"),
+    Form("torch_grouped_{}", grouped, "matrix products of a group by hand, softmax in f32"),
+    Form("torch_flex_{}", flex, "FlexAttention under torch.compile, after compiling", compiled=True),
+    Form("torch_sdpa_{}_gqa_flash", sdpa_gqa, "FlashAttention alone", BOTH, GPU, SDPBackend.FLASH_ATTENTION),
+    Form("torch_sdpa_{}_gqa_cudnn", sdpa_gqa, "cuDNN alone", BOTH, GPU, SDPBackend.CUDNN_ATTENTION),
+)
+
+
+def form_applies(form, args):
+    """Whether a form is asked for."""
+    return args.op in form.ops and args.device in form.devices and (args.compile or not form.compiled)
+
+
+def kernels(shape, queries):
+    """Kernels that PyTorch may choose from: the unfused one only where the scores of all pairs are small."""
+    scores = 4 * shape.batch * shape.heads * queries * shape.tokens
+    return FUSED + ([SDPBackend.MATH] if scores < SCORES_LIMIT else [])
+
+
+def drawn(args, shape, heads, tokens, salt):
+    """White noise for `heads` heads of `tokens` tokens."""
+    source = generator(args, salt, shape.tokens, shape.batch)
+    size = (shape.batch, heads, tokens, shape.d)
+    return torch.randn(size, generator=source, dtype=DTYPES[args.dtype], device=args.device)
+
+
+def queries_of(args, shape, dtype):
+    """What draws queries: one new token in a step; in a prefill all of the prompt, the same each time."""
+    to = DTYPES[dtype]
+    if args.op == "prefill":
+        whole = drawn(args, shape, shape.heads, shape.tokens, 3).to(to)
+        return lambda source: whole
+    size, base = (shape.batch, shape.heads, 1, shape.d), DTYPES[args.dtype]
+    return lambda source: torch.randn(size, generator=source, dtype=base, device=args.device).to(to)
+
+
+def form_peer(form, args, shape, dtype, kv, draw):
+    """One form over prepared keys and values."""
+    k, v = kv
+    causal = args.op == "prefill"
+    queries = shape.tokens if causal else 1
+    allowed = [form.backend] if form.backend else kernels(shape, queries)
+    attend = form.attend() if form.compiled else form.attend
+    least = shape.kv_bytes(k.dtype) + (
+        2 * shape.batch * shape.heads * queries * shape.d * k.itemsize if causal else 0
+    )
+    return Peer(
+        row=row(
+            form.method.format(dtype),
+            dtype,
+            f"{form.about}; {NOISE}",
+            flops=shape.attention_flops(args.op),
+            bytes=least,
+        ),
+        run=lambda q: attend(q, k, v, causal),
+        draw=draw,
+        first=numbers,
+        context=lambda: sdpa_kernel(allowed),
+    )
+
+
+def prepare_torch(args, shape, keys, values, prepared):
+    """All forms of PyTorch, in all types."""
+    for dtype in dtypes(args, shape, prepared):
+        forms = [
+            form for form in FORMS if form_applies(form, args) and chosen(form.method.format(dtype), args)
+        ]
+        if not forms:
+            continue
+        kv = (keys.to(DTYPES[dtype]), values.to(DTYPES[dtype]))
+        draw = queries_of(args, shape, dtype)
+        for form in forms:
+            peer = form_peer(form, args, shape, dtype, kv, draw)
+            if not form.compiled or compiles(peer, args, prepared):
+                prepared.peers.append(peer)
+
+
+def compiles(peer, args, prepared):
+    """Compiles a form by its first call, or says why that failed."""
+    try:
+        peer.run(peer.draw(generator(args, 5)))
+    except Exception as error:
+        prepared.notes.append(f"{peer.row['method']}: {one_line(error)}")
+        return False
+    return True
+
+
+# ---- Nearest neighbours among the keys of one KV head ----
+
+
+def flat_index(faiss, keys, settings, threads):
+    """No index: all keys are compared."""
+    index = faiss.IndexFlatIP(keys.shape[1])
+    index.add(keys)
+    return index
+
+
+def hnsw_index(faiss, keys, settings, threads):
+    """A navigable graph."""
+    index = faiss.IndexHNSWFlat(keys.shape[1], settings["M"], faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = settings["ef_construction"]
+    index.hnsw.efSearch = settings["ef"]
+    index.add(keys)
+    return index
+
+
+def ivf_index(faiss, keys, settings, threads):
+    """Keys in lists by their nearest centroid."""
+    d = keys.shape[1]
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, settings["nlist"], faiss.METRIC_INNER_PRODUCT)
+    index.train(keys)
+    index.add(keys)
+    index.nprobe = settings["nprobe"]
+    return index
+
+
+def hnswlib_index(hnswlib, keys, settings, threads):
+    """A navigable graph, by the library of its authors."""
+    index = hnswlib.Index(space="ip", dim=keys.shape[1])
+    index.init_index(len(keys), M=settings["M"], ef_construction=settings["ef_construction"])
+    index.set_num_threads(threads)
+    index.set_ef(settings["ef"])
+    index.add_items(keys)
+    return index
+
+
+def ivf_settings(tokens, k):
+    """As many lists as a list has keys; a quarter of them is looked at, for k of a sixteenth of the keys."""
+    lists = max(4, round(tokens**0.5))
+    return {"nlist": lists, "nprobe": lists // 4}
+
+
+def no_count(index, search, faiss):
+    """A library that counts nothing."""
+    search()
+    return 0
+
+
+def count_of(stats):
+    """Counts distances by a counter of faiss."""
+
+    def count(index, search, faiss):
+        counter = getattr(faiss.cvar, stats)
+        counter.reset()
+        search()
+        return counter.ndis
+
+    return count
+
+
+@dataclass(frozen=True)
+class Library:
+    """A nearest-neighbour index."""
+
+    method: str
+    module: str
+    build: Callable
+    settings: Callable
+    about: str
+    # Distances that a search of all queries of a group computes.
+    count: Callable = no_count
+    builds: bool = True
+
+
+LIBRARIES = (
+    Library(
+        "faiss_flat", "faiss", flat_index, lambda tokens, k: {}, "exact search of all keys", builds=False
+    ),
+    Library(
+        "faiss_hnsw",
+        "faiss",
+        hnsw_index,
+        lambda tokens, k: {"M": 32, "ef_construction": 40, "ef": k},
+        "search of an HNSW graph",
+        count_of("hnsw_stats"),
+    ),
+    Library(
+        "faiss_ivf", "faiss", ivf_index, ivf_settings, "search of inverted lists", count_of("indexIVF_stats")
+    ),
+    Library(
+        "hnswlib",
+        "hnswlib",
+        hnswlib_index,
+        lambda tokens, k: {"M": 32, "ef_construction": 200, "ef": k},
+        "search of an HNSW graph",
+    ),
+)
+ONE_HEAD = "for the queries of one KV head of one sequence; attends nothing"
+HARD = "white noise, the hardest keys for an index"
+
+
+def search_of(library, index, k):
+    """One call for all queries of a group, which gives the picked tokens of each."""
+    calls = {"faiss": lambda q: index.search(q, k)[1], "hnswlib": lambda q: index.knn_query(q, k=k)[0]}
+    return calls[library.module]
+
+
+def recall_of(found, queries, keys, k):
+    """The share of the true neighbours that was found, over the queries of a group."""
+    scores = torch.from_numpy(queries) @ torch.from_numpy(keys).T
+    truth = scores.topk(k).indices.tolist()
+    return sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth)) / (k * len(truth))
+
+
+def search_peer(library, module, args, shape, keys, settings, k):
+    """Searches an index for the k = tokens/16 best keys of each query of a group."""
+    start = time.perf_counter()
+    index = library.build(module, keys, settings, args.threads)
+    index_ms = 1e3 * (time.perf_counter() - start)
+    search = search_of(library, index, k)
+
+    def draw(source):
+        return torch.randn(shape.group, shape.d, generator=source).numpy()
+
+    probe = draw(generator(args, 6))
+    distances = (
+        library.count(index, lambda: search(probe), module) if library.builds else shape.group * len(keys)
+    )
+    compared = distances if library.builds else len(keys)
+    return Peer(
+        row=row(
+            library.method,
+            "f32",
+            f"{library.about} {ONE_HEAD}; {HARD}",
+            params=",".join(f"{key}={value}" for key, value in ({"k": k} | settings).items()),
+            flops=2 * shape.d * distances,
+            bytes=4 * shape.d * compared,
+            density=k / shape.tokens,
+            index_ms=index_ms,
+            recall=recall_of(search(probe), probe, keys, k),
+        ),
+        run=search,
+        draw=draw,
+        first=lambda found: found[0][:8].tolist(),
+    )
+
+
+def build_peer(library, module, args, shape, keys, settings, k):
+    """Builds the index anew in each run."""
+    return Peer(
+        row=row(
+            library.method,
+            "f32",
+            f"builds the index of one KV head of one sequence; {HARD}",
+            params=",".join(f"{key}={value}" for key, value in settings.items()),
+            flops=0,
+            bytes=4 * shape.d * shape.tokens,
+        ),
+        run=lambda _: library.build(module, keys, settings, args.threads),
+        draw=lambda source: None,
+        first=lambda index: [getattr(index, "ntotal", None) or index.get_current_count()],
+    )
+
+
+def prepare_knn(args, shape, keys, prepared):
+    """All libraries that are installed, over the keys of the first KV head."""
+    wanted = [library for library in LIBRARIES if chosen(library.method, args)]
+    if args.device != "cpu" or not wanted:
+        return
+    if shape.tokens > KNN_LIMIT:
+        prepared.notes.append(f"no index is built over more than {KNN_LIMIT} tokens")
+        return
+    modules = {name: loaded(name, prepared) for name in dict.fromkeys(library.module for library in wanted)}
+    if modules.get("faiss"):
+        modules["faiss"].omp_set_num_threads(args.threads)
+    head = keys[0, 0].float().contiguous().numpy()
+    k = max(1, shape.tokens // 16)
+    make = {"attention": search_peer, "index": build_peer}[args.op]
+    for library in wanted:
+        if modules[library.module] and (library.builds or args.op == "attention"):
+            settings = library.settings(shape.tokens, k)
+            add(
+                prepared,
+                library.method,
+                lambda: make(library, modules[library.module], args, shape, head, settings, k),
+            )
+
+
+# ---- Whole models ----
+
+
+def llama_config(args, shape):
+    """A Llama of the given sizes."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        intermediate_size=args.intermediate,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads,
+        head_dim=args.d,
+        max_position_embeddings=shape.tokens + 64,
+        rope_theta=500000.0,
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+
+
+def linear_weights(args):
+    """Weights of all layers, and those of the output."""
+    attention = 2 * args.hidden * args.d * (args.heads + args.kv_heads)
+    return args.layers * (attention + 3 * args.hidden * args.intermediate), args.hidden * args.vocab
+
+
+def llama(args, shape):
+    """A model with small random weights in the type asked for; the library's own drawing takes minutes."""
+    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = llama_config(args, shape)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval()
+    model = model.to(DTYPES[args.dtype]).to_empty(device=args.device)
+    source = generator(args, 4)
+    for name, weight in model.named_parameters():
+        weight.fill_(1) if "norm" in name else weight.uniform_(-0.03, 0.03, generator=source)
+    # Not a parameter: it is still empty.
+    model.model.rotary_emb = LlamaRotaryEmbedding(config=config).to(args.device)
+    return model
+
+
+def filled_cache(kind, model, args, shape, dtype):
+    """A cache of random keys and values in every layer, as a prefill would have left it."""
+    from transformers import DynamicCache, StaticCache
+
+    room = shape.tokens + 8
+    make = {"dynamic": DynamicCache, "static": lambda: StaticCache(config=model.config, max_cache_len=room)}
+    cache = make[kind]()
+    for layer in range(args.layers):
+        k, v = (
+            drawn(args, shape, shape.kv_heads, shape.tokens, 100 + 2 * layer + i).to(DTYPES[dtype])
+            for i in (0, 1)
+        )
+        cache.update(k, v, layer, {"cache_position": torch.arange(shape.tokens, device=args.device)})
+    return cache
+
+
+def rewound(kind, cache, tokens):
+    """What takes the token of the last step out of a cache again."""
+
+    def dynamic():
+        if cache.get_seq_length() > tokens:
+            cache.crop(-1)
+
+    def static():
+        for layer in cache.layers:
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.fill_(tokens)
+
+    return {"dynamic": dynamic, "static": static}[kind]
+
+
+def tokens_of(args, shape, count):
+    """What draws tokens."""
+    return lambda source: torch.randint(
+        args.vocab, (shape.batch, count), generator=source, device=args.device
+    )
+
+
+def decode_peer(kind, model, args, shape, dtype):
+    """One step of a model, one new token a sequence."""
+    cache = filled_cache(kind, model, args, shape, dtype)
+    inner, output = linear_weights(args)
+    how = {
+        "dynamic": "a cache that is copied to grow by each token",
+        "static": "a cache with room to spare, masked",
+    }
+    return Peer(
+        row=row(
+            f"transformers_{dtype}_{kind}",
+            dtype,
+            f"one step of a Llama of random weights, {how[kind]}; {NOISE}",
+            layers=args.layers,
+            flops=2 * shape.batch * (inner + output) + args.layers * shape.attention_flops("decode"),
+            bytes=(inner + output) * DTYPES[dtype].itemsize + args.layers * shape.kv_bytes(DTYPES[dtype]),
+        ),
+        run=lambda ids: model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits,
+        draw=tokens_of(args, shape, 1),
+        first=numbers,
+        after=rewound(kind, cache, shape.tokens),
+    )
+
+
+def whole_peer(kind, model, args, shape, dtype):
+    """The prefill of a whole prompt through all layers."""
+    inner, output = linear_weights(args)
+    return Peer(
+        row=row(
+            f"transformers_{dtype}",
+            dtype,
+            "the whole prompt through a Llama of random weights, logits of its last token",
+            layers=args.layers,
+            flops=2 * shape.batch * (shape.tokens * inner + output)
+            + args.layers * shape.attention_flops("prefill"),
+            bytes=(inner + output) * DTYPES[dtype].itemsize + args.layers * shape.kv_bytes(DTYPES[dtype]),
+        ),
+        run=lambda ids: model(ids, use_cache=True, logits_to_keep=1).logits,
+        draw=tokens_of(args, shape, shape.tokens),
+        first=numbers,
+        context=lambda: sdpa_kernel(kernels(shape, shape.tokens)),
+    )
+
+
+def prepare_model(args, shape, prepared):
+    """The same weights, keys and values in every type, over each kind of cache."""
+    if not loaded("transformers", prepared):
+        return
+    kinds, make = (["dynamic", "static"], decode_peer) if args.op == "decode" else ([""], whole_peer)
+    base = None
+    for dtype in dtypes(args, shape, prepared, args.layers * len(kinds)):
+        to = DTYPES[dtype]
+        weights = (sum(linear_weights(args)) + args.hidden * args.vocab) * to.itemsize
+        try:
+            claim(
+                f"the model in {dtype}", weights + args.layers * shape.kv_bytes(to) * len(kinds), args.device
+            )
+        except MemoryError as error:
+            prepared.notes.append(one_line(error))
+            continue
+        base = base or llama(args, shape)
+        model = base if dtype == args.dtype else copy.deepcopy(base).to(to)
+        for kind in kinds:
+            add(prepared, f"transformers_{dtype}", lambda: make(kind, model, args, shape, dtype))
+
+
+# ---- Commands ----
+
+
+def chosen(method, args):
+    """Whether a method is among those asked for."""
+    return not args.only or any(part in method for part in args.only)
+
+
+def add(prepared, name, make):
+    """Keeps a peer, or says why there is none."""
+    try:
+        prepared.peers.append(make())
+    except Exception as error:
+        prepared.notes.append(f"{name}: {one_line(error)}")
+
+
+def prepare_attention(args, shape, prepared):
+    """Keys and values of one layer, and all that reads them."""
+    # A prefill has as many queries and outputs a query head as keys and values a KV head.
+    sides = 1 + (shape.group if args.op == "prefill" else 0)
+    claim("keys, values and queries", sides * shape.kv_bytes(DTYPES[args.dtype]), args.device)
+    keys, values = (drawn(args, shape, shape.kv_heads, shape.tokens, salt) for salt in (1, 2))
+    if args.op != "index":
+        prepare_torch(args, shape, keys, values, prepared)
+    if args.op != "prefill":
+        prepare_knn(args, shape, keys, prepared)
+
+
+def timed_on_cpu(run, given):
+    """Microseconds of one call."""
+    start = time.perf_counter()
+    run(given)
+    us = 1e6 * (time.perf_counter() - start)
+    time.sleep(SETTLE_S)
+    return us
+
+
+def timed_on_gpu(run, given):
+    """Microseconds of one call, between events of the GPU."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run(given)
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * start.elapsed_time(end)
+
+
+TIMERS = {"cpu": timed_on_cpu, "cuda": timed_on_gpu}
+
+
+class Bench:
+    """What the commands work on."""
+
+    def __init__(self, args):
+        self.args = args
+        self.peers = {}
+        self.queries = generator(args, 7)
+
+    def prepare(self, at):
+        """Makes all that one context and batch needs."""
+        self.release(True)
+        args = self.args
+        tokens, batch = int(at["context"]), int(at.get("batch", 1))
+        for name, value, listed in (("context", tokens, args.contexts), ("batch", batch, args.batches)):
+            if value < 1 or (listed and value not in listed):
+                raise ValueError(f"{name} {value} was not asked for")
+        shape = Shape(args.heads, args.kv_heads, args.d, tokens, batch)
+        prepared = Prepared()
+        whole = args.op == "decode" or (args.op == "prefill" and args.whole)
+        (prepare_model if whole else prepare_attention)(args, shape, prepared)
+        self.peers = {peer.row["method"]: peer for peer in prepared.peers}
+        ready = [peer.row for peer in prepared.peers]
+        return {"ready": ready, "notes": prepared.notes, "versions": prepared.versions}
+
+    def peer(self, method):
+        """What was prepared under a name."""
+        if method not in self.peers:
+            raise ValueError(f"{method} is not prepared")
+        return self.peers[method]
+
+    def time(self, method):
+        """One run on a query of its own."""
+        peer = self.peer(method)
+        given = peer.draw(self.queries)
+        try:
+            with peer.context():
+                return {"us": TIMERS[self.args.device](peer.run, given)}
+        finally:
+            peer.after()
+
+    def check(self, method):
+        """The start of the output for the query that all peers share."""
+        peer = self.peer(method)
+        try:
+            with peer.context():
+                return {"first": peer.first(peer.run(peer.draw(generator(self.args, 8))))}
+        finally:
+            peer.after()
+
+    def release(self, _):
+        """Frees what was prepared."""
+        self.peers = {}
+        gc.collect()
+        if self.args.device == "cuda":
+            torch.cuda.empty_cache()
+        return {"released": True}
+
+    def answer(self, line):
+        """The reply to one line."""
+        commands = {"prepare": self.prepare, "time": self.time, "check": self.check, "release": self.release}
+        try:
+            command = json.loads(line)
+            ((name, value),) = command.items()
+            if name not in commands:
+                raise ValueError(f"no command {name}")
+            return commands[name](value)
+        except Exception as error:
+            return {"error": one_line(error)}
+
+
+def listed(kind):
+    """A parser of lists with commas."""
+    return lambda text: [kind(part) for part in text.split(",") if part]
+
+
+def arguments():
+    """What is to be prepared."""
+    parser = argparse.ArgumentParser(prog="bench_peers.py", description=__doc__.split("\n")[0])
+    parser.add_argument("--op", choices=["attention", "prefill", "index", "decode"], required=True)
+    parser.add_argument("--heads", type=int, required=True)
+    parser.add_argument("--kv-heads", type=int, required=True)
+    parser.add_argument("--d", type=int, required=True)
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bf16")
+    parser.add_argument(
+        "--contexts", type=listed(int), default=[], help="that may be prepared; all if not given"
+    )
+    parser.add_argument("--batches", type=listed(int), default=[])
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=list(TIMERS), default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=listed(str), default=[], help="methods whose names hold one of these")
+    parser.add_argument("--compile", action="store_true", help="FlexAttention too: half a minute a context")
+    parser.add_argument(
+        "--whole", action="store_true", help="prefill: a whole model instead of one layer's attention"
+    )
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--intermediate", type=int, default=14336)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--vocab", type=int, default=128256)
+    args = parser.parse_args()
+    if args.kv_heads < 1 or args.heads % args.kv_heads:
+        parser.error("--heads is no multiple of --kv-heads")
+    return args
+
+
+def protocol():
+    """The stream of replies. What libraries print goes to standard error instead."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return out
+
+
+def main():
+    """Answers commands until there are no more; the exit status."""
+    args = arguments()
+    out = protocol()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(json.dumps({"error": "PyTorch finds no GPU"}), file=out, flush=True)
+        return 1
+    torch.set_num_threads(args.threads)
+    with torch.inference_mode():
+        bench = Bench(args)
+        for line in sys.stdin:
+            if line.strip():
+                print(json.dumps(bench.answer(line)), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(130)
