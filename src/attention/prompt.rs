@@ -84,7 +84,7 @@ pub struct PromptShape {
 const BLOCK: usize = 2048;
 
 /// What was gathered about a prefix while it was read, and about longer ones that begin with it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct PromptStats {
     shape: PromptShape,
     /// Tokens of the prefix, and of those that may be gone on to, ascending.
@@ -96,7 +96,7 @@ pub struct PromptStats {
 }
 
 /// What was gathered for one need.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Gathered {
     /// Of the queries kept, ascending; for each length.
     positions: VecDeque<Vec<u32>>,
@@ -105,7 +105,7 @@ struct Gathered {
 }
 
 /// What was gathered for one need at one layer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum LayerStats {
     /// Queries `[head][position][d]` for each length.
     Queries(VecDeque<KvStore>),
@@ -116,7 +116,7 @@ enum LayerStats {
 }
 
 /// Attention that each token received from the queries of one head.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct HeadMass {
     /// From queries of whole blocks, and of what is left at the end of the last prefix.
     closed: Vec<f32>,
@@ -127,7 +127,7 @@ struct HeadMass {
 }
 
 /// Scores of each token of one KV head with the queries after it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct HeadFollowing {
     /// For each length.
     scores: VecDeque<Vec<f32>>,

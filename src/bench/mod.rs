@@ -4,6 +4,19 @@
 //! Methods run through the same engine as in an evaluation. What they are given to read, how their turns are interleaved
 //! and which limits they are held to is decided here; how results are drawn is not.
 
+mod attention;
+mod decode;
+mod drawn;
+mod index;
+mod kernels;
+mod learned;
+mod peers;
+mod plan;
+mod prefill;
 mod row;
+mod sequence;
+mod turns;
 
+pub use peers::Peers;
+pub use plan::{Op, Plan, Progress};
 pub use row::{Bench, BenchRow, Roof};

@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
+pub mod bench;
 pub mod calibrate;
 mod completions;
 pub mod data;
@@ -38,6 +39,7 @@ struct Cli {
 enum Command {
     Eval(Box<eval::EvalArgs>),
     Sweep(Box<sweep::SweepArgs>),
+    Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
     List(list::ListArgs),
@@ -94,6 +96,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),
+        Command::Bench(args) => return bench::run(&args),
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,

@@ -51,6 +51,21 @@ pub(super) fn check_threads_variable() -> Result<(), UsageError> {
     }
 }
 
+/// Sequences that step together.
+pub(super) fn sequences(text: &str) -> Result<usize, String> {
+    within(text, 1..=4096)
+}
+
+/// Layers that are timed together.
+pub(super) fn layers(text: &str) -> Result<usize, String> {
+    within(text, 1..=1024)
+}
+
+/// Turns that count in a bench.
+pub(super) fn rounds(text: &str) -> Result<usize, String> {
+    within(text, 1..=10_000)
+}
+
 /// A number of tokens as tables show it too: `4096`, or `4K`.
 pub(super) fn tokens(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.strip_suffix(['k', 'K']) {

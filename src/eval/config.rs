@@ -499,7 +499,11 @@ fn check_prefill(protocol: Protocol, methods: &[Configured]) -> Result<(), Usage
     }
 }
 
-fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
+/// A storage type by name.
+///
+/// # Errors
+/// A [`UsageError`] that suggests the nearest one.
+pub fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
     let all = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16];
     all.into_iter()
         .find(|d| d.name() == name)

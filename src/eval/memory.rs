@@ -4,7 +4,7 @@ use std::fs;
 
 /// The least of what the machine has, its swap included, and what this process is limited to, in bytes; `None` where
 /// the system does not say.
-pub(super) fn most_bytes() -> Option<u64> {
+pub fn most_bytes() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let of_group = groups.into_iter().filter_map(|path| read(path).trim().parse().ok());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::config::ModelConfig;
-use super::rope::{Rope, Turn};
+use super::rope::{Rope, RopeTable, Turn};
 use crate::attention::{PromptShape, Rotation};
 use crate::kv::KvDtype;
 
@@ -93,6 +93,13 @@ impl Dimensions {
     pub fn prompt_shape(&self, tokens: usize) -> PromptShape {
         let c = &self.config;
         PromptShape { layers: c.layers, heads: c.heads, kv_heads: c.kv_heads, d: c.head_dim, tokens }
+    }
+
+    /// Angles by which queries and keys of a sequence of `tokens` are rotated, for all of its positions.
+    pub fn angles(&self, tokens: usize) -> RopeTable {
+        let mut table = RopeTable::new(&self.rope, tokens);
+        table.grow(tokens);
+        table
     }
 
     /// Moves queries and keys to other positions in a sequence of up to `tokens`; `None` if the model's

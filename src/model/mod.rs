@@ -13,7 +13,7 @@ mod cuda;
 pub mod data;
 pub mod decoder;
 pub mod device;
-mod dimensions;
+pub mod dimensions;
 pub mod download;
 pub mod engine;
 pub mod files;

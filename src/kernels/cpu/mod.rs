@@ -10,6 +10,7 @@ pub mod hyperplanes;
 pub mod linear;
 pub mod matmul;
 pub mod prefill;
+pub mod roof;
 pub mod rows;
 mod simd;
 pub mod softmax;

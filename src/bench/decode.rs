@@ -1,0 +1,54 @@
+//! A whole step of a model with random weights, its attention by some method, on drawn keys and values.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::attention::{count_steps, worked};
+use super::row::BenchRow;
+use super::turns::{Runs, Turn};
+use crate::attention::{Configured, Fork, IndexCache};
+use crate::model::decoder::Decoder;
+use crate::model::engine::Stream;
+
+/// Forks of one method, one on each sequence, that step together.
+pub struct Decoding<'m> {
+    decoder: &'m Decoder,
+    forks: Vec<Fork>,
+    prompt_tokens: usize,
+}
+
+impl<'m> Decoding<'m> {
+    /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
+    pub fn new(decoder: &'m Decoder, method: &Configured, caches: &mut [IndexCache], prompt_tokens: usize) -> Self {
+        let forks = caches.iter_mut().map(|cache| cache.fork(method, false)).collect();
+        Self { decoder, forks, prompt_tokens }
+    }
+}
+
+impl Runs for Decoding<'_> {
+    fn turn(&mut self, number: usize) -> Result<Turn> {
+        let before = worked(&self.forks);
+        // Any token will do, as long as all methods read the same.
+        let tokens = [number as u32 % self.decoder.config().vocab_size as u32];
+        let start = Instant::now();
+        let mut streams: Vec<Stream<'_>> = self.forks.iter_mut().map(|fork| Stream { fork, tokens: &tokens }).collect();
+        let logits = self.decoder.step(&mut streams, self.prompt_tokens)?;
+        let time = start.elapsed();
+        std::hint::black_box(&logits);
+        let attention = worked(&self.forks) - before;
+        let all = attention.worked().as_secs_f64().max(f64::MIN_POSITIVE);
+        let share = |part: std::time::Duration| attention.elapsed.mul_f64(part.as_secs_f64() / all);
+        Ok(Turn { time, select: share(attention.select), attend: share(attention.attend), ..Turn::default() })
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        let c = self.decoder.config();
+        // Of the embedding a step reads a row.
+        let table = if c.tie_word_embeddings { 0 } else { c.vocab_size * c.hidden_size * self.decoder.dtype().bytes() };
+        let weights = (self.decoder.weight_bytes() - table) as u64;
+        row.limit_bytes = weights;
+        row.flops = 2 * self.forks.len() as u64 * weights / self.decoder.dtype().bytes() as u64;
+        count_steps(&self.forks, row);
+    }
+}

@@ -1,0 +1,309 @@
+//! Keys, values and queries that are drawn, with what makes those of language models special.
+//!
+//! White noise alone would flatter some methods and ruin others: what a method picks decides what it reads. So each KV head
+//! has, before RoPE:
+//! - a few heavy channels, among the slow pairs, that all keys and queries have in common;
+//! - topics, which the tokens of a segment share, so that tokens near each other are alike;
+//! - queries that look for a few earlier tokens, and for those of their own topic;
+//! - a first token that takes attention from every query, and whose value is next to nothing.
+//!
+//! Everything is a function of seed, layer, head and position, so any rows can be drawn at any time. What attention over it
+//! looks like is measured, and stated with each result ([`Looks`]).
+
+use std::fmt;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::attention::mix_seed;
+use crate::kernels::cpu::Rows;
+use crate::kv::LayerKv;
+use crate::model::dimensions::Dimensions;
+use crate::model::rope::{RopeTable, apply};
+
+/// Channels of a head that are heavy: one in so many.
+const ONE_HEAVY_IN: usize = 16;
+/// What heavy channels have on top of the noise of one that all have.
+const HEAVY_KEY: f32 = 5.0;
+const HEAVY_QUERY: f32 = 1.6;
+/// The first token's share of what keys have in heavy channels.
+const SINK: f32 = 2.6;
+/// Of a value, beside one that is not the first token's.
+const SINK_VALUE: f32 = 0.05;
+/// Tokens of a segment with one topic.
+const SEGMENT: usize = 64;
+/// Shares of a key's content: with its segment, and alone.
+const TOPIC: f32 = 0.5;
+const OWN: f32 = 0.85;
+/// Earlier tokens that a query looks for, how much it does, and how much for its own topic.
+const TARGETS: usize = 4;
+const WANTED: f32 = 1.1;
+const OWN_TOPIC: f32 = 0.5;
+/// Noise of a query.
+const QUERY_NOISE: f32 = 0.6;
+
+/// What a vector is drawn for: part of its seed.
+#[derive(Clone, Copy)]
+enum Kind {
+    Topic,
+    Key,
+    Value,
+    Query,
+    Heavy,
+    Target,
+}
+
+/// Rows of consecutive positions: rotated queries `[token][head][d]`, rotated keys and values `[token][kv_head][d]`.
+pub struct DrawnRows {
+    /// Rotated, unscaled queries.
+    pub queries: Vec<f32>,
+    /// Rotated keys.
+    pub keys: Vec<f32>,
+    /// Values.
+    pub values: Vec<f32>,
+}
+
+/// One sequence of one layer.
+pub struct Drawn<'a> {
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    seed: u64,
+    angles: &'a RopeTable,
+    /// Of each KV head, what its keys have in common.
+    heavy: Vec<Vec<f32>>,
+}
+
+impl<'a> Drawn<'a> {
+    /// Of a model of these dimensions; `angles` reach as far as rows will be drawn.
+    pub fn new(dimensions: &Dimensions, angles: &'a RopeTable, seed: u64) -> Self {
+        let c = dimensions.config();
+        let (heads, kv_heads, d) = (c.heads, c.kv_heads, c.head_dim);
+        let mut drawn = Self { heads, kv_heads, d, seed, angles, heavy: Vec::new() };
+        drawn.heavy = (0..kv_heads).map(|head| drawn.heavy_channels(head)).collect();
+        drawn
+    }
+
+    /// What heavy channels hold, of either sign, and zeros: channels of the slowest pairs.
+    fn heavy_channels(&self, kv_head: usize) -> Vec<f32> {
+        let (half, count) = (self.d / 2, (self.d / ONE_HEAVY_IN).max(1));
+        let mut heavy = vec![0.0; self.d];
+        let signs = self.noise(kv_head, Kind::Heavy, 0);
+        for i in 0..count {
+            let channel = half - 1 - i / 2 + i % 2 * half;
+            heavy[channel] = signs(i).signum();
+        }
+        heavy
+    }
+
+    /// Numbers of mean 0 and variance 1 that nothing else draws, by channel: four draws added up, as good as normal here.
+    fn noise(&self, head: usize, kind: Kind, position: usize) -> impl Fn(usize) -> f32 + use<> {
+        let seed = mix_seed(mix_seed(mix_seed(self.seed, kind as u64), head as u64), position as u64);
+        // Each has a variance of (2^16)² / 12.
+        const SPREAD: f32 = 65_536.0 * 0.577_350_3;
+        move |channel| {
+            let bits = mix_seed(seed, channel as u64);
+            let sum: u32 = (0..4).map(|i| (bits >> (16 * i)) as u16 as u32).sum();
+            (sum as f32 - 2.0 * 65_535.0) / SPREAD
+        }
+    }
+
+    /// What a key is about, before it is rotated.
+    fn content(&self, kv_head: usize, position: usize) -> impl Fn(usize) -> f32 + use<> {
+        let topic = self.noise(kv_head, Kind::Topic, position / SEGMENT);
+        let own = self.noise(kv_head, Kind::Key, position);
+        move |channel| TOPIC * topic(channel) + OWN * own(channel)
+    }
+
+    fn key(&self, kv_head: usize, position: usize, out: &mut [f32]) {
+        let (heavy, content) = (&self.heavy[kv_head], self.content(kv_head, position));
+        let common = if position == 0 { SINK * HEAVY_KEY } else { HEAVY_KEY };
+        for (channel, (out, heavy)) in out.iter_mut().zip(heavy).enumerate() {
+            *out = common * heavy + content(channel);
+        }
+        apply(out, self.angles.cos(position), self.angles.sin(position));
+    }
+
+    fn value(&self, kv_head: usize, position: usize, out: &mut [f32]) {
+        let noise = self.noise(kv_head, Kind::Value, position);
+        let size = if position == 0 { SINK_VALUE } else { 1.0 };
+        out.iter_mut().enumerate().for_each(|(channel, out)| *out = size * noise(channel));
+    }
+
+    fn query(&self, head: usize, position: usize, out: &mut [f32]) {
+        let kv_head = head * self.kv_heads / self.heads;
+        let noise = self.noise(head, Kind::Query, position);
+        let topic = self.noise(kv_head, Kind::Topic, position / SEGMENT);
+        for (channel, (out, heavy)) in out.iter_mut().zip(&self.heavy[kv_head]).enumerate() {
+            *out = HEAVY_QUERY * heavy + QUERY_NOISE * noise(channel) + OWN_TOPIC * topic(channel);
+        }
+        let draws = self.noise(head, Kind::Target, position);
+        for i in 0..TARGETS {
+            // Uniform enough: the fraction of a number that is far larger than one.
+            let share = (draws(i) * 1000.0).rem_euclid(1.0);
+            let target = self.content(kv_head, (share * position as f32) as usize);
+            out.iter_mut().enumerate().for_each(|(channel, out)| *out += WANTED * target(channel));
+        }
+        apply(out, self.angles.cos(position), self.angles.sin(position));
+    }
+
+    /// Rows of some positions; queries of the last `asking` alone.
+    pub fn rows(&self, positions: Range<usize>, asking: usize) -> DrawnRows {
+        let (count, d) = (positions.len(), self.d);
+        let asking = asking.min(count);
+        let mut rows = DrawnRows {
+            queries: vec![0.0; asking * self.heads * d],
+            keys: vec![0.0; count * self.kv_heads * d],
+            values: vec![0.0; count * self.kv_heads * d],
+        };
+        let first_asking = positions.end - asking;
+        rows.queries.par_chunks_mut(self.heads * d).enumerate().for_each(|(i, row)| {
+            row.chunks_mut(d).enumerate().for_each(|(head, out)| self.query(head, first_asking + i, out));
+        });
+        rows.keys.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
+            row.chunks_mut(d).enumerate().for_each(|(head, out)| self.key(head, positions.start + i, out));
+        });
+        rows.values.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
+            row.chunks_mut(d).enumerate().for_each(|(head, out)| self.value(head, positions.start + i, out));
+        });
+        rows
+    }
+}
+
+/// What exact attention over keys looks like, mean over some queries: what methods live on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Looks {
+    /// Attention that the first token takes.
+    pub sink: f64,
+    /// Attention that the sixteenth of the tokens that takes most takes, the first token aside and what it takes.
+    pub sixteenth: f64,
+    /// Attention, the first token aside, that the last 64 tokens take.
+    pub window: f64,
+    /// Share of the keys' squares in the sixteenth of the channels that has most.
+    pub heavy: f64,
+}
+
+impl Looks {
+    /// Of queries `[query][head][d]`, unscaled, over all tokens of a layer; `None` without queries or tokens.
+    pub fn of(kv: &LayerKv, queries: &[f32], heads: usize) -> Option<Self> {
+        let (d, kv_heads, tokens) = (kv.keys.d(), kv.keys.kv_heads(), kv.tokens());
+        if tokens < 2 || queries.is_empty() {
+            return None;
+        }
+        let of_head = |(i, query): (usize, &[f32])| {
+            let kv_head = i % heads * kv_heads / heads;
+            shares(&weights(kv.keys.head(kv_head), query))
+        };
+        let each: Vec<[f64; 3]> = queries.par_chunks_exact(d).enumerate().map(of_head).collect();
+        let mean = |at: usize| each.iter().map(|shares| shares[at]).sum::<f64>() / each.len() as f64;
+        let heavy: f64 = (0..kv_heads).map(|head| heavy_share(kv.keys.head(head), d)).sum();
+        Some(Self { sink: mean(0), sixteenth: mean(1), window: mean(2), heavy: heavy / kv_heads as f64 })
+    }
+}
+
+impl fmt::Display for Looks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [sink, sixteenth, window, heavy] =
+            [self.sink, self.sixteenth, self.window, self.heavy].map(|share| 100.0 * share);
+        write!(
+            f,
+            "the first token takes {sink:.0} % of the attention; of the rest the 1/16 of the tokens that takes most takes \
+             {sixteenth:.0} %, the last 64 tokens {window:.0} %; 1/16 of the channels has {heavy:.0} % of the keys' squares"
+        )
+    }
+}
+
+/// Exact softmax weights of one query.
+fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
+    let (d, mut key) = (query.len(), vec![0.0; query.len()]);
+    let mut logit = |token: usize| {
+        keys.read(token, &mut key);
+        let dot: f32 = key.iter().zip(query).map(|(k, q)| k * q).sum();
+        f64::from(dot) / (d as f64).sqrt()
+    };
+    let logits: Vec<f64> = (0..keys.elements() / d).map(&mut logit).collect();
+    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exps: Vec<f64> = logits.iter().map(|logit| (logit - top).exp()).collect();
+    let sum: f64 = exps.iter().sum();
+    exps.into_iter().map(|exp| exp / sum).collect()
+}
+
+/// What the first token takes; of the rest, what the largest sixteenth takes, and the last 64.
+fn shares(weights: &[f64]) -> [f64; 3] {
+    const WINDOW: usize = 64;
+    let (sink, rest) = (weights[0], &weights[1..]);
+    let all: f64 = rest.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let window: f64 = rest[rest.len().saturating_sub(WINDOW)..].iter().sum();
+    let mut sorted = rest.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let sixteenth: f64 = sorted[..rest.len().div_ceil(16)].iter().sum();
+    [sink, sixteenth / all, window / all]
+}
+
+/// Share of the squares that the sixteenth of the channels with most of them has.
+fn heavy_share(keys: Rows<'_>, d: usize) -> f64 {
+    /// Tokens that are enough to tell.
+    const ENOUGH: usize = 4096;
+    let (mut squares, mut key) = (vec![0.0; d], vec![0.0; d]);
+    for token in 0..(keys.elements() / d).min(ENOUGH) {
+        keys.read(token, &mut key);
+        squares.iter_mut().zip(&key).for_each(|(sum, x)| *sum += f64::from(x * x));
+    }
+    squares.sort_by(|a, b| b.total_cmp(a));
+    squares[..d.div_ceil(16)].iter().sum::<f64>() / squares.iter().sum::<f64>().max(f64::MIN_POSITIVE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::KvDtype;
+    use crate::model::config::ModelConfig;
+    use crate::model::source::ModelSource;
+
+    fn llama() -> Dimensions {
+        let texts = ModelSource::parse("random:llama-3.1-8b").unwrap().resolve_texts().unwrap();
+        Dimensions::new(&ModelConfig::parse(&texts.config.text, "config.json").unwrap(), KvDtype::Bf16)
+    }
+
+    #[test]
+    fn attention_over_what_is_drawn_looks_like_a_models() {
+        let dimensions = llama();
+        for context in [4096, 16_384] {
+            let angles = dimensions.angles(context);
+            let drawn = Drawn::new(&dimensions, &angles, 1);
+            let rows = drawn.rows(0..context, 2);
+            let mut kv = LayerKv::new(KvDtype::Bf16, 8, 128, context);
+            rows.keys.chunks(1024).zip(rows.values.chunks(1024)).for_each(|(key, value)| kv.append(key, value));
+            let looks = Looks::of(&kv, &rows.queries, 32).unwrap();
+            println!("{context}: {looks}");
+            assert!((0.2..0.9).contains(&looks.sink), "{looks}");
+            assert!((0.6..0.98).contains(&looks.sixteenth), "{looks}");
+            assert!((0.01..0.5).contains(&looks.window), "{looks}");
+            assert!((0.4..0.9).contains(&looks.heavy), "{looks}");
+        }
+    }
+
+    #[test]
+    fn rows_do_not_depend_on_which_are_drawn_with_them() {
+        let dimensions = llama();
+        let angles = dimensions.angles(300);
+        let drawn = Drawn::new(&dimensions, &angles, 7);
+        let (all, some) = (drawn.rows(0..300, 300), drawn.rows(100..120, 5));
+        assert_eq!(all.keys[100 * 1024..120 * 1024], some.keys[..]);
+        assert_eq!(all.values[100 * 1024..120 * 1024], some.values[..]);
+        assert_eq!(all.queries[115 * 4096..120 * 4096], some.queries[..]);
+        let other = Drawn::new(&dimensions, &angles, 8).rows(100..120, 5);
+        assert_ne!(other.keys, some.keys);
+    }
+
+    #[test]
+    fn what_a_head_looks_like_is_what_its_weights_say() {
+        // Logits 0, ln 3 and 0, with a scale of one: weights of 1/5, 3/5 and 1/5.
+        let mut kv = LayerKv::new(KvDtype::F32, 1, 1, 3);
+        [0.0, 3f32.ln(), 0.0].iter().for_each(|key| kv.append(&[*key], &[1.0]));
+        let looks = Looks::of(&kv, &[1.0], 1).unwrap();
+        assert!((looks.sink - 0.2).abs() < 1e-6 && (looks.sixteenth - 0.75).abs() < 1e-6, "{looks:?}");
+        assert!((looks.window - 1.0).abs() < 1e-6 && (looks.heavy - 1.0).abs() < 1e-6, "{looks:?}");
+        assert_eq!(Looks::of(&kv, &[], 1), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! Building a method's indexes over a prefix, anew in every turn.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::row::BenchRow;
+use super::sequence::Sequence;
+use super::turns::{Runs, Turn};
+use crate::attention::{Configured, Rotation};
+use crate::model::dimensions::Dimensions;
+
+/// A method that builds its index of one sequence.
+pub struct Building<'s> {
+    /// What it is built over.
+    pub sequence: &'s Sequence,
+    /// The method.
+    pub method: &'s Configured,
+    /// Of the model.
+    pub dimensions: &'s Dimensions,
+    /// How its positions are moved.
+    pub rotation: Option<Arc<dyn Rotation>>,
+    /// Bits a token and KV head, once one was built.
+    pub aux_bits: f64,
+}
+
+impl Runs for Building<'_> {
+    /// What gathering about the prompt takes is part of the time: it is as long in every turn, since it was done once.
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        let mut cache = self.sequence.cache(self.dimensions, self.rotation.clone());
+        let fork = cache.fork(self.method, false);
+        self.aux_bits = fork.aux_bits();
+        Ok(Turn::of(fork.index_time().whole))
+    }
+
+    /// Keys and values read once, and what is written.
+    fn count(&self, row: &mut BenchRow) {
+        let prefix = &self.sequence.prefix;
+        let shape = prefix.shape();
+        let rows = (prefix.tokens() * shape.kv_heads * prefix.layers()) as f64;
+        row.limit_bytes = (rows * (shape.row_bytes() as f64 + self.aux_bits / 8.0)) as u64;
+        row.bytes = row.limit_bytes;
+        row.aux_bits = Some(self.aux_bits);
+        row.density = 1.0;
+    }
+}

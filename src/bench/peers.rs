@@ -1,0 +1,144 @@
+//! Other programs beside ours: a child process that is told when to take its turn.
+//!
+//! The script (`scripts/bench_peers.py`, which the program holds) prepares what is asked for, and then takes one turn for each
+//! line it is sent, so that its turns are interleaved with those of methods. It reads lines of JSON and answers each with one.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::row::BenchRow;
+use super::turns::{Runs, Turn};
+
+/// The script.
+const SCRIPT: &str = include_str!("../../scripts/bench_peers.py");
+
+/// A child that runs the script.
+pub struct Peers {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+/// One way of computing the same, by somebody else.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Peer {
+    /// Its name, by which it is told to take a turn.
+    pub method: String,
+    /// Its parameters as `key=value,...`.
+    #[serde(default)]
+    pub params: String,
+    #[serde(default)]
+    bytes: u64,
+    #[serde(default)]
+    flops: u64,
+    #[serde(default = "all")]
+    density: f64,
+    index_ms: Option<f64>,
+}
+
+fn all() -> f64 {
+    1.0
+}
+
+/// What can be timed, and what cannot and why.
+#[derive(Debug, Default, Deserialize)]
+pub struct Prepared {
+    /// What can.
+    pub ready: Vec<Peer>,
+    /// What the reader has to know.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl Peers {
+    /// Starts `python` on the script with `arguments`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(python: &str, arguments: &[String]) -> Result<Self> {
+        let mut child = Command::new(python)
+            .args(["-c", SCRIPT])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
+        let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("cannot talk to `{python}`");
+        };
+        Ok(Self { child, commands: Some(commands), answers: BufReader::new(answers) })
+    }
+
+    /// Makes keys and values of so many sequences ready; earlier ones are let go.
+    ///
+    /// # Errors
+    /// If the script ends or fails.
+    pub fn prepare(&mut self, context: usize, batch: usize) -> Result<Prepared> {
+        let answer = self.ask(&json!({ "prepare": { "context": context, "batch": batch } }))?;
+        serde_json::from_value(answer).context("the peers' script answers something else than what can be timed")
+    }
+
+    /// Lets go of what was made ready.
+    ///
+    /// # Errors
+    /// If the script ends or fails.
+    pub fn release(&mut self) -> Result<()> {
+        self.ask(&json!({ "release": true })).map(drop)
+    }
+
+    fn time(&mut self, method: &str) -> Result<Duration> {
+        let answer = self.ask(&json!({ "time": method }))?;
+        let us = answer["us"].as_f64().ok_or_else(|| anyhow!("the peer {method} gives no time: {answer}"))?;
+        Ok(Duration::from_secs_f64(us / 1e6))
+    }
+
+    fn ask(&mut self, command: &Value) -> Result<Value> {
+        let gone = "the peers' script has ended; what it said is above";
+        let commands = self.commands.as_mut().ok_or_else(|| anyhow!(gone))?;
+        writeln!(commands, "{command}").and_then(|()| commands.flush()).context(gone)?;
+        let mut line = String::new();
+        if self.answers.read_line(&mut line).context(gone)? == 0 {
+            bail!(gone);
+        }
+        let answer: Value = serde_json::from_str(&line).with_context(|| format!("the peers' script says: {line}"))?;
+        match answer["error"].as_str() {
+            Some(error) => Err(anyhow!("a peer fails: {error}")),
+            None => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Peers {
+    /// The script ends when there is nothing more to read.
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        // It may have ended before.
+        let _ = self.child.wait();
+    }
+}
+
+/// A peer that takes turns.
+pub struct PeerTurns<'p> {
+    /// Who is told.
+    pub peers: &'p Mutex<Peers>,
+    /// What.
+    pub peer: Peer,
+}
+
+impl Runs for PeerTurns<'_> {
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        Ok(Turn::of(self.peers.lock().unwrap_or_else(PoisonError::into_inner).time(&self.peer.method)?))
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        let Peer { bytes, flops, density, index_ms, .. } = self.peer;
+        (row.bytes, row.limit_bytes, row.flops) = (bytes, bytes, flops);
+        (row.density, row.index_ms) = (density, index_ms);
+    }
+}

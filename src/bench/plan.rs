@@ -1,0 +1,367 @@
+//! What is timed at which contexts and batches, in which company; and rows of what was.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+
+use super::attention::{Stepping, caches};
+use super::decode::Decoding;
+use super::drawn::Drawn;
+use super::index::Building;
+use super::kernels;
+use super::learned::calibrated;
+use super::peers::{PeerTurns, Peers};
+use super::prefill::{Attending, Prompt, Reading};
+use super::row::{Bench, BenchRow, Roof};
+use super::sequence::{Sequence, Wanted, append, needs_of};
+use super::turns::{Flood, Runs, Timing, Turn, in_turns, turns};
+use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
+use crate::error::UsageError;
+use crate::eval::memory::most_bytes;
+use crate::eval::record::REFERENCE;
+use crate::kv::LayerKv;
+use crate::model::decoder::Decoder;
+use crate::model::dimensions::Dimensions;
+use crate::model::rope::RopeTable;
+
+/// What is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Attention of one step.
+    Attention,
+    /// Attention of a whole prompt.
+    Prefill,
+    /// Building indexes.
+    Index,
+    /// A whole step.
+    Decode,
+    /// Single kernels.
+    Kernels,
+}
+
+impl Op {
+    /// As rows have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Prefill => "prefill",
+            Self::Index => "index",
+            Self::Decode => "decode",
+            Self::Kernels => "kernel",
+        }
+    }
+}
+
+/// All that a bench is told.
+pub struct Plan {
+    /// What is timed.
+    pub op: Op,
+    /// What the shape is called.
+    pub shape: String,
+    /// The shape, with as many layers as are timed together.
+    pub dimensions: Dimensions,
+    /// The methods, `full` first if it is timed.
+    pub methods: Vec<Configured>,
+    /// Tokens of prefixes.
+    pub contexts: Vec<usize>,
+    /// Sequences that are stepped together.
+    pub batches: Vec<usize>,
+    /// Turns of each that count.
+    pub rounds: usize,
+    /// Of whatever is drawn.
+    pub seed: u64,
+    /// The model, where whole steps or prompts are timed.
+    pub decoder: Option<Decoder>,
+    /// Other programs.
+    pub peers: Option<Mutex<Peers>>,
+}
+
+/// What takes turns, and what its row is called.
+struct Entry<'r> {
+    method: String,
+    params: String,
+    peer: bool,
+    runs: Box<dyn Runs + Send + 'r>,
+}
+
+impl<'r> Entry<'r> {
+    fn of(method: &Configured, runs: impl Runs + Send + 'r) -> Self {
+        Self { method: method.name.clone(), params: method.params.clone(), peer: false, runs: Box::new(runs) }
+    }
+}
+
+/// Where a bench stands: the step in words, and how far it is.
+pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
+
+impl Plan {
+    /// Times everything. `None` if `stop` was raised.
+    ///
+    /// # Errors
+    /// If there is not enough memory, nothing to time, or what is timed fails.
+    pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
+        self.check()?;
+        let layers = self.dimensions.config().layers;
+        let methods = match self.op {
+            Op::Kernels => Vec::new(),
+            _ => calibrated(&self.methods, &self.dimensions, layers, self.seed)?,
+        };
+        let (mut flood, mut bench) = (
+            Flood::new(),
+            Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes: Vec::new() },
+        );
+        for batch in &self.batches {
+            for context in &self.contexts {
+                let at = At { plan: self, methods: &methods, context: *context, batch: *batch };
+                let Some(rows) = at.measure(&mut flood, stop, progress, &mut bench.notes)? else { return Ok(None) };
+                bench.rows.extend(rows);
+            }
+        }
+        bench.roof = flood.roof();
+        bench.rows.iter_mut().for_each(|row| hold_to(row, bench.roof));
+        Ok(Some(bench))
+    }
+
+    /// That keys and values, at least, can be in memory.
+    fn check(&self) -> Result<(), UsageError> {
+        let (Some(context), Some(batch)) = (self.contexts.iter().max(), self.batches.iter().max()) else {
+            return Err(UsageError::new("there is no context or no batch to time"));
+        };
+        let c = self.dimensions.config();
+        let queries = match self.op {
+            Op::Prefill => 2 * 4 * c.heads * c.head_dim,
+            _ => 0,
+        };
+        let tokens = (context * batch) as u64;
+        let needed = tokens * (self.dimensions.kv_bytes_per_token() + queries) as u64;
+        match most_bytes() {
+            Some(most) if needed > most => {
+                let what = format!(
+                    "keys and values of {batch} x {context} tokens in {} layers take {:.1} GB, more than this machine has ({:.1})",
+                    c.layers,
+                    needed as f64 / 1e9,
+                    most as f64 / 1e9
+                );
+                Err(UsageError::new(what).hint("take shorter contexts, smaller batches or fewer --layers"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One context and batch of a plan.
+struct At<'p> {
+    plan: &'p Plan,
+    methods: &'p [Configured],
+    context: usize,
+    batch: usize,
+}
+
+/// What was drawn for it.
+struct Material {
+    rotation: Option<Arc<dyn Rotation>>,
+    sequences: Vec<Sequence>,
+    prompt: Option<Prompt>,
+}
+
+impl At<'_> {
+    fn measure(
+        &self,
+        flood: &mut Flood,
+        stop: &AtomicBool,
+        progress: &mut Progress<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Vec<BenchRow>>> {
+        let what = format!("{} tokens x {}", self.context, self.batch);
+        progress(&format!("{what}: drawing"), 0, 1);
+        let material = self.material();
+        if let Some(looks) = material.sequences.first().and_then(|sequence| sequence.looks) {
+            notes.push(format!("{} tokens, drawn: {looks}.", self.context));
+        }
+        progress(&format!("{what}: indexes"), 0, 1);
+        let mut entries = self.entries(&material, notes)?;
+        entries.extend(self.peers(notes)?);
+        let mut runners: Vec<&mut (dyn Runs + Send)> = entries.iter_mut().map(|entry| &mut *entry.runs as _).collect();
+        let taken = in_turns(&mut runners, self.plan.rounds, flood, stop, |done, all| progress(&what, done, all))?;
+        let Some(taken) = taken else { return Ok(None) };
+        let mut rows: Vec<BenchRow> = entries.iter().zip(&taken).map(|(entry, turns)| self.row(entry, turns)).collect();
+        let full = rows.iter().find(|row| row.method == REFERENCE && !row.peer).map(|row| row.time_us);
+        rows.iter_mut().for_each(|row| row.speedup_vs_full = full.map(|full| full / row.time_us));
+        if let Some(peers) = &self.plan.peers {
+            locked(peers).release()?;
+        }
+        Ok(Some(rows))
+    }
+
+    fn material(&self) -> Material {
+        let Plan { op, dimensions, rounds, seed, .. } = self.plan;
+        let (layers, steps) = (dimensions.config().layers, turns(*rounds));
+        let angles = dimensions.angles(self.context + steps);
+        let rotation = dimensions.rotation(self.context + steps);
+        let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
+        let sequence = |number: usize| {
+            let (context, seed) = (self.context, mix_seed(*seed, number as u64));
+            Sequence::drawn(Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed })
+        };
+        let count = if *op == Op::Prefill { 0 } else { self.batch };
+        let sequences = (0..count).map(sequence).collect();
+        let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| self.prompt(&angles));
+        Material { rotation, sequences, prompt }
+    }
+
+    /// A prompt of one layer, with the queries of all tokens.
+    fn prompt(&self, angles: &RopeTable) -> Prompt {
+        let (dimensions, c) = (&self.plan.dimensions, self.plan.dimensions.config());
+        let rows = Drawn::new(dimensions, angles, self.plan.seed).rows(0..self.context, self.context);
+        let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, self.context);
+        append(&mut kv, &rows, c.kv_heads * c.head_dim);
+        Prompt { queries: rows.queries, heads: c.heads, kv }
+    }
+
+    fn entries<'r>(&'r self, material: &'r Material, notes: &mut Vec<String>) -> Result<Vec<Entry<'r>>> {
+        let (dimensions, sequences) = (&self.plan.dimensions, &material.sequences[..]);
+        let mut caches = caches(sequences, dimensions, material.rotation.as_ref());
+        Ok(match (self.plan.op, &self.plan.decoder) {
+            (Op::Attention, _) => {
+                let stepping = |method: &Configured| Stepping::new(method, sequences, &mut caches, dimensions);
+                self.methods.iter().map(stepping).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
+            }
+            (Op::Decode, Some(decoder)) => {
+                let decoding = |method: &Configured| Decoding::new(decoder, method, &mut caches, self.context);
+                self.methods.iter().map(decoding).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
+            }
+            (Op::Prefill, Some(decoder)) => {
+                let vocabulary = decoder.config().vocab_size as u64;
+                let token = |i: usize| (mix_seed(self.plan.seed, i as u64) % vocabulary) as u32;
+                let tokens = (0..self.context).map(token).collect();
+                let runs = Box::new(Reading { decoder, tokens });
+                vec![Entry { method: REFERENCE.to_owned(), params: String::new(), peer: false, runs }]
+            }
+            (Op::Prefill, None) => self.reading(material.prompt.iter(), notes),
+            (Op::Index, _) => sequences.iter().take(1).flat_map(|s| self.building(material, s)).collect(),
+            (Op::Kernels, _) => sequences.iter().take(1).flat_map(|s| self.kernels(s)).collect(),
+            (Op::Decode, None) => Vec::new(),
+        })
+    }
+
+    /// Methods that read a prompt in their own way; others read it as `full` does.
+    fn reading<'r>(&'r self, prompt: impl Iterator<Item = &'r Prompt>, notes: &mut Vec<String>) -> Vec<Entry<'r>> {
+        let reads = |method: &&Configured| method.name == REFERENCE || method.masks_prefill();
+        let dense: Vec<String> = self.methods.iter().filter(|m| !reads(m)).map(Configured::label).collect();
+        let note = format!("read prompts densely, as full does, and are left out: {}.", dense.join(", "));
+        if !dense.is_empty() && !notes.contains(&note) {
+            notes.push(note);
+        }
+        let of = |prompt: &'r Prompt| {
+            let entry = |method: &'r Configured| Entry::of(method, Attending::new(prompt, method, self.plan.seed));
+            self.methods.iter().filter(reads).map(entry).collect::<Vec<_>>()
+        };
+        prompt.flat_map(of).collect()
+    }
+
+    /// Methods that have an index.
+    fn building<'r>(&'r self, material: &'r Material, sequence: &'r Sequence) -> Vec<Entry<'r>> {
+        let (dimensions, rotation) = (&self.plan.dimensions, &material.rotation);
+        let entry = |method: &'r Configured| {
+            let rotation = rotation.clone();
+            Entry::of(method, Building { sequence, method, dimensions, rotation, aux_bits: 0.0 })
+        };
+        self.methods.iter().filter(|method| !method.method.picks_nothing()).map(entry).collect()
+    }
+
+    fn kernels<'r>(&'r self, sequence: &'r Sequence) -> Vec<Entry<'r>> {
+        let queries = &sequence.steps[0][0].queries;
+        let entry = |kernel: kernels::Kernel<'r>| Entry {
+            method: kernel.name.to_owned(),
+            params: kernel.params.clone(),
+            peer: false,
+            runs: Box::new(kernel),
+        };
+        kernels::all(&self.plan.dimensions, sequence.prefix.layer(0), queries).into_iter().map(entry).collect()
+    }
+
+    /// Other programs, ready for this context and batch.
+    fn peers(&self, notes: &mut Vec<String>) -> Result<Vec<Entry<'_>>> {
+        let Some(peers) = &self.plan.peers else { return Ok(Vec::new()) };
+        let prepared = locked(peers).prepare(self.context, self.batch)?;
+        for note in prepared.notes {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        let entry = |peer: super::peers::Peer| Entry {
+            method: peer.method.clone(),
+            params: peer.params.clone(),
+            peer: true,
+            runs: Box::new(PeerTurns { peers, peer }),
+        };
+        Ok(prepared.ready.into_iter().map(entry).collect())
+    }
+
+    /// What is known without the roof, and without the company.
+    fn row(&self, entry: &Entry<'_>, turns: &[Turn]) -> BenchRow {
+        let (dimensions, timing) = (&self.plan.dimensions, Timing::of(turns.iter().map(|turn| turn.time)));
+        let part = |of: fn(&Turn) -> std::time::Duration| {
+            let us = Timing::of(turns.iter().map(of)).median_us;
+            (us > 0.0).then_some(us)
+        };
+        let (select_us, attend_us) = (part(|turn| turn.select), part(|turn| turn.attend));
+        let whole = self.plan.op == Op::Decode && !entry.peer;
+        let of_attention = select_us.unwrap_or(0.0) + attend_us.unwrap_or(0.0);
+        let mut row = BenchRow {
+            op: self.plan.op.name().to_owned(),
+            shape: self.plan.shape.clone(),
+            device: "cpu".to_owned(),
+            dtype: dimensions.dtype().name().to_owned(),
+            threads: rayon::current_num_threads(),
+            context: self.context,
+            batch: self.batch,
+            layers: dimensions.config().layers,
+            method: entry.method.clone(),
+            params: entry.params.clone(),
+            peer: entry.peer,
+            density: 1.0,
+            time_us: timing.median_us,
+            time_low_us: timing.ends_us.map(|(low, _)| low),
+            time_high_us: timing.ends_us.map(|(_, high)| high),
+            rounds: turns.len(),
+            spread: timing.spread,
+            speedup_vs_full: None,
+            bytes: 0,
+            limit_bytes: 0,
+            gbps: 0.0,
+            flops: 0,
+            gflops: 0.0,
+            bandwidth_share: None,
+            limit_share: None,
+            score_us: part(|turn| turn.score),
+            select_us,
+            attend_us,
+            weights_us: whole.then_some(timing.median_us - of_attention),
+            index_ms: None,
+            aux_bits: None,
+        };
+        entry.runs.count(&mut row);
+        row
+    }
+}
+
+/// The child process; a thread that died has left it in order, or its next answer says otherwise.
+fn locked(peers: &Mutex<Peers>) -> MutexGuard<'_, Peers> {
+    peers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Holds what was touched and computed against what the machine reached.
+fn hold_to(row: &mut BenchRow, roof: Roof) {
+    let seconds = row.time_us / 1e6;
+    if seconds <= 0.0 {
+        return;
+    }
+    (row.gbps, row.gflops) = (row.bytes as f64 / seconds / 1e9, row.flops as f64 / seconds / 1e9);
+    let share = |of: f64, all: f64| (of > 0.0 && all > 0.0).then(|| of / all);
+    row.bandwidth_share = share(row.gbps, roof.read_gbps);
+    let by_bytes = row.limit_bytes as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
+    let by_flops = row.flops as f64 / 1e9 / roof.peak_gflops.max(f64::MIN_POSITIVE);
+    row.limit_share = share(by_bytes.max(by_flops), seconds);
+}

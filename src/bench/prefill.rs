@@ -1,0 +1,106 @@
+//! Attention of a whole prompt at one layer or more, densely or by the mask of a method; and the whole forward pass.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+
+use super::row::BenchRow;
+use super::turns::{Runs, Turn};
+use crate::attention::calibration::PrefillChunk;
+use crate::attention::{Configured, SparsePrefill, attend_densely};
+use crate::cost::Cost;
+use crate::kv::LayerKv;
+use crate::model::decoder::Decoder;
+
+/// A prompt of one layer: queries `[token][head][d]`, keys and values.
+pub struct Prompt {
+    /// Rotated, unscaled.
+    pub queries: Vec<f32>,
+    /// Query heads.
+    pub heads: usize,
+    /// Of all tokens.
+    pub kv: LayerKv,
+}
+
+/// A method that reads a prompt.
+pub struct Attending<'p> {
+    prompt: &'p Prompt,
+    method: &'p Configured,
+    seed: u64,
+    out: Vec<f32>,
+    cost: Cost,
+}
+
+impl<'p> Attending<'p> {
+    /// Ready to read `prompt`; `seed` is the context's.
+    pub fn new(prompt: &'p Prompt, method: &'p Configured, seed: u64) -> Self {
+        Self { prompt, method, seed, out: vec![0.0; prompt.queries.len()], cost: Cost::default() }
+    }
+
+    /// What exact attention takes: every token attends itself and all before it.
+    fn dense_cost(&self) -> Cost {
+        let Prompt { heads, kv, .. } = self.prompt;
+        let pairs = (heads * kv.tokens() * (kv.tokens() + 1) / 2) as u64;
+        let flops = 4 * kv.keys.d() as u64 * pairs;
+        let (attended_tokens, context_tokens) = (pairs, pairs);
+        Cost { attended_tokens, context_tokens, attend_flops: flops, full_flops: flops, ..Cost::default() }
+    }
+}
+
+impl Runs for Attending<'_> {
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        let Prompt { queries, heads, kv } = self.prompt;
+        let chunk = PrefillChunk::new(0, 0, queries, *heads, kv);
+        let start = Instant::now();
+        match SparsePrefill::new(self.method, 1, self.seed) {
+            Some(mut sparse) => {
+                sparse.attend(&chunk, &mut self.out);
+                self.cost = sparse.into_costs().total(|_| true);
+            }
+            None => {
+                attend_densely(&chunk, &mut self.out);
+                self.cost = self.dense_cost();
+            }
+        }
+        let time = start.elapsed();
+        std::hint::black_box(&self.out);
+        Ok(Turn::of(time))
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        let kv = &self.prompt.kv;
+        let rows = size_of_val(&self.prompt.queries[..]) + size_of_val(&self.out[..]);
+        row.density = self.cost.density();
+        row.limit_bytes = (kv.keys.stored_bytes() + kv.values.stored_bytes() + rows) as u64;
+        row.bytes = row.limit_bytes;
+        row.flops = self.cost.attend_flops + self.cost.score_flops;
+    }
+}
+
+/// A model that reads a prompt densely, all of its layers.
+pub struct Reading<'m> {
+    /// The model.
+    pub decoder: &'m Decoder,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+}
+
+impl Runs for Reading<'_> {
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        let start = Instant::now();
+        let prefill = self.decoder.prefill(&self.tokens, self.tokens.len()).map_err(|e| anyhow!(e))?;
+        let time = start.elapsed();
+        std::hint::black_box(&prefill.logits);
+        Ok(Turn::of(time))
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        let (c, tokens) = (self.decoder.config(), self.tokens.len() as u64);
+        let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.intermediate_size;
+        let products = 2 * tokens * (c.layers * c.hidden_size * width) as u64;
+        let pairs = (c.layers * c.heads * c.head_dim) as u64 * tokens * (tokens + 1) / 2;
+        row.flops = products + 4 * pairs;
+        row.limit_bytes = self.decoder.weight_bytes() as u64 + tokens * self.decoder.kv_bytes_per_token() as u64;
+        row.bytes = row.limit_bytes;
+    }
+}

@@ -1,0 +1,200 @@
+//! Timing many things on one machine: they take turns, round after round, so that what changes about the machine changes
+//! for all of them, and between any two turns a buffer far beyond the caches is read.
+//!
+//! That reading does two things: it throws out of the caches what the last turn left there, as the weights of a model do
+//! between two steps of the same layer, and it is the measure that times are held against.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::row::{BenchRow, Roof};
+use crate::eval::stats::{Sample, median_interval};
+use crate::kernels::cpu::roof::{multiply_adds, read_all};
+
+/// Turns that do not count: indexes and code are read for the first time, and memory is written to for the first time.
+const WARM_UP: usize = 2;
+/// Multiply-adds that take some milliseconds.
+const PEAK_ROUNDS: usize = 1 << 20;
+
+/// What one turn took.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Turn {
+    /// By the clock.
+    pub time: Duration,
+    /// Of that, scoring candidates.
+    pub score: Duration,
+    /// Selecting, scoring included.
+    pub select: Duration,
+    /// Attending.
+    pub attend: Duration,
+}
+
+impl Turn {
+    /// A turn of which nothing but the time is known.
+    pub fn of(time: Duration) -> Self {
+        Self { time, ..Self::default() }
+    }
+}
+
+/// Something that takes turns.
+pub trait Runs {
+    /// Takes a turn: the `number`-th, from 0, warm-ups included.
+    ///
+    /// # Errors
+    /// If what is timed fails; the bench ends with it.
+    fn turn(&mut self, number: usize) -> anyhow::Result<Turn>;
+
+    /// Says what was counted in these turns; nothing by default.
+    fn count(&self, _row: &mut BenchRow) {}
+}
+
+/// A buffer that no cache holds.
+pub struct Flood {
+    buffer: Vec<f32>,
+    times: Vec<Duration>,
+    peaks: Vec<f64>,
+}
+
+impl Flood {
+    /// Bytes that are read: eight times the last-level cache of most machines, and more than any process's share of it.
+    const BYTES: usize = 256 << 20;
+
+    /// Writes the buffer, so that it is there.
+    pub fn new() -> Self {
+        let buffer = (0..Self::BYTES / size_of::<f32>()).map(|i| (i % 64) as f32).collect();
+        Self { buffer, times: Vec::new(), peaks: Vec::new() }
+    }
+
+    /// Reads it all.
+    fn read(&mut self) {
+        let start = Instant::now();
+        std::hint::black_box(read_all(&self.buffer));
+        self.times.push(start.elapsed());
+    }
+
+    /// Computes on registers for a moment.
+    fn compute(&mut self) {
+        let start = Instant::now();
+        let operations = multiply_adds(PEAK_ROUNDS);
+        self.peaks.push(operations as f64 / start.elapsed().as_secs_f64() / 1e9);
+    }
+
+    /// What both reached, the medians over all times.
+    pub fn roof(&mut self) -> Roof {
+        while self.times.len() < WARM_UP + 3 {
+            self.read();
+            self.compute();
+        }
+        let rates = self.times.iter().skip(1).map(|time| Self::BYTES as f64 / time.as_secs_f64() / 1e9);
+        let of = |values: Vec<f64>| median_interval(&Sample::independent(&values)).map_or(0.0, |median| median.mean);
+        Roof { read_gbps: of(rates.collect()), peak_gflops: of(self.peaks.clone()) }
+    }
+}
+
+impl Default for Flood {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What each of `runners` took in `rounds` rounds, after some that do not count. Every round begins with another of them.
+/// `None` if `stop` was raised.
+///
+/// # Errors
+/// As what is timed.
+pub fn in_turns(
+    runners: &mut [&mut (dyn Runs + Send + '_)],
+    rounds: usize,
+    flood: &mut Flood,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(usize, usize),
+) -> anyhow::Result<Option<Vec<Vec<Turn>>>> {
+    let (count, all) = (runners.len(), WARM_UP + rounds);
+    let mut taken: Vec<Vec<Turn>> = (0..count).map(|_| Vec::with_capacity(rounds)).collect();
+    for number in 0..all {
+        for i in 0..count {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let runner = (i + number) % count;
+            flood.read();
+            // Among the threads, so that none has to be woken for every product.
+            let turn = rayon::scope(|_| runners[runner].turn(number))?;
+            if number >= WARM_UP {
+                taken[runner].push(turn);
+            }
+        }
+        flood.compute();
+        progress(number + 1, all);
+    }
+    Ok(Some(taken))
+}
+
+/// Turns that [`in_turns`] takes for so many rounds.
+pub fn turns(rounds: usize) -> usize {
+    WARM_UP + rounds
+}
+
+/// Times in microseconds: median, its interval, and the distance between the quartiles over the median.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// Median.
+    pub median_us: f64,
+    /// Of 95 %, by order statistics; none below six turns.
+    pub ends_us: Option<(f64, f64)>,
+    /// How far times scatter.
+    pub spread: f64,
+}
+
+impl Timing {
+    /// Of at least one time.
+    pub fn of(times: impl Iterator<Item = Duration>) -> Self {
+        let mut values: Vec<f64> = times.map(|time| 1e6 * time.as_secs_f64()).collect();
+        let estimate = median_interval(&Sample::independent(&values));
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| values.get((share * (values.len().max(1) - 1) as f64).round() as usize);
+        let between = at(0.75).zip(at(0.25)).map_or(0.0, |(high, low)| high - low);
+        let median_us = estimate.as_ref().map_or(0.0, |estimate| estimate.mean);
+        let spread = if median_us > 0.0 { between / median_us } else { 0.0 };
+        Self { median_us, ends_us: estimate.and_then(|estimate| estimate.ends), spread }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn each_round_begins_with_another_and_warming_up_does_not_count() {
+        struct Named<'a>(u64, &'a Mutex<Vec<(usize, u64)>>);
+        impl Runs for Named<'_> {
+            fn turn(&mut self, number: usize) -> anyhow::Result<Turn> {
+                self.1.lock().unwrap().push((number, self.0));
+                Ok(Turn::of(Duration::from_micros(10 * self.0 + number as u64)))
+            }
+        }
+        let order = Mutex::new(Vec::new());
+        let (mut first, mut second) = (Named(0, &order), Named(1, &order));
+        let mut flood = Flood { buffer: vec![1.0; 100], times: Vec::new(), peaks: Vec::new() };
+        let taken = in_turns(&mut [&mut first, &mut second], 2, &mut flood, &AtomicBool::new(false), |_, _| ());
+        let taken = taken.unwrap().unwrap();
+        assert_eq!(*order.lock().unwrap(), [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1), (3, 1), (3, 0)]);
+        let times: Vec<Vec<u128>> =
+            taken.iter().map(|turns| turns.iter().map(|turn| turn.time.as_micros()).collect()).collect();
+        assert_eq!(times, [[2, 3], [12, 13]]);
+        assert_eq!(flood.times.len(), 8, "caches are emptied before every turn");
+        let stopped = in_turns(&mut [&mut first], 2, &mut flood, &AtomicBool::new(true), |_, _| ()).unwrap();
+        assert!(stopped.is_none());
+    }
+
+    #[test]
+    fn times_are_medians_with_what_they_scatter() {
+        let of = |values: &[u64]| Timing::of(values.iter().map(|us| Duration::from_micros(*us)));
+        assert_eq!(of(&[5]), Timing { median_us: 5.0, ends_us: None, spread: 0.0 });
+        let nine = of(&[90, 10, 80, 20, 70, 30, 60, 40, 50]);
+        assert!((nine.median_us - 50.0).abs() < 1e-9 && (nine.spread - 0.8).abs() < 1e-9, "{nine:?}");
+        let (low, high) = nine.ends_us.unwrap();
+        assert!((low - 20.0).abs() < 1e-9 && (high - 80.0).abs() < 1e-9, "{nine:?}");
+    }
+}

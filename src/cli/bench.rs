@@ -1,0 +1,374 @@
+//! `spattn bench`: how fast methods are, against exact attention, other programs and what the machine can do.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::output::{print, print_line};
+use super::setup::{set_threads, stop_on_interrupt};
+use super::{Done, listed, numbers};
+use crate::attention::methods::configure;
+use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
+use crate::bench::{Bench, Op, Peers, Plan};
+use crate::error::UsageError;
+use crate::eval::config::parse_dtype;
+use crate::eval::manifest::cpu_name;
+use crate::eval::record::REFERENCE;
+use crate::kernels::cpu::isa_name;
+use crate::model::decoder::Decoder;
+use crate::model::device::Device;
+use crate::model::dimensions::Dimensions;
+use crate::model::source::{ModelSource, RANDOM};
+use crate::model::weights::Weights;
+use crate::report::bench as drawing;
+
+/// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
+const METHODS: [&str; 9] =
+    ["double_sparsity", "hash_attention", "quest", "magicpig", "hip", "sparq", "loki", "streaming_llm", "topk"];
+const DENSITY: f64 = 0.0625;
+const CONTEXTS: [usize; 2] = [8192, 32_768];
+/// Layers of a model of which whole steps are timed.
+const DECODE_LAYERS: usize = 2;
+
+/// What is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Attention of one step at one layer
+    Attention,
+    /// Attention of a whole prompt at one layer; with --layers the whole forward pass of so many
+    Prefill,
+    /// Building a method's index
+    Index,
+    /// A whole step of a model with random weights
+    Decode,
+    /// Single kernels
+    Kernels,
+}
+
+/// Time attention, prefill, indexes, whole steps or kernels: microseconds, bytes, and shares of what the machine can do.
+///
+/// Keys and values are drawn with what makes those of language models special (a first token that takes attention, heavy
+/// channels, RoPE, topics). Methods, kernels and other programs take turns, after a warm-up, and caches are emptied before
+/// each turn; a time is the median of these, with an interval. Everything is held against `full` and against the bandwidth
+/// that plain reading reaches in the same run.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn bench attention
+  spattn bench attention --shape llama-2-7b -c 32K,128K -m quest -m 'magicpig:K=10,L=150' --density 0.0625,0.03 --out speed
+  spattn bench attention -c 32K --peers                 (PyTorch and faiss in the same table)
+  spattn bench prefill -c 4K,16K -m hip -m minference
+  spattn bench decode --layers 4 --batch 1,4
+  spattn bench kernels")]
+pub struct BenchArgs {
+    /// What to time
+    ///
+    /// Example: spattn bench attention
+    #[arg(value_enum)]
+    what: What,
+
+    /// Whose heads: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, builtin, a model's folder or hub id, or a
+    /// config.json; no weights are read
+    ///
+    /// Example: --shape mistral-7b
+    #[arg(long, value_name = "SHAPE|MODEL|CONFIG", default_value = "llama-3.1-8b")]
+    shape: String,
+
+    /// Tokens in context; may be repeated; 8K and 32K if not given
+    ///
+    /// Example: -c 8K,32K,128K
+    #[arg(short = 'c', long = "context", value_name = "N,...", value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
+    contexts: Vec<usize>,
+
+    /// Sequences that step together, each with a context of its own; may be repeated
+    ///
+    /// Example: --batch 1,8
+    #[arg(long = "batch", value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = numbers::sequences, allow_negative_numbers = true)]
+    batches: Vec<usize>,
+
+    /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated; nine published ones if not given
+    ///
+    /// Example: -m quest -m 'magicpig:K={8,10},L=150'
+    #[arg(short = 'm', long = "method", value_name = "SPEC")]
+    methods: Vec<String>,
+
+    /// Shares of the context that methods attend whose spec sets no budget; may be repeated; 0.0625 if not given
+    ///
+    /// Example: --density 0.0156,0.0625
+    #[arg(long = "density", value_name = "D,...", value_delimiter = ',')]
+    densities: Vec<String>,
+
+    /// Leave out `full`, the dense reference
+    ///
+    /// Example: --no-full
+    #[arg(long)]
+    no_full: bool,
+
+    /// Layers that are timed together; 1 if not given, 2 of whole steps
+    ///
+    /// Example: --layers 4
+    #[arg(long, value_name = "N", value_parser = numbers::layers, allow_negative_numbers = true)]
+    layers: Option<usize>,
+
+    /// Storage type of keys, values and weights
+    ///
+    /// Example: --dtype f16
+    #[arg(long, value_name = "bf16|f16|f32", default_value = "bf16")]
+    dtype: String,
+
+    /// Turns of each that count; an interval takes six
+    ///
+    /// Example: --rounds 31
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = numbers::rounds, allow_negative_numbers = true)]
+    rounds: usize,
+
+    /// Seed of keys, values and queries
+    ///
+    /// Example: --seed 7
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
+    seed: u64,
+
+    /// Time PyTorch, faiss and transformers too, in turns with ours; needs Python with torch
+    ///
+    /// Example: --peers
+    #[arg(long)]
+    peers: bool,
+
+    /// The Python that --peers runs
+    ///
+    /// Example: --python ./venv/bin/python
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    python: String,
+
+    /// Threads to use; all cores if not given
+    ///
+    /// Example: --threads 4
+    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
+    threads: Option<usize>,
+
+    /// Folder for bench.json, bench.csv, bench.md, the manifest and plots; nothing is written if not given
+    ///
+    /// Example: --out speed
+    #[arg(short = 'o', long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// Write over what an earlier bench left in the folder
+    ///
+    /// Example: --out speed --overwrite
+    #[arg(long, requires = "out")]
+    overwrite: bool,
+
+    /// Print rows as JSON instead of tables
+    ///
+    /// Example: --json
+    #[arg(long)]
+    json: bool,
+
+    /// Show no progress
+    ///
+    /// Example: --quiet
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Times what was asked for and prints it.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; what is timed that fails, files that cannot be written.
+pub fn run(args: &BenchArgs) -> Result<Done> {
+    set_threads(args.threads)?;
+    args.check_free()?;
+    let plan = args.plan()?;
+    let stop = stop_on_interrupt()?;
+    let bar = progress_bar(args.quiet);
+    let timed = plan.run(&stop, &mut |what, done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+        bar.set_message(what.to_owned());
+    });
+    bar.finish_and_clear();
+    let Some(bench) = timed? else {
+        eprintln!("interrupted: nothing was written");
+        return Ok(Done::Interrupted);
+    };
+    match args.json {
+        true => print_line(drawing::json(&bench)?.trim_end())?,
+        false => print(&drawing::table(&bench))?,
+    }
+    if let Some(folder) = &args.out {
+        let files = drawing::write(&bench, &args.manifest(&plan, &bench), folder)?;
+        eprintln!("Files:");
+        listed(&files).iter().for_each(|file| eprintln!("  {file}"));
+    }
+    Ok(Done::Completed)
+}
+
+impl BenchArgs {
+    fn op(&self) -> Op {
+        match self.what {
+            What::Attention => Op::Attention,
+            What::Prefill => Op::Prefill,
+            What::Index => Op::Index,
+            What::Decode => Op::Decode,
+            What::Kernels => Op::Kernels,
+        }
+    }
+
+    /// That nothing is in the folder, unless it may be written over.
+    fn check_free(&self) -> Result<(), UsageError> {
+        match &self.out {
+            Some(folder) if !self.overwrite && folder.join("bench.json").exists() => {
+                let what = format!("{} holds an earlier bench", folder.display());
+                Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let dimensions = self.dimensions()?;
+        let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
+        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), Device::Cpu));
+        let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
+        if let Some(context) = contexts.iter().find(|context| **context == 0) {
+            return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());
+        }
+        Ok(Plan {
+            op: self.op(),
+            shape: self.shape.clone(),
+            methods: self.configured()?,
+            peers: self.started(&dimensions, &contexts, reads_whole)?,
+            contexts,
+            batches: self.batches.clone(),
+            rounds: self.rounds,
+            seed: self.seed,
+            decoder: decoder.transpose()?,
+            dimensions,
+        })
+    }
+
+    /// The shape, with as many layers as are timed together.
+    fn dimensions(&self) -> Result<Dimensions> {
+        // Published shapes come first: they need no files. A folder or a hub id is no shape.
+        let source = ModelSource::parse(&format!("{RANDOM}{}", self.shape))
+            .or_else(|unknown| ModelSource::parse(&self.shape).map_err(|_| unknown))?;
+        let mut config = source.resolve_texts()?.config()?;
+        let most = if self.what == What::Decode { DECODE_LAYERS } else { 1 };
+        config.layers = self.layers.unwrap_or(most);
+        let dtype = parse_dtype(&self.dtype)?;
+        Ok(Dimensions::new(&config, dtype))
+    }
+
+    /// The methods at their budgets, `full` first.
+    fn configured(&self) -> Result<Vec<Configured>> {
+        let named: Vec<&str> = match self.methods.is_empty() {
+            true => METHODS.to_vec(),
+            false => self.methods.iter().map(String::as_str).collect(),
+        };
+        let densities = match self.densities.is_empty() {
+            true => vec![DENSITY.to_string()],
+            false => self.densities.clone(),
+        };
+        let mut methods = Vec::new();
+        if !self.no_full {
+            methods.push(configure(&MethodSpec::bare(REFERENCE), &Policy::default())?);
+        }
+        for text in named {
+            for spec in expand_grid(text)?.into_iter().filter(|spec| *spec != MethodSpec::bare(REFERENCE)) {
+                methods.extend(at_densities(&spec, &densities)?);
+            }
+        }
+        Ok(methods)
+    }
+
+    /// Starts the script of peers, if it is asked for.
+    fn started(&self, dimensions: &Dimensions, contexts: &[usize], whole: bool) -> Result<Option<Mutex<Peers>>> {
+        if !self.peers || self.what == What::Kernels {
+            return Ok(None);
+        }
+        let c = dimensions.config();
+        let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let named = [
+            ("--op", self.op().name().to_owned()),
+            ("--heads", c.heads.to_string()),
+            ("--kv-heads", c.kv_heads.to_string()),
+            ("--d", c.head_dim.to_string()),
+            ("--dtype", self.dtype.clone()),
+            ("--contexts", list(contexts)),
+            ("--batches", list(&self.batches)),
+            ("--threads", rayon::current_num_threads().to_string()),
+            ("--device", "cpu".to_owned()),
+            ("--seed", self.seed.to_string()),
+            ("--hidden", c.hidden_size.to_string()),
+            ("--intermediate", c.intermediate_size.to_string()),
+            ("--layers", c.layers.to_string()),
+            ("--vocab", c.vocab_size.to_string()),
+        ];
+        let mut arguments: Vec<String> = named.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        if whole && self.what == What::Prefill {
+            arguments.push("--whole".to_owned());
+        }
+        Ok(Some(Mutex::new(Peers::start(&self.python, &arguments)?)))
+    }
+
+    fn manifest(&self, plan: &Plan, bench: &Bench) -> Value {
+        let c = plan.dimensions.config();
+        json!({
+            "program": { "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>() },
+            "bench": {
+                "op": plan.op.name(),
+                "shape": {
+                    "name": plan.shape, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "layers": c.layers,
+                },
+                "dtype": self.dtype,
+                "contexts": plan.contexts,
+                "batches": plan.batches,
+                "methods": plan.methods.iter().map(Configured::label).collect::<Vec<_>>(),
+                "rounds": plan.rounds,
+                "seed": plan.seed,
+                "peers": self.peers,
+            },
+            "machine": {
+                "cpu": cpu_name(),
+                "cores": std::thread::available_parallelism().map_or(1, usize::from),
+                "threads": rayon::current_num_threads(),
+                "simd": isa_name(),
+                "read_gbps": bench.roof.read_gbps,
+                "peak_gflops": bench.roof.peak_gflops,
+            },
+            "notes": bench.notes,
+        })
+    }
+}
+
+/// A method at each density, or as it is where its spec sets the budget by itself.
+fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configured>, UsageError> {
+    let policy = Policy::default();
+    let own = configure(spec, &policy)?;
+    let with = |density: &String| {
+        let mut spec = spec.clone();
+        spec.params.push(("density".to_owned(), density.clone()));
+        configure(&spec, &policy)
+    };
+    // What is wrong with a density is wrong for a method that sets no budget at all, too.
+    let bare = |density: &String| {
+        let spec = MethodSpec { params: vec![("density".to_owned(), density.clone())], ..MethodSpec::bare("topk") };
+        configure(&spec, &policy)
+    };
+    densities.iter().try_for_each(|density| bare(density).map(drop))?;
+    Ok(densities.iter().map(with).collect::<Result<_, _>>().unwrap_or_else(|_| vec![own]))
+}
+
+fn progress_bar(quiet: bool) -> ProgressBar {
+    let target = match quiet {
+        true => ProgressDrawTarget::hidden(),
+        false => ProgressDrawTarget::stderr(),
+    };
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds, {msg}");
+    let bar = ProgressBar::with_draw_target(None, target);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}

@@ -1,0 +1,91 @@
+//! What the machine can do at all: plain reading, and multiply-adds on registers. No attention is computed here.
+
+use std::hint::black_box;
+
+use rayon::prelude::*;
+
+use super::simd::{Simd, dispatch};
+
+/// Independent sums, enough to keep every unit that adds or multiplies busy.
+const CHAINS: usize = 16;
+
+/// Reads all of `buffer` once, each thread a part of its own, and returns the sum of it.
+pub fn read_all(buffer: &[f32]) -> f32 {
+    let part = buffer.len().div_ceil(rayon::current_num_threads()).max(1);
+    buffer.par_chunks(part).map(sum).sum()
+}
+
+dispatch! {
+    fn sum[](buffer: &[f32]) -> f32 = sum_kernel
+}
+
+#[inline(always)]
+unsafe fn sum_kernel<S: Simd>(buffer: &[f32]) -> f32 {
+    let block = CHAINS * S::LANES;
+    let whole = buffer.len() / block * block;
+    // SAFETY: every load lies within the whole blocks; the CPU supports `S` (caller).
+    unsafe {
+        let mut sums = [S::splat(0.0); CHAINS];
+        for first in (0..whole).step_by(block) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = S::add(*sum, S::load(buffer.as_ptr().add(first + i * S::LANES)));
+            }
+        }
+        let rest: f32 = buffer[whole..].iter().sum();
+        sums.into_iter().map(|sum| S::sum(sum)).sum::<f32>() + rest
+    }
+}
+
+/// Multiplies and adds `rounds` times on every thread, all numbers in registers; how many floating-point operations that
+/// was, a multiply-add as two.
+pub fn multiply_adds(rounds: usize) -> u64 {
+    let threads = rayon::current_num_threads();
+    let done: Vec<u64> = (0..threads).into_par_iter().with_max_len(1).map(|_| chains(rounds)).collect();
+    done.into_iter().sum()
+}
+
+dispatch! {
+    fn chains[](rounds: usize) -> u64 = chains_kernel
+}
+
+#[inline(always)]
+unsafe fn chains_kernel<S: Simd>(rounds: usize) -> u64 {
+    // SAFETY: value operations only; the CPU supports `S` (caller).
+    let total: f32 = unsafe {
+        let mut sums = [S::splat(black_box(1.0)); CHAINS];
+        let (factor, term) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, factor, term);
+            }
+        }
+        sums.into_iter().map(|sum| S::sum(sum)).sum()
+    };
+    black_box(total);
+    (2 * CHAINS * S::LANES * rounds) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_read_once_whatever_the_length() {
+        for n in [0, 1, 7, 255, 256, 257, 10_000] {
+            let numbers: Vec<f32> = (0..n).map(|i| (i % 7) as f32).collect();
+            // Whole numbers this small are summed exactly in any order.
+            let expected: u32 = (0..n).map(|i| (i % 7) as u32).sum();
+            assert_eq!(read_all(&numbers), expected as f32, "{n}");
+        }
+    }
+
+    #[test]
+    fn operations_are_counted_for_every_thread() {
+        let of = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| multiply_adds(10))
+        };
+        assert_eq!(of(3), 3 * of(1));
+        assert_eq!(of(1) % (2 * 10 * CHAINS as u64), 0);
+    }
+}
