@@ -1542,3 +1542,128 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     }
     assert!(out.dir.join("summary.csv").is_file());
 }
+
+// ---- bench ----
+
+/// A bench of the built-in model's heads that takes a moment.
+fn bench(what: &str, more: &[&str]) -> Spattn {
+    spattn(&["bench", what, "--shape", "builtin", "-c", "640", "--rounds", "6", "--quiet"]).args(more)
+}
+
+fn bench_rows(ran: &Ran) -> Vec<Map<String, Value>> {
+    serde_json::from_value(ran.json()).unwrap()
+}
+
+#[test]
+fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
+    let out = out();
+    let methods = ["-m", "topk:per=kv_head", "-m", "streaming_llm", "-m", "loki", "--density", "0.25,0.5"];
+    let more = [&methods[..], &["--batch", "2", "--json", "--out", out.arg()]].concat();
+    let rows = bench_rows(&bench("attention", &more).ok());
+    let names: Vec<&str> = rows.iter().map(|row| row["method"].as_str().unwrap()).collect();
+    assert_eq!(names, ["full", "topk", "topk", "streaming_llm", "streaming_llm", "loki", "loki"]);
+    let number = |row: &Map<String, Value>, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row:?}"));
+    let contract = [
+        "op",
+        "shape",
+        "context",
+        "batch",
+        "method",
+        "params",
+        "density",
+        "time_us",
+        "time_low_us",
+        "time_high_us",
+        "speedup_vs_full",
+        "bytes",
+        "gbps",
+        "bandwidth_share",
+        "limit_share",
+    ];
+    for row in &rows {
+        assert!(contract.iter().all(|key| !row[*key].is_null()), "{row:?}");
+        assert_eq!((number(row, "context"), number(row, "batch"), &row["op"]), (640.0, 2.0, &json!("attention")));
+        assert!(number(row, "time_low_us") <= number(row, "time_us"), "{row:?}");
+        assert!(number(row, "time_us") <= number(row, "time_high_us"), "{row:?}");
+        let speedup = number(&rows[0], "time_us") / number(row, "time_us");
+        assert!((number(row, "speedup_vs_full") / speedup - 1.0).abs() < 1e-9, "{row:?}");
+    }
+    // Two sequences of 640 tokens and those behind them (1 to 8, warm-ups included), two KV heads of 64 channels in 16 bits.
+    let full = 2.0 * 644.5 * 2.0 * 2.0 * 64.0 * 2.0;
+    assert!((number(&rows[0], "bytes") - full).abs() <= 1.0, "{:?}", rows[0]);
+    assert_eq!(number(&rows[0], "density"), 1.0);
+    for (row, density) in rows[1..].iter().zip([0.25, 0.5, 0.25, 0.5, 0.25, 0.5]) {
+        assert!((number(row, "density") - density).abs() < 0.02, "{row:?}");
+    }
+    // A window reads what it attends and nothing else.
+    assert!((number(&rows[3], "bytes") / full - number(&rows[3], "density")).abs() < 1e-3, "{:?}", rows[3]);
+    assert!(rows[5]["index_ms"].as_f64().unwrap() > 0.0 && rows[0]["index_ms"].is_null());
+    for file in ["bench.json", "bench.csv", "bench.md", "manifest.json", "plots/speedup.svg", "plots/speedup.png"] {
+        assert!(out.dir.join(file).is_file(), "{file}");
+    }
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    assert_eq!(manifest["bench"]["methods"].as_array().unwrap().len(), 7);
+    assert!(manifest["machine"]["read_gbps"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn prompts_indexes_steps_and_kernels_are_timed_too() {
+    let of = |what: &str, more: &[&str]| -> Vec<(String, f64)> {
+        let ran = bench(what, &[more, &["--json", "--density", "0.25"]].concat()).ok();
+        let each =
+            |row: &Map<String, Value>| (row["method"].as_str().unwrap().to_owned(), row["time_us"].as_f64().unwrap());
+        bench_rows(&ran).iter().map(each).collect()
+    };
+    let names = |rows: &[(String, f64)]| rows.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    let prefill = of("prefill", &["-m", "hip", "-m", "loki"]);
+    assert_eq!(names(&prefill), ["full", "hip"], "loki reads prompts as full does");
+    assert_eq!(names(&of("prefill", &["--layers", "2"])), ["full"]);
+    assert_eq!(names(&of("index", &["-m", "quest", "-m", "streaming_llm"])), ["quest"], "the others have none");
+    let decode = of("decode", &["-m", "quest"]);
+    assert_eq!(names(&decode), ["full", "quest"]);
+    let kernels = of("kernels", &[]);
+    assert!(names(&kernels).contains(&"attend_range".to_owned()), "{kernels:?}");
+    for (name, time) in [prefill, decode, kernels].concat() {
+        assert!(time > 0.0, "{name}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn other_programs_take_turns_and_stand_in_the_same_table() {
+    use std::os::unix::fs::PermissionsExt;
+    let temp = TempDir::new().unwrap();
+    // Speaks as the script does, and counts its turns.
+    let speaks = r#"#!/bin/sh
+while read -r line; do
+    case "$line" in
+        *prepare*) echo '{"ready":[{"method":"torch_x","bytes":1000,"flops":10},{"method":"search","part":true,"about":"one head"}],"notes":["faiss is not installed"]}' ;;
+        *torch_x*) echo turn >>"$TURNS"; echo '{"us":2000}' ;;
+        *search*) echo '{"us":10}' ;;
+        *) echo '{"released":true}' ;;
+    esac
+done
+"#;
+    let fails = "#!/bin/sh\nread -r line; echo '{\"error\":\"no module named torch\"}'\n";
+    let program = |name: &str, text: &str| {
+        let path = temp.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (good, bad, turns) = (program("good", speaks), program("bad", fails), temp.path().join("turns"));
+    let command = bench("attention", &["-m", "quest", "--peers", "--python", &good, "--json"]).env("TURNS", &turns);
+    let rows = bench_rows(&command.ok());
+    let [_, _, torch, search] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!(
+        (&torch["method"], &torch["peer"], &torch["time_us"]),
+        (&json!("torch_x"), &json!(true), &json!(2000.0))
+    );
+    assert!(torch["speedup_vs_full"].as_f64().unwrap() > 0.0);
+    assert!(search["speedup_vs_full"].is_null(), "it does less than full does");
+    assert_eq!(lines(&turns), 8, "six turns and two to warm up");
+    let command = bench("attention", &["--no-full", "-m", "quest", "--peers", "--python", &good]).env("TURNS", &turns);
+    let ran = command.ok();
+    ["torch_x (peer)", "faiss is not installed", "one head"].iter().for_each(|part| ran.prints(part));
+    bench("attention", &["--peers", "--python", &bad]).fails(1, "no module named torch", "");
+}

@@ -40,6 +40,12 @@ pub struct Peer {
     #[serde(default = "all")]
     density: f64,
     index_ms: Option<f64>,
+    /// Whether it does less than methods do, so that its time is not held against theirs.
+    #[serde(default)]
+    pub part: bool,
+    /// What it does, in words.
+    #[serde(default)]
+    pub about: String,
 }
 
 fn all() -> f64 {

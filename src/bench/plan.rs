@@ -83,12 +83,20 @@ struct Entry<'r> {
     method: String,
     params: String,
     peer: bool,
+    /// Whether it does less than `full` does.
+    part: bool,
     runs: Box<dyn Runs + Send + 'r>,
 }
 
 impl<'r> Entry<'r> {
     fn of(method: &Configured, runs: impl Runs + Send + 'r) -> Self {
-        Self { method: method.name.clone(), params: method.params.clone(), peer: false, runs: Box::new(runs) }
+        Self {
+            method: method.name.clone(),
+            params: method.params.clone(),
+            peer: false,
+            part: false,
+            runs: Box::new(runs),
+        }
     }
 }
 
@@ -187,7 +195,9 @@ impl At<'_> {
         let Some(taken) = taken else { return Ok(None) };
         let mut rows: Vec<BenchRow> = entries.iter().zip(&taken).map(|(entry, turns)| self.row(entry, turns)).collect();
         let full = rows.iter().find(|row| row.method == REFERENCE && !row.peer).map(|row| row.time_us);
-        rows.iter_mut().for_each(|row| row.speedup_vs_full = full.map(|full| full / row.time_us));
+        for (row, _) in rows.iter_mut().zip(&entries).filter(|(_, entry)| !entry.part) {
+            row.speedup_vs_full = full.map(|full| full / row.time_us);
+        }
         if let Some(peers) = &self.plan.peers {
             locked(peers).release()?;
         }
@@ -236,7 +246,7 @@ impl At<'_> {
                 let token = |i: usize| (mix_seed(self.plan.seed, i as u64) % vocabulary) as u32;
                 let tokens = (0..self.context).map(token).collect();
                 let runs = Box::new(Reading { decoder, tokens });
-                vec![Entry { method: REFERENCE.to_owned(), params: String::new(), peer: false, runs }]
+                vec![Entry { method: REFERENCE.to_owned(), params: String::new(), peer: false, part: false, runs }]
             }
             (Op::Prefill, None) => self.reading(material.prompt.iter(), notes),
             (Op::Index, _) => sequences.iter().take(1).flat_map(|s| self.building(material, s)).collect(),
@@ -276,6 +286,7 @@ impl At<'_> {
             method: kernel.name.to_owned(),
             params: kernel.params.clone(),
             peer: false,
+            part: true,
             runs: Box::new(kernel),
         };
         kernels::all(&self.plan.dimensions, sequence.prefix.layer(0), queries).into_iter().map(entry).collect()
@@ -285,7 +296,9 @@ impl At<'_> {
     fn peers(&self, notes: &mut Vec<String>) -> Result<Vec<Entry<'_>>> {
         let Some(peers) = &self.plan.peers else { return Ok(Vec::new()) };
         let prepared = locked(peers).prepare(self.context, self.batch)?;
-        for note in prepared.notes {
+        let parts = prepared.ready.iter().filter(|peer| peer.part);
+        let about = parts.map(|peer| format!("{}, without a speed-up for that reason: {}", peer.method, peer.about));
+        for note in about.chain(prepared.notes.iter().cloned()).collect::<Vec<_>>() {
             if !notes.contains(&note) {
                 notes.push(note);
             }
@@ -294,6 +307,7 @@ impl At<'_> {
             method: peer.method.clone(),
             params: peer.params.clone(),
             peer: true,
+            part: peer.part,
             runs: Box::new(PeerTurns { peers, peer }),
         };
         Ok(prepared.ready.into_iter().map(entry).collect())

@@ -5,8 +5,10 @@
 //! [`GROUP`] tokens. Asymmetric; rounded to nearest, or to one side where numbers are bounds; packed, so that bytes
 //! are what is really held.
 
+use crate::kernels::cpu::codes::{CodeGroup, CodeRange as Range, group_scores};
+
 /// Tokens that share a column's range.
-pub const GROUP: usize = 128;
+pub use crate::kernels::cpu::codes::GROUP;
 
 /// `[token][column]` in `bits` bits a number.
 #[derive(Debug, Clone)]
@@ -27,13 +29,6 @@ pub struct Read {
     pub bytes: usize,
     /// Groups that they are of, one after the other.
     pub groups: usize,
-}
-
-/// The range of a column within a group.
-#[derive(Debug, Clone, Copy, Default)]
-struct Range {
-    min: f32,
-    step: f32,
 }
 
 /// To which of the representable numbers a number is rounded.
@@ -176,18 +171,15 @@ impl QuantisedRows {
     pub fn scores(&self, queries: &[f32], out: &mut [f32]) {
         let heads = queries.len() / self.columns;
         assert_eq!(out.len(), heads * self.tokens, "output shape");
-        let mut codes = [0.0; GROUP];
-        self.walk(|first, tokens, column, range, bytes| {
-            unpack(bytes, self.bits, &mut codes[..tokens]);
-            for (query, out) in queries.chunks_exact(self.columns).zip(out.chunks_exact_mut(self.tokens)) {
-                let (offset, factor) = (query[column] * range.min, query[column] * range.step);
-                let out = &mut out[first..first + tokens];
-                match column {
-                    0 => out.iter_mut().zip(&codes).for_each(|(o, code)| *o = offset + factor * code),
-                    _ => out.iter_mut().zip(&codes).for_each(|(o, code)| *o += offset + factor * code),
-                }
-            }
-        });
+        let (mut codes, mut unpacked) = (&self.codes[..], Vec::new());
+        for (group, ranges) in self.ranges.chunks_exact(self.columns).enumerate() {
+            let (first, bits) = (group * GROUP, self.bits);
+            let tokens = (self.tokens - first).min(GROUP);
+            let (own, rest) = codes.split_at(self.columns * (tokens * bits).div_ceil(8));
+            let group = CodeGroup { codes: own, ranges, bits, tokens };
+            group_scores(group, queries, &mut out[first..], self.tokens, &mut unpacked);
+            codes = rest;
+        }
     }
 
     /// `out[g][i] = queries[g] · row(rows[i])`, as [`scores`](Self::scores) has them; what was read for it.

@@ -222,6 +222,26 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
     }
 }
 
+/// Rows that are asked for before they are needed: memory takes longer than a few rows do, and neither a list nor the end of
+/// a page of memory can be foreseen by the processor.
+const AHEAD: usize = 16;
+
+/// Asks for four rows from the `first`-th token on, as far as there are so many.
+///
+/// # Safety
+/// The CPU supports `S`.
+#[inline(always)]
+unsafe fn ahead<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, first: usize) {
+    const LINE: usize = 64;
+    for token in first..(first + 4).min(walk.len()) {
+        let row = rows.as_ptr().wrapping_add(walk.row(token) * d);
+        for byte in (0..d * T::BYTES).step_by(LINE) {
+            // SAFETY: an address that need not exist (`S` is supported: caller).
+            unsafe { S::prefetch(row.cast::<u8>().wrapping_add(byte)) };
+        }
+    }
+}
+
 /// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
 ///
 /// # Safety
@@ -242,6 +262,10 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
     let mut i = 0;
     while i < n {
         let token = begin + i;
+        if h == 0 {
+            // SAFETY: an address that need not exist.
+            unsafe { ahead::<S, T, W>(k, d, walk, token + AHEAD) };
+        }
         let rows = [token, (token + 1).min(last), (token + 2).min(last), (token + 3).min(last)];
         let starts = rows.map(|t| walk.row(t) * d);
         // SAFETY: forwarded from the caller.
@@ -308,9 +332,9 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
         // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
         c += unsafe {
             match (d - c) / S::LANES {
-                4.. => weigh_columns::<S, T, W, H, 4>(v, d, walk, begin, n, weights, out, c),
-                2 | 3 => weigh_columns::<S, T, W, H, 2>(v, d, walk, begin, n, weights, out, c),
-                1 => weigh_columns::<S, T, W, H, 1>(v, d, walk, begin, n, weights, out, c),
+                4.. => weigh_columns::<S, T, W, H, 4>(v, d, walk, begin, n, h, weights, out, c),
+                2 | 3 => weigh_columns::<S, T, W, H, 2>(v, d, walk, begin, n, h, weights, out, c),
+                1 => weigh_columns::<S, T, W, H, 1>(v, d, walk, begin, n, h, weights, out, c),
                 _ => weigh_one_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
             }
         };
@@ -330,6 +354,7 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
     walk: W,
     begin: usize,
     n: usize,
+    h: usize,
     weights: &[f32],
     out: &mut [f32],
     c: usize,
@@ -344,6 +369,9 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
             }
         }
         for i in 0..n {
+            if c == 0 && h == 0 && i % 4 == 0 {
+                ahead::<S, T, W>(v, d, walk, begin + i + AHEAD);
+            }
             let row = v.as_ptr().add(walk.row(begin + i) * d + c);
             let mut vv = [S::splat(0.0); C];
             for (j, vv) in vv.iter_mut().enumerate() {

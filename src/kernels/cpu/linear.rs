@@ -219,13 +219,19 @@ pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
             c += S::LANES;
         }
         let mut sums = [[0.0f32; 4]; R];
-        for r in 0..R {
-            for j in 0..4 {
-                let mut sum = S::sum(acc[r][j]);
-                for c in whole..columns {
-                    sum += *x.add(r * x_stride + c) * (*w.add(starts[j] + c)).to_f32();
+        match R {
+            4 => sums.copy_from_slice(&S::sum_all([acc[0], acc[1 % R], acc[2 % R], acc[3 % R]])),
+            _ => {
+                for r in 0..R {
+                    sums[r] = S::sum_each([acc[r][0], acc[r][1], acc[r][2], acc[r][3]]);
                 }
-                sums[r][j] = sum;
+            }
+        }
+        for c in whole..columns {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (sum, start) in sums.iter_mut().zip(starts) {
+                    *sum += *x.add(r * x_stride + c) * (*w.add(start + c)).to_f32();
+                }
             }
         }
         sums

@@ -4,6 +4,7 @@
 //! batched changes a bit of it.
 
 pub mod attend;
+pub mod codes;
 pub mod elementwise;
 pub mod hamming;
 pub mod hyperplanes;

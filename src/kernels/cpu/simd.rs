@@ -33,6 +33,41 @@ pub trait Simd: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sum(v: Self::V) -> f32;
+    /// The sums of four vectors, each the bits that [`sum`](Self::sum) gives.
+    #[inline(always)]
+    unsafe fn sum_each(v: [Self::V; 4]) -> [f32; 4] {
+        // SAFETY: value operations only (caller's contract).
+        v.map(|v| unsafe { Self::sum(v) })
+    }
+    /// The sums of sixteen vectors, as of four.
+    #[inline(always)]
+    unsafe fn sum_all(v: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
+        // SAFETY: value operations only (caller's contract).
+        v.map(|v| unsafe { Self::sum_each(v) })
+    }
+    /// Writes the lanes of `v` whose bit in `mask` is set, and `first` plus their places, one behind the other.
+    ///
+    /// # Safety
+    /// `LANES` elements are writable at both pointers, whatever the mask.
+    #[inline(always)]
+    unsafe fn keep(mask: u32, v: Self::V, first: u32, kept: *mut f32, places: *mut u32) {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: no more than sixteen lanes; as many elements are written as bits are set (caller).
+        unsafe {
+            Self::store(lanes.as_mut_ptr(), v);
+            let (mut left, mut at) = (mask, 0);
+            while left != 0 {
+                let lane = left.trailing_zeros();
+                *kept.add(at) = lanes[lane as usize & 15];
+                *places.add(at) = first + lane;
+                (left, at) = (left & (left - 1), at + 1);
+            }
+        }
+    }
+    /// Asks for the cache line at `ptr`, which need not exist, to come as near as the second level: it will be read soon. What
+    /// is asked for there leaves the few places in which the first level waits to the reads themselves.
+    #[inline(always)]
+    unsafe fn prefetch<T>(_ptr: *const T) {}
     unsafe fn maximum(v: Self::V) -> f32;
     /// `2^n` for integral `n` in -126..=127, times `p`.
     unsafe fn scale_by_power_of_two(p: Self::V, n: Self::V) -> Self::V;
@@ -213,6 +248,53 @@ mod x86 {
             unsafe { _mm512_reduce_add_ps(v) }
         }
         #[inline(always)]
+        unsafe fn sum_each(v: [__m512; 4]) -> [f32; 4] {
+            unsafe {
+                let quads = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
+                // Within each lane of 128 bits: what is two places further on, then what is one.
+                let pairs = _mm512_add_ps(quads, _mm512_permute_ps::<0b01_00_11_10>(quads));
+                let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
+                let first_of_each = _mm512_maskz_compress_ps(0b0001_0001_0001_0001, sums);
+                let mut out = [0.0; 4];
+                _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(first_of_each));
+                out
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum_all(v: [[__m512; 4]; 4]) -> [[f32; 4]; 4] {
+            unsafe {
+                // No closures: what is not inlined is compiled without these instructions.
+                let first = quarters(halves(v[0][0], v[0][1]), halves(v[0][2], v[0][3]));
+                let second = quarters(halves(v[1][0], v[1][1]), halves(v[1][2], v[1][3]));
+                let third = quarters(halves(v[2][0], v[2][1]), halves(v[2][2], v[2][3]));
+                let fourth = quarters(halves(v[3][0], v[3][1]), halves(v[3][2], v[3][3]));
+                // Lane `j` of 128 bits holds four numbers of `v[i][j]`: pairs of two rows, and then one of each.
+                let (even, odd) = (eighths(first, second), eighths(third, fourth));
+                let low = _mm512_shuffle_ps::<0b10_00_10_00>(even, odd);
+                let high = _mm512_shuffle_ps::<0b11_01_11_01>(even, odd);
+                // `[j][i]`
+                let sums = _mm512_add_ps(low, high);
+                let by_row = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                let mut out = [[0.0; 4]; 4];
+                _mm512_storeu_ps(out.as_mut_ptr().cast(), _mm512_permutexvar_ps(by_row, sums));
+                out
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep(mask: u32, v: __m512, first: u32, kept: *mut f32, places: *mut u32) {
+            unsafe {
+                let mask = mask as u16;
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let own = _mm512_add_epi32(lanes, _mm512_set1_epi32(first.cast_signed()));
+                _mm512_storeu_ps(kept, _mm512_maskz_compress_ps(mask, v));
+                _mm512_storeu_si512(places.cast(), _mm512_maskz_compress_epi32(mask, own));
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch<T>(ptr: *const T) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) }
+        }
+        #[inline(always)]
         unsafe fn maximum(v: __m512) -> f32 {
             unsafe { _mm512_reduce_max_ps(v) }
         }
@@ -231,6 +313,45 @@ mod x86 {
         #[inline(always)]
         unsafe fn positive(v: __m512) -> u32 {
             unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(v, _mm512_setzero_ps())) }
+        }
+    }
+
+    /// The upper half of each added to its lower half: eight numbers of `a`, then eight of `b`.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn halves(a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+            let high = _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b);
+            _mm512_add_ps(low, high)
+        }
+    }
+
+    /// The same of what [`halves`] gives: four numbers of each of four vectors.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn quarters(ab: __m512, cd: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+            let high = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
+            _mm512_add_ps(low, high)
+        }
+    }
+
+    /// The same of what [`quarters`] gives: two numbers of each of eight vectors.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512F.
+    #[inline(always)]
+    unsafe fn eighths(first: __m512, second: __m512) -> __m512 {
+        unsafe {
+            let (first, second) = (_mm512_castps_pd(first), _mm512_castps_pd(second));
+            let (low, high) = (_mm512_unpacklo_pd(first, second), _mm512_unpackhi_pd(first, second));
+            _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
         }
     }
 
@@ -296,6 +417,10 @@ mod x86 {
                 let pair = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
                 _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
             }
+        }
+        #[inline(always)]
+        unsafe fn prefetch<T>(ptr: *const T) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) }
         }
         #[inline(always)]
         unsafe fn maximum(v: __m256) -> f32 {
@@ -447,3 +572,86 @@ macro_rules! dispatch {
     };
 }
 pub(super) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    dispatch! {
+        /// Sums of sixteen vectors: one by one, four at a time, all at once.
+        fn sums[](numbers: &[f32; 256]) -> [[f32; 16]; 3] = sums_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn sums_kernel<S: Simd>(numbers: &[f32; 256]) -> [[f32; 16]; 3] {
+        // SAFETY: sixteen vectors of at most sixteen lanes; the CPU supports `S` (caller).
+        unsafe {
+            let mut vectors = [[S::splat(0.0); 4]; 4];
+            let (mut single, mut four, mut all) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+            for i in 0..16 {
+                vectors[i / 4][i % 4] = S::load(numbers.as_ptr().add(i * S::LANES));
+                single[i] = S::sum(vectors[i / 4][i % 4]);
+            }
+            for (i, vectors) in vectors.into_iter().enumerate() {
+                four[4 * i..4 * i + 4].copy_from_slice(&S::sum_each(vectors));
+            }
+            for (i, sums) in S::sum_all(vectors).into_iter().enumerate() {
+                all[4 * i..4 * i + 4].copy_from_slice(&sums);
+            }
+            [single, four, all]
+        }
+    }
+
+    dispatch! {
+        /// What is kept of vectors by masks, in two lists with room for a vector more.
+        fn kept[](numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) = kept_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn kept_kernel<S: Simd>(numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) {
+        let room = masks.len() * S::LANES + S::LANES;
+        let (mut values, mut places, mut count) = (vec![f32::NAN; room], vec![u32::MAX; room], 0);
+        for (i, mask) in masks.iter().enumerate() {
+            let mask = mask & ((1u64 << S::LANES) - 1) as u32;
+            // SAFETY: a vector is there, and there is room for one; the CPU supports `S` (caller).
+            unsafe {
+                let v = S::load(numbers.as_ptr().add(i * S::LANES));
+                S::keep(mask, v, (i * S::LANES) as u32, values.as_mut_ptr().add(count), places.as_mut_ptr().add(count));
+            }
+            count += mask.count_ones() as usize;
+        }
+        (values[..count].to_vec(), places[..count].to_vec())
+    }
+
+    dispatch! {
+        fn lanes[]() -> usize = lanes_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn lanes_kernel<S: Simd>() -> usize {
+        S::LANES
+    }
+
+    #[test]
+    fn sums_of_many_vectors_are_the_bits_of_each() {
+        // Sizes so different that every order of addition has other bits.
+        let numbers = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 10f32.powi(i as i32 % 9));
+        let [single, four, all] = sums(&numbers).map(|sums| sums.map(f32::to_bits));
+        assert_eq!((four, all), (single, single));
+    }
+
+    #[test]
+    fn lanes_of_a_mask_are_kept_with_their_places() {
+        let masks = [0, 0xffff, 0b1, 0x8000_8080, 0b1010_0110, 0];
+        let numbers: Vec<f32> = (0..16 * masks.len()).map(|i| i as f32 + 0.5).collect();
+        let (values, places) = kept(&numbers, &masks);
+        // Numbers tell their own places, and lanes of a mask are those of the vector that it is for.
+        let lanes = lanes();
+        let expected: Vec<u32> = (0..masks.len() * lanes)
+            .filter(|place| masks[place / lanes] >> (place % lanes) & 1 == 1)
+            .map(|place| place as u32)
+            .collect();
+        assert_eq!(places, expected);
+        assert_eq!(values, expected.iter().map(|place| *place as f32 + 0.5).collect::<Vec<_>>());
+    }
+}

@@ -18,27 +18,41 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     if k == 0 {
         return Vec::new();
     }
-    let mut found = candidates(scores, k);
-    if found.len() > k {
-        let last = {
-            let mut ranks: Vec<u64> = found.iter().map(|&i| rank(scores, i)).collect();
-            *ranks.select_nth_unstable(k - 1).1
-        };
-        found.retain(|&i| rank(scores, i) <= last);
+    let Found { mut positions, keys } = candidates(scores, k);
+    if positions.len() > k {
+        let least = largest(&keys, k);
+        let mut equal = k - keys.iter().filter(|key| **key > least).count();
+        let mut keys = keys.iter();
+        positions.retain(|_| match keys.next() {
+            Some(key) if *key == least && equal > 0 => {
+                equal -= 1;
+                true
+            }
+            Some(key) => *key > least,
+            None => false,
+        });
     }
-    found
+    positions
 }
 
-/// Positions, ascending, of at least `k` scores that no other exceeds.
-fn candidates(scores: &[f32], k: usize) -> Vec<u32> {
+/// Positions, ascending, of scores that may be among the largest, and what each is [ordered] by.
+///
+/// [ordered]: ordered
+struct Found {
+    positions: Vec<u32>,
+    keys: Vec<u32>,
+}
+
+/// At least `k` scores that no other exceeds.
+fn candidates(scores: &[f32], k: usize) -> Found {
     if let Some(bound) = bound(scores, k) {
-        let mut found = Vec::with_capacity(2 * k);
-        above(scores, bound, &mut found);
-        if found.len() >= k {
+        let found = above(scores, bound);
+        if found.positions.len() >= k {
             return found;
         }
     }
-    (0..scores.len() as u32).collect()
+    let keys = scores.iter().map(|score| ordered(*score)).collect();
+    Found { positions: (0..scores.len() as u32).collect(), keys }
 }
 
 /// A bound that at least `k` scores exceed, most likely, and not many more; `None` if a sample does not pay.
@@ -68,29 +82,70 @@ fn sample_value(ordered: u32) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }
 
-/// Smaller for larger scores, and for lower positions among equal ones; no two are the same.
-fn rank(scores: &[f32], position: u32) -> u64 {
-    u64::from(!ordered(scores[position as usize])) << 32 | u64::from(position)
-}
-
 dispatch! {
-    /// Appends the position of every score above `bound`, which is finite, ascending.
-    fn above[](scores: &[f32], bound: f32, found: &mut Vec<u32>) = above_kernel
+    /// The `k`-th largest of at least `k` keys, which are looked at once for each of their bits: sums without a branch are
+    /// sooner done than a partition with many that cannot be foreseen.
+    fn largest[](keys: &[u32], k: usize) -> u32 = largest_kernel
 }
 
 #[inline(always)]
-unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32, found: &mut Vec<u32>) {
-    let whole = scores.len() / S::LANES * S::LANES;
-    for first in (0..whole).step_by(S::LANES) {
-        // SAFETY: `first + LANES` is within `scores`; the CPU supports `S` (caller). The difference of two floats is
-        // positive exactly if the first is larger, and not-a-number if that is.
-        let mut bits = unsafe { S::positive(S::add(S::load(scores.as_ptr().add(first)), S::splat(-bound))) };
-        while bits != 0 {
-            found.push(first as u32 + bits.trailing_zeros());
-            bits &= bits - 1;
+unsafe fn largest_kernel<S: Simd>(keys: &[u32], k: usize) -> u32 {
+    let mut found = 0;
+    for bit in (0..u32::BITS).rev() {
+        let tried = found | 1 << bit;
+        let mut reach = 0u32;
+        for key in keys {
+            reach += u32::from(*key >= tried);
+        }
+        if reach as usize >= k {
+            found = tried;
         }
     }
-    found.extend((whole..scores.len()).filter(|i| scores[*i] > bound).map(|i| i as u32));
+    found
+}
+
+dispatch! {
+    /// Every score above `bound`, which is finite.
+    fn above[](scores: &[f32], bound: f32) -> Found = above_kernel
+}
+
+#[inline(always)]
+unsafe fn above_kernel<S: Simd>(scores: &[f32], bound: f32) -> Found {
+    /// Scores between two looks at the room that is left.
+    const STRETCH: usize = 1024;
+    let (mut positions, mut kept) = (Vec::<u32>::new(), Vec::<f32>::new());
+    let (whole, mut count) = (scores.len() / S::LANES * S::LANES, 0);
+    for begin in (0..whole).step_by(STRETCH) {
+        // Whole vectors are written behind what is kept.
+        positions.reserve(STRETCH + S::LANES);
+        kept.reserve(STRETCH + S::LANES);
+        for first in (begin..whole.min(begin + STRETCH)).step_by(S::LANES) {
+            // SAFETY: `first + LANES` is within `scores`; the CPU supports `S` (caller). At most `first - begin` were kept in
+            // this stretch, so a vector more has room. The difference of two floats is positive exactly if the first is
+            // larger, and not-a-number if that is.
+            unsafe {
+                let own = S::load(scores.as_ptr().add(first));
+                let over = S::positive(S::add(own, S::splat(-bound)));
+                S::keep(over, own, first as u32, kept.as_mut_ptr().add(count), positions.as_mut_ptr().add(count));
+                count += over.count_ones() as usize;
+            }
+        }
+        // SAFETY: so many have been written, and there is room for more.
+        unsafe {
+            positions.set_len(count);
+            kept.set_len(count);
+        }
+    }
+    for (at, score) in scores.iter().enumerate().skip(whole).filter(|(_, score)| **score > bound) {
+        positions.push(at as u32);
+        kept.push(*score);
+    }
+    // What exceeds a number is one.
+    let mut keys = Vec::with_capacity(kept.len());
+    for score in kept {
+        keys.push(ordered(score));
+    }
+    Found { positions, keys }
 }
 
 dispatch! {
