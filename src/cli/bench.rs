@@ -131,11 +131,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
     seed: u64,
 
-    /// Time PyTorch, faiss and transformers too, in turns with ours; needs Python with torch
+    /// Time PyTorch, faiss and transformers too, in turns with ours, or those of them whose names contain one of these words;
+    /// needs Python with torch
     ///
-    /// Example: --peers
-    #[arg(long)]
-    peers: bool,
+    /// Example: --peers, or --peers=grouped,faiss
+    #[arg(long, value_name = "WORD,...", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    peers: Option<String>,
 
     /// The Python that --peers runs
     ///
@@ -286,9 +287,7 @@ impl BenchArgs {
 
     /// Starts the script of peers, if it is asked for.
     fn started(&self, dimensions: &Dimensions, contexts: &[usize], whole: bool) -> Result<Option<Mutex<Peers>>> {
-        if !self.peers || self.what == What::Kernels {
-            return Ok(None);
-        }
+        let Some(only) = self.peers.as_ref().filter(|_| self.what != What::Kernels) else { return Ok(None) };
         let c = dimensions.config();
         let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let named = [
@@ -310,6 +309,9 @@ impl BenchArgs {
         let mut arguments: Vec<String> = named.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
         if whole && self.what == What::Prefill {
             arguments.push("--whole".to_owned());
+        }
+        if !only.is_empty() {
+            arguments.extend(["--only".to_owned(), only.clone()]);
         }
         Ok(Some(Mutex::new(Peers::start(&self.python, &arguments)?)))
     }
