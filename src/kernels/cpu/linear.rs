@@ -110,6 +110,22 @@ dispatch! {
 unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out: OutputColumns) {
     let (rows, outputs) = (x.len() / columns, w.len() / columns);
     assert!(rows == 0 || outputs == 0 || (rows - 1) * out.stride + outputs <= out.len);
+    if rows == 1 {
+        // The row stays near whatever the order: weights are read one after the other, as memory likes it. Every sum goes
+        // over the same spans in the same order.
+        let spans = |first: usize| first..(first + COLUMN_BLOCK).min(columns);
+        for o in (0..outputs).step_by(4) {
+            for first_column in (0..columns).step_by(COLUMN_BLOCK) {
+                let block = Block { x, w, columns, span: spans(first_column), outputs, out };
+                // SAFETY: the CPU supports `S` (caller); the row and the outputs exist.
+                unsafe {
+                    block.ahead::<S>(o + 4);
+                    block.tile::<S, 1>(0, o);
+                }
+            }
+        }
+        return;
+    }
     for first_row in (0..rows).step_by(ROW_BLOCK) {
         for first_column in (0..columns).step_by(COLUMN_BLOCK) {
             let block = Block {
@@ -157,6 +173,22 @@ impl<T: Elem> Block<'_, T> {
                     2 | 3 => 2,
                     _ => 1,
                 };
+            }
+        }
+    }
+
+    /// Asks for this span of four outputs from `o` on, as far as there are so many.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    #[inline(always)]
+    unsafe fn ahead<S: Simd>(&self, o: usize) {
+        const LINE: usize = 64;
+        for output in o..(o + 4).min(self.outputs) {
+            let row = self.w.as_ptr().wrapping_add(output * self.columns + self.span.start).cast::<u8>();
+            for byte in (0..self.span.len() * T::BYTES).step_by(LINE) {
+                // SAFETY: an address that need not exist (`S` is supported: caller).
+                unsafe { S::prefetch(row.wrapping_add(byte)) };
             }
         }
     }

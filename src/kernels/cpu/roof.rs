@@ -39,9 +39,7 @@ unsafe fn sum_kernel<S: Simd>(buffer: &[f32]) -> f32 {
 /// Multiplies and adds `rounds` times on every thread, all numbers in registers; how many floating-point operations that
 /// was, a multiply-add as two.
 pub fn multiply_adds(rounds: usize) -> u64 {
-    let threads = rayon::current_num_threads();
-    let done: Vec<u64> = (0..threads).into_par_iter().with_max_len(1).map(|_| chains(rounds)).collect();
-    done.into_iter().sum()
+    rayon::broadcast(|_| chains(rounds)).into_iter().sum()
 }
 
 dispatch! {
