@@ -98,14 +98,14 @@ unsafe fn group_scores_kernel<S: Simd>(
                 for (column, (q, range)) in query.iter().zip(group.ranges).enumerate() {
                     let (offset, factor) = (S::splat(q * range.min), S::splat(q * range.step));
                     let codes = unpacked.as_ptr().add(column * GROUP + first);
-                    for i in 0..SUMS {
+                    for (i, sum) in block.iter_mut().enumerate() {
                         let product = S::mul(factor, S::load(codes.add(i * S::LANES)));
                         let term = S::add(offset, product);
-                        block[i] = if column == 0 { term } else { S::add(block[i], term) };
+                        *sum = if column == 0 { term } else { S::add(*sum, term) };
                     }
                 }
-                for i in 0..SUMS {
-                    S::store(sums.as_mut_ptr().add(first + i * S::LANES), block[i]);
+                for (i, sum) in block.iter().enumerate() {
+                    S::store(sums.as_mut_ptr().add(first + i * S::LANES), *sum);
                 }
             }
         }
