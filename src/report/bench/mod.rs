@@ -1,6 +1,6 @@
 //! What is drawn from a bench: tables, CSV, JSON, the page and figures.
 //!
-//! Rows that were timed at the same operation, shape, device and batch are one [scene](scene): they have a table and
+//! Rows that were timed at the same operation, shape, device and batch are one scene: they have a table and
 //! figures of their own. Other programs' rows (peers) say what they are wherever they appear.
 
 mod columns;
