@@ -1615,8 +1615,8 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
         bench_rows(&ran).iter().map(each).collect()
     };
     let names = |rows: &[(String, f64)]| rows.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    let prefill = of("prefill", &["-m", "hip", "-m", "loki"]);
-    assert_eq!(names(&prefill), ["full", "hip"], "loki reads prompts as full does");
+    let prefill = of("prefill", &["-m", "hip", "-m", "snapkv"]);
+    assert_eq!(names(&prefill), ["full", "hip"], "snapkv reads prompts as full does");
     assert_eq!(names(&of("prefill", &["--layers", "2"])), ["full"]);
     assert_eq!(names(&of("index", &["-m", "quest", "-m", "streaming_llm"])), ["quest"], "the others have none");
     let decode = of("decode", &["-m", "quest"]);
