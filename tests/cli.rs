@@ -1617,7 +1617,13 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     let names = |rows: &[(String, f64)]| rows.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     let prefill = of("prefill", &["-m", "hip", "-m", "snapkv"]);
     assert_eq!(names(&prefill), ["full", "hip"], "snapkv reads prompts as full does");
-    assert_eq!(names(&of("prefill", &["--layers", "2"])), ["full"]);
+    let whole: Vec<_> =
+        bench_rows(&spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json"]).ok());
+    // Each of four heads of 64 channels attends every token and all before it: two products of two operations a channel.
+    assert_eq!(whole[0]["flops"], json!(4 * 4 * 64 * (640 * 641 / 2)));
+    let whole =
+        spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json", "--layers", "2"]);
+    assert_eq!(bench_rows(&whole.ok()).len(), 1, "the whole forward pass");
     assert_eq!(names(&of("index", &["-m", "quest", "-m", "streaming_llm"])), ["quest"], "the others have none");
     let decode = of("decode", &["-m", "quest"]);
     assert_eq!(names(&decode), ["full", "quest"]);

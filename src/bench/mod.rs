@@ -18,5 +18,5 @@ mod sequence;
 mod turns;
 
 pub use peers::Peers;
-pub use plan::{Op, Plan, Progress};
+pub use plan::{Op, Plan, Progress, check_memory};
 pub use row::{Bench, BenchRow, Roof};

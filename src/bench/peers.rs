@@ -33,6 +33,8 @@ pub struct Peer {
     /// Its parameters as `key=value,...`.
     #[serde(default)]
     pub params: String,
+    /// In what it stores keys and values, where that is not what was asked for.
+    dtype: Option<String>,
     #[serde(default)]
     bytes: u64,
     #[serde(default)]
@@ -68,13 +70,12 @@ impl Peers {
     /// # Errors
     /// If it cannot be started.
     pub fn start(python: &str, arguments: &[String]) -> Result<Self> {
-        let mut child = Command::new(python)
-            .args(["-c", SCRIPT])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
+        let mut command = Command::new(python);
+        command.args(["-c", SCRIPT]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // Ctrl-C is ours to answer: the script ends when it has nothing more to read.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command.spawn().with_context(|| format!("--peers needs `{python}` with PyTorch"))?;
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("cannot talk to `{python}`");
         };
@@ -107,7 +108,8 @@ impl Peers {
     fn ask(&mut self, command: &Value) -> Result<Value> {
         let gone = "the peers' script has ended; what it said is above";
         let commands = self.commands.as_mut().ok_or_else(|| anyhow!(gone))?;
-        writeln!(commands, "{command}").and_then(|()| commands.flush()).context(gone)?;
+        // A script that could not begin has said why, and listens no more.
+        let _ = writeln!(commands, "{command}").and_then(|()| commands.flush());
         let mut line = String::new();
         if self.answers.read_line(&mut line).context(gone)? == 0 {
             bail!(gone);
@@ -146,5 +148,8 @@ impl Runs for PeerTurns<'_> {
         let Peer { bytes, flops, density, index_ms, .. } = self.peer;
         (row.bytes, row.limit_bytes, row.flops) = (bytes, bytes, flops);
         (row.density, row.index_ms) = (density, index_ms);
+        if let Some(dtype) = &self.peer.dtype {
+            row.dtype.clone_from(dtype);
+        }
     }
 }

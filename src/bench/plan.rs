@@ -107,9 +107,8 @@ impl Plan {
     /// Times everything. `None` if `stop` was raised.
     ///
     /// # Errors
-    /// If there is not enough memory, nothing to time, or what is timed fails.
+    /// If what is timed fails.
     pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
-        self.check()?;
         let layers = self.dimensions.config().layers;
         let methods = match self.op {
             Op::Kernels => Vec::new(),
@@ -130,31 +129,38 @@ impl Plan {
         bench.rows.iter_mut().for_each(|row| hold_to(row, bench.roof));
         Ok(Some(bench))
     }
+}
 
-    /// That keys and values, at least, can be in memory.
-    fn check(&self) -> Result<(), UsageError> {
-        let (Some(context), Some(batch)) = (self.contexts.iter().max(), self.batches.iter().max()) else {
-            return Err(UsageError::new("there is no context or no batch to time"));
-        };
-        let c = self.dimensions.config();
-        let queries = match self.op {
-            Op::Prefill => 2 * 4 * c.heads * c.head_dim,
-            _ => 0,
-        };
-        let tokens = (context * batch) as u64;
-        let needed = tokens * (self.dimensions.kv_bytes_per_token() + queries) as u64;
-        match most_bytes() {
-            Some(most) if needed > most => {
-                let what = format!(
-                    "keys and values of {batch} x {context} tokens in {} layers take {:.1} GB, more than this machine has ({:.1})",
-                    c.layers,
-                    needed as f64 / 1e9,
-                    most as f64 / 1e9
-                );
-                Err(UsageError::new(what).hint("take shorter contexts, smaller batches or fewer --layers"))
-            }
-            _ => Ok(()),
+/// That keys, values and weights, at least, can be in memory; `whole` if a model's weights are read.
+///
+/// # Errors
+/// If they cannot, with what is needed and what there is.
+pub fn check_memory(
+    op: Op,
+    dimensions: &Dimensions,
+    contexts: &[usize],
+    batches: &[usize],
+    whole: bool,
+) -> Result<(), UsageError> {
+    let (Some(context), Some(batch)) = (contexts.iter().max(), batches.iter().max()) else {
+        return Err(UsageError::new("there is no context or no batch to time"));
+    };
+    let c = dimensions.config();
+    let queries = if op == Op::Prefill && !whole { 2 * 4 * c.heads * c.head_dim } else { 0 };
+    let angles = (4 * c.head_dim * context) as u64;
+    let weights = if whole { dimensions.weight_bytes() as u64 } else { 0 };
+    let needed = (context * batch) as u64 * (dimensions.kv_bytes_per_token() + queries) as u64 + angles + weights;
+    match most_bytes() {
+        Some(most) if needed > most => {
+            let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
+            let what = format!(
+                "{batch} x {context} tokens in {layers} take {:.1} GB, more than this machine has ({:.1})",
+                needed as f64 / 1e9,
+                most as f64 / 1e9
+            );
+            Err(UsageError::new(what).hint("take shorter contexts, smaller batches or fewer --layers"))
         }
+        _ => Ok(()),
     }
 }
 
@@ -378,4 +384,27 @@ fn hold_to(row: &mut BenchRow, roof: Roof) {
     let by_bytes = row.limit_bytes as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
     let by_flops = row.flops as f64 / 1e9 / roof.peak_gflops.max(f64::MIN_POSITIVE);
     row.limit_share = share(by_bytes.max(by_flops), seconds);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_held_to_the_longer_of_its_two_limits() {
+        let row = r#"{"op": "attention", "shape": "s", "device": "cpu", "dtype": "bf16", "threads": 1, "context": 1, "batch": 1,
+            "layers": 1, "method": "m", "params": "", "peer": false, "density": 1.0, "time_us": 1000.0, "rounds": 1,
+            "spread": 0.0, "bytes": 8000000, "limit_bytes": 5000000, "gbps": 0.0, "flops": 20000000, "gflops": 0.0}"#;
+        let held = |flops: u64| {
+            let mut row: BenchRow = serde_json::from_str(row).unwrap();
+            row.flops = flops;
+            hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0 });
+            (row.gbps, row.gflops, row.bandwidth_share.unwrap(), row.limit_share.unwrap())
+        };
+        // Eight MB in a millisecond; five at ten GB/s take half of it.
+        let (gbps, gflops, share, limit) = held(20_000_000);
+        assert!([gbps - 8.0, gflops - 20.0, share - 0.8, limit - 0.5].iter().all(|off| off.abs() < 1e-9), "{limit}");
+        // Ninety million operations at the peak take nine tenths.
+        assert!((held(90_000_000).3 - 0.9).abs() < 1e-9);
+    }
 }

@@ -13,7 +13,7 @@ use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, listed, numbers};
 use crate::attention::methods::configure;
 use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
-use crate::bench::{Bench, Op, Peers, Plan};
+use crate::bench::{Bench, Op, Peers, Plan, check_memory};
 use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::eval::manifest::cpu_name;
@@ -229,11 +229,29 @@ impl BenchArgs {
         }
     }
 
+    /// That nothing is asked for that would not be done.
+    fn check_meaning(&self) -> Result<(), UsageError> {
+        let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
+        let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
+        match self.layers {
+            _ if !of_steps && self.batches != [1] => {
+                refused("sequences step together in attention and decode alone", "leave --batch out")
+            }
+            Some(_) if what == What::Kernels => refused("single kernels are those of one layer", "leave --layers out"),
+            Some(_) if what == What::Prefill && !self.methods.is_empty() => {
+                refused("a whole forward pass is timed densely", "leave --layers out to time how methods read a prompt")
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn plan(&self) -> Result<Plan> {
+        self.check_meaning()?;
         let dimensions = self.dimensions()?;
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
-        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), Device::Cpu));
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
+        check_memory(self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
+        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), Device::Cpu));
         if let Some(context) = contexts.iter().find(|context| **context == 0) {
             return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());
         }
