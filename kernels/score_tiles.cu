@@ -1,9 +1,9 @@
-// Scores of candidates on tensor cores, for 16-bit keys and heads 64 or 128 wide: what scores.cu does, with the queries of
-// several rows as one side of matrix products, so that keys are read once for all of them.
+// Scores of candidates on tensor cores, for 16-bit rows 32, 64 or 128 wide: what scores.cu does, with the queries of several
+// rows as one side of matrix products, so that candidates are read once for all of them.
 //
 // A warp takes 16 candidates at a time; lane 4g + t reads 16 bytes at a time of two of their rows, in such an order of
 // channels that these are its operands of two products. Upper bounds are two products: the positive parts of the queries with
-// the maxima, and the negative ones with the minima.
+// the maxima, and the negative ones with the minima. Queries that are no 16-bit numbers come as the sums of two.
 #include "mma.cuh"
 
 constexpr int WARPS = 4;
@@ -11,6 +11,11 @@ constexpr int WARPS = 4;
 constexpr uint32_t TILE = 16, BLOCK = 512;
 // Queries of all rows that one product takes.
 constexpr int QUERIES = 16;
+
+// What is scored: products with rows; the largest that a row within bounds can have; products with queries in two parts.
+enum Kind { DOTS, BOUNDS, SPLIT };
+// How the scores of a group's heads become one.
+enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
 
 template <typename T> __device__ __forceinline__ uint32_t part(uint32_t pair, bool positive);
 template <> __device__ __forceinline__ uint32_t part<__nv_bfloat16>(uint32_t pair, bool positive) {
@@ -24,15 +29,18 @@ template <> __device__ __forceinline__ uint32_t part<__half>(uint32_t pair, bool
     return reinterpret_cast<const uint32_t&>(kept);
 }
 
-// scores += q · rows of `from`, of which `offsets` are two.
+// Rows of `from` at two offsets.
 template <typename T, int PIECES>
-__device__ __forceinline__ void add(float (&scores)[2][4], const Halves (&q)[2][PIECES], const T* from,
-                                    const uint64_t (&offsets)[2], int t) {
-    Halves key[2][PIECES];
+__device__ __forceinline__ void load(Halves (&rows)[2][PIECES], const T* from, const uint64_t (&offsets)[2], int t) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int c = 0; c < PIECES; ++c) key[j][c] = load_once(from + offsets[j] + (c * 4 + t) * PIECE);
+        for (int c = 0; c < PIECES; ++c) rows[j][c] = load_once(from + offsets[j] + (c * 4 + t) * PIECE);
+}
+
+// scores += q · rows.
+template <typename T, int PIECES>
+__device__ __forceinline__ void add(float (&scores)[2][4], const Halves (&q)[2][PIECES], const Halves (&rows)[2][PIECES]) {
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -40,49 +48,93 @@ __device__ __forceinline__ void add(float (&scores)[2][4], const Halves (&q)[2][
 #pragma unroll
             for (int half = 0; half < 4; half += 2)
                 multiply<T>(scores[j], q[0][c].words[half], q[1][c].words[half], q[0][c].words[half + 1],
-                            q[1][c].words[half + 1], key[j][c].words[half], key[j][c].words[half + 1]);
+                            q[1][c].words[half + 1], rows[j][c].words[half], rows[j][c].words[half + 1]);
 }
 
-// Blocks: candidates, KV heads, as many rows as have 16 queries of a KV head. Row r of `count` is row rows[r] of the queries;
-// scores are f32, `[row][query head][stride]`, with a stride that is a multiple of four.
-template <typename T, int D, bool BOUNDS>
-__device__ void score(const uint32_t* rows, uint32_t count, const T* queries, uint64_t row_stride, int heads, int group,
-                      const T* upper, const T* lower, uint64_t head_stride, uint32_t columns, float* out, uint64_t stride) {
+// What a group's scores become, of which each lane 4g + t has those of queries g and g + 8 at its tokens. A group takes `places` of
+// the queries, a power of two; every lane of a group gets the result.
+template <int COUNT>
+__device__ __forceinline__ void reduce(float (&scores)[COUNT][4], int places, int group, int g, bool sum) {
+    auto pair = [&](float a, float b) { return sum ? a + b : fmaxf(a, b); };
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // Places behind the group have scores of zero.
+            const bool beyond = !sum && (g + i / 2 * 8) % places >= group;
+            float x = beyond ? -CUDART_INF_F : scores[j][i];
+#pragma unroll
+            for (int step = 1; step < 8; step *= 2)
+                if (step < places) x = pair(x, __shfl_xor_sync(~0u, x, 4 * step));
+            scores[j][i] = x;
+        }
+        if (places == QUERIES) {
+            scores[j][0] = scores[j][2] = pair(scores[j][0], scores[j][2]);
+            scores[j][1] = scores[j][3] = pair(scores[j][1], scores[j][3]);
+        }
+    }
+}
+
+// Blocks: candidates, KV heads, as many rows as have 16 queries of a KV head. Row r of `count` is row rows[r] of the queries. Of each
+// group of `group` heads, `some` from `first_head` on take `places` of the 16, a power of two; all of them, if scores are reduced.
+// Scores are f32, `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced, with a stride that is a multiple of
+// four. `rest` is the second part of queries in two.
+template <typename T, int D, Kind KIND>
+__device__ void score(const uint32_t* rows, uint32_t count, const T* queries, const T* rest, uint64_t row_stride, int heads,
+                      int group, int first_head, int some, int places, const T* upper, const T* lower, uint64_t head_stride,
+                      uint32_t columns, int reduction, float* out, uint64_t stride) {
     constexpr int PIECES = D / 32;
+    constexpr bool HAS_SECOND = KIND != DOTS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int rows_a_tile = QUERIES / group, kv_head = blockIdx.y;
-    Halves q[2][PIECES], negative[2][BOUNDS ? PIECES : 1];
+    const int rows_a_tile = QUERIES / places, kv_head = blockIdx.y;
+    Halves q[2][PIECES], second[2][HAS_SECOND ? PIECES : 1];
     // Where the scores of queries g and g + 8 go.
     float* to[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int own = g + 8 * h;
-        const uint32_t row = blockIdx.z * rows_a_tile + own / group;
-        const bool is_there = own < rows_a_tile * group && row < count;
-        const int head = kv_head * group + own % group;
-        to[h] = is_there ? out + (static_cast<uint64_t>(row) * heads + head) * stride : nullptr;
-        const T* from = queries + (is_there ? rows[row] * row_stride + static_cast<uint64_t>(head) * D : 0);
+        const int own = g + 8 * h, of_group = own % places;
+        const uint32_t row = blockIdx.z * rows_a_tile + own / places;
+        const bool is_there = of_group < some && row < count;
+        const int head = kv_head * group + first_head + of_group;
+        const uint64_t list = reduction == NONE ? static_cast<uint64_t>(row) * heads + head
+                                                : static_cast<uint64_t>(row) * (heads / group) + kv_head;
+        to[h] = is_there && (reduction == NONE || of_group == 0) ? out + list * stride : nullptr;
+        const uint64_t at = is_there ? rows[row] * row_stride + static_cast<uint64_t>(head) * D : 0;
 #pragma unroll
         for (int c = 0; c < PIECES; ++c) {
-            q[h][c] = is_there ? *reinterpret_cast<const Halves*>(from + (c * 4 + t) * PIECE) : Halves{0, 0, 0, 0};
-            if (!BOUNDS) continue;
+            const Halves none = {0, 0, 0, 0};
+            q[h][c] = is_there ? *reinterpret_cast<const Halves*>(queries + at + (c * 4 + t) * PIECE) : none;
+            if constexpr (KIND == SPLIT)
+                second[h][c] = is_there ? *reinterpret_cast<const Halves*>(rest + at + (c * 4 + t) * PIECE) : none;
+            if constexpr (KIND == BOUNDS) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                negative[h][c].words[i] = part<T>(q[h][c].words[i], false);
-                q[h][c].words[i] = part<T>(q[h][c].words[i], true);
+                for (int i = 0; i < 4; ++i) {
+                    second[h][c].words[i] = part<T>(q[h][c].words[i], false);
+                    q[h][c].words[i] = part<T>(q[h][c].words[i], true);
+                }
             }
         }
     }
     upper += kv_head * head_stride;
-    if (BOUNDS) lower += kv_head * head_stride;
+    if (KIND == BOUNDS) lower += kv_head * head_stride;
     const uint32_t begin = blockIdx.x * BLOCK, end = min(columns, begin + BLOCK);
     for (uint32_t start = begin + warp * TILE; start < end; start += WARPS * TILE) {
         uint64_t offsets[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) offsets[j] = static_cast<uint64_t>(min(start + 8 * j + g, columns - 1)) * D;
         float scores[2][4] = {};
-        add<T, PIECES>(scores, q, upper, offsets, t);
-        if constexpr (BOUNDS) add<T, PIECES>(scores, negative, lower, offsets, t);
+        Halves own[2][PIECES];
+        load<T, PIECES>(own, upper, offsets, t);
+        if constexpr (KIND == BOUNDS) {
+            Halves other[2][PIECES];
+            load<T, PIECES>(other, lower, offsets, t);
+            add<T, PIECES>(scores, q, own);
+            add<T, PIECES>(scores, second, other);
+        } else {
+            add<T, PIECES>(scores, q, own);
+            if constexpr (KIND == SPLIT) add<T, PIECES>(scores, second, own);
+        }
+        if (reduction != NONE) reduce(scores, places, some, g, reduction == SUM);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t column = start + 8 * j + 2 * t;
@@ -94,18 +146,19 @@ __device__ void score(const uint32_t* rows, uint32_t count, const T* queries, ui
     }
 }
 
-#define SCORE(KIND, BOUNDS, T, NAME, D)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) KIND##_tiles_##NAME##_##D(                                 \
-        const uint32_t* rows, uint32_t count, const T* queries, unsigned long long row_stride, int heads, int group,    \
-        const T* upper, const T* lower, unsigned long long head_stride, uint32_t columns, float* out,                   \
-        unsigned long long stride) {                                                                                    \
-        score<T, D, BOUNDS>(rows, count, queries, row_stride, heads, group, upper, lower, head_stride, columns, out,    \
-                            stride);                                                                                    \
+#define SCORE(NAME, KIND, T, TYPE, D)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME##_tiles_##TYPE##_##D(                                 \
+        const uint32_t* rows, uint32_t count, const T* queries, const T* rest, unsigned long long row_stride,           \
+        int heads, int group, int first_head, int some, int places, const T* upper, const T* lower,                     \
+        unsigned long long head_stride, uint32_t columns, int reduction, float* out, unsigned long long stride) {       \
+        score<T, D, KIND>(rows, count, queries, rest, row_stride, heads, group, first_head, some, places, upper, lower, \
+                          head_stride, columns, reduction, out, stride);                                                \
     }
 
-#define SCORES(T, NAME)                                                                                                 \
-    SCORE(dots, false, T, NAME, 64) SCORE(dots, false, T, NAME, 128)                                                    \
-    SCORE(bounds, true, T, NAME, 64) SCORE(bounds, true, T, NAME, 128)
+#define KINDS(T, TYPE, D)                                                                                               \
+    SCORE(dots, DOTS, T, TYPE, D) SCORE(bounds, BOUNDS, T, TYPE, D) SCORE(split, SPLIT, T, TYPE, D)
 
-SCORES(__half, f16)
-SCORES(__nv_bfloat16, bf16)
+#define WIDTHS(T, TYPE) KINDS(T, TYPE, 32) KINDS(T, TYPE, 64) KINDS(T, TYPE, 128)
+
+WIDTHS(__half, f16)
+WIDTHS(__nv_bfloat16, bf16)

@@ -12,10 +12,12 @@ use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, Prompt
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Gpu, Into, Mirrored, Norms, PageBounds, Pages, Positions, Prefix, Queries,
-    Reduction, Rows, Scores, Storage, Tail, TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionRoom, Buffer, Cache, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into, LabelCodes,
+    MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, ScoreRoom,
+    Scores, Signatures, Storage, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
-use spattn::kv::KvDtype;
+use spattn::kv::{KvDtype, LayerKv};
+use spattn::model::cuda::{Following, LayerAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
 
@@ -489,38 +491,40 @@ impl Asked {
     }
 }
 
-/// Scores are as near as sums of `d` numbers are.
+/// Scores are as near as sums of `d` numbers are; of none, equal.
 fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
     assert_eq!(scores.len(), expected.len(), "{what}");
-    let worst = scores.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
-    assert!(worst < 1e-6 * d as f64, "{what}: off by {worst:.2e}");
+    for (i, (score, expected)) in scores.iter().zip(expected).enumerate() {
+        let off = (f64::from(*score) - expected).abs();
+        assert!(off <= 1e-6 * d as f64, "{what}: score {i} is {score}, not {expected}");
+    }
 }
 
-/// Scores are near `exact(row, head, column)`, and what they reduce to is what their sums and maxima are, to the bit.
+/// Scores of two rows that `score` makes are near `exact(row, head, column)`, and those that it reduces near sums and maxima of these.
 fn check_scores(
     gpu: &Gpu,
-    scores: &Scores,
     (heads, kv_heads, d): (usize, usize, usize),
     columns: usize,
+    score: impl Fn(Option<Reduction>, &mut ScoreRoom) -> Result<(), GpuError>,
     exact: impl Fn(usize, usize, usize) -> f64,
     what: &str,
 ) {
-    let mut all = vec![Vec::new(); 2 * heads];
-    for (i, scores_of) in all.iter_mut().enumerate() {
-        *scores_of = scores.download(gpu, i / heads, i % heads).unwrap();
-        let expected: Vec<f64> = (0..columns).map(|column| exact(i / heads, i % heads, column)).collect();
-        assert_scores(scores_of, &expected, d, what);
+    let (mut room, group) = (ScoreRoom::default(), heads / kv_heads);
+    score(None, &mut room).unwrap();
+    let expected = |list: usize| -> Vec<f64> { (0..columns).map(|c| exact(list / heads, list % heads, c)).collect() };
+    for list in 0..2 * heads {
+        let scores = room.of(None).download(gpu, list / heads, list % heads).unwrap();
+        assert_scores(&scores, &expected(list), d, what);
     }
-    let group = heads / kv_heads;
-    for (reduction, pair) in
-        [(Reduction::Sum, (|a, b| a + b) as fn(f32, f32) -> f32), (Reduction::Max, f32::max as fn(f32, f32) -> f32)]
-    {
-        let mut reduced = Scores::default();
-        gpu.reduce_scores(scores, kv_heads, reduction, &mut reduced).unwrap();
-        for (i, heads) in all.chunks_exact(group).enumerate() {
-            let expected: Vec<f32> =
-                (0..columns).map(|c| heads[1..].iter().fold(heads[0][c], |sum, head| pair(sum, head[c]))).collect();
-            assert_eq!(reduced.download(gpu, i / kv_heads, i % kv_heads).unwrap(), expected, "{what} {reduction:?}");
+    let pairs: [(Reduction, fn(f64, f64) -> f64); 2] = [(Reduction::Sum, |a, b| a + b), (Reduction::Max, f64::max)];
+    for (reduction, pair) in pairs {
+        score(Some(reduction), &mut room).unwrap();
+        for list in 0..2 * kv_heads {
+            let of_heads: Vec<Vec<f64>> = (0..group).map(|head| expected(list * group + head)).collect();
+            let reduced: Vec<f64> =
+                (0..columns).map(|c| of_heads[1..].iter().fold(of_heads[0][c], |x, head| pair(x, head[c]))).collect();
+            let scores = room.of(Some(reduction)).download(gpu, list / kv_heads, list % kv_heads).unwrap();
+            assert_scores(&scores, &reduced, group * d, &format!("{what} {reduction:?}"));
         }
     }
 }
@@ -531,8 +535,8 @@ fn scores_of_candidates() {
     let gpu = gpu();
     let kv_heads = 2;
     let mut cases: Vec<(usize, usize, usize)> = Vec::new();
-    for d in [8, 64, 80, 96, 128, 256] {
-        cases.extend((1..=8).chain([12]).map(|group| (d, group, 301)));
+    for d in [8, 32, 64, 80, 96, 128, 256] {
+        cases.extend((1..=8).chain([12, 16, 21]).map(|group| (d, group, 301)));
     }
     cases.extend([1, 2, 3, 4, 5, 255, 256, 257, 2000].map(|tokens| (128, 4, tokens)));
     for storage in STORAGES {
@@ -542,18 +546,21 @@ fn scores_of_candidates() {
             let kv = Kv::new(kv_heads, first + candidates + 2, d, 120, storage);
             let buffers = kv.send(&gpu, kv.tokens + 5, storage);
             let asked = Asked::new(&gpu, heads, d, storage);
-            let mut scores = Scores::default();
+            let mut room = ScoreRoom::default();
             let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
-            gpu.score_keys(&asked.queries(), 0..2, &keys, first..first + candidates, &mut scores).unwrap();
+            let tokens = first..first + candidates;
+            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                gpu.score_keys(&asked.queries(), 0..2, &keys, tokens.clone(), reduction, room)
+            };
             let exact = |row: usize, head: usize, column: usize| {
                 dot(asked.query(row, head, d), kv.key(head / group, first + column))
             };
             let what = format!("{storage:?} d {d} group {group}, {candidates} candidates");
-            check_scores(&gpu, &scores, (heads, kv_heads, d), candidates, exact, &what);
+            check_scores(&gpu, (heads, kv_heads, d), candidates, score, exact, &what);
             // One row alone.
-            gpu.score_keys(&asked.queries(), 1..2, &keys, first..first + candidates, &mut scores).unwrap();
+            gpu.score_keys(&asked.queries(), 1..2, &keys, tokens.clone(), None, &mut room).unwrap();
             let expected: Vec<f64> = (0..candidates).map(|column| exact(1, heads - 1, column)).collect();
-            assert_scores(&scores.download(&gpu, 0, heads - 1).unwrap(), &expected, d, &what);
+            assert_scores(&room.of(None).download(&gpu, 0, heads - 1).unwrap(), &expected, d, &what);
         }
     }
 }
@@ -591,9 +598,10 @@ fn bounds_of_pages_and_their_scores() {
                 assert_eq!(fetch(&gpu, &lower, least.len(), storage), least, "{what}");
                 assert_eq!(fetch(&gpu, &upper, most.len(), storage), most, "{what}");
                 let asked = Asked::new(&gpu, heads, d, storage);
-                let mut scores = Scores::default();
                 let bounds = PageBounds { lower: &lower, upper: &upper, pages: count, kv_heads, d, storage };
-                gpu.score_bounds(&asked.queries(), 0..2, &bounds, &mut scores).unwrap();
+                let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                    gpu.score_bounds(&asked.queries(), 0..2, &bounds, reduction, room)
+                };
                 let exact = |row: usize, head: usize, page: usize| {
                     let at = (head / group * count + page) * d;
                     let product = |(i, q): (usize, &f32)| {
@@ -601,8 +609,286 @@ fn bounds_of_pages_and_their_scores() {
                     };
                     asked.query(row, head, d).iter().enumerate().map(product).sum()
                 };
-                check_scores(&gpu, &scores, (heads, kv_heads, d), count, exact, &what);
+                check_scores(&gpu, (heads, kv_heads, d), count, score, exact, &what);
             }
+        }
+    }
+}
+
+/// What labels of `bits` bits stand for, `[token][width]`: each channel by its range over 128 tokens.
+fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
+    const GROUP: usize = 128;
+    let top = (1 << bits) as f32 - 1.0;
+    let mut labels = rows.to_vec();
+    for group in labels.chunks_mut(GROUP * width) {
+        for channel in 0..width {
+            let own = || group.iter().skip(channel).step_by(width).copied();
+            let (least, most) = (own().fold(f32::INFINITY, f32::min), own().fold(f32::NEG_INFINITY, f32::max));
+            let step = (most - least) / top;
+            for x in group.iter_mut().skip(channel).step_by(width) {
+                let code = if step > 0.0 { ((*x - least) / step).round().clamp(0.0, top) } else { 0.0 };
+                *x = least + step * code;
+            }
+        }
+    }
+    labels
+}
+
+/// Different channels of each of `heads` heads, ascending.
+fn some_channels(heads: usize, width: usize, d: usize) -> Vec<u32> {
+    let of_head = |head: usize| {
+        let mut channels: Vec<u32> = (0..width).map(|i| ((i * 7 + 3 * head) % d) as u32).collect();
+        channels.sort_unstable();
+        channels.dedup();
+        let mut free = (0..d as u32).filter(|c| !channels.contains(c)).collect::<Vec<_>>().into_iter();
+        while channels.len() < width {
+            channels.push(free.next().unwrap());
+        }
+        channels.sort_unstable();
+        channels
+    };
+    (0..heads).flat_map(of_head).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn labels_of_keys_and_their_scores() {
+    let gpu = gpu();
+    // Three KV heads by the channels of two: the third begins again with those of the first.
+    let (kv_heads, known, first) = (3, 2, 3);
+    for storage in STORAGES {
+        for (d, width, group, tokens) in [
+            (16, 4, 1, 1),
+            (64, 16, 4, 127),
+            (64, 5, 3, 128),
+            (128, 32, 4, 700),
+            (128, 33, 2, 300),
+            (128, 100, 8, 129),
+            (128, 128, 7, 257),
+            (64, 16, 12, 1000),
+        ] {
+            let heads = kv_heads * group;
+            let kv = Kv::new(kv_heads, first + tokens + 2, d, 160, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            let chosen = some_channels(known, width, d);
+            let buffer = gpu.upload(&chosen).unwrap();
+            let channels = ChannelLists { buffer: &buffer, heads: known, width };
+            let own = |kv_head: usize| &chosen[kv_head % known * width..][..width];
+            let of_head = |kv_head: usize| -> Vec<f32> {
+                let row = |t: usize| own(kv_head).iter().map(move |c| (t, *c));
+                (0..tokens).flat_map(row).map(|(t, c)| kv.key(kv_head, first + t)[c as usize]).collect()
+            };
+            let asked = Asked::new(&gpu, heads, d, storage);
+            for bits in [4, 2] {
+                let labels = LabelCodes { channels, bits, tokens, kv_heads };
+                let [mut ranges, mut codes] = labels.bytes().map(|bytes| gpu.upload(&vec![0xffu8; bytes]).unwrap());
+                gpu.build_labels(&keys, first, &labels, [&mut ranges, &mut codes]).unwrap();
+                let stored: Vec<Vec<f32>> =
+                    (0..kv_heads).map(|head| labels_of(&of_head(head), width, bits as u32)).collect();
+                let exact = |row: usize, head: usize, column: usize| {
+                    let (kv_head, query) = (head / group, asked.query(row, head, d));
+                    let product = |(c, x): (&u32, &f32)| f64::from(query[*c as usize]) * f64::from(*x);
+                    own(kv_head).iter().zip(&stored[kv_head][column * width..]).map(product).sum()
+                };
+                let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                    let queries = asked.queries();
+                    gpu.score_labels((&queries, 0..2), (d, storage), &labels, [&ranges, &codes], reduction, room)
+                };
+                // A factor has 16 bits, and codes are read as more than they are.
+                let allowed = 40 * width;
+                let what = format!("{storage:?} {bits} bits, {width} of {d} channels, group {group}, {tokens} tokens");
+                check_scores(&gpu, (heads, kv_heads, allowed), tokens, score, exact, &what);
+            }
+            if width > 128 || storage == Storage::F32 && !width.is_multiple_of(8) {
+                continue;
+            }
+            let padded = [32, 64, 128].into_iter().find(|padded| *padded >= width).unwrap();
+            let noise = vec![f32::NAN; kv_heads * tokens * padded];
+            let mut rows = send(&gpu, &noise, storage);
+            gpu.gather_keys(&keys, first..first + tokens, &channels, padded, &mut rows).unwrap();
+            let mut made = send(&gpu, &vec![f32::NAN; 2 * heads * padded], storage);
+            let of_queries = (&asked.queries(), 0..2);
+            gpu.gather_queries(of_queries, (d, kv_heads, storage), &channels, padded, &mut made).unwrap();
+            let mut in_order = Mirrored::default();
+            in_order.set(&gpu, vec![0, 1]).unwrap();
+            let queries = MadeQueries { most: &made, rest: None, heads, width: padded, rows: &in_order };
+            let index = IndexRows { rows: &rows, count: tokens, kv_heads, storage };
+            let exact = |row: usize, head: usize, column: usize| {
+                let (query, key) = (asked.query(row, head, d), kv.key(head / group, first + column));
+                let product = |c: &u32| f64::from(query[*c as usize]) * f64::from(key[*c as usize]);
+                own(head / group).iter().map(product).sum()
+            };
+            let score =
+                |reduction: Option<Reduction>, room: &mut ScoreRoom| gpu.score_rows(&queries, &index, reduction, room);
+            check_scores(
+                &gpu,
+                (heads, kv_heads, d),
+                tokens,
+                score,
+                exact,
+                &format!("{storage:?} {width} of {d} as stored"),
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn keys_and_queries_on_a_few_directions() {
+    let gpu = gpu();
+    let (kv_heads, known, first) = (3, 2, 3);
+    for storage in STORAGES {
+        for (d, count, group, tokens) in
+            [(16, 4, 1, 1), (64, 16, 4, 63), (64, 64, 3, 64), (128, 32, 4, 700), (128, 100, 8, 129)]
+        {
+            let heads = kv_heads * group;
+            let kv = Kv::new(kv_heads, first + tokens + 2, d, 170, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            let directions = noise(known * count * d, 171);
+            let buffer = gpu.upload(&directions).unwrap();
+            let of_gpu = Directions { buffer: &buffer, heads: known, count, d };
+            let direction = |kv_head: usize, i: usize| &directions[(kv_head % known * count + i) * d..][..d];
+            let padded = [32, 64, 128].into_iter().find(|padded| *padded >= count).unwrap();
+            let mut rows = send(&gpu, &vec![f32::NAN; kv_heads * tokens * padded], storage);
+            gpu.project_keys(&keys, first..first + tokens, &of_gpu, padded, &mut rows).unwrap();
+            let projected = fetch(&gpu, &rows, kv_heads * tokens * padded, storage);
+            let expected: Vec<f64> = (0..kv_heads * tokens * padded)
+                .map(|i| {
+                    let (row, column) = (i / padded, i % padded);
+                    let key = kv.key(row / tokens, first + row % tokens);
+                    if column < count { dot(key, direction(row / tokens, column)) } else { 0.0 }
+                })
+                .collect();
+            let what = format!("{storage:?} {count} of {d}, group {group}, {tokens} tokens");
+            assert_near(&projected, &expected, tolerance(storage), &what);
+            let asked = Asked::new(&gpu, heads, d, storage);
+            let nothing = vec![f32::NAN; 2 * heads * padded];
+            let (mut most, mut rest) = (send(&gpu, &nothing, storage), send(&gpu, &nothing, storage));
+            let of_queries = (&asked.queries(), 0..2);
+            gpu.project_queries(of_queries, (kv_heads, storage), &of_gpu, padded, [&mut most, &mut rest]).unwrap();
+            let mut in_order = Mirrored::default();
+            in_order.set(&gpu, vec![0, 1]).unwrap();
+            let rest = (storage != Storage::F32).then_some(&rest);
+            let queries = MadeQueries { most: &most, rest, heads, width: padded, rows: &in_order };
+            let index = IndexRows { rows: &rows, count: tokens, kv_heads, storage };
+            let exact = |row: usize, head: usize, column: usize| {
+                let (query, at) = (asked.query(row, head, d), (head / group * tokens + column) * padded);
+                let term = |i: usize| dot(query, direction(head / group, i)) * f64::from(projected[at + i]);
+                (0..count).map(term).sum()
+            };
+            let score =
+                |reduction: Option<Reduction>, room: &mut ScoreRoom| gpu.score_rows(&queries, &index, reduction, room);
+            // Each product is of a sum of `d` numbers, in 16 bits or more.
+            check_scores(&gpu, (heads, kv_heads, 64 * d), tokens, score, exact, &what);
+        }
+    }
+}
+
+/// What a net of three layers gives for `x`, in f64.
+fn through_net(x: &[f32], layers: [(&[f32], &[f32]); 3]) -> Vec<f64> {
+    let mut x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+    for (i, (weights, biases)) in layers.into_iter().enumerate() {
+        let output = |(row, bias): (&[f32], &f32)| {
+            row.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>() + f64::from(*bias)
+        };
+        let out: Vec<f64> = weights.chunks(x.len()).zip(biases).map(output).collect();
+        x = if i < 2 { out.iter().map(|y| y / (1.0 + (-y).exp())).collect() } else { out };
+    }
+    x
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn signatures_by_nets_and_their_distances() {
+    let gpu = gpu();
+    let (kv_heads, known, first) = (3, 2, 3);
+    for storage in STORAGES {
+        for (d, bits, group, each, tokens) in
+            [(16, 8, 1, 1, 1), (64, 32, 4, 1, 200), (64, 40, 3, 3, 65), (128, 32, 4, 1, 1100), (128, 128, 2, 2, 64)]
+        {
+            let heads = kv_heads * group;
+            let kv = Kv::new(kv_heads, first + tokens + 2, d, 180, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            let asked = Asked::new(&gpu, heads, d, storage);
+            let what = format!("{storage:?} {bits} bits of {d}, group {group}, {each} nets, {tokens} tokens");
+            // Weights of a size at which sums stay about as large as what they are of.
+            let layers = |nets: usize, seed: u64| -> [(Vec<f32>, Vec<f32>); 3] {
+                std::array::from_fn(|i| {
+                    let outputs = if i < 2 { d } else { bits };
+                    let weights: Vec<f32> = noise(nets * outputs * d, seed + i as u64);
+                    let weights = weights.iter().map(|w| w * (3.0 / d as f32).sqrt()).collect::<Vec<_>>();
+                    (stored(&weights, Storage::F16), noise(nets * outputs, seed + 9 + i as u64))
+                })
+            };
+            let send_nets = |nets: usize, layers: &[(Vec<f32>, Vec<f32>); 3]| {
+                let halves = |w: &[f32]| w.iter().map(|w| f16::from_f32(*w)).collect::<Vec<_>>();
+                let layers = std::array::from_fn(|i| (halves(&layers[i].0), layers[i].1.clone()));
+                Nets::new(&gpu, nets, (d, bits), layers).unwrap()
+            };
+            let bits_of = |net: usize, layers: &[(Vec<f32>, Vec<f32>); 3], x: &[f32]| {
+                let own = |i: usize| {
+                    let outputs = layers[i].1.len() / (layers[2].1.len() / bits);
+                    (&layers[i].0[net * outputs * d..][..outputs * d], &layers[i].1[net * outputs..][..outputs])
+                };
+                through_net(x, [own(0), own(1), own(2)])
+            };
+            let words = bits.div_ceil(32);
+            // A sign may differ only where the sum is nothing.
+            let check = |word: &dyn Fn(usize) -> u32, expected: &[f64]| {
+                for (bit, y) in expected.iter().enumerate() {
+                    let set = word(bit / 32) >> (bit % 32) & 1 == 1;
+                    assert!(set == (*y > 0.0) || y.abs() < 1e-4, "{what}: bit {bit} of {y}");
+                }
+                if !bits.is_multiple_of(32) {
+                    assert_eq!(word(words - 1) >> (bits % 32), 0, "{what}");
+                }
+            };
+            let (of_keys, of_queries) = (layers(known * each, 200), layers(known * group, 300));
+            let nets = send_nets(known * each, &of_keys);
+            let stride = tokens.next_multiple_of(4);
+            let mut signed = gpu.upload(&vec![u32::MAX; kv_heads * each * words * stride]).unwrap();
+            gpu.sign_keys(&keys, first..first + tokens, &nets, each, &mut signed).unwrap();
+            let mut planes = vec![0u32; kv_heads * each * words * stride];
+            gpu.download(&signed, 0, &mut planes).unwrap();
+            for net in 0..kv_heads * each {
+                for t in 0..tokens {
+                    let expected = bits_of(net % (known * each), &of_keys, kv.key(net / each, first + t));
+                    check(&|word| planes[(net * words + word) * stride + t], &expected);
+                }
+            }
+            let nets = send_nets(known * group, &of_queries);
+            let mut made = gpu.upload(&vec![u32::MAX; 2 * heads * words]).unwrap();
+            gpu.sign_queries((&asked.queries(), 0..2), storage, &nets, &mut made).unwrap();
+            let mut of_rows = vec![0u32; 2 * heads * words];
+            gpu.download(&made, 0, &mut of_rows).unwrap();
+            for i in 0..2 * heads {
+                let expected = bits_of(i % heads % (known * group), &of_queries, asked.query(i / heads, i % heads, d));
+                check(&|word| of_rows[i * words + word], &expected);
+            }
+            // Distances are whole numbers, so all scores are equal to the bit.
+            let ties = TieOrder { seed: [77, 5], levels: 9, unit: 1.0 / 8192.0 };
+            let index = Signatures { buffer: &signed, kv_heads, nets: each, words, tokens };
+            let exact = |row: usize, head: usize, column: usize| {
+                let net = head / group * each + if each == 1 { 0 } else { head % group };
+                let differ = |word: usize| {
+                    let key = planes[(net * words + word) * stride + column];
+                    f64::from((key ^ of_rows[(row * heads + head) * words + word]).count_ones())
+                };
+                let mix = |x: u32| {
+                    let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+                    let x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+                    x ^ x >> 16
+                };
+                let rank = mix(mix(column as u32 ^ 77) ^ 5) >> 23;
+                f64::from(rank) / 8192.0 - (0..words).map(differ).sum::<f64>()
+            };
+            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                gpu.score_signatures((&made, 2, heads), &index, ties, reduction, room)
+            };
+            check_scores(&gpu, (heads, kv_heads, 0), tokens, score, exact, &what);
         }
     }
 }
@@ -1011,6 +1297,74 @@ const SPECS: [&str; 16] = [
     "pqcache:k=16",
 ];
 
+/// Methods that pick on a device, or nothing, for a layer alone.
+const ALONE: [&str; 9] = [
+    "full",
+    "streaming_llm:window=100",
+    "topk:k=64",
+    "topk:ratio=0.05,per=kv_head",
+    "quest:k=128,per=kv_head",
+    "hip:k=128",
+    "hip:k=100,per=kv_head,b_k=4,b_sk=3",
+    "hip:k=96,b_k=8,b_sk=2,key_offset=last,representative=first",
+    "hip:k=100000",
+];
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_layer_alone_gives_what_the_host_gives() {
+    const HEADS: usize = 8;
+    const KV_HEADS: usize = 2;
+    const BATCH: usize = 3;
+    let gpu = std::sync::Arc::new(gpu());
+    for (dtype, d, tokens) in
+        [(KvDtype::F32, 16, 700), (KvDtype::Bf16, 64, 3000), (KvDtype::Bf16, 128, 20_001), (KvDtype::F16, 128, 5000)]
+    {
+        let storage = match dtype {
+            KvDtype::F32 => Storage::F32,
+            KvDtype::F16 => Storage::F16,
+            KvDtype::Bf16 => Storage::Bf16,
+        };
+        let drawn = |seed: u64| {
+            let mut kv = LayerKv::new(dtype, KV_HEADS, d, tokens);
+            let rows = stored(&noise(2 * (tokens + 1) * KV_HEADS * d, seed), storage);
+            let mut rows = rows.chunks_exact(KV_HEADS * d).map(<[f32]>::to_vec);
+            for _ in 0..tokens {
+                let (key, value) = (rows.next().unwrap(), rows.next().unwrap());
+                kv.append(&key, &value);
+            }
+            (kv, rows.next().unwrap(), rows.next().unwrap())
+        };
+        // Two sequences, of which the first comes again as the third.
+        let drawn = [drawn(400), drawn(500)];
+        let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
+        let alone = std::sync::Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
+        let queries: Vec<f32> = stored(&noise(BATCH * HEADS * d, 600), storage).iter().map(|q| 3.0 * q).collect();
+        let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0).keeping_picks();
+        for spec in ALONE {
+            let method = method(spec);
+            assert!(there.can_stay_there(&method), "{spec}");
+            alone.ask(queries.clone()).unwrap();
+            let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
+            let times = run.times().unwrap();
+            assert!(times.whole > std::time::Duration::ZERO && times.attend <= 2 * times.whole, "{spec}: {times:?}");
+            let ours = run.outputs().unwrap();
+            for (i, own) in queries.chunks_exact(HEADS * d).enumerate() {
+                let (kv, key, value) = &drawn[i % 2];
+                let mut here = IndexCache::new(spattn::kv::Prefix::new(vec![kv.clone()]), dtype, 0);
+                let (mut fork, mut expected) = (here.fork(&method, false), vec![0.0; HEADS * d]);
+                fork.step(0, own, key, value, &mut expected);
+                let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
+                let what = format!("{dtype:?} {d} wide, {tokens} tokens, {spec}, sequence {i}");
+                // A pick of two that are nearly equal may fall the other way.
+                assert_near(&ours[i * HEADS * d..][..HEADS * d], &expected, tolerance(storage).max(2e-3) * 2.0, &what);
+                let (ours, theirs) = (run.fork().costs().total(|_| true), fork.costs().total(|_| true));
+                assert_eq!(ours.attended_tokens, BATCH as u64 * theirs.attended_tokens, "{what}");
+            }
+        }
+    }
+}
+
 /// What all methods of [`SPECS`] give behind most of a prompt that `reader` has read: logits by step, and the runs.
 ///
 /// Both devices go on from the same numbers, since a bit of a hash that differs changes what is sampled.
@@ -1121,7 +1475,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or are drawn for without a look.
-const THERE: [&str; 16] = [
+const THERE: [&str; 19] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1135,6 +1489,9 @@ const THERE: [&str; 16] = [
     "quest:page=64,k=100",
     "quest:page=7,k=20,per=kv_head",
     "quest:k=1,min_pages=3,per=kv_head,reduce=max",
+    "double_sparsity:kind=random,channels=4,k=16",
+    "double_sparsity:kind=random,channels=d,label_bits=2,k=20,per=kv_head",
+    "double_sparsity:kind=random,channels=d,k=20,per=kv_head,reduce=max",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
     "topk:k=0",
@@ -1221,7 +1578,12 @@ fn sixteen_bits_are_picked_from_alike() {
     for dtype in [KvDtype::F16, KvDtype::Bf16] {
         let f32s = load("llama3", Device::Cpu);
         let g = golden_model::Golden { decoder: decoder("llama3", dtype, CUDA), ..f32s };
-        let specs = ["topk:k=16", "topk:k=16,per=kv_head", "quest:page=5,k=32"];
+        let specs = [
+            "topk:k=16",
+            "topk:k=16,per=kv_head",
+            "quest:page=5,k=32",
+            "double_sparsity:kind=random,channels=d/2,label_bits=16,k=16",
+        ];
         let [(ours, forks), (expected, others)] = [false, true].map(|on_host| run_some(&g, &g, &specs, false, on_host));
         for (i, spec) in specs.iter().enumerate() {
             for (ours, expected) in ours.iter().zip(&expected) {

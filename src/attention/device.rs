@@ -16,8 +16,10 @@ use super::budget::Context;
 use super::prompt::PromptShape;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{Buffer, Cache, Gpu, GpuError, Mirrored, Pages, Queries, Scores, TokenLists};
-use crate::kv::KvDtype;
+use crate::kernels::cuda::{
+    Buffer, Cache, Gpu, GpuError, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists, TreeRoom,
+};
+use crate::kv::{KvDtype, KvShape};
 
 /// What a step of one KV head is like, as far as the cost of picking depends on it.
 #[derive(Debug, Clone, Copy)]
@@ -30,10 +32,20 @@ pub struct StepShape {
     pub dtype: KvDtype,
     /// Tokens that may be picked.
     pub candidates: usize,
+    /// How much is picked, in units that the method knows.
+    pub number: u32,
 }
 
 /// A method's form on a device. Its candidates are those of the prefix.
 pub trait DeviceForm: Send + Sync {
+    /// Whether there is a form for keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool;
+
+    /// Generated tokens that attend what was picked once, before something is picked anew.
+    fn refresh(&self) -> usize {
+        1
+    }
+
     /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
 
@@ -77,6 +89,9 @@ pub struct DeviceIndex {
     /// In an order that the method knows.
     #[cfg(feature = "cuda")]
     pub buffers: Vec<Buffer>,
+    /// What queries go through before they are compared with it.
+    #[cfg(feature = "cuda")]
+    pub nets: Option<Nets>,
     /// Bytes that the host form's index of the same keys takes.
     pub bytes: usize,
 }
@@ -122,14 +137,23 @@ pub struct DeviceRoom {
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub struct DeviceScratch {
-    /// Scores by query head.
-    pub scores: Scores,
-    /// What those of a group reduce to.
-    pub reduced: Scores,
+    /// Scores of candidates.
+    pub scores: ScoreRoom,
+    /// What queries are made into before they are compared with an index, in one or two parts.
+    pub queries: [Option<Buffer>; 2],
+    /// The numbers of rows in the order in which they are.
+    pub in_order: Mirrored<u32>,
+    /// What lies between the rounds of a search.
+    pub tree: TreeRoom,
 }
 
 /// A scorer's form on a device.
 pub(super) trait DeviceScorer: Send + Sync {
+    /// As [`DeviceForm::fits`]; every shape by default.
+    fn fits(&self, _shape: KvShape) -> bool {
+        true
+    }
+
     /// What it costs to score the candidates of one KV head at a step.
     fn cost(&self, step: &StepShape) -> Cost;
 
@@ -144,14 +168,16 @@ pub(super) trait DeviceScorer: Send + Sync {
         Ok(DeviceIndex::default())
     }
 
-    /// Scores of every page of the candidates for some rows, in lists by query head.
+    /// Scores of every page of the candidates for some rows into `scratch.scores`, in lists by query head, or by KV head if they
+    /// are reduced.
     #[cfg(feature = "cuda")]
     fn score_all(
         &self,
         step: &DeviceStep<'_>,
         rows: Range<usize>,
         index: &DeviceIndex,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 }
 

@@ -140,6 +140,8 @@ pub struct IndexCache {
     read: Option<LayerCosts>,
     sets: HashMap<IndexKey, Arc<IndexSet>>,
     picks_on_host: bool,
+    /// Whether whoever steps keeps what a device picked for a method that picks anew only now and then.
+    keeps_picks: bool,
 }
 
 impl IndexCache {
@@ -160,6 +162,7 @@ impl IndexCache {
             read: None,
             sets: HashMap::new(),
             picks_on_host: false,
+            keeps_picks: false,
         }
     }
 
@@ -208,6 +211,11 @@ impl IndexCache {
     /// The host picks for all runs, even where a device could; for comparisons of the two.
     pub fn picking_on_host(self) -> Self {
         Self { picks_on_host: true, ..self }
+    }
+
+    /// Forks step alone, and whoever steps keeps what a device picked for as long as its method uses it.
+    pub fn keeping_picks(self) -> Self {
+        Self { keeps_picks: true, ..self }
     }
 
     /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
@@ -271,11 +279,18 @@ impl IndexCache {
         Fork { on_device, ..fork }
     }
 
+    /// Whether all that a step of the method does can be done where the prefix is: it picks there, or picks nothing.
+    pub fn can_stay_there(&self, method: &Configured) -> bool {
+        let nothing = method.method.picks_nothing() && method.method.positions() == Positions::Original;
+        nothing || self.can_pick_on_device(method)
+    }
+
     /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix.
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
         let stays = !method.moves_on() && method.method.positions() == Positions::Original;
-        is_there && stays && method.method.device_form().is_some()
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.refresh() == 1 || self.keeps_picks);
+        is_there && stays && method.method.device_form().is_some_and(fits)
     }
 
     /// Time of gathering `needs`; reused is what an earlier index was charged with.
@@ -652,8 +667,8 @@ impl Fork {
         self.tail_tokens[layer] += 1;
         let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
         let group = heads / shape.kv_heads;
-        let candidates = self.prefix_candidates.len();
-        let step = StepShape { group, d: shape.d, dtype: shape.dtype, candidates };
+        let (candidates, number) = (self.prefix_candidates.len(), self.number(self.total(layer)));
+        let step = StepShape { group, d: shape.d, dtype: shape.dtype, candidates, number };
         let cost = self.method.method.device_form().expect(HAS_FORM).cost(&step);
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
         self.unsettled = true;

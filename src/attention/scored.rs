@@ -34,7 +34,7 @@ use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, Pages, Reduction, Scores};
-use crate::kv::KvDtype;
+use crate::kv::{KvDtype, KvShape};
 
 /// A method of the form SCORE → SELECT.
 #[derive(Clone)]
@@ -325,6 +325,10 @@ const ON_DEVICE: &str = "only a method with a form on a device is asked for it";
 const SCORE_BYTES: usize = 64 << 20;
 
 impl<S: Scorer> DeviceForm for Scored<S> {
+    fn fits(&self, shape: KvShape) -> bool {
+        self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
+    }
+
     fn cost(&self, step: &StepShape) -> Cost {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         let mut cost = scorer.cost(step);
@@ -370,25 +374,20 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        let (gpu, heads, kv_heads) = (step.prefix.gpu, step.queries.heads, step.prefix.cache.kv_heads);
+        let (heads, kv_heads) = (step.queries.heads, step.prefix.cache.kv_heads);
         let pages = Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() };
         let row_bytes = Scores::row_bytes(heads, pages.count());
         let (rows, at_once) = (step.numbers.len(), (SCORE_BYTES / row_bytes.max(1)).max(1));
-        let lists = if self.per == Granularity::QueryHead { heads } else { kv_heads };
+        let (lists, reduction) = match self.per {
+            Granularity::QueryHead => (heads, None),
+            Granularity::KvHead(Reduce::Sum) => (kv_heads, Some(Reduction::Sum)),
+            Granularity::KvHead(Reduce::Max) => (kv_heads, Some(Reduction::Max)),
+        };
         picker.prepare(step, &pages, lists, room)?;
         for first in (0..rows).step_by(at_once) {
             let some = first..(first + at_once).min(rows);
-            scorer.score_all(step, some, index, &mut scratch.scores)?;
-            let DeviceScratch { scores, reduced } = scratch;
-            let scores = match self.per {
-                Granularity::QueryHead => scores,
-                Granularity::KvHead(reduce) => {
-                    let reduction = if reduce == Reduce::Max { Reduction::Max } else { Reduction::Sum };
-                    gpu.reduce_scores(scores, kv_heads, reduction, reduced)?;
-                    reduced
-                }
-            };
-            picker.pick_all(step, &pages, scores, first, room)?;
+            scorer.score_all(step, some, index, reduction, scratch)?;
+            picker.pick_all(step, &pages, scratch.scores.of(reduction), first, room)?;
         }
         Ok(())
     }

@@ -7,10 +7,13 @@
 mod attention;
 mod decode;
 mod drawn;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod index;
 mod kernels;
 mod learned;
 mod peers;
+mod place;
 mod plan;
 mod prefill;
 mod row;

@@ -9,20 +9,26 @@ use anyhow::Result;
 use super::attention::{Stepping, caches};
 use super::decode::Decoding;
 use super::drawn::Drawn;
+#[cfg(feature = "cuda")]
+use super::gpu::{self, SteppingThere};
 use super::index::Building;
 use super::kernels;
 use super::learned::calibrated;
 use super::peers::{PeerTurns, Peers};
+use super::place::Place;
 use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{Sequence, Wanted, append, needs_of};
-use super::turns::{Flood, Runs, Timing, Turn, in_turns, turns};
+use super::turns::{Runs, Timing, Turn, in_turns, turns};
 use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
 use crate::error::UsageError;
 use crate::eval::memory::most_bytes;
 use crate::eval::record::REFERENCE;
 use crate::kv::LayerKv;
+#[cfg(feature = "cuda")]
+use crate::model::cuda::LayerAlone;
 use crate::model::decoder::Decoder;
+use crate::model::device::Device;
 use crate::model::dimensions::Dimensions;
 use crate::model::rope::RopeTable;
 
@@ -58,6 +64,8 @@ impl Op {
 pub struct Plan {
     /// What is timed.
     pub op: Op,
+    /// Where.
+    pub device: Device,
     /// What the shape is called.
     pub shape: String,
     /// The shape, with as many layers as are timed together.
@@ -114,18 +122,18 @@ impl Plan {
             Op::Kernels => Vec::new(),
             _ => calibrated(&self.methods, &self.dimensions, layers, self.seed)?,
         };
-        let (mut flood, mut bench) = (
-            Flood::new(),
+        let (mut place, mut bench) = (
+            Place::open(self.device)?,
             Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes: Vec::new() },
         );
         for batch in &self.batches {
             for context in &self.contexts {
                 let at = At { plan: self, methods: &methods, context: *context, batch: *batch };
-                let Some(rows) = at.measure(&mut flood, stop, progress, &mut bench.notes)? else { return Ok(None) };
+                let Some(rows) = at.measure(&mut place, stop, progress, &mut bench.notes)? else { return Ok(None) };
                 bench.rows.extend(rows);
             }
         }
-        bench.roof = flood.roof();
+        bench.roof = place.roof()?;
         bench.rows.iter_mut().for_each(|row| hold_to(row, bench.roof));
         Ok(Some(bench))
     }
@@ -177,19 +185,22 @@ struct Material {
     rotation: Option<Arc<dyn Rotation>>,
     sequences: Vec<Sequence>,
     prompt: Option<Prompt>,
+    /// The sequences on a GPU.
+    #[cfg(feature = "cuda")]
+    there: Option<Arc<LayerAlone>>,
 }
 
 impl At<'_> {
     fn measure(
         &self,
-        flood: &mut Flood,
+        place: &mut Place,
         stop: &AtomicBool,
         progress: &mut Progress<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Option<Vec<BenchRow>>> {
         let what = format!("{} tokens x {}", self.context, self.batch);
         progress(&format!("{what}: drawing"), 0, 1);
-        let material = self.material();
+        let material = self.material(place)?;
         if let Some(looks) = material.sequences.first().and_then(|sequence| sequence.looks) {
             notes.push(format!("{} tokens, drawn: {looks}.", self.context));
         }
@@ -197,9 +208,11 @@ impl At<'_> {
         let mut entries = self.entries(&material, notes)?;
         entries.extend(self.peers(notes)?);
         let mut runners: Vec<&mut (dyn Runs + Send)> = entries.iter_mut().map(|entry| &mut *entry.runs as _).collect();
-        let taken = in_turns(&mut runners, self.plan.rounds, flood, stop, |done, all| progress(&what, done, all))?;
+        let device = place.name();
+        let taken = in_turns(&mut runners, self.plan.rounds, place, stop, |done, all| progress(&what, done, all))?;
         let Some(taken) = taken else { return Ok(None) };
-        let mut rows: Vec<BenchRow> = entries.iter().zip(&taken).map(|(entry, turns)| self.row(entry, turns)).collect();
+        let mut rows: Vec<BenchRow> =
+            entries.iter().zip(&taken).map(|(entry, turns)| self.row(&device, entry, turns)).collect();
         let full = rows.iter().find(|row| row.method == REFERENCE && !row.peer).map(|row| row.time_us);
         for (row, _) in rows.iter_mut().zip(&entries).filter(|(_, entry)| !entry.part) {
             row.speedup_vs_full = full.map(|full| full / row.time_us);
@@ -210,7 +223,7 @@ impl At<'_> {
         Ok(Some(rows))
     }
 
-    fn material(&self) -> Material {
+    fn material(&self, place: &Place) -> Result<Material> {
         let Plan { op, dimensions, rounds, seed, .. } = self.plan;
         let (layers, steps) = (dimensions.config().layers, turns(*rounds));
         let angles = dimensions.angles(self.context + steps);
@@ -220,10 +233,26 @@ impl At<'_> {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));
             Sequence::drawn(Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed })
         };
-        let count = if *op == Op::Prefill { 0 } else { self.batch };
-        let sequences = (0..count).map(sequence).collect();
+        let count = match place {
+            _ if *op == Op::Prefill => 0,
+            Place::Cpu(_) => self.batch,
+            #[cfg(feature = "cuda")]
+            Place::Gpu(_) => self.batch.min(gpu::DRAWN),
+        };
+        let sequences: Vec<Sequence> = (0..count).map(sequence).collect();
+        #[cfg(feature = "cuda")]
+        let there = match place {
+            Place::Gpu(gpu) => Some(gpu.layer(dimensions, &sequences, self.batch)?),
+            Place::Cpu(_) => None,
+        };
         let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| self.prompt(&angles));
-        Material { rotation, sequences, prompt }
+        Ok(Material {
+            rotation,
+            sequences,
+            prompt,
+            #[cfg(feature = "cuda")]
+            there,
+        })
     }
 
     /// A prompt of one layer, with the queries of all tokens.
@@ -237,6 +266,10 @@ impl At<'_> {
 
     fn entries<'r>(&'r self, material: &'r Material, notes: &mut Vec<String>) -> Result<Vec<Entry<'r>>> {
         let (dimensions, sequences) = (&self.plan.dimensions, &material.sequences[..]);
+        #[cfg(feature = "cuda")]
+        if let Some(layer) = &material.there {
+            return self.there(material, layer, notes);
+        }
         let mut caches = caches(sequences, dimensions, material.rotation.as_ref());
         Ok(match (self.plan.op, &self.plan.decoder) {
             (Op::Attention, _) => {
@@ -259,6 +292,34 @@ impl At<'_> {
             (Op::Kernels, _) => sequences.iter().take(1).flat_map(|s| self.kernels(s)).collect(),
             (Op::Decode, None) => Vec::new(),
         })
+    }
+
+    /// Methods that pick on the GPU, or attend without a pick.
+    #[cfg(feature = "cuda")]
+    fn there<'r>(
+        &'r self,
+        material: &'r Material,
+        layer: &Arc<LayerAlone>,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<Entry<'r>>> {
+        let dtype = self.plan.dimensions.dtype();
+        let mut cache = gpu::cache(layer, dtype, self.plan.seed, material.rotation.as_ref());
+        let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
+        for method in self.methods {
+            match SteppingThere::new(method, layer, &mut cache, &material.sequences, self.batch)? {
+                Some(runs) => entries.push(Entry::of(method, runs)),
+                None => elsewhere.push(method.label()),
+            }
+        }
+        let note = format!("pick on the host, and are left out on a GPU: {}.", elsewhere.join(", "));
+        if !elsewhere.is_empty() && !notes.contains(&note) {
+            notes.push(note);
+        }
+        if self.batch > gpu::DRAWN {
+            let note = format!("of {} sequences {} are drawn; the others are copies.", self.batch, gpu::DRAWN);
+            notes.extend((!notes.contains(&note)).then_some(note));
+        }
+        Ok(entries)
     }
 
     /// Methods that read a prompt in their own way; others read it as `full` does.
@@ -320,7 +381,7 @@ impl At<'_> {
     }
 
     /// What is known without the roof, and without the company.
-    fn row(&self, entry: &Entry<'_>, turns: &[Turn]) -> BenchRow {
+    fn row(&self, device: &str, entry: &Entry<'_>, turns: &[Turn]) -> BenchRow {
         let (dimensions, timing) = (&self.plan.dimensions, Timing::of(turns.iter().map(|turn| turn.time)));
         let part = |of: fn(&Turn) -> std::time::Duration| {
             let us = Timing::of(turns.iter().map(of)).median_us;
@@ -332,7 +393,7 @@ impl At<'_> {
         let mut row = BenchRow {
             op: self.plan.op.name().to_owned(),
             shape: self.plan.shape.clone(),
-            device: "cpu".to_owned(),
+            device: device.to_owned(),
             dtype: dimensions.dtype().name().to_owned(),
             threads: rayon::current_num_threads(),
             context: self.context,

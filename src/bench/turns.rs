@@ -48,6 +48,33 @@ pub trait Runs {
     fn count(&self, _row: &mut BenchRow) {}
 }
 
+/// What is done between turns.
+pub trait Between {
+    /// Throws out of the caches what the last turn left there.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn before_turn(&mut self) -> anyhow::Result<()>;
+
+    /// Measures what else is to be known of the place.
+    ///
+    /// # Errors
+    /// As [`before_turn`](Self::before_turn).
+    fn after_round(&mut self) -> anyhow::Result<()>;
+}
+
+impl Between for Flood {
+    fn before_turn(&mut self) -> anyhow::Result<()> {
+        self.read();
+        Ok(())
+    }
+
+    fn after_round(&mut self) -> anyhow::Result<()> {
+        self.compute();
+        Ok(())
+    }
+}
+
 /// A buffer that no cache holds.
 pub struct Flood {
     buffer: Vec<f32>,
@@ -105,7 +132,7 @@ impl Default for Flood {
 pub fn in_turns(
     runners: &mut [&mut (dyn Runs + Send + '_)],
     rounds: usize,
-    flood: &mut Flood,
+    between: &mut dyn Between,
     stop: &AtomicBool,
     mut progress: impl FnMut(usize, usize),
 ) -> anyhow::Result<Option<Vec<Vec<Turn>>>> {
@@ -117,14 +144,14 @@ pub fn in_turns(
                 return Ok(None);
             }
             let runner = (i + number) % count;
-            flood.read();
+            between.before_turn()?;
             // Among the threads, so that none has to be woken for every product.
             let turn = rayon::scope(|_| runners[runner].turn(number))?;
             if number >= WARM_UP {
                 taken[runner].push(turn);
             }
         }
-        flood.compute();
+        between.after_round()?;
         progress(number + 1, all);
     }
     Ok(Some(taken))

@@ -119,6 +119,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "bf16|f16|f32", default_value = "bf16")]
     dtype: String,
 
+    /// Where: cpu, cuda, or cuda:N for another GPU, on which attention is timed
+    ///
+    /// Example: --device cuda
+    #[arg(long, value_name = "cpu|cuda|cuda:N", default_value = "cpu")]
+    device: String,
+
     /// Turns of each that count; an interval takes six
     ///
     /// Example: --rounds 31
@@ -233,6 +239,9 @@ impl BenchArgs {
     fn check_meaning(&self) -> Result<(), UsageError> {
         let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
         let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
+        if self.device()? != Device::Cpu && what != What::Attention {
+            return refused("on a GPU attention alone is timed", "write `bench attention`, or --device cpu");
+        }
         match self.layers {
             _ if !of_steps && self.batches != [1] => {
                 refused("sequences step together in attention and decode alone", "leave --batch out")
@@ -243,6 +252,10 @@ impl BenchArgs {
             }
             _ => Ok(()),
         }
+    }
+
+    fn device(&self) -> Result<Device, UsageError> {
+        self.device.parse()
     }
 
     fn plan(&self) -> Result<Plan> {
@@ -257,6 +270,7 @@ impl BenchArgs {
         }
         Ok(Plan {
             op: self.op(),
+            device: self.device()?,
             shape: self.shape.clone(),
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,
@@ -317,7 +331,7 @@ impl BenchArgs {
             ("--contexts", list(contexts)),
             ("--batches", list(&self.batches)),
             ("--threads", rayon::current_num_threads().to_string()),
-            ("--device", "cpu".to_owned()),
+            ("--device", if self.device()? == Device::Cpu { "cpu" } else { "cuda" }.to_owned()),
             ("--seed", self.seed.to_string()),
             ("--hidden", c.hidden_size.to_string()),
             ("--intermediate", c.intermediate_size.to_string()),
@@ -343,6 +357,7 @@ impl BenchArgs {
                 "shape": {
                     "name": plan.shape, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "layers": c.layers,
                 },
+                "device": self.device,
                 "dtype": self.dtype,
                 "contexts": plan.contexts,
                 "batches": plan.batches,

@@ -9,7 +9,7 @@ pub mod checksum;
 pub mod config;
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub mod cuda;
 pub mod data;
 pub mod decoder;
 pub mod device;

@@ -10,6 +10,8 @@
 //! authors' code takes one range for each token's label, which costs more than the labels themselves
 //! when they are narrow). Queries are not quantised.
 
+mod device;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,6 +23,7 @@ use rayon::prelude::*;
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment, dots};
@@ -234,6 +237,10 @@ impl Scorer for LabelScores {
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Labels>, cost: &mut Cost) -> Vec<f32> {
         label_scores(queries, segment.index, cost)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
     }
 }
 

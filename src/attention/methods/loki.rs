@@ -6,6 +6,8 @@
 //! in this basis, which needs no further memory; here they stay as they are, and the projections are
 //! counted as what they are, a further copy. The basis belongs to the model and is not counted as index.
 
+mod device;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,6 +16,7 @@ use rayon::prelude::*;
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
+use crate::attention::device::DeviceScorer;
 use crate::attention::pca::{Components, Covariance};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -137,6 +140,10 @@ impl Scorer for Loki {
         let rows = segment.index.head(0);
         cost.aux_bytes += (size_of_val(components) + rows.elements() * rows.elem_bytes()) as u64;
         dots(&projected, rows, self.rank.of(queries.d), cost)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
     }
 }
 

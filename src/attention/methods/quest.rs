@@ -15,7 +15,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::attention::Step;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -23,7 +23,7 @@ use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, S
 use crate::attention::{Budget, HeadPrefix, PromptShape};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, PageBounds, Pages as Cut, Scores};
+use crate::kernels::cuda::{GpuError, PageBounds, Pages as Cut, Reduction};
 use crate::kv::quantised::{self, QuantisedRows, Rounding};
 use crate::kv::{KvDtype, KvStore};
 
@@ -198,7 +198,7 @@ impl DeviceScorer for Bounds {
         let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
         let (mut lower, mut upper) = (layer.gpu.alloc(bytes / 2)?, layer.gpu.alloc(bytes / 2)?);
         layer.gpu.page_bounds(&layer.cache, &cut, &mut lower, &mut upper)?;
-        Ok(DeviceIndex { buffers: vec![lower, upper], bytes })
+        Ok(DeviceIndex { buffers: vec![lower, upper], nets: None, bytes })
     }
 
     #[cfg(feature = "cuda")]
@@ -207,13 +207,14 @@ impl DeviceScorer for Bounds {
         step: &DeviceStep<'_>,
         rows: Range<usize>,
         index: &DeviceIndex,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let [lower, upper] = index.buffers.as_slice() else { unreachable!("what `build` made") };
         let (prefix, pages) = (&step.prefix, step.prefix.candidates.len().div_ceil(self.page));
         let (kv_heads, d, storage) = (prefix.cache.kv_heads, prefix.cache.d, prefix.cache.storage);
         let bounds = PageBounds { lower, upper, pages, kv_heads, d, storage };
-        prefix.gpu.score_bounds(&step.queries, rows, &bounds, out)
+        prefix.gpu.score_bounds(&step.queries, rows, &bounds, reduction, &mut scratch.scores)
     }
 }
 

@@ -9,6 +9,8 @@ use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::hamming::hamming_scores;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::TieOrder;
 
 /// Words of 32 bits that hold a signature.
 pub(super) fn words_of(bits: usize) -> usize {
@@ -54,6 +56,14 @@ impl Ties {
         })
     }
 
+    /// As kernels take it, for signatures of so many bits and groups of so many heads.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(self, bits: usize, group: usize) -> TieOrder {
+        let Self::Seeded(seed) = self else { return TieOrder::default() };
+        let steps = Steps::new(bits, group);
+        TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
+    }
+
     /// Raises scores that are whole numbers, `[query][candidate]`, by less than 1, more for those that come first at
     /// their distance; `place` is that of the first candidate.
     fn order(self, scores: &mut [f32], candidates: usize, place: usize, steps: Steps) {
@@ -61,7 +71,7 @@ impl Ties {
         if candidates == 0 || steps.levels == 0 {
             return;
         }
-        let unit = 1.0 / (1u64 << (steps.levels + steps.group)) as f32;
+        let unit = steps.unit();
         let raise = |c: usize| (permuted(seed, (place + c) as u32) >> (32 - steps.levels)) as f32 * unit;
         let raises: Vec<f32> = (0..candidates).map(raise).collect();
         for row in scores.chunks_exact_mut(candidates) {
@@ -84,6 +94,11 @@ impl Steps {
         const PRECISION: u32 = f32::MANTISSA_DIGITS;
         let [bits, group] = [bits, group].map(|n| n.next_power_of_two().trailing_zeros());
         Self { levels: PRECISION.saturating_sub(bits + 2 * group).min(16), group }
+    }
+
+    /// What a level raises a score by.
+    fn unit(self) -> f32 {
+        1.0 / (1u64 << (self.levels + self.group)) as f32
     }
 }
 

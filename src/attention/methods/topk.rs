@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceScratch, DeviceStep};
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -15,7 +15,7 @@ use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, S
 use crate::attention::{Budget, HeadPrefix};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, Scores};
+use crate::kernels::cuda::{GpuError, Reduction};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
@@ -100,9 +100,17 @@ impl DeviceScorer for Exact {
         step: &DeviceStep<'_>,
         rows: Range<usize>,
         _: &DeviceIndex,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let prefix = &step.prefix;
-        prefix.gpu.score_keys(&step.queries, rows, &prefix.cache, prefix.candidates.clone(), out)
+        prefix.gpu.score_keys(
+            &step.queries,
+            rows,
+            &prefix.cache,
+            prefix.candidates.clone(),
+            reduction,
+            &mut scratch.scores,
+        )
     }
 }

@@ -6,11 +6,14 @@
 //! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
 
 mod attend;
+mod labels;
 mod launch;
+mod maps;
 mod prefill;
 mod record;
 mod select;
 mod timeline;
+mod tree;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,11 +32,16 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
+pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use prefill::Rows;
 pub use record::Recording;
-pub use select::{Mirrored, PageBounds, Pages, Queries, Reduction, Scores, TokenList, TokenLists};
+pub use select::{
+    IndexRows, MadeQueries, Mirrored, PageBounds, Pages, Queries, Reduction, ScoreRoom, Scores, TokenList, TokenLists,
+};
 pub use timeline::Timeline;
+pub use tree::{Tree, TreeRoom};
 
 /// The kernels' code: a module for each file in `kernels/`, and whether it is for Hopper GPUs alone.
 const MODULES: &[(&str, bool, &[u8])] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));

@@ -14,12 +14,22 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 const TILE: usize = 256;
 /// Most query heads that one takes.
 const MOST_QUERIES: usize = 8;
+/// Widths of rows that tensor cores score.
+const MMA_WIDTHS: [usize; 3] = [32, 64, 128];
 /// The same where tensor cores score.
 const MMA_TILE: usize = 512;
 /// Queries of all rows that one product on tensor cores takes.
 const MMA_QUERIES: usize = 16;
 /// Threads of a block that chooses, or counts.
 const THREADS: u32 = 1024;
+/// Scores of a list from which on a cluster of blocks finds the largest, and how many blocks.
+const CLUSTERED: usize = 8192;
+const CLUSTER: usize = 8;
+const CLUSTER_THREADS: u32 = 256;
+/// What a block of a cluster has of a list is a multiple of so many scores, and at most so many, for each of which there are two
+/// bits in shared memory.
+const CHUNK: usize = 128;
+const LARGEST_CHUNK: usize = 1 << 19;
 /// A list of scores takes a multiple of so many.
 const WIDE: usize = 4;
 /// Lists are allocated in steps of so many bytes, so that those that grow with the context do not move at every step.
@@ -56,7 +66,7 @@ impl<T: Plain + PartialEq> Mirrored<T> {
     }
 
     /// Where some of them are on the device.
-    fn address(&self, range: Range<usize>) -> u64 {
+    pub(super) fn address(&self, range: Range<usize>) -> u64 {
         assert!(range.end <= self.host.len(), "{range:?} of {} numbers", self.host.len());
         let device = self.device.as_ref().expect("what is used was set");
         device.address(range.start * size_of::<T>(), range.len() * size_of::<T>())
@@ -144,7 +154,7 @@ impl Scores {
     }
 
     /// Scores from one list to the next.
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         Self::stride_of(self.columns)
     }
 
@@ -157,9 +167,43 @@ impl Scores {
         4 * lists * Self::stride_of(columns)
     }
 
-    fn address(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         let buffer = self.buffer.as_ref().expect("there is room");
         buffer.address(0, 4 * self.rows * self.lists * self.stride())
+    }
+}
+
+/// Room for scores by query head, and for what those of each group come to.
+#[derive(Debug, Default)]
+pub struct ScoreRoom {
+    by_head: Scores,
+    by_group: Scores,
+}
+
+impl ScoreRoom {
+    /// What was scored last: by query head, or as [`Reduction`] made it.
+    pub fn of(&self, reduction: Option<Reduction>) -> &Scores {
+        if reduction.is_some() { &self.by_group } else { &self.by_head }
+    }
+
+    /// Makes of the scores by query head what those of each group come to.
+    pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
+        gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
+    }
+
+    /// Room for the scores of `heads` query heads, or what those of `kv_heads` groups come to.
+    pub(super) fn resized(
+        &mut self,
+        gpu: &Gpu,
+        rows: usize,
+        (heads, kv_heads): (usize, usize),
+        columns: usize,
+        reduction: Option<Reduction>,
+    ) -> Result<&mut Scores, GpuError> {
+        let (scores, lists) =
+            if reduction.is_some() { (&mut self.by_group, kv_heads) } else { (&mut self.by_head, heads) };
+        scores.resize(gpu, rows, lists, columns)?;
+        Ok(scores)
     }
 }
 
@@ -227,7 +271,7 @@ impl TokenLists {
     }
 
     /// Addresses of tokens and counts from a row on.
-    fn addresses(&self, row: usize) -> [u64; 2] {
+    pub(super) fn addresses(&self, row: usize) -> [u64; 2] {
         let (rows, first) = (self.rows - row, row * self.lists);
         let (tokens, counts) = (self.tokens.as_ref().expect("there is room"), self.counts.as_ref());
         let counts = counts.expect("there is room").address(4 * first, 4 * rows * self.lists);
@@ -257,10 +301,49 @@ impl TokenList<'_> {
 /// How the scores of a group's heads become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// Added, in the order of heads.
+    /// Added.
     Sum,
     /// The largest.
     Max,
+}
+
+impl Reduction {
+    /// As kernels name it, or the lack of one.
+    pub(super) fn number(reduction: Option<Self>) -> i32 {
+        match reduction {
+            None => 0,
+            Some(Self::Sum) => 1,
+            Some(Self::Max) => 2,
+        }
+    }
+}
+
+/// Queries that were made of others, `[row][head][width]`, each as the sum of two numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct MadeQueries<'a> {
+    /// The numbers as they are stored.
+    pub most: &'a Buffer,
+    /// What that leaves of them, if it is anything.
+    pub rest: Option<&'a Buffer>,
+    /// Query heads.
+    pub heads: usize,
+    /// Width.
+    pub width: usize,
+    /// The numbers 0, 1, 2 and on, for each row.
+    pub rows: &'a Mirrored<u32>,
+}
+
+/// Rows `[kv_head][row][width]` that an index holds.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexRows<'a> {
+    /// The numbers.
+    pub rows: &'a Buffer,
+    /// Rows of a KV head.
+    pub count: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Type of the numbers.
+    pub storage: Storage,
 }
 
 /// Pages of equal size, cut over some tokens; the last one may be shorter.
@@ -291,8 +374,34 @@ struct Scored {
     storage: Storage,
 }
 
+/// Queries that they read: addresses of the first row, of the numbers of rows, and how many these are.
+struct Asking {
+    from: u64,
+    rest: u64,
+    stride: usize,
+    heads: usize,
+    list: u64,
+    rows: usize,
+}
+
+impl Queries<'_> {
+    /// The address of row 0, of which the largest of `rows` lies inside the buffer.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub(super) fn address(&self, rows: Range<usize>, d: usize, storage: Storage) -> u64 {
+        let last = self.rows.numbers()[rows].iter().max().map_or(0, |row| *row as usize);
+        self.queries.address(0, (last * self.stride + self.heads * d) * storage.bytes())
+    }
+
+    /// The address of the numbers of some rows.
+    pub(super) fn list(&self, rows: Range<usize>) -> u64 {
+        self.rows.address(rows)
+    }
+}
+
 impl Gpu {
-    /// `q·k` of the queries of some rows with the keys of `tokens`, into lists by query head.
+    /// `q·k` of the queries of some rows with the keys of `tokens`, into lists by query head, or by KV head if they are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -305,7 +414,8 @@ impl Gpu {
         rows: Range<usize>,
         keys: &Cache<'_>,
         tokens: Range<usize>,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
     ) -> Result<(), GpuError> {
         assert!(tokens.end <= keys.capacity, "tokens up to {} of {}", tokens.end, keys.capacity);
         let scored = Scored {
@@ -318,10 +428,11 @@ impl Gpu {
             d: keys.d,
             storage: keys.storage,
         };
-        self.score(queries, rows, &scored, out)
+        self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, room)
     }
 
-    /// The largest `q·k` that a key within each page's bounds can have, into lists by query head.
+    /// The largest `q·k` that a key within each page's bounds can have, into lists by query head, or by KV head if they are
+    /// reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -333,7 +444,8 @@ impl Gpu {
         queries: &Queries<'_>,
         rows: Range<usize>,
         bounds: &PageBounds<'_>,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
     ) -> Result<(), GpuError> {
         let PageBounds { lower, upper, pages, kv_heads, d, storage } = *bounds;
         let scored = Scored {
@@ -346,68 +458,143 @@ impl Gpu {
             d,
             storage,
         };
-        self.score(queries, rows, &scored, out)
+        self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, room)
+    }
+
+    /// Products of queries that were made of others with the rows of an index, of the same width, into lists by query head,
+    /// or by KV head if they are reduced.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn score_rows(
+        &self,
+        queries: &MadeQueries<'_>,
+        index: &IndexRows<'_>,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
+    ) -> Result<(), GpuError> {
+        let MadeQueries { most, rest, heads, width, rows } = *queries;
+        let IndexRows { count, kv_heads, storage, .. } = *index;
+        let on_tiles = Self::fits_tiles(storage, width);
+        assert!(rest.is_none() || on_tiles, "queries in two parts {width} wide");
+        let bytes = rows.numbers().len() * heads * width * storage.bytes();
+        let scored = Scored {
+            kind: if rest.is_some() { "split" } else { "dots" },
+            upper: index.rows.address(0, kv_heads * count * width * storage.bytes()),
+            lower: 0,
+            head_stride: (count * width) as u64,
+            columns: count,
+            kv_heads,
+            d: width,
+            storage,
+        };
+        let asking = Asking {
+            from: most.address(0, bytes),
+            rest: rest.map_or(0, |rest| rest.address(0, bytes)),
+            stride: heads * width,
+            heads,
+            list: rows.address(0..rows.numbers().len()),
+            rows: rows.numbers().len(),
+        };
+        self.score(&asking, &scored, reduction, room)
+    }
+
+    fn asking(queries: &Queries<'_>, rows: Range<usize>, d: usize, storage: Storage) -> Asking {
+        Asking {
+            from: queries.address(rows.clone(), d, storage),
+            rest: 0,
+            stride: queries.stride,
+            heads: queries.heads,
+            list: queries.list(rows.clone()),
+            rows: rows.len(),
+        }
+    }
+
+    /// Whether tensor cores score rows so wide.
+    fn fits_tiles(storage: Storage, d: usize) -> bool {
+        storage != Storage::F32 && MMA_WIDTHS.contains(&d)
     }
 
     fn score(
         &self,
-        queries: &Queries<'_>,
-        rows: Range<usize>,
+        asking: &Asking,
         scored: &Scored,
-        out: &mut Scores,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
     ) -> Result<(), GpuError> {
-        let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
-        let (heads, stride) = (queries.heads, queries.stride);
+        let Scored { d, kv_heads, columns, storage, .. } = *scored;
+        let Asking { stride, heads, rows, .. } = *asking;
         assert!(d.is_multiple_of(8) && d <= 256 && stride.is_multiple_of(8), "heads of {d} channels");
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
-        out.resize(self, rows.len(), heads, columns)?;
-        if rows.is_empty() || columns == 0 {
-            return Ok(());
-        }
-        let last = queries.rows.numbers()[rows.clone()].iter().max().map_or(0, |row| *row as usize);
-        let from = queries.queries.address(0, (last * stride + heads * d) * storage.bytes());
         let group = heads / kv_heads;
-        if storage.fits_tiles(d) && group <= MMA_QUERIES {
-            return self.score_tiles(queries, rows, scored, from, out);
+        let on_tiles = Self::fits_tiles(storage, d);
+        // What one product does not take is reduced afterwards.
+        let at_once = reduction.filter(|_| on_tiles && group <= MMA_QUERIES);
+        let out = room.resized(self, rows, (heads, kv_heads), columns, at_once)?;
+        if rows > 0 && columns > 0 {
+            match on_tiles {
+                true => self.score_tiles(asking, scored, at_once, out),
+                false => self.score_any(asking, scored, out),
+            }?;
         }
+        match reduction.filter(|_| at_once.is_none()) {
+            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            None => Ok(()),
+        }
+    }
+
+    /// [`score`](Self::score) for all widths and types, into lists by query head.
+    fn score_any(&self, asking: &Asking, scored: &Scored, out: &Scores) -> Result<(), GpuError> {
+        let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
+        let Asking { from, stride, heads, list, rows, .. } = *asking;
+        let group = heads / kv_heads;
         let taken = group.min(MOST_QUERIES).next_power_of_two();
         let lanes = d.next_power_of_two().max(64) / 8;
         let function = self.function("scores", &format!("{kind}_{}_{taken}_{lanes}", storage.name()))?;
-        let grid = (columns.div_ceil(TILE) as u32, (kv_heads * group.div_ceil(taken)) as u32, rows.len() as u32);
-        let (list, to) = (queries.rows.address(rows), out.address());
+        let grid = (columns.div_ceil(TILE) as u32, (kv_heads * group.div_ceil(taken)) as u32, rows as u32);
+        let to = out.address();
         let (row_stride, out_stride) = (stride as u64, out.stride() as u64);
         let (heads, group, columns, d) = (heads as i32, group as i32, columns as u32, d as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
         launch.arg(&head_stride).arg(&columns).arg(&d).arg(&to).arg(&out_stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows of queries, what is scored, and the scores lie inside buffers as checked above and by the callers.
+        // SAFETY: rows of queries, what is scored, and the scores lie inside buffers as checked by the callers.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
     }
 
-    /// [`score`](Self::score) on tensor cores; queries begin at `from`, and there is room for the scores.
+    /// [`score`](Self::score) on tensor cores; there is room for the scores, reduced or not.
     fn score_tiles(
         &self,
-        queries: &Queries<'_>,
-        rows: Range<usize>,
+        asking: &Asking,
         scored: &Scored,
-        from: u64,
+        reduction: Option<Reduction>,
         out: &Scores,
     ) -> Result<(), GpuError> {
         let Scored { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
-        let group = queries.heads / kv_heads;
+        let Asking { from, rest, stride, heads, list, rows } = *asking;
+        let group = heads / kv_heads;
         let function = self.function("score_tiles", &format!("{kind}_tiles_{}_{d}", storage.name()))?;
-        let tiles = rows.len().div_ceil(MMA_QUERIES / group);
-        let grid = (columns.div_ceil(MMA_TILE) as u32, kv_heads as u32, tiles as u32);
-        let (count, list, to) = (rows.len() as u32, queries.rows.address(rows), out.address());
-        let (row_stride, out_stride) = (queries.stride as u64, out.stride() as u64);
-        let (heads, group, columns) = (queries.heads as i32, group as i32, columns as u32);
-        let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&list).arg(&count).arg(&from).arg(&row_stride).arg(&heads).arg(&group).arg(&upper).arg(&lower);
-        launch.arg(&head_stride).arg(&columns).arg(&to).arg(&out_stride);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the caller has checked rows of queries, what is scored, and the scores.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring"))
+        let (count, to, reduced) = (rows as u32, out.address(), Reduction::number(reduction));
+        let (row_stride, out_stride, columns) = (stride as u64, out.stride() as u64, columns as u32);
+        for first in (0..group).step_by(MMA_QUERIES) {
+            let some = (group - first).min(MMA_QUERIES);
+            let places = some.next_power_of_two();
+            let tiles = rows.div_ceil(MMA_QUERIES / places);
+            let grid = (columns.div_ceil(MMA_TILE as u32), kv_heads as u32, tiles as u32);
+            let [heads, group, first, some, places] = [heads, group, first, some, places].map(|n| n as i32);
+            let mut launch = self.stream.launch_builder(&function);
+            launch.arg(&list).arg(&count).arg(&from).arg(&rest).arg(&row_stride).arg(&heads).arg(&group).arg(&first);
+            launch.arg(&some).arg(&places).arg(&upper).arg(&lower).arg(&head_stride).arg(&columns).arg(&reduced);
+            launch.arg(&to).arg(&out_stride);
+            let grid = LaunchConfig { grid_dim: grid, block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: the callers have checked rows of queries, what is scored, and the scores.
+            unsafe { launch.launch(grid) }.map_err(failed("scoring"))?;
+        }
+        Ok(())
     }
 
     /// What the scores of the query heads of each of `kv_heads` groups reduce to, into lists by KV head.
@@ -502,17 +689,30 @@ impl Gpu {
         if scores.rows == 0 || scores.lists == 0 {
             return Ok(());
         }
-        let function = self.function("top_pages", "top_pages")?;
-        let grid = (scores.lists as u32, scores.rows as u32, 1);
         let (from, stride, columns) = (scores.address(), scores.stride() as u64, scores.columns as u32);
         let chosen = chosen.address(rows);
         let [tokens, counts] = lists.addresses(first);
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most as u32);
+        let chunk = scores.columns.div_ceil(CLUSTER).next_multiple_of(CHUNK);
+        let clustered = self.is_hopper && scores.columns >= CLUSTERED && chunk <= LARGEST_CHUNK;
+        let (blocks, threads, shared) = match clustered {
+            true => (CLUSTER * scores.lists, CLUSTER_THREADS, (chunk / 4) as u32),
+            false => (scores.lists, THREADS, 0),
+        };
+        let function = match clustered {
+            true => self.with_shared("top_pages_hopper", "top_pages_hopper", shared),
+            false => self.function("top_pages", "top_pages"),
+        }?;
+        let chunk = chunk as u32;
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&from).arg(&stride).arg(&columns).arg(&chosen).arg(&size).arg(&begin).arg(&end);
-        launch.arg(&tokens).arg(&most).arg(&counts);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        launch.arg(&from).arg(&stride).arg(&columns);
+        if clustered {
+            launch.arg(&chunk);
+        }
+        launch.arg(&chosen).arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
+        let grid = (blocks as u32, scores.rows as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
         // SAFETY: scores, numbers of pages and lists are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
     }

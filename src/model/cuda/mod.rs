@@ -8,9 +8,12 @@
 //!
 //! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
 
+mod alone;
 mod host;
 mod kv;
 mod step;
+
+pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -538,7 +538,7 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
 
 impl RowPlan {
     /// Tokens attended, summed over KV heads.
-    fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
+    pub(super) fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
         let of_head = |picked: &Picked| {
             let picks = match &picked.selection {
                 None => 0,
@@ -570,7 +570,7 @@ pub(super) struct HeadPlan<'a> {
 
 impl HeadPlan<'_> {
     /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
-    fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
+    pub(super) fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
         let head = self.kv_head * self.group;
         let (exact, selection) = match plan {
             RowPlan::Exact(exact) => (*exact, None),

@@ -10,6 +10,7 @@
 //! are not counted as index. The net of a step's query is run and read at every step, and counts.
 
 mod collector;
+mod device;
 mod net;
 mod training;
 
@@ -24,6 +25,7 @@ use self::net::SignNet;
 use super::signatures::{Signatures, Ties, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, SEED};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
+use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, ScorerCalibration, Segment};
@@ -233,6 +235,10 @@ impl Scorer for LearnedSignatures {
                 heads.flat_map(|(own, query)| own.counted_scores(&query, group, self.ties, cost)).collect()
             }
         }
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
     }
 }
 

@@ -74,6 +74,16 @@ impl SignNet {
         self.layers.iter().map(|l| size_of_val(l.weight.as_slice()) + size_of_val(l.bias.as_slice())).sum()
     }
 
+    /// Weights `[net][output][input]` and biases `[net][output]` of each layer.
+    #[cfg(feature = "cuda")]
+    pub(super) fn stacked(nets: &[&Self]) -> [(Vec<f16>, Vec<f32>); LAYERS] {
+        let layers = |part: usize| nets.iter().map(move |net| &net.layers[part]);
+        std::array::from_fn(|part| {
+            let weights = layers(part).flat_map(|layer| layer.weight.iter().copied()).collect();
+            (weights, layers(part).flat_map(|layer| layer.bias.iter().copied()).collect())
+        })
+    }
+
     /// The nets of one side (`key` or `query`) of a layer of the model, one a head, from an artefact.
     ///
     /// # Errors

@@ -42,6 +42,7 @@
 //!   decodes behind `hip>` has its own positions. Prompts beyond the model's context are still refused without
 //!   `--allow-extrapolation`, as that limit is a run's, not a method's.
 
+mod device;
 mod lined;
 mod search;
 
@@ -56,6 +57,7 @@ use rand_chacha::ChaCha8Rng;
 use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::device::DeviceForm;
 use crate::attention::{
     BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
     PrefillPattern, QueryBlock, Selection, Step, TailRule,
@@ -475,6 +477,10 @@ impl Method for Hip {
             Some(mask) if !step.generated.is_multiple_of(self.refresh) => mask.clone(),
             _ => cached.insert(self.estimate(step, cost)).clone(),
         }
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        (self.is_plain() && !self.budget.is_none()).then_some(self as &dyn DeviceForm)
     }
 
     fn tail_rule(&self) -> TailRule {

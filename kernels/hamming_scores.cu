@@ -1,0 +1,84 @@
+// Minus the Hamming distances of packed signatures, with an order among those at one distance.
+//
+// Scores are whole numbers raised by less than 1, by a permutation of places that a seed draws; every number is exact in f32, so
+// whoever computes them gets the same.
+#include "common.cuh"
+
+constexpr int THREADS = 256;
+// Candidates of a thread, and heads that a block takes at a time.
+constexpr int EACH = 4, MOST_GROUP = 8;
+
+enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
+
+// The order among equals: none if there are no levels.
+struct Ties {
+    uint32_t low, high;
+    uint32_t levels;
+    float unit;
+};
+
+// The finishing step of MurmurHash3 for 32 bits.
+__device__ __forceinline__ uint32_t mixed(uint32_t x) {
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    return x ^ x >> 16;
+}
+
+__device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
+    if (ties.levels == 0) return 0.0f;
+    return static_cast<float>(mixed(mixed(place ^ ties.low) ^ ties.high) >> (32 - ties.levels)) * ties.unit;
+}
+
+// Blocks: candidates by EACH * THREADS, KV heads, rows. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
+// for all heads of a group (`nets` is 1) or one for each; those of queries `[row][head][word]`. Scores are
+// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
+extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
+    const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets, unsigned long long key_stride,
+    uint32_t columns, const Ties ties, int reduction, float* out, unsigned long long stride) {
+    const int kv_head = blockIdx.y, row = blockIdx.z;
+    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    if (column >= columns) return;
+    const uint32_t* of_queries = queries + (static_cast<uint64_t>(row) * heads + kv_head * group) * words;
+    const uint32_t* of_keys = keys + static_cast<uint64_t>(kv_head) * nets * words * key_stride + column;
+    float raise[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);
+    float reduced[EACH];
+    for (int first = 0; first < group; first += MOST_GROUP) {
+        const int some = min(MOST_GROUP, group - first);
+        int distance[MOST_GROUP][EACH] = {};
+        for (int word = 0; word < words; ++word) {
+            uint4 key = make_uint4(0, 0, 0, 0);
+            if (nets == 1) key = __ldg(reinterpret_cast<const uint4*>(of_keys + word * key_stride));
+#pragma unroll
+            for (int h = 0; h < MOST_GROUP; ++h) {
+                if (h >= some) break;
+                if (nets > 1)
+                    key = __ldg(reinterpret_cast<const uint4*>(of_keys + ((first + h) * words + word) * key_stride));
+                const uint32_t query = of_queries[(first + h) * words + word];
+                distance[h][0] += __popc(key.x ^ query), distance[h][1] += __popc(key.y ^ query);
+                distance[h][2] += __popc(key.z ^ query), distance[h][3] += __popc(key.w ^ query);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < MOST_GROUP; ++h) {
+            if (h >= some) break;
+            float score[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) score[j] = raise[j] - static_cast<float>(distance[h][j]);
+            if (reduction == NONE) {
+                float* to = out + (static_cast<uint64_t>(row) * heads + kv_head * group + first + h) * stride + column;
+                *reinterpret_cast<float4*>(to) = make_float4(score[0], score[1], score[2], score[3]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) {
+                    const float sum = reduction == SUM ? reduced[j] + score[j] : fmaxf(reduced[j], score[j]);
+                    reduced[j] = first + h == 0 ? score[j] : sum;
+                }
+            }
+        }
+    }
+    if (reduction == NONE) return;
+    float* to = out + (static_cast<uint64_t>(row) * (heads / group) + kv_head) * stride + column;
+    *reinterpret_cast<float4*>(to) = make_float4(reduced[0], reduced[1], reduced[2], reduced[3]);
+}

@@ -1,0 +1,226 @@
+// Maps of keys and queries to what an index holds: some of their channels, their products with a few directions, and the signs of
+// small nets.
+//
+// Keys come by the thousand and are mapped 64 at a time by a block; a query is mapped by a block of its own. Arithmetic is f32.
+#include "common.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+// Keys of a block, and those of a warp.
+constexpr int ROWS = 64, OWN_ROWS = ROWS / WARPS;
+// Widest input, and most outputs.
+constexpr int WIDEST = 128;
+// Outputs of a lane, 32 apart.
+constexpr int OWN = WIDEST / 32;
+// Layers of a net.
+constexpr int LAYERS = 3;
+
+// Weights [output][inputs] and biases of a layer; `[head]` of these.
+struct Affine {
+    const __half* weights;
+    const float* biases;
+};
+struct Net { Affine layers[LAYERS]; };
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+// Rows of keys as f32; zeros behind the last.
+template <typename T>
+__device__ __forceinline__ void load_rows(const T* from, uint32_t rows, int d, float* x) {
+    for (int i = threadIdx.x; i < ROWS * d; i += THREADS) x[i] = i / d < static_cast<int>(rows) ? to_f32(from[i]) : 0.0f;
+}
+
+// Weights into shared memory, a row being an odd number of words long so that lanes do not meet in a bank.
+__device__ __forceinline__ void load_weights(const float* from, int outputs, int inputs, float* to) {
+    for (int i = threadIdx.x; i < outputs * inputs; i += THREADS) to[i / inputs * (inputs + 1) + i % inputs] = from[i];
+}
+__device__ __forceinline__ void load_weights(const __half* from, int outputs, int inputs, __half* to) {
+    for (int i = threadIdx.x; i < outputs * inputs; i += THREADS) to[i / inputs * (inputs + 2) + i % inputs] = from[i];
+}
+
+// Products of a warp's rows of `x` with weights in shared memory: row r of the warp with output lane + 32i in out[r][i].
+template <typename W>
+__device__ __forceinline__ void multiply_rows(const float* x, const W* weights, int outputs, int inputs,
+                                              float (&out)[OWN_ROWS][OWN]) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int pitch = inputs + (sizeof(W) == 2 ? 2 : 1);
+#pragma unroll
+    for (int r = 0; r < OWN_ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) out[r][i] = 0.0f;
+    for (int k = 0; k < inputs; ++k) {
+        float w[OWN];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) w[i] = lane + 32 * i < outputs ? to_f32(weights[(lane + 32 * i) * pitch + k]) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < OWN_ROWS; ++r) {
+            const float own = x[(warp * OWN_ROWS + r) * inputs + k];
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) out[r][i] = fmaf(own, w[i], out[r][i]);
+        }
+    }
+}
+
+// Blocks: candidates by 64, KV heads. Directions are `[heads of a model][count][d]`; rows come out `[kv_head][token][padded]`, with
+// zeros behind `count`.
+template <typename T>
+__device__ void project_keys(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const float* directions,
+                             uint32_t direction_heads, int count, int padded, T* out) {
+    extern __shared__ float shared[];
+    float *x = shared, *weights = shared + ROWS * d;
+    const uint32_t first = blockIdx.x * ROWS, rows = min(ROWS, tokens - first);
+    load_rows(keys + blockIdx.y * head_stride + static_cast<uint64_t>(first) * d, rows, d, x);
+    load_weights(directions + blockIdx.y % direction_heads * static_cast<uint64_t>(count * d), count, d, weights);
+    __syncthreads();
+    float of_rows[OWN_ROWS][OWN];
+    multiply_rows(x, weights, count, d, of_rows);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < OWN_ROWS; ++r) {
+        const uint32_t row = warp * OWN_ROWS + r;
+        if (row >= rows) break;
+        T* to = out + (static_cast<uint64_t>(blockIdx.y) * tokens + first + row) * padded;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            if (lane + 32 * i < padded) to[lane + 32 * i] = from_f32<T>(of_rows[r][i]);
+    }
+}
+
+// Blocks: query heads, rows. Products with the directions of the head's KV head, `[row][head][padded]`, as sums of two numbers of
+// the type of keys.
+template <typename T>
+__device__ void project_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, int group,
+                                const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
+    const float* own = directions + head / group % direction_heads * static_cast<uint64_t>(count * d);
+    const uint64_t to = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * padded;
+    for (int i = warp; i < padded; i += WARPS) {
+        float sum = 0.0f;
+        for (int k = lane; k < d && i < count; k += 32) sum = fmaf(to_f32(query[k]), own[i * d + k], sum);
+        sum = warp_sum(sum);
+        if (lane > 0) continue;
+        const T most = from_f32<T>(sum);
+        out[to + i] = most, rest[to + i] = from_f32<T>(sum - to_f32(most));
+    }
+}
+
+// Blocks: rows by 256 / padded, KV heads or query heads. The channels of the head's KV head, `[head][row][padded]` or, with
+// `row_major`, `[row][head][padded]`; zeros behind `count`. Row r is row rows[r] of what is given, if there are such.
+template <typename T>
+__device__ void gather_channels(const uint32_t* rows, const T* from, uint64_t row_stride, uint64_t head_stride, uint32_t row_count,
+                                int group, const uint32_t* channels, uint32_t channel_heads, int count, int padded, T* out,
+                                bool row_major) {
+    const uint32_t at = blockIdx.x * THREADS + threadIdx.x, row = at / padded, head = blockIdx.y;
+    const int i = at % padded;
+    if (row >= row_count) return;
+    const uint32_t* own = channels + head / group % channel_heads * count;
+    const T* x = from + (rows ? rows[row] : row) * row_stride + head * head_stride;
+    const uint64_t to = row_major ? static_cast<uint64_t>(row) * gridDim.y + head : static_cast<uint64_t>(head) * row_count + row;
+    out[to * padded + i] = i < count ? x[own[i]] : from_f32<T>(0.0f);
+}
+
+// Blocks: candidates by 64, nets. Net `kv_head * nets + i` maps the keys of a KV head; nets of a model are used again for further
+// heads. Signatures are `[net][word][stride]`, a bit for each positive output.
+template <typename T>
+__device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const Net* all, uint32_t all_nets, int nets,
+                          int bits, uint32_t* out, uint64_t stride) {
+    extern __shared__ float shared[];
+    float* x = shared;
+    __half* weights = reinterpret_cast<__half*>(shared + ROWS * d);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t first = blockIdx.x * ROWS, rows = min(ROWS, tokens - first);
+    load_rows(keys + blockIdx.y / nets * head_stride + static_cast<uint64_t>(first) * d, rows, d, x);
+    const Net& net = all[blockIdx.y % all_nets];
+    float of_rows[OWN_ROWS][OWN];
+    for (int layer = 0; layer < LAYERS; ++layer) {
+        const int outputs = layer + 1 < LAYERS ? d : bits;
+        load_weights(net.layers[layer].weights, outputs, d, weights);
+        __syncthreads();
+        multiply_rows(x, weights, outputs, d, of_rows);
+        // The next layer's weights and inputs take the place of these.
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < OWN_ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) {
+                const int output = lane + 32 * i;
+                if (output >= outputs) continue;
+                of_rows[r][i] += net.layers[layer].biases[output];
+                if (layer + 1 < LAYERS) x[(warp * OWN_ROWS + r) * d + output] = silu(of_rows[r][i]);
+            }
+    }
+    const int words = (bits + 31) / 32;
+#pragma unroll
+    for (int r = 0; r < OWN_ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const uint32_t word = __ballot_sync(~0u, lane + 32 * i < bits && of_rows[r][i] > 0.0f);
+            const uint32_t row = warp * OWN_ROWS + r;
+            if (lane == 0 && i < words && row < rows) out[(static_cast<uint64_t>(blockIdx.y) * words + i) * stride + first + row] = word;
+        }
+}
+
+// Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`.
+template <typename T>
+__device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, const Net* all, uint32_t all_nets,
+                             int bits, uint32_t* out) {
+    __shared__ float x[WIDEST], y[WIDEST];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
+    if (threadIdx.x < d) x[threadIdx.x] = to_f32(query[threadIdx.x]);
+    const Net& net = all[head % all_nets];
+    for (int layer = 0; layer < LAYERS; ++layer) {
+        __syncthreads();
+        const int outputs = layer + 1 < LAYERS ? d : bits;
+        const __half* weights = net.layers[layer].weights;
+#pragma unroll 4
+        for (int output = warp; output < outputs; output += WARPS) {
+            float sum = 0.0f;
+            for (int k = 2 * lane; k < d; k += 64) {
+                const float2 two = __half22float2(*reinterpret_cast<const __half2*>(weights + output * d + k));
+                sum = fmaf(x[k], two.x, fmaf(x[k + 1], two.y, sum));
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) y[output] = sum + net.layers[layer].biases[output];
+        }
+        __syncthreads();
+        if (layer + 1 < LAYERS && threadIdx.x < outputs) x[threadIdx.x] = silu(y[threadIdx.x]);
+    }
+    const int words = (bits + 31) / 32;
+    if (warp >= words) return;
+    const uint32_t word = __ballot_sync(~0u, warp * 32 + lane < bits && y[min(warp * 32 + lane, bits - 1)] > 0.0f);
+    if (lane == 0) out[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * words + warp] = word;
+}
+
+#define MAPS(T, NAME)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) project_keys_##NAME(                                          \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const float* directions,                 \
+        uint32_t direction_heads, int count, int padded, T* out) {                                                      \
+        project_keys(keys, head_stride, tokens, d, directions, direction_heads, count, padded, out);                    \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) project_queries_##NAME(                                       \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, int group,                        \
+        const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {                    \
+        project_queries(rows, queries, row_stride, d, group, directions, direction_heads, count, padded, out, rest);    \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) gather_channels_##NAME(                                       \
+        const uint32_t* rows, const T* from, unsigned long long row_stride, unsigned long long head_stride,             \
+        uint32_t row_count, int group, const uint32_t* channels, uint32_t channel_heads, int count, int padded, T* out, \
+        int row_major) {                                                                                                \
+        gather_channels(rows, from, row_stride, head_stride, row_count, group, channels, channel_heads, count, padded,  \
+                        out, row_major != 0);                                                                           \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) sign_keys_##NAME(                                             \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const Net* all, uint32_t all_nets,       \
+        int nets, int bits, uint32_t* out, unsigned long long stride) {                                                 \
+        sign_keys(keys, head_stride, tokens, d, all, all_nets, nets, bits, out, stride);                                \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) sign_queries_##NAME(                                          \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, const Net* all,                   \
+        uint32_t all_nets, int bits, uint32_t* out) {                                                                   \
+        sign_queries(rows, queries, row_stride, d, all, all_nets, bits, out);                                           \
+    }
+
+MAPS(float, f32)
+MAPS(__half, f16)
+MAPS(__nv_bfloat16, bf16)

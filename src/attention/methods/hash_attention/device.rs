@@ -1,0 +1,94 @@
+//! Signatures by learned nets on a device: keys when the prefix is read, queries at every step.
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+use super::LearnedSignatures;
+use super::net::SignNet;
+use crate::attention::PromptShape;
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceScorer, StepShape};
+use crate::attention::methods::signatures::words_of;
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{Gpu, GpuError, Nets, Reduction, Signatures};
+use crate::kv::{KvDtype, KvShape};
+
+/// The widest head, and most bits, that nets on a device take.
+const WIDEST: usize = 128;
+
+impl LearnedSignatures {
+    /// Nets of the keys of each KV head, and one of the nets of queries, of the first layer; all are alike.
+    fn any_net(&self) -> Option<(usize, &SignNet)> {
+        let layer = self.nets.as_ref()?.layers.first()?;
+        Some((layer.keys.first()?.len(), layer.queries.first()?))
+    }
+
+    /// Takes nets, one after the other, to a device.
+    #[cfg(feature = "cuda")]
+    fn sent<'n>(&self, gpu: &Gpu, nets: impl Iterator<Item = &'n SignNet>, d: usize) -> Result<Nets, GpuError> {
+        let nets: Vec<&SignNet> = nets.collect();
+        Nets::new(gpu, nets.len(), (d, self.kind.bits), SignNet::stacked(&nets))
+    }
+}
+
+impl DeviceScorer for LearnedSignatures {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.d.is_multiple_of(8) && shape.d <= WIDEST && self.kind.bits <= WIDEST
+    }
+
+    fn cost(&self, step: &StepShape) -> Cost {
+        let Some((each, net)) = self.any_net() else { return Cost::default() };
+        let signatures = 4 * each * words_of(self.kind.bits) * step.candidates;
+        Cost {
+            aux_bytes: (step.group * net.bytes() + signatures) as u64,
+            score_flops: step.group as u64 * net.flops(),
+            ..Cost::default()
+        }
+    }
+
+    fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
+        let Some((each, net)) = self.any_net() else { return 0 };
+        let signatures = 4 * prefix.kv_heads * each * words_of(self.kind.bits) * prefix.tokens.next_multiple_of(4);
+        signatures + prefix.heads * net.bytes()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
+        let of_layer = self.layer(layer.layer);
+        let each = of_layer.keys.first().map_or(1, Vec::len);
+        let keys = self.sent(gpu, of_layer.keys.iter().flatten(), cache.d)?;
+        let words = words_of(self.kind.bits);
+        let mut signatures = gpu.alloc(Signatures::bytes_of(cache.kv_heads * each, words, tokens))?;
+        gpu.sign_keys(cache, layer.candidates.clone(), &keys, each, &mut signatures)?;
+        let queries = self.sent(gpu, of_layer.queries.iter(), cache.d)?;
+        let bytes = 4 * cache.kv_heads * each * words * tokens;
+        Ok(DeviceIndex { buffers: vec![signatures], nets: Some(queries), bytes })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let ([buffer], Some(nets)) = (index.buffers.as_slice(), &index.nets) else {
+            unreachable!("what `build_all` made")
+        };
+        let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
+        let (kv_heads, words, count) = (cache.kv_heads, nets.words(), rows.len());
+        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
+        gpu.reserve(made, 4 * count * heads * words)?;
+        let Some(made) = made else { unreachable!("it was reserved") };
+        gpu.sign_queries((&step.queries, rows), cache.storage, nets, made)?;
+        let each = self.any_net().map_or(1, |(each, _)| each);
+        let keys = Signatures { buffer, kv_heads, nets: each, words, tokens: step.prefix.candidates.len() };
+        let ties = self.ties.on_device(32 * words, heads / kv_heads);
+        gpu.score_signatures((made, count, heads), &keys, ties, reduction, scores)
+    }
+}

@@ -1,0 +1,115 @@
+//! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances.
+
+use super::search::{Chunks, Offset};
+use super::{Granularity, Hip};
+use crate::attention::device::{DeviceForm, StepShape};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::attention::{Context, Positions, PromptShape};
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Tree};
+use crate::kv::{KvDtype, KvShape};
+
+/// The widest head that kernels search.
+const WIDEST: usize = 256;
+
+impl Hip {
+    /// Whether a device can search as this method does.
+    pub(super) fn is_plain(&self) -> bool {
+        let Self { search, ensemble, positions, .. } = self;
+        let all_channels = search.channels.0.is_none() && search.chunks == Chunks::Equal;
+        all_channels && ensemble.searches == 1 && *positions == Positions::Original
+    }
+
+    fn lists(&self, heads: usize, kv_heads: usize) -> usize {
+        if self.per == Granularity::QueryHead { heads } else { kv_heads }
+    }
+
+    /// Keys that are scored of the block that stands for a branch.
+    fn keys_of_block(&self) -> usize {
+        match self.search.key_offset {
+            Offset::First => self.key_block.div_ceil(self.search.key_stride),
+            Offset::Last => (self.key_block / self.search.key_stride).max(1),
+        }
+    }
+}
+
+impl DeviceForm for Hip {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.d.is_multiple_of(8) && shape.d <= WIDEST
+    }
+
+    fn refresh(&self) -> usize {
+        self.refresh
+    }
+
+    /// With a round for each halving of the longest chunk, in which every chunk has two branches; what is left of shorter ones is
+    /// not known beforehand.
+    fn cost(&self, step: &StepShape) -> Cost {
+        let (blocks, keep) = (step.candidates.div_ceil(self.key_block), step.number as usize);
+        if keep == 0 || keep >= blocks {
+            return Cost::default();
+        }
+        let rounds = blocks.div_ceil(keep).next_power_of_two().trailing_zeros() as usize;
+        let searches = if self.per == Granularity::QueryHead { step.group } else { 1 };
+        let keys = searches * rounds * 2 * keep * self.keys_of_block();
+        let queries = step.group / searches;
+        Cost {
+            kv_bytes: (keys * step.d * step.dtype.bytes()) as u64,
+            score_flops: (2 * keys * queries * step.d) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn kind(&self) -> String {
+        let Self { budget, key_block, search, refresh, per, .. } = self;
+        format!("{budget:?} {key_block} {search:?} {refresh} {per:?}")
+    }
+
+    fn number(&self, context: Context, candidates: usize) -> u32 {
+        self.budget.blocks(context, self.key_block).min(candidates.div_ceil(self.key_block)) as u32
+    }
+
+    fn index_bytes(&self, _: &PromptShape, _: KvDtype) -> usize {
+        0
+    }
+
+    fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        // What is generated behind the prefix adds to a share of the context: as if it were as long again.
+        let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
+        let most = self.number(context, prefix.tokens) as usize * self.key_block;
+        // Branches, with where they are, what they score and which are kept, beside the tokens.
+        const EACH: usize = 2 * (2 * 8 + 4 + 4);
+        let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
+        self.lists(prefix.heads, prefix.kv_heads) * of_list
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, _: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        Ok(DeviceIndex::default())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn select_all(
+        &self,
+        step: &DeviceStep<'_>,
+        _: &DeviceIndex,
+        room: &mut DeviceRoom,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
+        let lists = self.lists(step.queries.heads, cache.kv_heads);
+        let most = step.numbers.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
+        room.lists.resize(gpu, step.numbers.len(), lists, most, candidates.end)?;
+        room.numbers.set(gpu, step.numbers.to_vec())?;
+        let tree = Tree {
+            tokens: candidates,
+            size: self.key_block,
+            stride: self.search.key_stride,
+            last: self.search.key_offset == Offset::Last,
+            representative: self.search.representative.place(),
+        };
+        gpu.search_tree(&step.queries, cache, &tree, &room.numbers, &mut room.lists, &mut scratch.tree)
+    }
+}

@@ -1,0 +1,180 @@
+//! Timing on a GPU: one layer's attention of all sequences as one launch of recorded kernels, between events of the device.
+//!
+//! Sequences of a batch beyond a few are copies of the first ones, elsewhere in memory: what they read is as long, and in no
+//! cache. Where a layer is small, some copies of it are stepped one after the other, so that a launch is long enough to be
+//! timed, and the time is that of one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::attention::count_steps;
+use super::row::{BenchRow, Roof};
+use super::sequence::Sequence;
+use super::turns::{Runs, Turn};
+use crate::attention::{Configured, IndexCache, Rotation};
+use crate::kernels::cuda::{Buffer, Gpu, Into, Storage};
+use crate::kv::KvDtype;
+use crate::model::cuda::{Following, LayerAlone, RunAlone};
+use crate::model::dimensions::Dimensions;
+
+/// Sequences that are drawn; others of a batch are copies of them.
+pub(super) const DRAWN: usize = 2;
+/// Copies of a layer are made until keys and values take so many bytes, or there are so many.
+const LEAST_BYTES: usize = 3 << 29;
+const MOST_COPIES: usize = 16;
+/// Bytes that are copied between turns.
+const FLOOD_BYTES: usize = 256 << 20;
+/// Rows, outputs and inputs of the product that says what the device computes at most.
+const PRODUCT: [usize; 3] = [8192, 8192, 8192];
+const PRODUCTS: usize = 10;
+
+/// A GPU, and what is done between turns.
+pub(super) struct OnGpu {
+    /// The device.
+    pub gpu: Arc<Gpu>,
+    /// What it is called.
+    pub name: String,
+    flood: Mutex<[Buffer; 2]>,
+}
+
+impl OnGpu {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let gpu = Arc::new(Gpu::open(ordinal)?);
+        let flood = Mutex::new([gpu.alloc(FLOOD_BYTES)?, gpu.alloc(FLOOD_BYTES)?]);
+        Ok(Self { name: gpu.info()?.name, gpu, flood })
+    }
+
+    /// Throws out of the caches what they hold, and waits until that is done.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn flood(&self) -> Result<()> {
+        let mut flood = self.flood.lock().unwrap_or_else(PoisonError::into_inner);
+        let [from, to] = &mut *flood;
+        self.gpu.copy(from, 0, to, 0, FLOOD_BYTES)?;
+        Ok(self.gpu.synchronize()?)
+    }
+
+    /// The bandwidth of a copy, and what a large product in bf16 computes.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn roof(&self) -> Result<Roof> {
+        Ok(Roof { read_gbps: self.gpu.copy_bandwidth()? / 1e9, peak_gflops: self.product_gflops()? })
+    }
+
+    fn product_gflops(&self) -> Result<f64> {
+        let [rows, outputs, inputs] = PRODUCT;
+        // Zeros would be multiplied faster.
+        let noise = |count: usize, seed: u64| -> Vec<half::bf16> {
+            let mut state = seed;
+            let mut next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                half::bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+            };
+            (0..count).map(|_| next()).collect()
+        };
+        let (weights, x) = (self.gpu.upload(&noise(outputs * inputs, 1))?, self.gpu.upload(&noise(rows * inputs, 2))?);
+        let mut out = self.gpu.alloc(2 * rows * outputs)?;
+        let mut times = Vec::new();
+        for _ in 0..PRODUCTS {
+            self.gpu.synchronize()?;
+            let start = Instant::now();
+            self.gpu.multiply(Storage::Bf16, &weights, &x, rows, &mut out, outputs, inputs, Into::Narrow)?;
+            self.gpu.synchronize()?;
+            times.push(start.elapsed());
+        }
+        times.sort();
+        let operations = 2.0 * (rows * outputs * inputs) as f64;
+        Ok(operations / times[times.len() / 2].as_secs_f64() / 1e9)
+    }
+
+    /// Takes drawn sequences to the device, as so many that step together.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub fn layer(&self, dimensions: &Dimensions, sequences: &[Sequence], batch: usize) -> Result<Arc<LayerAlone>> {
+        let (c, kv) = (dimensions.config(), |sequence: &Sequence| sequence.prefix.layer(0).bytes());
+        let bytes = batch * sequences.first().map_or(1, kv).max(1);
+        let copies = (LEAST_BYTES / bytes).clamp(1, MOST_COPIES);
+        let with_next: Vec<_> = sequences
+            .iter()
+            .map(|sequence| {
+                let next = &sequence.steps[0][0];
+                (sequence.prefix.layer(0), Following { key: &next.key, value: &next.value })
+            })
+            .collect();
+        Ok(Arc::new(LayerAlone::new(self.gpu.clone(), c.heads, &with_next, batch, copies)?))
+    }
+}
+
+/// Indexes of a layer on a device, none built yet.
+pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Option<&Arc<dyn Rotation>>) -> IndexCache {
+    let cache =
+        IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens()).keeping_picks();
+    match rotation {
+        Some(rotation) => cache.with_rotation(rotation.clone()),
+        None => cache,
+    }
+}
+
+/// One method that steps on a device.
+pub(super) struct SteppingThere<'s> {
+    layer: Arc<LayerAlone>,
+    run: RunAlone,
+    sequences: &'s [Sequence],
+    batch: usize,
+}
+
+impl<'s> SteppingThere<'s> {
+    /// Builds the indexes of a method and records its step; `None` if it picks on the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn new(
+        method: &Configured,
+        layer: &Arc<LayerAlone>,
+        cache: &mut IndexCache,
+        sequences: &'s [Sequence],
+        batch: usize,
+    ) -> Result<Option<Self>> {
+        if !cache.can_stay_there(method) {
+            return Ok(None);
+        }
+        layer.ask(queries(sequences, batch, 0))?;
+        let fork = cache.fork(method, false);
+        if let Some(failure) = layer.prefix().failure() {
+            return Err(failure.clone().into());
+        }
+        Ok(layer.run(fork)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
+    }
+}
+
+/// Queries of all sequences of a batch at a step.
+fn queries(sequences: &[Sequence], batch: usize, step: usize) -> Vec<f32> {
+    (0..batch).flat_map(|i| sequences[i % sequences.len()].steps[step][0].queries.iter().copied()).collect()
+}
+
+impl Runs for SteppingThere<'_> {
+    fn turn(&mut self, number: usize) -> Result<Turn> {
+        self.layer.ask(queries(self.sequences, self.batch, number))?;
+        let times = self.run.times()?;
+        Ok(Turn { time: times.whole, score: Duration::ZERO, select: times.select, attend: times.attend })
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        count_steps(std::slice::from_ref(self.run.fork()), row);
+        // What is picked for several steps is each of these steps' in part.
+        let (cost, share) = self.run.picking();
+        let rest = |number: u64| ((1.0 - share) * number as f64) as u64;
+        row.limit_bytes -= rest(cost.kv_bytes + cost.aux_bytes);
+        row.bytes -= rest(cost.kv_bytes + cost.aux_bytes + cost.select_bytes);
+        row.flops -= rest(cost.score_flops);
+    }
+}

@@ -1,0 +1,76 @@
+//! Where a bench runs: what is done between turns there, and what the place can do at most.
+
+use anyhow::Result;
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use super::gpu::OnGpu;
+use super::row::Roof;
+use super::turns::{Between, Flood};
+use crate::model::device::Device;
+
+/// The processor's cores, or a GPU.
+pub(super) enum Place {
+    /// The cores.
+    Cpu(Flood),
+    /// A GPU.
+    #[cfg(feature = "cuda")]
+    Gpu(Arc<OnGpu>),
+}
+
+impl Place {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub fn open(device: Device) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu(Flood::new())),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => Ok(Self::Gpu(Arc::new(OnGpu::open(ordinal)?))),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => anyhow::bail!("this build computes on the CPU only"),
+        }
+    }
+
+    /// As rows have it: `cpu`, or what the GPU is called.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Cpu(_) => "cpu".to_owned(),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.name.clone(),
+        }
+    }
+
+    /// What plain code reaches here.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn roof(&mut self) -> Result<Roof> {
+        match self {
+            Self::Cpu(flood) => Ok(flood.roof()),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.roof(),
+        }
+    }
+}
+
+impl Between for Place {
+    fn before_turn(&mut self) -> Result<()> {
+        match self {
+            Self::Cpu(flood) => flood.before_turn(),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.flood(),
+        }
+    }
+
+    fn after_round(&mut self) -> Result<()> {
+        match self {
+            Self::Cpu(flood) => flood.after_round(),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A tree search for the blocks of keys that some queries score highest.
+
+use std::ops::Range;
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::select::{Mirrored, Pages, Queries, Scores, TokenLists};
+use super::{Buffer, Gpu, GpuError, failed};
+
+/// Threads of a block, and branches that it scores.
+const THREADS: u32 = 128;
+const BRANCHES: usize = 64;
+/// Threads of a block that writes tokens.
+const WRITERS: u32 = 1024;
+/// Bytes of a span of blocks.
+const SPAN_BYTES: usize = 8;
+
+/// What is searched, and how a branch is scored.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    /// Candidates.
+    pub tokens: Range<usize>,
+    /// Tokens of a block.
+    pub size: usize,
+    /// Of a block that stands for a branch a key of each so many is scored.
+    pub stride: usize,
+    /// Whether that is the last of these, instead of the first.
+    pub last: bool,
+    /// Where in a branch the block is that stands for it, from 0 for the first to 1 for the last.
+    pub representative: f64,
+}
+
+impl Tree {
+    /// Blocks.
+    pub fn blocks(&self) -> usize {
+        self.tokens.len().div_ceil(self.size)
+    }
+
+    /// Rounds until each of `keep` chunks is a block.
+    pub fn rounds(&self, keep: usize) -> u32 {
+        match keep < self.blocks() {
+            true => self.blocks().div_ceil(keep.max(1)).next_power_of_two().trailing_zeros(),
+            false => 0,
+        }
+    }
+}
+
+/// As the kernel's struct `Tree`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceTree {
+    tokens: u32,
+    size: u32,
+    stride: u32,
+    last: u32,
+    representative: f64,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceTree {}
+
+/// Room for what lies between the rounds of a search.
+#[derive(Debug, Default)]
+pub struct TreeRoom {
+    spans: [Option<Buffer>; 2],
+    scores: Scores,
+    kept: TokenLists,
+}
+
+impl Gpu {
+    /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
+    /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn search_tree(
+        &self,
+        queries: &Queries<'_>,
+        keys: &Cache<'_>,
+        tree: &Tree,
+        keeps: &Mirrored<u32>,
+        lists: &mut TokenLists,
+        room: &mut TreeRoom,
+    ) -> Result<(), GpuError> {
+        let (rows, d, storage, heads) = (keeps.numbers().len(), keys.d, keys.storage, queries.heads);
+        let count = lists.lists();
+        assert!(tree.tokens.end <= keys.capacity && (1..=tree.size).contains(&tree.stride), "{tree:?}");
+        assert!(queries.rows.numbers().len() == rows && (count == heads || count == keys.kv_heads), "{count} lists");
+        assert!(d.is_multiple_of(8) && d <= 256 && heads.is_multiple_of(keys.kv_heads), "heads of {d} channels");
+        let blocks = tree.blocks();
+        let largest = |searched: bool| {
+            let keeps = keeps.numbers().iter().map(|keep| *keep as usize);
+            keeps.filter(|keep| !searched || *keep < blocks).max().unwrap_or(0)
+        };
+        let (most, searched) = (largest(false).min(blocks), largest(true));
+        assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
+        let columns = 2 * searched;
+        room.scores.resize(self, rows, count, columns)?;
+        // Rows that search nothing are picked for as well, all there is.
+        room.kept.resize(self, rows, count, if most < blocks { searched } else { columns }, columns)?;
+        for spans in &mut room.spans {
+            self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
+        }
+        let TreeRoom { spans: [Some(first), Some(second)], scores, kept } = room else {
+            unreachable!("both are there")
+        };
+        let [mut before, mut after] =
+            [&*first, &*second].map(|spans| spans.address(0, SPAN_BYTES * rows * count * columns));
+        let on_device = DeviceTree {
+            tokens: tree.tokens.len() as u32,
+            size: tree.size as u32,
+            stride: tree.stride as u32,
+            last: u32::from(tree.last),
+            representative: tree.representative,
+        };
+        let (from, list) = (queries.address(0..rows, d, storage), queries.list(0..rows));
+        let (own_keys, head_stride, row_stride) =
+            (keys.key(0, tree.tokens.start), keys.head_stride(), queries.stride as u64);
+        let (group, shared, width) =
+            ((heads / keys.kv_heads) as i32, i32::from(count != heads || heads == keys.kv_heads), d as i32);
+        let (of_keeps, stride, span_most) = (keeps.address(0..rows), scores.stride() as u64, columns as u32);
+        let lanes = d.next_power_of_two().max(64) / 8;
+        let branches = self.function("tree_search", &format!("branches_{}_{lanes}", storage.name()))?;
+        let slots = Pages { tokens: 0..columns, size: 1 };
+        // Rows that keep more than others are done sooner: a chunk of one block stays what it is.
+        let least = keeps.numbers().iter().map(|keep| *keep as usize).filter(|keep| (1..blocks).contains(keep)).min();
+        for round in 0..least.map_or(0, |least| tree.rounds(least)) {
+            let [kept_at, _] = kept.addresses(0);
+            let (known, kept_most) = (if round == 0 { 0u64 } else { kept_at }, kept.most() as u32);
+            let to = scores.address();
+            let mut launch = self.stream.launch_builder(&branches);
+            launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&shared).arg(&own_keys).arg(&head_stride);
+            launch.arg(&width).arg(&on_device).arg(&of_keeps).arg(&before).arg(&known).arg(&kept_most).arg(&after);
+            launch.arg(&span_most).arg(&to).arg(&stride);
+            let grid = (columns.div_ceil(BRANCHES) as u32, count as u32, rows as u32);
+            let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+            // SAFETY: queries, keys, spans, what was kept and scores are as long as checked and made above.
+            unsafe { launch.launch(grid) }.map_err(failed("searching"))?;
+            self.top_pages(scores, keeps, 0, &slots, kept)?;
+            std::mem::swap(&mut before, &mut after);
+        }
+        let function = self.function("tree_search", "found_tokens")?;
+        let ([kept_at, _], kept_most, first) = (kept.addresses(0), kept.most() as u32, tree.tokens.start as u32);
+        let ([tokens, counts], token_most) = (lists.addresses(0), lists.most() as u32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&on_device).arg(&of_keeps).arg(&before).arg(&span_most).arg(&kept_at).arg(&kept_most).arg(&first);
+        launch.arg(&tokens).arg(&token_most).arg(&counts);
+        let grid =
+            LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: spans, what was kept and lists are as long as checked and made above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching"))
+    }
+}

@@ -1,0 +1,379 @@
+//! Attention of one layer without a model around it: keys and values of some sequences, queries, one token behind each context.
+//! It is for timing.
+//!
+//! Sequences that step together lie as further KV heads of one: 8 of 8 heads each are 64 heads, and their queries those of one row.
+//! Copies of all of it can lie beside it, so that what is attended next is in no cache.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::host::Numbers;
+use super::kv::{DevicePrefix, Tail, shared};
+use super::step::{HeadPlan, PickRoom, RowOfGroup, RowPlan};
+use super::storage;
+use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Selects, StepShape};
+use crate::cost::Cost;
+use crate::kernels::cpu::rows::Rows;
+use crate::kernels::cuda::{
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Prepared, Queries, Recording, Timeline,
+};
+use crate::kv::{KvShape, LayerKv, Prefix};
+
+/// Bytes that are copied to throw out of the caches what they hold.
+const FLOOD_BYTES: usize = 256 << 20;
+
+/// One layer of some sequences on a device.
+pub struct LayerAlone {
+    gpu: Arc<Gpu>,
+    shape: KvShape,
+    heads: usize,
+    prefix: Arc<Prefix>,
+    /// The same again, elsewhere.
+    copies: Vec<DevicePrefix>,
+    /// What follows the context, one token.
+    tail: Tail,
+    queries: Mutex<Buffer>,
+    flood: Mutex<[Buffer; 2]>,
+}
+
+impl std::fmt::Debug for LayerAlone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LayerAlone({} tokens of {} KV heads)", self.prefix.tokens(), self.shape.kv_heads)
+    }
+}
+
+/// The first token behind a context.
+#[derive(Debug, Clone, Copy)]
+pub struct Following<'a> {
+    /// Its key, `[kv_head][d]`.
+    pub key: &'a [f32],
+    /// Its value.
+    pub value: &'a [f32],
+}
+
+impl LayerAlone {
+    /// Takes `batch` sequences to a device, the given ones in turn, each with `heads` query heads and the token that follows;
+    /// and `copies` copies of them all, of which the first is what forks go on from.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    ///
+    /// # Panics
+    /// If there is no sequence, or they are of different shapes.
+    pub fn new(
+        gpu: Arc<Gpu>,
+        heads: usize,
+        sequences: &[(&LayerKv, Following<'_>)],
+        batch: usize,
+        copies: usize,
+    ) -> Result<Self, GpuError> {
+        let of_one = sequences[0].0.shape();
+        let tokens = sequences[0].0.tokens();
+        assert!(
+            sequences.iter().all(|(kv, _)| kv.shape() == of_one && kv.tokens() == tokens),
+            "sequences of one shape"
+        );
+        let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
+        let mut first = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+        first.tokens = tokens;
+        let mut tail = Tail::of(&gpu, shape, 1, None, 0, 1)?;
+        let (row, side) =
+            (shape.d * shape.dtype.bytes(), shape.kv_heads * tail.capacity * shape.d * shape.dtype.bytes());
+        for head in 0..shape.kv_heads {
+            let (kv, following) = &sequences[head / of_one.kv_heads % sequences.len()];
+            let own = head % of_one.kv_heads;
+            let (keys, values) = &mut first.layers[0];
+            upload(&gpu, keys, head * tokens * row, kv.keys.head(own))?;
+            upload(&gpu, values, head * tokens * row, kv.values.head(own))?;
+            for (number, rows) in [following.key, following.value].into_iter().enumerate() {
+                let numbers = Numbers::narrow(rows[own * shape.d..][..shape.d].to_vec(), storage(shape.dtype));
+                numbers.upload_to(&gpu, &mut tail.buffer, number * side + head * tail.capacity * row)?;
+            }
+        }
+        let copy = |_: usize| -> Result<DevicePrefix, GpuError> {
+            let mut copy = DevicePrefix::new(&gpu, shape, 1, tokens)?;
+            copy.tokens = tokens;
+            let ((keys, values), (to_keys, to_values)) = (&first.layers[0], &mut copy.layers[0]);
+            gpu.copy(keys, 0, to_keys, 0, keys.bytes())?;
+            gpu.copy(values, 0, to_values, 0, values.bytes())?;
+            Ok(copy)
+        };
+        let copies = (1..copies.max(1)).map(copy).collect::<Result<_, _>>()?;
+        let all_heads = batch * heads;
+        Ok(Self {
+            queries: Mutex::new(gpu.alloc(all_heads * row)?),
+            flood: Mutex::new([gpu.alloc(FLOOD_BYTES)?, gpu.alloc(FLOOD_BYTES)?]),
+            prefix: Prefix::on_device(1, tokens, Box::new(first)),
+            gpu,
+            shape,
+            heads: all_heads,
+            copies,
+            tail,
+        })
+    }
+
+    /// The first copy, from which indexes are built and forks made.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// Copies, the first one included.
+    pub fn copies(&self) -> usize {
+        1 + self.copies.len()
+    }
+
+    /// Query heads of all sequences.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Sends rotated queries `[sequence][head][d]`, which all runs ask from now on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn ask(&self, queries: Vec<f32>) -> Result<(), GpuError> {
+        assert_eq!(queries.len(), self.heads * self.shape.d, "queries of all heads");
+        let mut own = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
+    }
+
+    /// What the device wrote last is gone from its caches when it comes to what is asked for next; nothing waits for that.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn flood(&self) -> Result<(), GpuError> {
+        let mut flood = self.flood.lock().unwrap_or_else(PoisonError::into_inner);
+        let [from, to] = &mut *flood;
+        self.gpu.copy(from, 0, to, 0, FLOOD_BYTES)
+    }
+
+    /// A run of the method of `fork`, which has made no step yet; `None` if the host picks for it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn run(self: &Arc<Self>, mut fork: Fork) -> Result<Option<RunAlone>, GpuError> {
+        let exact = match fork.selects(0) {
+            Selects::Nothing => fork.pass(0, self.heads),
+            Selects::OnDevice => fork.leave(0, self.heads),
+            Selects::OnHost | Selects::Blindly => return Ok(None),
+        };
+        let mut run = RunAlone {
+            layer: self.clone(),
+            picks: PickRoom::default(),
+            indexes: self.further_indexes(&fork)?,
+            scratch: DeviceScratch::default(),
+            attention: AttentionRoom::default(),
+            out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
+            prepared: None,
+            recordings: Vec::new(),
+            timeline: Timeline::default(),
+            number: fork.number(fork.tokens()),
+            fork,
+        };
+        run.picks.rows.set(&self.gpu, vec![0])?;
+        run.select(0)?;
+        run.count()?;
+        run.prepare(exact)?;
+        // Everything that it needs is there before it is recorded.
+        run.step()?;
+        run.record()?;
+        Ok(Some(run))
+    }
+
+    /// Indexes of the copies, where the device picks.
+    fn further_indexes(&self, fork: &Fork) -> Result<Vec<DeviceIndex>, GpuError> {
+        let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
+        self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork))).collect()
+    }
+
+    fn place<'a>(&'a self, cache: Cache<'a>, fork: &Fork) -> DeviceLayer<'a> {
+        let (dtype, candidates) = (self.shape.dtype, fork.prefix_candidates());
+        DeviceLayer { gpu: &self.gpu, layer: 0, cache, dtype, candidates }
+    }
+
+    fn caches(&self) -> impl Iterator<Item = Cache<'_>> {
+        [shared(&self.prefix)].into_iter().chain(&self.copies).map(|copy| copy.cache(0))
+    }
+}
+
+fn upload(gpu: &Gpu, buffer: &mut Buffer, offset: usize, rows: Rows<'_>) -> Result<(), GpuError> {
+    match rows {
+        Rows::F32(rows) => gpu.upload_to(buffer, offset, rows),
+        Rows::F16(rows) => gpu.upload_to(buffer, offset, rows),
+        Rows::Bf16(rows) => gpu.upload_to(buffer, offset, rows),
+    }
+}
+
+/// How long a step of a layer took, for each copy: the mean over the steps that use the same picks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AloneTimes {
+    /// All of it.
+    pub whole: Duration,
+    /// Picking alone, in a run of its own.
+    pub select: Duration,
+    /// Attending alone, likewise.
+    pub attend: Duration,
+}
+
+/// A method that steps again and again behind the same context.
+pub struct RunAlone {
+    layer: Arc<LayerAlone>,
+    fork: Fork,
+    number: u32,
+    /// Of the copies behind the first.
+    indexes: Vec<DeviceIndex>,
+    picks: PickRoom,
+    scratch: DeviceScratch,
+    attention: AttentionRoom,
+    prepared: Option<Prepared>,
+    out: Buffer,
+    /// Of the whole step, and of both halves where something is picked.
+    recordings: Vec<Recording>,
+    timeline: Timeline,
+}
+
+impl std::fmt::Debug for RunAlone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RunAlone({:?})", self.layer)
+    }
+}
+
+impl RunAlone {
+    /// The run, of which one step of the first copy is counted.
+    pub fn fork(&self) -> &Fork {
+        &self.fork
+    }
+
+    /// Takes a step of all copies, between events of the device, with nothing of it in a cache.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn times(&mut self) -> Result<AloneTimes, GpuError> {
+        let (layer, copies) = (self.layer.clone(), self.layer.copies() as u32);
+        let mut spans = [Duration::ZERO; 3];
+        for (recording, span) in self.recordings.iter_mut().zip(&mut spans) {
+            // The host is ahead of the device by the time that this takes, so nothing waits for a launch.
+            layer.flood()?;
+            self.timeline.clear();
+            layer.gpu.mark(&mut self.timeline)?;
+            layer.gpu.replay(recording)?;
+            layer.gpu.mark(&mut self.timeline)?;
+            layer.gpu.synchronize()?;
+            *span = self.timeline.spans()?[0] / copies;
+        }
+        let ([whole, select, attend], steps) = (spans, self.refresh());
+        Ok(match self.recordings.len() {
+            1 => AloneTimes { whole, select, attend: whole },
+            _ => AloneTimes { whole: (whole + attend * (steps - 1)) / steps, select: select / steps, attend },
+        })
+    }
+
+    /// Steps that use the same picks.
+    fn refresh(&self) -> u32 {
+        self.fork.device_form(0).map_or(1, |(form, _)| form.refresh() as u32)
+    }
+
+    /// What picking once cost of what the run has counted, and the share of that which a step has.
+    pub fn picking(&self) -> (Cost, f64) {
+        let shape = self.layer.shape;
+        let Some((form, _)) = self.fork.device_form(0) else { return (Cost::default(), 1.0) };
+        let step = StepShape {
+            group: self.layer.heads / shape.kv_heads,
+            d: shape.d,
+            dtype: shape.dtype,
+            candidates: self.fork.prefix_candidates().len(),
+            number: self.number,
+        };
+        let mut cost = Cost::default();
+        (0..shape.kv_heads).for_each(|_| cost += form.cost(&step));
+        (cost, 1.0 / f64::from(self.refresh()))
+    }
+
+    /// The outputs of the last step, `[sequence][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn outputs(&self) -> Result<Vec<f32>, GpuError> {
+        let (layer, count) = (&self.layer, self.layer.heads * self.layer.shape.d);
+        super::host::download_wide(&layer.gpu, &self.out, 0, count, storage(layer.shape.dtype))
+    }
+
+    /// Steps without taking times.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn step(&mut self) -> Result<(), GpuError> {
+        (0..self.layer.copies()).try_for_each(|copy| {
+            self.select(copy)?;
+            self.attend(copy)
+        })
+    }
+
+    fn record(&mut self) -> Result<(), GpuError> {
+        let gpu = self.layer.gpu.clone();
+        let whole = gpu.record(|| self.step())?;
+        self.recordings.push(whole);
+        if self.fork.device_form(0).is_some() {
+            let copies = 0..self.layer.copies();
+            let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select(copy)))?;
+            let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
+            self.recordings.extend([select, attend]);
+        }
+        Ok(())
+    }
+
+    /// Picks for a copy, where anything is picked.
+    fn select(&mut self, copy: usize) -> Result<(), GpuError> {
+        let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
+        let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
+        let cache = layer.caches().nth(copy).expect("there are so many copies");
+        let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        let stride = layer.heads * layer.shape.d;
+        let queries = Queries { queries: &buffer, stride, heads: layer.heads, rows: &self.picks.rows };
+        let step = DeviceStep { prefix: layer.place(cache, &self.fork), queries, numbers: &[self.number] };
+        form.select_all(&step, index, &mut self.picks.own, &mut self.scratch)
+    }
+
+    /// Counts what was picked.
+    fn count(&mut self) -> Result<(), GpuError> {
+        if self.fork.device_form(0).is_none() {
+            return Ok(());
+        }
+        let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
+        let counters = gpu.alloc(8 * (kv_heads + heads))?;
+        let candidates = self.fork.prefix_candidates();
+        let PickRoom { own, counters: room, .. } = &mut self.picks;
+        gpu.count_picks(&own.lists, (kv_heads, heads), candidates, &[&counters], 0, room)?;
+        let mut picked = vec![0; kv_heads + heads];
+        gpu.download(&counters, 0, &mut picked)?;
+        self.fork.settle(&picked);
+        Ok(())
+    }
+
+    fn prepare(&mut self, exact: crate::attention::Exact) -> Result<(), GpuError> {
+        let (layer, total) = (&self.layer, self.fork.tokens());
+        let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
+        let tail = layer.tail.view(layer.shape, 1);
+        let lists = [&self.picks.own.lists];
+        let plan = match self.fork.device_form(0) {
+            Some(_) => RowPlan::Left(exact, RowOfGroup { group: 0, row: 0 }),
+            None => RowPlan::Exact(exact),
+        };
+        let expected = plan.tokens(total, kv_heads, &lists);
+        let mut attention = Attention::new(1, layer.heads, expected, layer.gpu.processors());
+        let group = layer.heads / kv_heads;
+        for kv_head in 0..kv_heads {
+            HeadPlan { row: 0, kv_head, group, total, tail: &tail }.add(&mut attention, &plan, prefix_tokens, &lists);
+        }
+        self.prepared = Some(layer.gpu.prepare(&mut attention, &mut self.attention, layer.shape.d)?);
+        Ok(())
+    }
+
+    fn attend(&mut self, copy: usize) -> Result<(), GpuError> {
+        let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("it was prepared"));
+        let cache = layer.caches().nth(copy).expect("there are so many copies");
+        let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: 0 };
+        let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, &mut self.out, None)
+    }
+}
