@@ -16,7 +16,8 @@ use super::turns::{Runs, Turn};
 use crate::attention::{Configured, IndexCache, Rotation};
 use crate::kernels::cuda::{Buffer, Gpu, Into, Storage};
 use crate::kv::KvDtype;
-use crate::model::cuda::{Following, LayerAlone, RunAlone};
+use crate::model::cuda::{BatchRoom, Following, LayerAlone, RunAlone};
+use crate::model::decoder::Decoder;
 use crate::model::dimensions::Dimensions;
 
 /// Sequences that are drawn; others of a batch are copies of them.
@@ -94,24 +95,34 @@ impl OnGpu {
         let operations = 2.0 * (rows * outputs * inputs) as f64;
         Ok(operations / times[times.len() / 2].as_secs_f64() / 1e9)
     }
+}
 
-    /// Takes drawn sequences to the device, as so many that step together.
-    ///
-    /// # Errors
-    /// If they do not fit.
-    pub fn layer(&self, dimensions: &Dimensions, sequences: &[Sequence], batch: usize) -> Result<Arc<LayerAlone>> {
-        let (c, kv) = (dimensions.config(), |sequence: &Sequence| sequence.prefix.layer(0).bytes());
-        let bytes = batch * sequences.first().map_or(1, kv).max(1);
-        let copies = (LEAST_BYTES / bytes).clamp(1, MOST_COPIES);
-        let with_next: Vec<_> = sequences
-            .iter()
-            .map(|sequence| {
-                let next = &sequence.steps[0][0];
-                (sequence.prefix.layer(0), Following { key: &next.key, value: &next.value })
-            })
-            .collect();
-        Ok(Arc::new(LayerAlone::new(self.gpu.clone(), c.heads, &with_next, batch, copies)?))
-    }
+/// Copies of a layer that are stepped one after the other, so that a launch is long enough to be timed.
+pub(super) fn copies(sequences: &[Sequence], batch: usize) -> usize {
+    let kv = |sequence: &Sequence| sequence.prefix.layer(0).bytes();
+    let bytes = batch * sequences.first().map_or(1, kv).max(1);
+    (LEAST_BYTES / bytes).clamp(1, MOST_COPIES)
+}
+
+/// Takes drawn sequences to a device, as so many that step together, and so many copies of them.
+///
+/// # Errors
+/// If they do not fit.
+pub(super) fn layer(
+    gpu: &Arc<Gpu>,
+    dimensions: &Dimensions,
+    sequences: &[Sequence],
+    (batch, copies): (usize, usize),
+) -> Result<Arc<LayerAlone>> {
+    let with_next: Vec<_> = sequences
+        .iter()
+        .map(|sequence| {
+            let next = &sequence.steps[0][0];
+            (sequence.prefix.layer(0), Following { key: &next.key, value: &next.value })
+        })
+        .collect();
+    let heads = dimensions.config().heads;
+    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?))
 }
 
 /// Indexes of a layer on a device, none built yet.
@@ -153,6 +164,49 @@ impl<'s> SteppingThere<'s> {
             return Err(failure.clone().into());
         }
         Ok(layer.run(fork)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
+    }
+}
+
+/// Whole steps of a model behind the same contexts.
+pub(super) struct DecodingThere<'s> {
+    stepping: SteppingThere<'s>,
+    decoder: &'s Decoder,
+    room: BatchRoom,
+}
+
+impl<'s> DecodingThere<'s> {
+    /// Whole steps of `decoder`, whose layers attend as `stepping` does.
+    pub fn new(decoder: &'s Decoder, stepping: SteppingThere<'s>) -> Self {
+        Self { stepping, decoder, room: BatchRoom::default() }
+    }
+}
+
+impl Runs for DecodingThere<'_> {
+    /// The mean over the steps that use the same picks.
+    fn turn(&mut self, number: usize) -> Result<Turn> {
+        let Self { stepping, decoder, room } = self;
+        let cuda = decoder.cuda().expect("the model is on the device");
+        let token = number as u32 % decoder.config().vocab_size as u32;
+        let tokens = vec![token; stepping.batch];
+        let refresh = stepping.run.refresh();
+        let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, room);
+        let picking = step(true)?;
+        let time = if refresh == 1 { picking } else { (picking + step(false)? * (refresh - 1)) / refresh };
+        let (alone, layers) = (stepping.run.times()?, stepping.layer.copies() as u32);
+        Ok(Turn { time, select: alone.select * layers, attend: alone.attend * layers, ..Turn::default() })
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        let (c, layers, bytes) =
+            (self.decoder.config(), self.stepping.layer.copies() as u64, self.decoder.dtype().bytes());
+        self.stepping.count(row);
+        row.layers = layers as usize;
+        // Of the embedding a step reads a row.
+        let table = if c.tie_word_embeddings { 0 } else { c.vocab_size * c.hidden_size * bytes };
+        let weights = (self.decoder.weight_bytes() - table) as u64;
+        row.limit_bytes = layers * row.limit_bytes + weights;
+        row.bytes = layers * row.bytes + weights;
+        row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * weights / bytes as u64;
     }
 }
 

@@ -10,7 +10,7 @@ use super::attention::{Stepping, caches};
 use super::decode::Decoding;
 use super::drawn::Drawn;
 #[cfg(feature = "cuda")]
-use super::gpu::{self, SteppingThere};
+use super::gpu::{self, DecodingThere, SteppingThere};
 use super::index::Building;
 use super::kernels;
 use super::learned::calibrated;
@@ -117,7 +117,7 @@ impl Plan {
     /// # Errors
     /// If what is timed fails.
     pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
-        let layers = self.dimensions.config().layers;
+        let layers = if self.device == Device::Cpu { self.dimensions.config().layers } else { 1 };
         let methods = match self.op {
             Op::Kernels => Vec::new(),
             _ => calibrated(&self.methods, &self.dimensions, layers, self.seed)?,
@@ -225,7 +225,9 @@ impl At<'_> {
 
     fn material(&self, place: &Place) -> Result<Material> {
         let Plan { op, dimensions, rounds, seed, .. } = self.plan;
-        let (layers, steps) = (dimensions.config().layers, turns(*rounds));
+        // A GPU takes copies of one layer.
+        let layers = if self.plan.device == Device::Cpu { dimensions.config().layers } else { 1 };
+        let steps = turns(*rounds);
         let angles = dimensions.angles(self.context + steps);
         let rotation = dimensions.rotation(self.context + steps);
         let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
@@ -241,10 +243,7 @@ impl At<'_> {
         };
         let sequences: Vec<Sequence> = (0..count).map(sequence).collect();
         #[cfg(feature = "cuda")]
-        let there = match place {
-            Place::Gpu(gpu) => Some(gpu.layer(dimensions, &sequences, self.batch)?),
-            Place::Cpu(_) => None,
-        };
+        let there = self.taken_there(place, &sequences)?;
         let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| self.prompt(&angles));
         Ok(Material {
             rotation,
@@ -294,6 +293,19 @@ impl At<'_> {
         })
     }
 
+    /// The sequences on a GPU, if that is the place: as often as a model has layers, where whole steps are timed.
+    #[cfg(feature = "cuda")]
+    fn taken_there(&self, place: &Place, sequences: &[Sequence]) -> Result<Option<Arc<LayerAlone>>> {
+        let Place::Gpu(here) = place else { return Ok(None) };
+        let dimensions = &self.plan.dimensions;
+        let model = self.plan.decoder.as_ref().and_then(Decoder::cuda);
+        let (gpu, copies) = match model {
+            Some(model) => (model.device(), dimensions.config().layers),
+            None => (&here.gpu, gpu::copies(sequences, self.batch)),
+        };
+        gpu::layer(gpu, dimensions, sequences, (self.batch, copies)).map(Some)
+    }
+
     /// Methods that pick on the GPU, or attend without a pick.
     #[cfg(feature = "cuda")]
     fn there<'r>(
@@ -307,7 +319,10 @@ impl At<'_> {
         let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
         for method in self.methods {
             match SteppingThere::new(method, layer, &mut cache, &material.sequences, self.batch)? {
-                Some(runs) => entries.push(Entry::of(method, runs)),
+                Some(runs) => entries.push(match &self.plan.decoder {
+                    Some(decoder) => Entry::of(method, DecodingThere::new(decoder, runs)),
+                    None => Entry::of(method, runs),
+                }),
                 None => elsewhere.push(method.label()),
             }
         }

@@ -239,8 +239,8 @@ impl BenchArgs {
     fn check_meaning(&self) -> Result<(), UsageError> {
         let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
         let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
-        if self.device()? != Device::Cpu && what != What::Attention {
-            return refused("on a GPU attention alone is timed", "write `bench attention`, or --device cpu");
+        if self.device()? != Device::Cpu && !of_steps {
+            return refused("on a GPU steps are timed", "write `bench attention` or `bench decode`, or --device cpu");
         }
         match self.layers {
             _ if !of_steps && self.batches != [1] => {
@@ -263,14 +263,17 @@ impl BenchArgs {
         let dimensions = self.dimensions()?;
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
-        check_memory(self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
-        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), Device::Cpu));
+        let device = self.device()?;
+        if device == Device::Cpu {
+            check_memory(self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
+        }
+        let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), device));
         if let Some(context) = contexts.iter().find(|context| **context == 0) {
             return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());
         }
         Ok(Plan {
             op: self.op(),
-            device: self.device()?,
+            device,
             shape: self.shape.clone(),
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,

@@ -89,6 +89,12 @@ impl Decoder {
         self.engine.gpu()
     }
 
+    /// The engine, if it computes on a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Option<&super::cuda::Cuda> {
+        self.engine.cuda()
+    }
+
     /// What the GPU was used for so far, if it computes on one.
     pub fn gpu_use(&self) -> Option<GpuUse> {
         self.engine.gpu_use()

@@ -160,6 +160,12 @@ pub(super) trait Engine: Send + Sync {
     /// What the GPU is called, if it computes on one.
     fn gpu(&self) -> Option<&str>;
 
+    /// The engine, if it computes on a GPU.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<&super::cuda::Cuda> {
+        None
+    }
+
     /// What the GPU was used for, if it computes on one.
     fn gpu_use(&self) -> Option<GpuUse> {
         None

@@ -119,8 +119,16 @@ impl Cache<'_> {
     /// # Panics
     /// If there is no room for it.
     pub fn place(&self, token: usize) -> Place {
-        assert!(token < self.capacity, "token {token} of {}", self.capacity);
-        Place { keys: self.key(0, token), values: self.value(0, token), head_stride: self.head_stride() }
+        self.place_from(0, token)
+    }
+
+    /// The same for KV heads from `kv_head` on.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub fn place_from(&self, kv_head: usize, token: usize) -> Place {
+        assert!(token < self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
+        Place { keys: self.key(kv_head, token), values: self.value(kv_head, token), head_stride: self.head_stride() }
     }
 }
 

@@ -15,7 +15,8 @@ use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork
 use crate::cost::Cost;
 use crate::kernels::cpu::rows::Rows;
 use crate::kernels::cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Prepared, Queries, Recording, Timeline,
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
+    Recording, Timeline,
 };
 use crate::kv::{KvShape, LayerKv, Prefix};
 
@@ -76,7 +77,8 @@ impl LayerAlone {
         let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
         let mut first = DevicePrefix::new(&gpu, shape, 1, tokens)?;
         first.tokens = tokens;
-        let mut tail = Tail::of(&gpu, shape, 1, None, 0, 1)?;
+        let copies = copies.max(1);
+        let mut tail = Tail::of(&gpu, shape, copies, None, 0, 1)?;
         let (row, side) =
             (shape.d * shape.dtype.bytes(), shape.kv_heads * tail.capacity * shape.d * shape.dtype.bytes());
         for head in 0..shape.kv_heads {
@@ -87,7 +89,10 @@ impl LayerAlone {
             upload(&gpu, values, head * tokens * row, kv.values.head(own))?;
             for (number, rows) in [following.key, following.value].into_iter().enumerate() {
                 let numbers = Numbers::narrow(rows[own * shape.d..][..shape.d].to_vec(), storage(shape.dtype));
-                numbers.upload_to(&gpu, &mut tail.buffer, number * side + head * tail.capacity * row)?;
+                for copy in 0..copies {
+                    let side = (2 * copy + number) * side;
+                    numbers.upload_to(&gpu, &mut tail.buffer, side + head * tail.capacity * row)?;
+                }
             }
         }
         let copy = |_: usize| -> Result<DevicePrefix, GpuError> {
@@ -98,7 +103,7 @@ impl LayerAlone {
             gpu.copy(values, 0, to_values, 0, values.bytes())?;
             Ok(copy)
         };
-        let copies = (1..copies.max(1)).map(copy).collect::<Result<_, _>>()?;
+        let copies = (1..copies).map(copy).collect::<Result<_, _>>()?;
         let all_heads = batch * heads;
         Ok(Self {
             queries: Mutex::new(gpu.alloc(all_heads * row)?),
@@ -137,6 +142,21 @@ impl LayerAlone {
         Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
     }
 
+    /// Has somebody write the queries where they are.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub(super) fn with_queries(&self, write: impl FnOnce(&mut Buffer) -> Result<(), GpuError>) -> Result<(), GpuError> {
+        write(&mut self.queries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where the next token's keys and values of each of `rows` sequences go, in a copy.
+    pub(super) fn places(&self, copy: usize, rows: usize) -> Vec<Place> {
+        let tail = self.tail.view(self.shape, self.copies());
+        let each = self.shape.kv_heads / rows;
+        (0..rows).map(|row| tail.cache(copy).place_from(row * each, 0)).collect()
+    }
+
     /// What the device wrote last is gone from its caches when it comes to what is asked for next; nothing waits for that.
     ///
     /// # Errors
@@ -160,6 +180,7 @@ impl LayerAlone {
         let mut run = RunAlone {
             layer: self.clone(),
             picks: PickRoom::default(),
+            in_order: Mirrored::default(),
             indexes: self.further_indexes(&fork)?,
             scratch: DeviceScratch::default(),
             attention: AttentionRoom::default(),
@@ -223,6 +244,8 @@ pub struct RunAlone {
     /// Of the copies behind the first.
     indexes: Vec<DeviceIndex>,
     picks: PickRoom,
+    /// Numbers of sequences, where they are rows of something.
+    in_order: Mirrored<u32>,
     scratch: DeviceScratch,
     attention: AttentionRoom,
     prepared: Option<Prepared>,
@@ -269,7 +292,7 @@ impl RunAlone {
     }
 
     /// Steps that use the same picks.
-    fn refresh(&self) -> u32 {
+    pub fn refresh(&self) -> u32 {
         self.fork.device_form(0).map_or(1, |(form, _)| form.refresh() as u32)
     }
 
@@ -323,7 +346,7 @@ impl RunAlone {
     }
 
     /// Picks for a copy, where anything is picked.
-    fn select(&mut self, copy: usize) -> Result<(), GpuError> {
+    pub(super) fn select(&mut self, copy: usize) -> Result<(), GpuError> {
         let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
         let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
         let cache = layer.caches().nth(copy).expect("there are so many copies");
@@ -353,7 +376,7 @@ impl RunAlone {
     fn prepare(&mut self, exact: crate::attention::Exact) -> Result<(), GpuError> {
         let (layer, total) = (&self.layer, self.fork.tokens());
         let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
-        let tail = layer.tail.view(layer.shape, 1);
+        let tail = layer.tail.view(layer.shape, layer.copies());
         let lists = [&self.picks.own.lists];
         let plan = match self.fork.device_form(0) {
             Some(_) => RowPlan::Left(exact, RowOfGroup { group: 0, row: 0 }),
@@ -371,9 +394,28 @@ impl RunAlone {
 
     fn attend(&mut self, copy: usize) -> Result<(), GpuError> {
         let (layer, prepared) = (&self.layer, self.prepared.as_ref().expect("it was prepared"));
-        let cache = layer.caches().nth(copy).expect("there are so many copies");
-        let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: 0 };
-        let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
-        layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, &mut self.out, None)
+        attend(layer, prepared, copy, &mut self.out)
     }
+
+    /// Attends a copy, into `out` `[sequence][head][d]`.
+    pub(super) fn attend_into(&mut self, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
+        attend(&self.layer, self.prepared.as_ref().expect("it was prepared"), copy, out)
+    }
+
+    /// Makes the numbers of so many sequences.
+    pub(super) fn rows_in_order(&mut self, rows: usize) -> Result<(), GpuError> {
+        self.in_order.set(&self.layer.gpu, (0..rows as u32).collect())
+    }
+
+    /// The numbers of sequences.
+    pub(super) fn in_order(&self) -> &Mirrored<u32> {
+        &self.in_order
+    }
+}
+
+fn attend(layer: &LayerAlone, prepared: &Prepared, copy: usize, out: &mut Buffer) -> Result<(), GpuError> {
+    let cache = layer.caches().nth(copy).expect("there are so many copies");
+    let prefix = kernels::Prefix { cache, tokens: layer.prefix.tokens(), layer: copy };
+    let queries = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
+    layer.gpu.attend(prepared, &prefix, &queries, layer.heads * layer.shape.d, out, None)
 }

@@ -9,11 +9,13 @@
 //! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
 
 mod alone;
+mod batch;
 mod host;
 mod kv;
 mod step;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
+pub use batch::BatchRoom;
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -132,7 +134,7 @@ impl Source for ToDevice<'_> {
 }
 
 /// Weights on a GPU.
-pub(super) struct Cuda {
+pub struct Cuda {
     dimensions: Dimensions,
     gpu: Arc<Gpu>,
     name: String,
@@ -283,6 +285,10 @@ impl Engine for Cuda {
     fn groups(&self, _: usize) -> usize {
         1
     }
+
+    fn cuda(&self) -> Option<&Cuda> {
+        Some(self)
+    }
 }
 
 impl Cuda {
@@ -290,7 +296,11 @@ impl Cuda {
     ///
     /// # Errors
     /// If a tensor is not what it should be, or the device cannot take them.
-    pub fn load(dimensions: &Dimensions, weights: &super::weights::Weights, gpu: Gpu) -> Result<Self, LoadFailure> {
+    pub(in crate::model) fn load(
+        dimensions: &Dimensions,
+        weights: &super::weights::Weights,
+        gpu: Gpu,
+    ) -> Result<Self, LoadFailure> {
         let checkpoint = Checkpoint { weights, dtype: dimensions.dtype };
         let parts = Parts::load(&dimensions.config, &ToDevice { checkpoint, gpu: &gpu })?;
         let name = gpu.info()?.name;
