@@ -1,9 +1,9 @@
 // The tokens of the pages with the largest scores, as top_pages.cu finds them, for long lists: a cluster of blocks finds one.
 //
-// Scores are read twice. The first time each block counts the highest bits of its own; the sums over the cluster say in which
-// bin the last that is picked lies. The second time what lies above it is marked, and what lies in it is gathered, seldom
-// more than a few hundred, among which the remaining bits are counted. Marks are one bit a page, from which lists are written in
-// order.
+// Scores are read twice. The first time each block counts its own in bins of equal width over the range in which a sample of them
+// lies, so that lanes seldom meet in a bin; the sums over the cluster say in which bin the last that is picked lies. The second
+// time what lies above that bin is marked, and what lies in it is gathered, seldom more than a few hundred, each of which is then
+// compared with all others. Marks are one bit a page, from which lists are written in order.
 #include <cooperative_groups.h>
 
 #include "common.cuh"
@@ -12,10 +12,12 @@
 namespace cg = cooperative_groups;
 
 constexpr int THREADS = 256, CLUSTER = 8;
-// Bits of a pass, from the highest down.
+// Bins of the first count, and bits of each of the passes that are needed where too much lies in one bin.
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
-// Scores that a thread reads at a time, and gathered ones that a block has room for.
-constexpr int WIDE = 4, ROOM = 2048;
+// How far from the mean of a sample bins go, in standard deviations of it.
+constexpr float REACH = 4.0f;
+// Scores that a thread reads at a time, and gathered ones that a cluster has room for.
+constexpr int WIDE = 4, ROOM = 1024;
 
 // Words that order as numbers do; not-a-number is smallest.
 __device__ __forceinline__ uint32_t ordered(float score) {
@@ -53,12 +55,56 @@ struct Shared {
     // Of the whole cluster.
     uint32_t totals[BINS];
     uint32_t words[ROOM], places[ROOM];
+    // What the cluster has gathered.
+    uint32_t all_words[ROOM], all_places[ROOM];
     uint32_t scan[THREADS / 32];
+    float sums[THREADS / 32][3];
     uint32_t chosen[3];
     uint32_t gathered, missing;
     // Of each block of the cluster.
-    uint32_t counts[CLUSTER], equals[CLUSTER];
+    uint32_t counts[CLUSTER], equals[CLUSTER], found[CLUSTER];
+    // Finite ones of a sample, their sum, and that of their squares.
+    float samples[CLUSTER][3];
 };
+
+// Equal bins over a range: the bin of a score, the same or a higher one for a larger score.
+struct Bins {
+    float least, factor;
+    __device__ __forceinline__ uint32_t of(uint32_t word) const {
+        const float score = __uint_as_float(word >> 31 ? word & ~(1u << 31) : ~word);
+        return static_cast<uint32_t>(fminf(fmaxf((score - least) * factor, 0.0f), static_cast<float>(BINS - 1)));
+    }
+};
+
+// Bins over the range in which a sample of a list's scores lies, one for each thread.
+__device__ __forceinline__ Bins bins_of(Shared& own, cg::cluster_group& cluster, const float* from, uint32_t size) {
+    const uint64_t place = static_cast<uint64_t>(threadIdx.x) * size / THREADS;
+    const float x = size > 0 ? from[place] : CUDART_INF_F;
+    const bool is_finite = isfinite(x);
+    float part[3] = {is_finite ? 1.0f : 0.0f, is_finite ? x : 0.0f, is_finite ? x * x : 0.0f};
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        part[i] = warp_sum(part[i]);
+        if (threadIdx.x % 32 == 0) own.sums[threadIdx.x / 32][i] = part[i];
+    }
+    __syncthreads();
+    if (threadIdx.x < CLUSTER * 3) {
+        const int i = threadIdx.x % 3;
+        float sum = 0.0f;
+        for (int warp = 0; warp < THREADS / 32; ++warp) sum += own.sums[warp][i];
+        *cluster.map_shared_rank(&own.samples[cluster.block_rank()][i], threadIdx.x / 3) = sum;
+    }
+    cluster.sync();
+    float sums[3] = {};
+    for (int block = 0; block < CLUSTER; ++block)
+        for (int i = 0; i < 3; ++i) sums[i] += own.samples[block][i];
+    const float mean = sums[1] / fmaxf(sums[0], 1.0f);
+    const float deviation = sqrtf(fmaxf(sums[2] / fmaxf(sums[0], 1.0f) - mean * mean, 0.0f));
+    const float width = 2.0f * REACH * deviation / BINS;
+    // Of scores that are all alike, or too large for squares, one bin takes all.
+    const bool has_width = isfinite(mean) && isfinite(width) && width > 0.0f && isfinite(1.0f / width);
+    return has_width ? Bins{mean - REACH * deviation, 1.0f / width} : Bins{0.0f, 0.0f};
+}
 
 // The bin in which the `left`-th of what the cluster has counted lies, from the largest down: the bin, how many are picked of
 // it, and how many it holds.
@@ -121,13 +167,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         const float4 four = i < size ? *reinterpret_cast<const float4*>(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         some[0] = ordered(four.x), some[1] = ordered(four.y), some[2] = ordered(four.z), some[3] = ordered(four.w);
     };
+    const Bins bins = bins_of(own, cluster, from, size);
 #pragma unroll 4
     for (uint32_t i = threadIdx.x * WIDE; i < size; i += THREADS * WIDE) {
         uint32_t some[WIDE];
         read(i, some);
 #pragma unroll
         for (int j = 0; j < WIDE; ++j)
-            if (i + j < size) atomicAdd(&own.bins[some[j] >> (32 - DIGIT)], 1);
+            if (i + j < size) atomicAdd(&own.bins[bins.of(some[j])], 1);
     }
     const uint3 high = find(own, cluster, k);
     // Every warp takes 128 places at a time, which are four words of marks.
@@ -137,7 +184,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         read(i, some);
 #pragma unroll
         for (int j = 0; j < WIDE; ++j) {
-            const uint32_t bin = some[j] >> (32 - DIGIT);
+            const uint32_t bin = bins.of(some[j]);
             if (i + j >= size) continue;
             if (bin > high.x) mark |= 1u << j;
             if (bin != high.x) continue;
@@ -150,56 +197,78 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         if (lane % 8 == 0) picked[i / 32] = mark;
     }
     __syncthreads();
-    // What lies in the bin: from the room, or, if that was too small, from all scores again.
     const uint32_t gathered = own.gathered;
-    auto each = [&](auto&& visit) {
-        if (gathered <= ROOM) {
-            for (uint32_t i = threadIdx.x; i < gathered; i += THREADS) visit(own.words[i], own.places[i]);
-        } else {
+    if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.found[rank], threadIdx.x) = gathered;
+    cluster.sync();
+    uint32_t all = 0;
+#pragma unroll
+    for (int block = 0; block < CLUSTER; ++block) all += own.found[block];
+    const uint32_t per_thread = (mark_words + THREADS - 1) / THREADS, words_from = min(mark_words, threadIdx.x * per_thread);
+    const uint32_t words_end = min(mark_words, words_from + per_thread);
+    uint32_t total;
+    if (all <= ROOM) {
+        // Every block has all that was gathered, in the order of blocks.
+        uint32_t at = 0;
+        for (int block = 0; block < CLUSTER; ++block) {
+            for (uint32_t i = threadIdx.x; i < own.found[block]; i += THREADS) {
+                own.all_words[at + i] = *cluster.map_shared_rank(&own.words[i], block);
+                own.all_places[at + i] = block * chunk + *cluster.map_shared_rank(&own.places[i], block);
+            }
+            at += own.found[block];
+        }
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < gathered; i += THREADS) {
+            const uint32_t word = own.words[i], place = own.places[i], whole = rank * chunk + place;
+            uint32_t ahead = 0;
+            for (uint32_t other = 0; other < all; ++other) {
+                const uint32_t x = own.all_words[other];
+                ahead += x > word || x == word && own.all_places[other] < whole;
+            }
+            if (ahead < high.y) atomicOr(&picked[place / 32], 1u << place % 32);
+        }
+        __syncthreads();
+    } else {
+        // Too many for that: their words are counted digit by digit, by reading all scores again.
+        auto each = [&](auto&& visit) {
             for (uint32_t i = threadIdx.x * WIDE; i < size; i += THREADS * WIDE) {
                 uint32_t some[WIDE];
                 read(i, some);
 #pragma unroll
                 for (int j = 0; j < WIDE; ++j)
-                    if (i + j < size && some[j] >> (32 - DIGIT) == high.x) visit(some[j], i + j);
+                    if (i + j < size && bins.of(some[j]) == high.x) visit(some[j], i + j);
             }
+        };
+        // The least word that is picked as far as it is known, and which of its bits are.
+        uint32_t word = 0, known = 0, left = high.y;
+        bool whole = high.y == high.z;
+        constexpr int SHIFTS[3] = {32 - DIGIT, 32 - 2 * DIGIT, 0}, WIDTHS[3] = {DIGIT, DIGIT, 32 - 2 * DIGIT};
+        for (int pass = 0; pass < 3 && !whole; ++pass) {
+            const int shift = SHIFTS[pass];
+            const uint32_t mask = (1u << WIDTHS[pass]) - 1;
+            each([&](uint32_t x, uint32_t) {
+                if ((x & known) == word) atomicAdd(&own.bins[x >> shift & mask], 1);
+            });
+            const uint3 found = find(own, cluster, left);
+            word |= found.x << shift, known |= mask << shift, left = found.y;
+            whole = found.y == found.z;
         }
-    };
-    // The least word that is picked as far as it is known, and which of its bits are.
-    uint32_t word = high.x << (32 - DIGIT), known = ~0u << (32 - DIGIT), left = high.y;
-    bool whole = high.y == high.z;
-    constexpr int SHIFTS[2] = {32 - 2 * DIGIT, 0};
-#pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-        if (whole) break;
-        const int shift = SHIFTS[pass];
-        const uint32_t mask = pass == 0 ? BINS - 1 : (1u << SHIFTS[0]) - 1;
-        each([&](uint32_t x, uint32_t) {
-            if ((x & known) == word) atomicAdd(&own.bins[x >> shift & mask], 1);
+        each([&](uint32_t x, uint32_t place) {
+            const uint32_t bits = x & known;
+            if (bits > word || bits == word && whole) atomicOr(&picked[place / 32], 1u << place % 32);
+            else if (bits == word) atomicOr(&equal[place / 32], 1u << place % 32);
         });
-        const uint3 found = find(own, cluster, left);
-        word |= found.x << shift, known |= mask << shift, left = found.y;
-        whole = found.y == found.z;
-    }
-    each([&](uint32_t x, uint32_t place) {
-        const uint32_t bits = x & known;
-        if (bits > word || bits == word && whole) atomicOr(&picked[place / 32], 1u << place % 32);
-        else if (bits == word) atomicOr(&equal[place / 32], 1u << place % 32);
-    });
-    __syncthreads();
-    // Of those equal to the last one the first are picked.
-    const uint32_t per_thread = (mark_words + THREADS - 1) / THREADS, words_from = min(mark_words, threadIdx.x * per_thread);
-    const uint32_t words_end = min(mark_words, words_from + per_thread);
-    uint32_t total;
-    if (!whole) {
-        uint32_t count = 0;
-        for (uint32_t i = words_from; i < words_end; ++i) count += __popc(equal[i]);
-        uint32_t before = block_scan(count, own.scan, total);
-        if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.equals[rank], threadIdx.x) = total;
-        cluster.sync();
-        for (int block = 0; block < rank; ++block) before += own.equals[block];
-        for (uint32_t i = words_from; i < words_end; ++i) {
-            for (uint32_t bits = equal[i]; bits && before < left; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
+        __syncthreads();
+        // Of those equal to the last one the first are picked.
+        if (!whole) {
+            uint32_t count = 0;
+            for (uint32_t i = words_from; i < words_end; ++i) count += __popc(equal[i]);
+            uint32_t before = block_scan(count, own.scan, total);
+            if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.equals[rank], threadIdx.x) = total;
+            cluster.sync();
+            for (int block = 0; block < rank; ++block) before += own.equals[block];
+            for (uint32_t i = words_from; i < words_end; ++i) {
+                for (uint32_t bits = equal[i]; bits && before < left; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
+            }
         }
     }
     uint32_t count = 0;

@@ -1339,7 +1339,8 @@ fn a_layer_alone_gives_what_the_host_gives() {
         let drawn = [drawn(400), drawn(500)];
         let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
         let alone = std::sync::Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
-        let queries: Vec<f32> = stored(&noise(BATCH * HEADS * d, 600), storage).iter().map(|q| 3.0 * q).collect();
+        let queries: Vec<f32> = noise(BATCH * HEADS * d, 600).iter().map(|q| 3.0 * q).collect();
+        let queries = stored(&queries, storage);
         let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0).keeping_picks();
         for spec in ALONE {
             let method = method(spec);

@@ -139,11 +139,12 @@ impl Plan {
     }
 }
 
-/// That keys, values and weights, at least, can be in memory; `whole` if a model's weights are read.
+/// That keys, values and weights, at least, can be in the memory of `device`; `whole` if a model's weights are read.
 ///
 /// # Errors
 /// If they cannot, with what is needed and what there is.
 pub fn check_memory(
+    device: Device,
     op: Op,
     dimensions: &Dimensions,
     contexts: &[usize],
@@ -158,11 +159,15 @@ pub fn check_memory(
     let angles = (4 * c.head_dim * context) as u64;
     let weights = if whole { dimensions.weight_bytes() as u64 } else { 0 };
     let needed = (context * batch) as u64 * (dimensions.kv_bytes_per_token() + queries) as u64 + angles + weights;
-    match most_bytes() {
+    let (most, whose) = match device {
+        Device::Cpu => (most_bytes(), "this machine has"),
+        Device::Cuda(_) => (device.free_bytes(), "are free on the GPU"),
+    };
+    match most {
         Some(most) if needed > most => {
             let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
             let what = format!(
-                "{batch} x {context} tokens in {layers} take {:.1} GB, more than this machine has ({:.1})",
+                "{batch} x {context} tokens in {layers} take {:.1} GB, more than {whose} ({:.1})",
                 needed as f64 / 1e9,
                 most as f64 / 1e9
             );

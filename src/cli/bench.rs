@@ -242,6 +242,9 @@ impl BenchArgs {
         if self.device()? != Device::Cpu && !of_steps {
             return refused("on a GPU steps are timed", "write `bench attention` or `bench decode`, or --device cpu");
         }
+        if self.device()? != Device::Cpu && what == What::Attention && self.layers.is_some() {
+            return refused("on a GPU attention is that of one layer", "leave --layers out, or write `bench decode`");
+        }
         match self.layers {
             _ if !of_steps && self.batches != [1] => {
                 refused("sequences step together in attention and decode alone", "leave --batch out")
@@ -264,9 +267,7 @@ impl BenchArgs {
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
         let device = self.device()?;
-        if device == Device::Cpu {
-            check_memory(self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
-        }
+        check_memory(device, self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
         let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), device));
         if let Some(context) = contexts.iter().find(|context| **context == 0) {
             return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());

@@ -11,8 +11,11 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 /// Threads of a block that maps, and keys that it takes.
 const THREADS: u32 = 256;
 const ROWS: usize = 64;
-/// Candidates of a block that compares signatures.
+/// Threads of a block that signs a query.
+const SIGNERS: u32 = 512;
+/// Candidates of a block that compares signatures, and KV heads.
 const COMPARED: usize = 1024;
+const COMPARED_HEADS: usize = 8;
 /// Signatures of a net come in planes of a multiple of so many words.
 const WIDE: usize = 4;
 /// Widest head, and most directions or bits, that the kernels take.
@@ -288,7 +291,7 @@ impl Gpu {
         let [d, bits] = [nets.d, nets.bits].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, nets and signatures are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
     }
@@ -320,7 +323,7 @@ impl Gpu {
             return Ok(());
         }
         let function = self.function("hamming_scores", "hamming_scores")?;
-        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads as u32, rows as u32);
+        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(COMPARED_HEADS) as u32, rows as u32);
         let (planes, columns, reduction) =
             (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
         let (to, stride) = (out.address(), out.stride() as u64);

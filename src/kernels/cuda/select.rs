@@ -17,13 +17,13 @@ const MOST_QUERIES: usize = 8;
 /// Widths of rows that tensor cores score.
 const MMA_WIDTHS: [usize; 3] = [32, 64, 128];
 /// The same where tensor cores score.
-const MMA_TILE: usize = 512;
+const MMA_TILE: usize = 1024;
 /// Queries of all rows that one product on tensor cores takes.
 const MMA_QUERIES: usize = 16;
 /// Threads of a block that chooses, or counts.
 const THREADS: u32 = 1024;
 /// Scores of a list from which on a cluster of blocks finds the largest, and how many blocks.
-const CLUSTERED: usize = 8192;
+const CLUSTERED: usize = 4096;
 const CLUSTER: usize = 8;
 const CLUSTER_THREADS: u32 = 256;
 /// What a block of a cluster has of a list is a multiple of so many scores, and at most so many, for each of which there are two
