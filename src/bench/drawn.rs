@@ -108,15 +108,19 @@ impl<'a> Drawn<'a> {
         }
     }
 
-    /// What a key is about, before it is rotated.
-    fn content(&self, kv_head: usize, position: usize) -> impl Fn(usize) -> f32 + use<> {
-        let topic = self.noise(kv_head, Kind::Topic, position / SEGMENT);
-        let own = self.noise(kv_head, Kind::Key, position);
-        move |channel| TOPIC * topic(channel) + OWN * own(channel)
+    /// The topic `[d]` of a segment.
+    fn topic(&self, kv_head: usize, segment: usize) -> Vec<f32> {
+        (0..self.d).map(self.noise(kv_head, Kind::Topic, segment)).collect()
     }
 
-    fn key(&self, kv_head: usize, position: usize, out: &mut [f32]) {
-        let (heavy, content) = (&self.heavy[kv_head], self.content(kv_head, position));
+    /// What a key is about, before it is rotated.
+    fn content<'t>(&self, kv_head: usize, position: usize, topic: &'t [f32]) -> impl Fn(usize) -> f32 + use<'t> {
+        let own = self.noise(kv_head, Kind::Key, position);
+        move |channel| TOPIC * topic[channel] + OWN * own(channel)
+    }
+
+    fn key(&self, kv_head: usize, position: usize, topic: &[f32], out: &mut [f32]) {
+        let (heavy, content) = (&self.heavy[kv_head], self.content(kv_head, position, topic));
         let common = if position == 0 { SINK * HEAVY_KEY } else { HEAVY_KEY };
         for (channel, (out, heavy)) in out.iter_mut().zip(heavy).enumerate() {
             *out = common * heavy + content(channel);
@@ -141,7 +145,9 @@ impl<'a> Drawn<'a> {
         for i in 0..TARGETS {
             // Uniform enough: the fraction of a number that is far larger than one.
             let share = (draws(i) * 1000.0).rem_euclid(1.0);
-            let target = self.content(kv_head, (share * position as f32) as usize);
+            let target = (share * position as f32) as usize;
+            let topic = self.topic(kv_head, target / SEGMENT);
+            let target = self.content(kv_head, target, &topic);
             out.iter_mut().enumerate().for_each(|(channel, out)| *out += WANTED * target(channel));
         }
         apply(out, self.angles.cos(position), self.angles.sin(position));
@@ -160,8 +166,16 @@ impl<'a> Drawn<'a> {
         rows.queries.par_chunks_mut(self.heads * d).enumerate().for_each(|(i, row)| {
             row.chunks_mut(d).enumerate().for_each(|(head, out)| self.query(head, first_asking + i, out));
         });
-        rows.keys.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
-            row.chunks_mut(d).enumerate().for_each(|(head, out)| self.key(head, positions.start + i, out));
+        // What neighbours share is drawn once for all of them.
+        let (width, segments) = (self.kv_heads * d, positions.start / SEGMENT..positions.end.div_ceil(SEGMENT));
+        let topics_of = |segment| (0..self.kv_heads).flat_map(|head| self.topic(head, segment)).collect::<Vec<_>>();
+        let topics: Vec<Vec<f32>> = segments.clone().into_par_iter().map(topics_of).collect();
+        rows.keys.par_chunks_mut(width).enumerate().for_each(|(i, row)| {
+            let position = positions.start + i;
+            let topics = topics[position / SEGMENT - segments.start].chunks(d);
+            row.chunks_mut(d).zip(topics).enumerate().for_each(|(head, (out, topic))| {
+                self.key(head, position, topic, out);
+            });
         });
         rows.values.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
             row.chunks_mut(d).enumerate().for_each(|(head, out)| self.value(head, positions.start + i, out));
