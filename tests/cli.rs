@@ -1634,6 +1634,52 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     }
 }
 
+/// A bench of what the built-in model computes while it reads.
+fn captured(what: &str, more: &[&str]) -> Spattn {
+    spattn(&["bench", what, "--kv-from", "builtin", "-c", "640", "--rounds", "3", "--quiet"]).args(more)
+}
+
+#[test]
+fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
+    let out = out();
+    // The model has calibrations of all of these.
+    let methods = ["-m", "topk", "-m", "loki", "-m", "double_sparsity", "-m", "hash_attention", "-m", "snapkv"];
+    let ran = captured("attention", &[&methods[..], &["--density", "0.25", "--out", out.arg()]].concat()).ok();
+    ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token takes");
+    let rows: Vec<Map<String, Value>> = serde_json::from_str(&out.read("bench.json")).unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in &rows {
+        assert_eq!((&row["shape"], &row["context"], &row["layers"]), (&json!("builtin"), &json!(640), &json!(1)));
+    }
+    // 640 tokens and 1 to 5 behind them, two KV heads of 64 channels in 16 bits.
+    assert!((rows[0]["bytes"].as_f64().unwrap() - 643.0 * 2.0 * 2.0 * 64.0 * 2.0).abs() <= 1.0, "{:?}", rows[0]);
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    let from = &manifest["bench"]["kv_from"];
+    assert_eq!((&from["model"], &from["layers"]), (&json!("builtin"), &json!([5])));
+
+    let text = out.dir.join("a.txt");
+    fs::write(&text, "The ship left the harbour in the morning. ".repeat(400)).unwrap();
+    let more = ["--text", text.to_str().unwrap(), "--layers", "2", "--batch", "2", "-m", "topk", "--shape", "builtin"];
+    let ran = captured("attention", &more).ok();
+    ran.prints("layers 2, 7 of 10 of builtin reading a.txt (");
+    ran.prints("batch 2, cpu: bf16");
+    let prefill = captured("prefill", &["-m", "hip"]).ok();
+    prefill.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3.");
+    prefill.prints("hip");
+    captured("index", &["-m", "quest"]).ok().prints("layer 5 of 10 of builtin");
+    captured("kernels", &[]).ok().prints("attend_range");
+}
+
+#[test]
+fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
+    let model = model_copy();
+    let from = model.path().to_str().unwrap();
+    let more = ["--kv-from", from, "-c", "640", "--rounds", "3", "--quiet", "-m", "loki", "-m", "topk"];
+    let ran = spattn(&["bench", "attention"]).args(&more).ok();
+    ran.prints("note: the model has no calibration of loki: learned from 1024 tokens that it reads.");
+    ran.prints(&format!("layer 5 of 10 of {from} reading ruler/niah_multikey_3: the first token takes"));
+}
+
 #[cfg(unix)]
 #[test]
 fn other_programs_take_turns_and_stand_in_the_same_table() {

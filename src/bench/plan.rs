@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 
 use super::attention::{Stepping, caches};
+use super::capture::Capture;
 use super::decode::Decoding;
 use super::drawn::Drawn;
 use super::index::Building;
@@ -15,7 +16,7 @@ use super::learned::calibrated;
 use super::peers::{PeerTurns, Peers};
 use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
-use super::sequence::{Sequence, Wanted, append, needs_of};
+use super::sequence::{Sequence, Wanted, needs_of};
 use super::turns::{Flood, Runs, Timing, Turn, in_turns, turns};
 use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
 use crate::error::UsageError;
@@ -76,6 +77,13 @@ pub struct Plan {
     pub decoder: Option<Decoder>,
     /// Other programs.
     pub peers: Option<Mutex<Peers>>,
+    /// Whose keys, values and queries are timed, where they are not drawn.
+    pub capture: Option<Capture>,
+}
+
+/// Tokens behind a context that an operation takes its queries from, for so many rounds.
+pub fn steps(op: Op, rounds: usize) -> usize {
+    if op == Op::Prefill { 0 } else { turns(rounds) }
 }
 
 /// What takes turns, and what its row is called.
@@ -109,15 +117,13 @@ impl Plan {
     /// # Errors
     /// If what is timed fails.
     pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
-        let layers = self.dimensions.config().layers;
+        let mut notes = Vec::new();
         let methods = match self.op {
             Op::Kernels => Vec::new(),
-            _ => calibrated(&self.methods, &self.dimensions, layers, self.seed)?,
+            _ => calibrated(&self.methods, &self.dimensions, self.capture.as_ref(), self.seed, &mut notes)?,
         };
-        let (mut flood, mut bench) = (
-            Flood::new(),
-            Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes: Vec::new() },
-        );
+        let (mut flood, mut bench) =
+            (Flood::new(), Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes });
         for batch in &self.batches {
             for context in &self.contexts {
                 let at = At { plan: self, methods: &methods, context: *context, batch: *batch };
@@ -188,13 +194,21 @@ impl At<'_> {
         notes: &mut Vec<String>,
     ) -> Result<Option<Vec<BenchRow>>> {
         let what = format!("{} tokens x {}", self.context, self.batch);
-        progress(&format!("{what}: drawing"), 0, 1);
-        let material = self.material();
-        if let Some(looks) = material.sequences.first().and_then(|sequence| sequence.looks) {
-            notes.push(format!("{} tokens, drawn: {looks}.", self.context));
+        let (doing, origin) = match &self.plan.capture {
+            None => ("drawing", "drawn".to_owned()),
+            Some(capture) => ("reading", capture.label()),
+        };
+        progress(&format!("{what}: {doing}"), 0, 1);
+        let material = self.material()?;
+        match material.sequences.first().and_then(|sequence| sequence.looks) {
+            Some(looks) => notes.push(format!("{} tokens, {origin}: {looks}.", self.context)),
+            None if self.plan.capture.is_some() => notes.push(format!("{} tokens, {origin}.", self.context)),
+            None => {}
         }
-        progress(&format!("{what}: indexes"), 0, 1);
-        let mut entries = self.entries(&material, notes)?;
+        let mut entries = {
+            let mut indexing = |method: &Configured| progress(&format!("{what}: index of {}", method.label()), 0, 1);
+            self.entries(&material, notes, &mut indexing)?
+        };
         entries.extend(self.peers(notes)?);
         let mut runners: Vec<&mut (dyn Runs + Send)> = entries.iter_mut().map(|entry| &mut *entry.runs as _).collect();
         let taken = in_turns(&mut runners, self.plan.rounds, flood, stop, |done, all| progress(&what, done, all))?;
@@ -210,20 +224,27 @@ impl At<'_> {
         Ok(Some(rows))
     }
 
-    fn material(&self) -> Material {
-        let Plan { op, dimensions, rounds, seed, .. } = self.plan;
+    fn material(&self) -> Result<Material> {
+        let Plan { op, dimensions, rounds, seed, capture, .. } = self.plan;
         let (layers, steps) = (dimensions.config().layers, turns(*rounds));
         let angles = dimensions.angles(self.context + steps);
         let rotation = dimensions.rotation(self.context + steps);
         let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
         let sequence = |number: usize| {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));
-            Sequence::drawn(Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed })
+            let wanted = Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed };
+            match capture {
+                None => Ok(Sequence::drawn(wanted)),
+                Some(capture) => Sequence::captured(wanted, capture, number),
+            }
         };
         let count = if *op == Op::Prefill { 0 } else { self.batch };
-        let sequences = (0..count).map(sequence).collect();
-        let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| self.prompt(&angles));
-        Material { rotation, sequences, prompt }
+        let sequences = (0..count).map(sequence).collect::<Result<_>>()?;
+        let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| match capture {
+            None => Ok(self.prompt(&angles)),
+            Some(capture) => capture.prompt(self.context),
+        });
+        Ok(Material { rotation, sequences, prompt: prompt.transpose()? })
     }
 
     /// A prompt of one layer, with the queries of all tokens.
@@ -231,20 +252,32 @@ impl At<'_> {
         let (dimensions, c) = (&self.plan.dimensions, self.plan.dimensions.config());
         let rows = Drawn::new(dimensions, angles, self.plan.seed).rows(0..self.context, self.context);
         let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, self.context);
-        append(&mut kv, &rows, c.kv_heads * c.head_dim);
+        kv.append_rows(&rows.keys, &rows.values);
         Prompt { queries: rows.queries, heads: c.heads, kv }
     }
 
-    fn entries<'r>(&'r self, material: &'r Material, notes: &mut Vec<String>) -> Result<Vec<Entry<'r>>> {
+    /// All that takes turns; `indexing` is told whose index is built next.
+    fn entries<'r>(
+        &'r self,
+        material: &'r Material,
+        notes: &mut Vec<String>,
+        indexing: &mut dyn FnMut(&Configured),
+    ) -> Result<Vec<Entry<'r>>> {
         let (dimensions, sequences) = (&self.plan.dimensions, &material.sequences[..]);
         let mut caches = caches(sequences, dimensions, material.rotation.as_ref());
         Ok(match (self.plan.op, &self.plan.decoder) {
             (Op::Attention, _) => {
-                let stepping = |method: &Configured| Stepping::new(method, sequences, &mut caches, dimensions);
+                let stepping = |method: &Configured| {
+                    indexing(method);
+                    Stepping::new(method, sequences, &mut caches, dimensions)
+                };
                 self.methods.iter().map(stepping).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Decode, Some(decoder)) => {
-                let decoding = |method: &Configured| Decoding::new(decoder, method, &mut caches, self.context);
+                let decoding = |method: &Configured| {
+                    indexing(method);
+                    Decoding::new(decoder, method, &mut caches, self.context)
+                };
                 self.methods.iter().map(decoding).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Prefill, Some(decoder)) => {
