@@ -1598,6 +1598,14 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
     // A window reads what it attends and nothing else.
     assert!((number(&rows[3], "bytes") / full - number(&rows[3], "density")).abs() < 1e-3, "{:?}", rows[3]);
     assert!(rows[5]["index_ms"].as_f64().unwrap() > 0.0 && rows[0]["index_ms"].is_null());
+    // Bits a token and KV head, of two sequences with two KV heads.
+    let bytes = number(&rows[5], "aux_bits") / 8.0 * 2.0 * 2.0 * 640.0;
+    assert!((number(&rows[5], "aux_bytes") - bytes).abs() <= 1.0, "{:?}", rows[5]);
+    for key in ["score_us", "pick_us"] {
+        let part = number(&rows[1], key);
+        assert!(part > 0.0 && part <= number(&rows[1], "select_us"), "{key}: {:?}", rows[1]);
+        assert!(rows[0][key].is_null() && rows[3][key].is_null(), "nothing is scored");
+    }
     for file in ["bench.json", "bench.csv", "bench.md", "manifest.json", "plots/speedup.svg", "plots/speedup.png"] {
         assert!(out.dir.join(file).is_file(), "{file}");
     }

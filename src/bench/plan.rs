@@ -389,11 +389,13 @@ impl At<'_> {
             bandwidth_share: None,
             limit_share: None,
             score_us: part(|turn| turn.score),
+            pick_us: part(|turn| turn.pick),
             select_us,
             attend_us,
             weights_us: whole.then_some(timing.median_us - of_attention),
             index_ms: None,
             aux_bits: None,
+            aux_bytes: None,
         };
         entry.runs.count(&mut row);
         row
