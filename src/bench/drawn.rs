@@ -17,6 +17,7 @@ use rayon::prelude::*;
 
 use crate::attention::mix_seed;
 use crate::kernels::cpu::Rows;
+use crate::kernels::cpu::linear::scores;
 use crate::kv::LayerKv;
 use crate::model::dimensions::Dimensions;
 use crate::model::rope::{RopeTable, apply};
@@ -229,13 +230,14 @@ impl fmt::Display for Looks {
 
 /// Exact softmax weights of one query.
 fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
-    let (d, mut key) = (query.len(), vec![0.0; query.len()]);
-    let mut logit = |token: usize| {
-        keys.read(token, &mut key);
-        let dot: f32 = key.iter().zip(query).map(|(k, q)| k * q).sum();
-        f64::from(dot) / (d as f64).sqrt()
-    };
-    let logits: Vec<f64> = (0..keys.elements() / d).map(&mut logit).collect();
+    let d = query.len();
+    let mut dots = vec![0.0; keys.elements() / d];
+    match keys {
+        Rows::F32(keys) => scores(query, keys, d, &mut dots),
+        Rows::F16(keys) => scores(query, keys, d, &mut dots),
+        Rows::Bf16(keys) => scores(query, keys, d, &mut dots),
+    }
+    let logits: Vec<f64> = dots.into_iter().map(|dot| f64::from(dot) / (d as f64).sqrt()).collect();
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.iter().map(|logit| (logit - top).exp()).collect();
     let sum: f64 = exps.iter().sum();
@@ -248,9 +250,9 @@ fn shares(weights: &[f64]) -> [f64; 3] {
     let (sink, rest) = (weights[0], &weights[1..]);
     let all: f64 = rest.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let window: f64 = rest[rest.len().saturating_sub(WINDOW)..].iter().sum();
-    let mut sorted = rest.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let sixteenth: f64 = sorted[..rest.len().div_ceil(16)].iter().sum();
+    let (mut largest, most) = (rest.to_vec(), rest.len().div_ceil(16));
+    largest.select_nth_unstable_by(most - 1, |a, b| b.total_cmp(a));
+    let sixteenth: f64 = largest[..most].iter().sum();
     [sink, sixteenth / all, window / all]
 }
 
