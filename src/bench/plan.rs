@@ -337,7 +337,9 @@ impl At<'_> {
         let prepared = locked(peers).prepare(self.context, self.batch)?;
         let parts = prepared.ready.iter().filter(|peer| peer.part);
         let about = parts.map(|peer| format!("{}, without a speed-up for that reason: {}", peer.method, peer.about));
-        for note in about.chain(prepared.notes.iter().cloned()).collect::<Vec<_>>() {
+        let drawn = "other programs are given keys that are drawn.".to_owned();
+        let drawn = self.plan.capture.is_some().then_some(drawn);
+        for note in about.chain(prepared.notes.iter().cloned()).chain(drawn).collect::<Vec<_>>() {
             if !notes.contains(&note) {
                 notes.push(note);
             }
