@@ -6,11 +6,77 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ops::{AddAssign, Sub};
 use std::time::Duration;
 
 thread_local! {
     /// What sections that have ended on this thread took, those within them included.
     static ENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// What selecting is made of, where a method scores candidates and picks by their scores: processor time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Parts {
+    /// Scoring.
+    pub score: Duration,
+    /// Picking by scores.
+    pub pick: Duration,
+}
+
+impl Parts {
+    /// Both together.
+    pub fn sum(self) -> Duration {
+        self.score + self.pick
+    }
+}
+
+impl AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.score += other.score;
+        self.pick += other.pick;
+    }
+}
+
+impl Sub for Parts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self { score: self.score - earlier.score, pick: self.pick - earlier.pick }
+    }
+}
+
+thread_local! {
+    /// What parts have ended on this thread since somebody asked for them; `None` where nobody does.
+    static PARTS: Cell<Option<Parts>> = const { Cell::new(None) };
+}
+
+/// What `work` gives, and what parts of it on this thread took: sections that belong to no other.
+pub fn with_parts<T>(work: impl FnOnce() -> T) -> (T, Parts) {
+    let outer = PARTS.replace(Some(Parts::default()));
+    let done = work();
+    (done, PARTS.replace(outer).unwrap_or_default())
+}
+
+/// Scores: a section of its own where somebody [asks](with_parts), and `work` alone where nobody does.
+pub fn scoring<T>(work: impl FnOnce() -> T) -> T {
+    part(work, |parts| &mut parts.score)
+}
+
+/// Picks by scores, as [`scoring`] scores. What is scored meanwhile belongs to scoring.
+pub fn picking<T>(work: impl FnOnce() -> T) -> T {
+    part(work, |parts| &mut parts.pick)
+}
+
+fn part<T>(work: impl FnOnce() -> T, own: fn(&mut Parts) -> &mut Duration) -> T {
+    if PARTS.get().is_none() {
+        return work();
+    }
+    let (done, time) = Section::of(work);
+    if let Some(mut parts) = PARTS.get() {
+        *own(&mut parts) += time;
+        PARTS.set(Some(parts));
+    }
+    done
 }
 
 /// Work of one thread, from here on.
@@ -97,6 +163,32 @@ mod tests {
             assert!(own >= ms(least) && own < ms(least + 2), "{own:?} of {least} ms");
         }
         assert!(first + inner + innermost + second <= whole);
+    }
+
+    #[test]
+    fn parts_are_told_to_who_asks_and_are_no_part_of_sections_around_them() {
+        let ms = Duration::from_millis;
+        let select = || {
+            work(ms(3));
+            scoring(|| work(ms(6)));
+            picking(|| {
+                work(ms(12));
+                scoring(|| work(ms(24)));
+            });
+        };
+        let near = |time: Duration, least: u64| time >= ms(least) && time < ms(least + 2);
+        let section = Section::begin();
+        let ((), parts) = with_parts(|| {
+            // Somebody else's in between.
+            let ((), inner) = with_parts(|| scoring(|| work(ms(2))));
+            assert!(near(inner.score, 2) && inner.pick.is_zero(), "{inner:?}");
+            select();
+        });
+        let around = section.end();
+        assert!(near(parts.score, 30) && near(parts.pick, 12) && near(around, 3), "{parts:?} in {around:?}");
+        let section = Section::begin();
+        select();
+        assert!(near(section.end(), 45), "nobody asks");
     }
 
     #[cfg(any(target_os = "linux", target_os = "macos"))]

@@ -1598,6 +1598,14 @@ fn attention_is_timed_against_full_and_against_the_bytes_that_it_takes() {
     // A window reads what it attends and nothing else.
     assert!((number(&rows[3], "bytes") / full - number(&rows[3], "density")).abs() < 1e-3, "{:?}", rows[3]);
     assert!(rows[5]["index_ms"].as_f64().unwrap() > 0.0 && rows[0]["index_ms"].is_null());
+    // Bits a token and KV head, of two sequences with two KV heads.
+    let bytes = number(&rows[5], "aux_bits") / 8.0 * 2.0 * 2.0 * 640.0;
+    assert!((number(&rows[5], "aux_bytes") - bytes).abs() <= 1.0, "{:?}", rows[5]);
+    for key in ["score_us", "pick_us"] {
+        let part = number(&rows[1], key);
+        assert!(part > 0.0 && part <= number(&rows[1], "select_us"), "{key}: {:?}", rows[1]);
+        assert!(rows[0][key].is_null() && rows[3][key].is_null(), "nothing is scored");
+    }
     for file in ["bench.json", "bench.csv", "bench.md", "manifest.json", "plots/speedup.svg", "plots/speedup.png"] {
         assert!(out.dir.join(file).is_file(), "{file}");
     }
@@ -1632,6 +1640,52 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
     for (name, time) in [prefill, decode, kernels].concat() {
         assert!(time > 0.0, "{name}");
     }
+}
+
+/// A bench of what the built-in model computes while it reads.
+fn captured(what: &str, more: &[&str]) -> Spattn {
+    spattn(&["bench", what, "--kv-from", "builtin", "-c", "640", "--rounds", "3", "--quiet"]).args(more)
+}
+
+#[test]
+fn keys_values_and_queries_may_be_those_of_a_model_that_reads() {
+    let out = out();
+    // The model has calibrations of all of these.
+    let methods = ["-m", "topk", "-m", "loki", "-m", "double_sparsity", "-m", "hash_attention", "-m", "snapkv"];
+    let ran = captured("attention", &[&methods[..], &["--density", "0.25", "--out", out.arg()]].concat()).ok();
+    ran.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3: the first token takes");
+    let rows: Vec<Map<String, Value>> = serde_json::from_str(&out.read("bench.json")).unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in &rows {
+        assert_eq!((&row["shape"], &row["context"], &row["layers"]), (&json!("builtin"), &json!(640), &json!(1)));
+    }
+    // 640 tokens and 1 to 5 behind them, two KV heads of 64 channels in 16 bits.
+    assert!((rows[0]["bytes"].as_f64().unwrap() - 643.0 * 2.0 * 2.0 * 64.0 * 2.0).abs() <= 1.0, "{:?}", rows[0]);
+    let manifest: Value = serde_json::from_str(&out.read("manifest.json")).unwrap();
+    let from = &manifest["bench"]["kv_from"];
+    assert_eq!((&from["model"], &from["layers"]), (&json!("builtin"), &json!([5])));
+
+    let text = out.dir.join("a.txt");
+    fs::write(&text, "The ship left the harbour in the morning. ".repeat(400)).unwrap();
+    let more = ["--text", text.to_str().unwrap(), "--layers", "2", "--batch", "2", "-m", "topk", "--shape", "builtin"];
+    let ran = captured("attention", &more).ok();
+    ran.prints("layers 2, 7 of 10 of builtin reading a.txt (");
+    ran.prints("batch 2, cpu: bf16");
+    let prefill = captured("prefill", &["-m", "hip"]).ok();
+    prefill.prints("note: 640 tokens, layer 5 of 10 of builtin reading ruler/niah_multikey_3.");
+    prefill.prints("hip");
+    captured("index", &["-m", "quest"]).ok().prints("layer 5 of 10 of builtin");
+    captured("kernels", &[]).ok().prints("attend_range");
+}
+
+#[test]
+fn a_model_without_calibrations_gives_methods_what_it_reads_to_learn_from() {
+    let model = model_copy();
+    let from = model.path().to_str().unwrap();
+    let more = ["--kv-from", from, "-c", "640", "--rounds", "3", "--quiet", "-m", "loki", "-m", "topk"];
+    let ran = spattn(&["bench", "attention"]).args(&more).ok();
+    ran.prints("note: the model has no calibration of loki: learned from 1024 tokens that it reads.");
+    ran.prints(&format!("layer 5 of 10 of {from} reading ruler/niah_multikey_3: the first token takes"));
 }
 
 #[cfg(unix)]

@@ -318,6 +318,36 @@ impl Artefact {
         }
     }
 
+    /// The part that is about some of the model's layers, in the order given, as that of a model that has no others. What says
+    /// something of all layers together (a share of all heads) says it of these.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; if it is not about one of them.
+    pub fn of_layers(&self, layers: &[usize]) -> Result<Self, ArtefactError> {
+        let tensors = self.tensors()?;
+        let mut kept = Vec::new();
+        for (name, tensor) in tensors.iter() {
+            let of_layer = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+            let names: Vec<String> = match of_layer {
+                None => vec![name.to_owned()],
+                Some((layer, what)) => {
+                    let places = layers.iter().enumerate().filter(|(_, wanted)| wanted.to_string() == layer);
+                    places.map(|(place, _)| format!("layers.{place}.{what}")).collect()
+                }
+            };
+            let precision = if tensor.dtype() == Dtype::F16 { Precision::F16 } else { Precision::F32 };
+            for new in names {
+                let (shape, values) = (tensor.shape().to_vec(), self.values(name, &tensor)?);
+                kept.push(NamedTensor { name: new, shape, values, precision });
+            }
+        }
+        if let Some(missing) = layers.iter().find(|layer| **layer >= self.info.model.layers) {
+            return Err(self.malformed(&format!("nothing about layer {missing}")));
+        }
+        let model = ModelShape { layers: layers.len(), ..self.info.model.clone() };
+        Self::parse(&self.file, write(&ArtefactInfo { model, ..self.info.clone() }, &kept))
+    }
+
     fn tensors(&self) -> Result<SafeTensors<'_>, ArtefactError> {
         SafeTensors::deserialize(&self.bytes).map_err(|_| ArtefactError::Truncated { file: self.file.clone() })
     }
@@ -384,6 +414,22 @@ pub(crate) mod tests {
         assert!(halves[0] == 0.5 && (halves[1] - 1.0 / 3.0).abs() < 1e-3 && halves[2] == -8.0);
         let other = write(&ArtefactInfo { seed: 4, ..info() }, &[]);
         assert_ne!(artefact.sha256(), Artefact::parse("x", other).unwrap().sha256());
+    }
+
+    #[test]
+    fn a_part_is_about_some_layers_and_fits_a_model_that_has_no_others() {
+        let each = |layer: usize| tensor(&format!("layers.{layer}.a"), &[1], &[layer as f32], Precision::F16);
+        let model = ModelShape { layers: 4, ..shape() };
+        let mut tensors: Vec<NamedTensor> = (0..4).map(each).collect();
+        tensors.push(tensor("of_all", &[2], &[0.1, 7.0], Precision::F32));
+        let whole = Artefact::parse("x", write(&ArtefactInfo { model, ..info() }, &tensors)).unwrap();
+        let part = whole.of_layers(&[3, 1]).unwrap();
+        part.check("loki", &ModelShape { layers: 2, ..shape() }).unwrap();
+        let read = |name: &str, shape: &[usize]| part.read(name, shape);
+        assert_eq!((read("layers.0.a", &[1]).unwrap(), read("layers.1.a", &[1]).unwrap()), (vec![3.0], vec![1.0]));
+        assert_eq!(read("of_all", &[2]).unwrap(), [0.1, 7.0]);
+        assert!(read("layers.2.a", &[1]).is_err());
+        assert!(whole.of_layers(&[4]).unwrap_err().to_string().ends_with("nothing about layer 4"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::method::{
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
-use crate::clock::Section;
+use crate::clock::{self, Section};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
 use crate::kv::{DeviceFailure, KvDtype, LayerKv, Prefix};
@@ -84,6 +84,8 @@ impl AddAssign for IndexTime {
 pub struct AttentionTime {
     /// Picking what is attended: processor time, or that of a device.
     pub select: Duration,
+    /// What that is made of, where the method tells and [somebody asks](Fork::telling_parts).
+    pub parts: clock::Parts,
     /// Attending it, by the same.
     pub attend: Duration,
     /// Comparing it with exact attention, by the same; no method needs that.
@@ -103,6 +105,7 @@ impl AttentionTime {
 impl AddAssign for AttentionTime {
     fn add_assign(&mut self, other: Self) {
         self.select += other.select;
+        self.parts += other.parts;
         self.attend += other.attend;
         self.compare += other.compare;
         self.elapsed += other.elapsed;
@@ -116,6 +119,7 @@ impl Sub for AttentionTime {
     fn sub(self, earlier: Self) -> Self {
         Self {
             select: self.select - earlier.select,
+            parts: self.parts - earlier.parts,
             attend: self.attend - earlier.attend,
             compare: self.compare - earlier.compare,
             elapsed: self.elapsed - earlier.elapsed,
@@ -427,10 +431,27 @@ pub struct Fork {
     attention_time: AttentionTime,
     /// Whether an engine could not tell attention from the rest in some step.
     has_whole_steps: bool,
+    /// Whether scoring is told from picking.
+    tells_parts: bool,
 }
 
-/// What was picked for a KV head, what that cost, and the processor time of a section of its own that it took.
-type Selected = (Option<Selection>, Cost, Duration);
+/// What was picked for a KV head, what that cost, and the processor time that it took in sections of its own.
+type Selected = (Option<Selection>, Cost, Apart);
+
+/// Processor time of sections that are no part of the caller's.
+#[derive(Debug, Clone, Copy, Default)]
+struct Apart {
+    /// All of them.
+    select: Duration,
+    /// Those that tell scoring from picking.
+    parts: clock::Parts,
+}
+
+impl From<Apart> for AttentionTime {
+    fn from(Apart { select, parts }: Apart) -> Self {
+        Self { select, parts, ..Self::default() }
+    }
+}
 
 /// Tokens from which on the KV heads of a layer are dealt out to threads; below, that would take longer than they do.
 const APART: usize = 4096;
@@ -479,6 +500,7 @@ impl Fork {
             index_time,
             attention_time: AttentionTime::default(),
             has_whole_steps: false,
+            tells_parts: false,
             prefix,
         }
     }
@@ -594,8 +616,8 @@ impl Fork {
     /// queries (`[heads][d]`, rotated, unscaled) into `out` (`[heads][d]`).
     pub fn step(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32], out: &mut [f32]) {
         let mut section = Section::begin();
-        let (picked, elsewhere) = self.pick_timed(layer, queries, key, value);
-        let select = section.lap() + elsewhere;
+        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+        let select = section.lap() + apart.select;
         let width = queries.len() / picked.len();
         let of_head = |(kv_head, (queries, picked)): (usize, (_, &Picked))| {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head);
@@ -620,19 +642,20 @@ impl Fork {
         let attend = section.lap() + elsewhere;
         self.compare(layer, queries, &picked, self.total(layer), out);
         let compare = if self.fidelity.is_some() { section.end() } else { Duration::ZERO };
-        self.attention_time += AttentionTime { select, attend, compare, ..AttentionTime::default() };
+        self.attention_time +=
+            AttentionTime { select, parts: apart.parts, attend, compare, ..AttentionTime::default() };
     }
 
     /// The first half of a [`step`](Self::step), for engines that attend by themselves: stores the token's key and value,
     /// and says what each KV head attends. What that costs is counted.
     pub fn pick(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> Vec<Picked> {
-        let (picked, select) = self.pick_timed(layer, queries, key, value);
-        self.attention_time += AttentionTime { select, ..AttentionTime::default() };
+        let (picked, apart) = self.pick_timed(layer, queries, key, value);
+        self.attention_time += apart.into();
         picked
     }
 
     /// As [`pick`](Self::pick), with the processor time that [sections](Section) within the caller's took.
-    fn pick_timed(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> (Vec<Picked>, Duration) {
+    fn pick_timed(&mut self, layer: usize, queries: &[f32], key: &[f32], value: &[f32]) -> (Vec<Picked>, Apart) {
         self.tail[layer].append(key, value);
         self.tail_tokens[layer] += 1;
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
@@ -656,8 +679,8 @@ impl Fork {
     pub fn draw(&mut self, layer: usize, heads: usize) -> Vec<Picked> {
         self.tail_tokens[layer] += 1;
         debug_assert_eq!(self.selects(layer), Selects::Blindly);
-        let (drawn, select) = self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads);
-        self.attention_time += AttentionTime { select, ..AttentionTime::default() };
+        let (drawn, apart) = self.pick_heads(layer, None, heads / self.prefix.shape().kv_heads);
+        self.attention_time += apart.into();
         drawn
     }
 
@@ -796,6 +819,11 @@ impl Fork {
         worked
     }
 
+    /// From now on, what selecting takes is told apart into [parts](AttentionTime::parts), at the cost of some looks at the clock.
+    pub fn telling_parts(self) -> Self {
+        Self { tells_parts: true, ..self }
+    }
+
     /// Notes what an engine spent on attention for this run.
     pub fn spent(&mut self, time: AttentionTime) {
         self.attention_time += time;
@@ -821,26 +849,30 @@ impl Fork {
 
     /// What every KV head attends, for `group` query heads of each. Without `queries`, methods are shown no keys and values
     /// either. Beside it, the processor time that sections within the caller's took.
-    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> (Vec<Picked>, Duration) {
+    fn pick_heads(&mut self, layer: usize, queries: Option<&[f32]>, group: usize) -> (Vec<Picked>, Apart) {
         let exact = self.exact(layer);
         let candidates = self.candidates(exact);
         let mut states = std::mem::take(&mut self.states[layer]);
         let asks = self.picks_at(layer) && (!candidates.is_empty() || self.method.method.follows_tail());
         let selected = match asks {
             true => self.select(layer, queries, group, candidates, &mut states),
-            false => vec![(None, Cost::default(), Duration::ZERO); self.prefix.shape().kv_heads],
+            false => vec![(None, Cost::default(), Apart::default()); self.prefix.shape().kv_heads],
         };
         if !self.dense[layer] {
             self.method.method.agree(&mut states);
         }
         self.states[layer] = states;
-        let elsewhere = selected.iter().map(|(_, _, time)| *time).sum();
+        let mut all = Apart::default();
+        for (_, _, apart) in &selected {
+            all.select += apart.select;
+            all.parts += apart.parts;
+        }
         let count = |(kv_head, (selection, cost, _)): (usize, Selected)| {
             let picked = Picked { exact, selection };
             self.count(layer, kv_head, group, &picked, cost);
             picked
         };
-        (selected.into_iter().enumerate().map(count).collect(), elsewhere)
+        (selected.into_iter().enumerate().map(count).collect(), all)
     }
 
     /// What may be picked beside `exact`.
@@ -896,14 +928,17 @@ impl Fork {
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
+        let tells_parts = self.tells_parts;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let mut cost = Cost::default();
-            let selection = method.select(step, index.as_ref(), state.as_mut(), &mut cost);
-            (Some(selection), cost, Duration::ZERO)
+            let mut work = || method.select(step, index.as_ref(), state.as_mut(), &mut cost);
+            let (selection, parts) =
+                if tells_parts { clock::with_parts(work) } else { (work(), clock::Parts::default()) };
+            (Some(selection), cost, Apart { select: parts.sum(), parts })
         };
         let apart = |head| {
-            let ((selection, cost, _), time) = Section::of(|| select(head));
-            (selection, cost, time)
+            let ((selection, cost, apart), time) = Section::of(|| select(head));
+            (selection, cost, Apart { select: apart.select + time, ..apart })
         };
         match candidates.len() < APART {
             true => steps.iter().zip(indexes).zip(states).map(select).collect(),

@@ -29,6 +29,7 @@ use super::probe::Probe;
 use super::prompt::{PromptNeed, PromptShape};
 use super::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment, joined_scores};
 use super::spec::Params;
+use crate::clock;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
@@ -101,14 +102,16 @@ impl<S: Scorer> Scored<S> {
     fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
-        self.per.select(scores, at.group, |head, scores| {
+        let pick = |head: usize, scores: &[f32]| {
             let queries = &at.queries[head * width..][..heads * width];
             let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
-                let scores = match finer {
-                    Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
-                    Finer::Codes => self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost),
-                };
-                if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
+                clock::scoring(|| {
+                    let scores = match finer {
+                        Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
+                        Finer::Codes => self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost),
+                    };
+                    if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
+                })
             };
             let row = ScoredRow {
                 scores,
@@ -125,7 +128,8 @@ impl<S: Scorer> Scored<S> {
                 rescore: &rescore,
             };
             self.picker.pick(&row, cost)
-        })
+        };
+        clock::picking(|| self.per.select(scores, at.group, pick))
     }
 
     /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Each is read once for all queries.
@@ -263,7 +267,7 @@ impl<S: Scorer> Method for Scored<S> {
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
-            let scores = self.scorer.scores(&queries, &of_prefix, cost);
+            let scores = clock::scoring(|| self.scorer.scores(&queries, &of_prefix, cost));
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             let mut selection = self.select_by(&scores, &at, &parts, cost);
             let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
@@ -279,10 +283,11 @@ impl<S: Scorer> Method for Scored<S> {
         let mut parts = Vec::with_capacity(2);
         let mut scores = Vec::new();
         if whole > 0 {
-            scores = self.scorer.scores(&queries, &of_prefix, cost);
+            scores = clock::scoring(|| self.scorer.scores(&queries, &of_prefix, cost));
             parts.push(Part { index: shared, tokens: whole, values: values.slice(candidates.start..behind.start) });
         }
-        let more = self.scorer.scores(&queries, &Segment { index: own, keys: keys.slice(behind.clone()) }, cost);
+        let behind_it = Segment { index: own, keys: keys.slice(behind.clone()) };
+        let more = clock::scoring(|| self.scorer.scores(&queries, &behind_it, cost));
         let scores = joined_scores(queries.count(), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
         let mut selection = self.select_by(&scores, &at, &parts, cost);

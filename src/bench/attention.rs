@@ -10,6 +10,7 @@ use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
 use crate::attention::{AttentionTime, Configured, Fork, IndexCache, Rotation};
 use crate::cost::Cost;
+use crate::kv::Prefix;
 use crate::model::dimensions::Dimensions;
 
 /// Forks of one method, one on each sequence, that step together.
@@ -27,7 +28,8 @@ impl<'s> Stepping<'s> {
         caches: &mut [IndexCache],
         dimensions: &Dimensions,
     ) -> Self {
-        let (forks, c) = (caches.iter_mut().map(|cache| cache.fork(method, false)).collect(), dimensions.config());
+        let fork = |cache: &mut IndexCache| cache.fork(method, false).telling_parts();
+        let (forks, c) = (caches.iter_mut().map(fork).collect(), dimensions.config());
         Self { sequences, forks, out: vec![0.0; c.heads * c.head_dim] }
     }
 }
@@ -43,7 +45,7 @@ impl Runs for Stepping<'_> {
         }
         let time = start.elapsed();
         std::hint::black_box(&self.out);
-        Ok(shared_out(time, worked(&self.forks) - before))
+        Ok(shared_out(time, time, worked(&self.forks) - before))
     }
 
     fn count(&self, row: &mut BenchRow) {
@@ -58,11 +60,12 @@ pub fn worked(forks: &[Fork]) -> AttentionTime {
     sum
 }
 
-/// Time that passed, divided as the processors' work was.
-fn shared_out(time: Duration, worked: AttentionTime) -> Turn {
+/// A turn that took `time`, `attention` of it for attention, which is divided as the processors' work was.
+pub fn shared_out(time: Duration, attention: Duration, worked: AttentionTime) -> Turn {
     let all = worked.worked().as_secs_f64();
-    let share = |part: Duration| if all > 0.0 { time.mul_f64(part.as_secs_f64() / all) } else { Duration::ZERO };
-    Turn { time, select: share(worked.select), attend: share(worked.attend), ..Turn::default() }
+    let share = |part: Duration| if all > 0.0 { attention.mul_f64(part.as_secs_f64() / all) } else { Duration::ZERO };
+    let [score, pick] = [worked.parts.score, worked.parts.pick].map(share);
+    Turn { time, score, pick, select: share(worked.select), attend: share(worked.attend) }
 }
 
 /// Indexes of all sequences, none built yet.
@@ -72,6 +75,12 @@ pub fn caches(
     rotation: Option<&Arc<dyn Rotation>>,
 ) -> Vec<IndexCache> {
     sequences.iter().map(|sequence| sequence.cache(dimensions, rotation.cloned())).collect()
+}
+
+/// Bytes of auxiliary memory of a whole prefix, of which each token and KV head has `bits`.
+pub fn aux_bytes(prefix: &Prefix, bits: f64) -> u64 {
+    let rows = prefix.tokens() * prefix.shape().kv_heads * prefix.layers();
+    (rows as f64 * bits / 8.0).round() as u64
 }
 
 /// Puts what forks that step together counted into a row: of one step of all of them, all layers.
@@ -87,8 +96,55 @@ pub fn count_steps(forks: &[Fork], row: &mut BenchRow) {
     row.flops += (cost.score_flops + cost.attend_flops) / steps;
     if first.aux_bits() > 0.0 {
         (row.index_ms, row.aux_bits) = (Some(1e3 * index.as_secs_f64()), Some(first.aux_bits()));
+        row.aux_bytes = Some(forks.iter().map(|fork| aux_bytes(fork.prefix(), fork.aux_bits())).sum());
     }
     if let Some(solved) = first.solved() {
         row.params = format!("{},{solved}", row.params);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::sequence::Wanted;
+    use super::*;
+    use crate::attention::{Policy, expand_grid, methods};
+    use crate::kv::KvDtype;
+    use crate::model::source::ModelSource;
+
+    /// In contexts in which KV heads are on threads of their own, and in which they are not.
+    #[test]
+    fn scoring_and_picking_are_parts_of_selecting_and_selecting_of_the_turn() {
+        let config = ModelSource::parse("builtin").unwrap().resolve_texts().unwrap().config().unwrap();
+        let mut config = config.clone();
+        config.layers = 1;
+        let dimensions = Dimensions::new(&config, KvDtype::Bf16);
+        for context in [700, 5000] {
+            let (angles, needs) = (dimensions.angles(context + 3), BTreeSet::new());
+            let (steps, seed, layers) = (3, 1, 1);
+            let wanted =
+                Wanted { dimensions: &dimensions, angles: &angles, layers, context, steps, needs: &needs, seed };
+            let sequences = [Sequence::drawn(wanted)];
+            for (spec, tells) in [
+                ("topk:density=0.1", true),
+                ("topk:density=0.1,rescore=int4", true),
+                ("quest:density=0.1,per=kv_head", true),
+                ("knn:index=flat,density=0.1", true),
+                ("magicpig:K=8,L=20", false),
+                ("streaming_llm", false),
+                ("full", false),
+            ] {
+                let method = methods::configure(&expand_grid(spec).unwrap()[0], &Policy::default()).unwrap();
+                let mut caches = caches(&sequences, &dimensions, None);
+                let mut stepping = Stepping::new(&method, &sequences, &mut caches, &dimensions);
+                for number in 0..steps {
+                    let turn = stepping.turn(number).unwrap();
+                    assert!(turn.score + turn.pick <= turn.select, "{spec} at {context}: {turn:?}");
+                    assert!(turn.select + turn.attend <= turn.time + Duration::from_nanos(10), "{spec}: {turn:?}");
+                    assert_eq!((turn.score.is_zero(), turn.pick.is_zero()), (!tells, !tells), "{spec}: {turn:?}");
+                }
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::attention::{count_steps, worked};
+use super::attention::{count_steps, shared_out, worked};
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
 use crate::attention::{Configured, Fork, IndexCache};
@@ -21,7 +21,7 @@ pub struct Decoding<'m> {
 impl<'m> Decoding<'m> {
     /// Builds the indexes of `method` on each sequence, or takes those that earlier methods left in `caches`.
     pub fn new(decoder: &'m Decoder, method: &Configured, caches: &mut [IndexCache], prompt_tokens: usize) -> Self {
-        let forks = caches.iter_mut().map(|cache| cache.fork(method, false)).collect();
+        let forks = caches.iter_mut().map(|cache| cache.fork(method, false).telling_parts()).collect();
         Self { decoder, forks, prompt_tokens }
     }
 }
@@ -37,9 +37,7 @@ impl Runs for Decoding<'_> {
         let time = start.elapsed();
         std::hint::black_box(&logits);
         let attention = worked(&self.forks) - before;
-        let all = attention.worked().as_secs_f64().max(f64::MIN_POSITIVE);
-        let share = |part: std::time::Duration| attention.elapsed.mul_f64(part.as_secs_f64() / all);
-        Ok(Turn { time, select: share(attention.select), attend: share(attention.attend), ..Turn::default() })
+        Ok(shared_out(time, attention.elapsed, attention))
     }
 
     fn count(&self, row: &mut BenchRow) {

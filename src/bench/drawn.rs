@@ -17,6 +17,7 @@ use rayon::prelude::*;
 
 use crate::attention::mix_seed;
 use crate::kernels::cpu::Rows;
+use crate::kernels::cpu::linear::scores;
 use crate::kv::LayerKv;
 use crate::model::dimensions::Dimensions;
 use crate::model::rope::{RopeTable, apply};
@@ -108,15 +109,19 @@ impl<'a> Drawn<'a> {
         }
     }
 
-    /// What a key is about, before it is rotated.
-    fn content(&self, kv_head: usize, position: usize) -> impl Fn(usize) -> f32 + use<> {
-        let topic = self.noise(kv_head, Kind::Topic, position / SEGMENT);
-        let own = self.noise(kv_head, Kind::Key, position);
-        move |channel| TOPIC * topic(channel) + OWN * own(channel)
+    /// The topic `[d]` of a segment.
+    fn topic(&self, kv_head: usize, segment: usize) -> Vec<f32> {
+        (0..self.d).map(self.noise(kv_head, Kind::Topic, segment)).collect()
     }
 
-    fn key(&self, kv_head: usize, position: usize, out: &mut [f32]) {
-        let (heavy, content) = (&self.heavy[kv_head], self.content(kv_head, position));
+    /// What a key is about, before it is rotated.
+    fn content<'t>(&self, kv_head: usize, position: usize, topic: &'t [f32]) -> impl Fn(usize) -> f32 + use<'t> {
+        let own = self.noise(kv_head, Kind::Key, position);
+        move |channel| TOPIC * topic[channel] + OWN * own(channel)
+    }
+
+    fn key(&self, kv_head: usize, position: usize, topic: &[f32], out: &mut [f32]) {
+        let (heavy, content) = (&self.heavy[kv_head], self.content(kv_head, position, topic));
         let common = if position == 0 { SINK * HEAVY_KEY } else { HEAVY_KEY };
         for (channel, (out, heavy)) in out.iter_mut().zip(heavy).enumerate() {
             *out = common * heavy + content(channel);
@@ -141,7 +146,9 @@ impl<'a> Drawn<'a> {
         for i in 0..TARGETS {
             // Uniform enough: the fraction of a number that is far larger than one.
             let share = (draws(i) * 1000.0).rem_euclid(1.0);
-            let target = self.content(kv_head, (share * position as f32) as usize);
+            let target = (share * position as f32) as usize;
+            let topic = self.topic(kv_head, target / SEGMENT);
+            let target = self.content(kv_head, target, &topic);
             out.iter_mut().enumerate().for_each(|(channel, out)| *out += WANTED * target(channel));
         }
         apply(out, self.angles.cos(position), self.angles.sin(position));
@@ -160,8 +167,16 @@ impl<'a> Drawn<'a> {
         rows.queries.par_chunks_mut(self.heads * d).enumerate().for_each(|(i, row)| {
             row.chunks_mut(d).enumerate().for_each(|(head, out)| self.query(head, first_asking + i, out));
         });
-        rows.keys.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
-            row.chunks_mut(d).enumerate().for_each(|(head, out)| self.key(head, positions.start + i, out));
+        // What neighbours share is drawn once for all of them.
+        let (width, segments) = (self.kv_heads * d, positions.start / SEGMENT..positions.end.div_ceil(SEGMENT));
+        let topics_of = |segment| (0..self.kv_heads).flat_map(|head| self.topic(head, segment)).collect::<Vec<_>>();
+        let topics: Vec<Vec<f32>> = segments.clone().into_par_iter().map(topics_of).collect();
+        rows.keys.par_chunks_mut(width).enumerate().for_each(|(i, row)| {
+            let position = positions.start + i;
+            let topics = topics[position / SEGMENT - segments.start].chunks(d);
+            row.chunks_mut(d).zip(topics).enumerate().for_each(|(head, (out, topic))| {
+                self.key(head, position, topic, out);
+            });
         });
         rows.values.par_chunks_mut(self.kv_heads * d).enumerate().for_each(|(i, row)| {
             row.chunks_mut(d).enumerate().for_each(|(head, out)| self.value(head, positions.start + i, out));
@@ -215,13 +230,14 @@ impl fmt::Display for Looks {
 
 /// Exact softmax weights of one query.
 fn weights(keys: Rows<'_>, query: &[f32]) -> Vec<f64> {
-    let (d, mut key) = (query.len(), vec![0.0; query.len()]);
-    let mut logit = |token: usize| {
-        keys.read(token, &mut key);
-        let dot: f32 = key.iter().zip(query).map(|(k, q)| k * q).sum();
-        f64::from(dot) / (d as f64).sqrt()
-    };
-    let logits: Vec<f64> = (0..keys.elements() / d).map(&mut logit).collect();
+    let d = query.len();
+    let mut dots = vec![0.0; keys.elements() / d];
+    match keys {
+        Rows::F32(keys) => scores(query, keys, d, &mut dots),
+        Rows::F16(keys) => scores(query, keys, d, &mut dots),
+        Rows::Bf16(keys) => scores(query, keys, d, &mut dots),
+    }
+    let logits: Vec<f64> = dots.into_iter().map(|dot| f64::from(dot) / (d as f64).sqrt()).collect();
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.iter().map(|logit| (logit - top).exp()).collect();
     let sum: f64 = exps.iter().sum();
@@ -234,9 +250,9 @@ fn shares(weights: &[f64]) -> [f64; 3] {
     let (sink, rest) = (weights[0], &weights[1..]);
     let all: f64 = rest.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let window: f64 = rest[rest.len().saturating_sub(WINDOW)..].iter().sum();
-    let mut sorted = rest.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let sixteenth: f64 = sorted[..rest.len().div_ceil(16)].iter().sum();
+    let (mut largest, most) = (rest.to_vec(), rest.len().div_ceil(16));
+    largest.select_nth_unstable_by(most - 1, |a, b| b.total_cmp(a));
+    let sixteenth: f64 = largest[..most].iter().sum();
     [sink, sixteenth / all, window / all]
 }
 

@@ -5,7 +5,7 @@
 //! timed, and the time is that of one.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -219,7 +219,7 @@ impl Runs for SteppingThere<'_> {
     fn turn(&mut self, number: usize) -> Result<Turn> {
         self.layer.ask(queries(self.sequences, self.batch, number))?;
         let times = self.run.times()?;
-        Ok(Turn { time: times.whole, score: Duration::ZERO, select: times.select, attend: times.attend })
+        Ok(Turn { time: times.whole, select: times.select, attend: times.attend, ..Turn::default() })
     }
 
     fn count(&self, row: &mut BenchRow) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
+use super::attention::aux_bytes;
 use super::row::BenchRow;
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
@@ -37,10 +38,11 @@ impl Runs for Building<'_> {
     fn count(&self, row: &mut BenchRow) {
         let prefix = &self.sequence.prefix;
         let shape = prefix.shape();
-        let rows = (prefix.tokens() * shape.kv_heads * prefix.layers()) as f64;
-        row.limit_bytes = (rows * (shape.row_bytes() as f64 + self.aux_bits / 8.0)) as u64;
+        let rows = prefix.tokens() * shape.kv_heads * prefix.layers();
+        let own = aux_bytes(prefix, self.aux_bits);
+        row.limit_bytes = (rows * shape.row_bytes()) as u64 + own;
         row.bytes = row.limit_bytes;
-        row.aux_bits = Some(self.aux_bits);
+        (row.aux_bits, row.aux_bytes) = (Some(self.aux_bits), Some(own));
         row.density = 1.0;
     }
 }

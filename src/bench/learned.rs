@@ -1,13 +1,14 @@
-//! Calibrations for methods that need one, learned from drawn keys and queries of the same kind as those that are timed.
+//! Calibrations for methods that need one: the model's own where keys are captured from one that has it, and learned from keys
+//! and queries of the same kind as those that are timed otherwise.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow};
 
+use super::capture::Capture;
 use super::drawn::Drawn;
-use super::sequence::append;
 use crate::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
-use crate::attention::calibration::{Assignment, Calibration, PrefillChunk};
+use crate::attention::calibration::{Assignment, Calibration, Collector, PrefillChunk};
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, mix_seed};
 use crate::kv::LayerKv;
@@ -16,21 +17,35 @@ use crate::model::dimensions::Dimensions;
 /// Tokens that are learned from: what a method picks need not be good here, only of the right size and kind.
 const TOKENS: usize = 1024;
 
-/// The methods with what they need to have learned, for a model of so many layers.
+/// The methods with what they need to have learned, for a model of so many layers. What the reader has to know is added to
+/// `notes`.
 ///
 /// # Errors
-/// If a method cannot learn from what is drawn.
+/// If a method cannot learn from what is drawn or read, or the model's own calibration cannot be used.
 pub fn calibrated(
     methods: &[Configured],
     dimensions: &Dimensions,
-    layers: usize,
+    capture: Option<&Capture>,
     seed: u64,
+    notes: &mut Vec<String>,
 ) -> Result<Vec<Configured>> {
     let mut learned: BTreeMap<&str, Artefact> = BTreeMap::new();
+    let mut artefact_of = |kind| match capture {
+        None => learn_from_drawn(kind, dimensions, seed),
+        Some(capture) => match capture.artefact(kind)? {
+            Some(artefact) => Ok(artefact),
+            None => {
+                notes.push(format!(
+                    "the model has no calibration of {kind}: learned from {TOKENS} tokens that it reads."
+                ));
+                learn_from_read(kind, dimensions, capture, seed)
+            }
+        },
+    };
     let with_all = |method: &Configured| {
         method.parts().filter_map(|part| part.method.calibration()).try_fold(method.clone(), |method, kind| {
             if !learned.contains_key(kind) {
-                learned.insert(kind, learn(kind, dimensions, layers, seed)?);
+                learned.insert(kind, artefact_of(kind)?);
             }
             Ok(method.calibrated(&learned[kind])?)
         })
@@ -38,34 +53,60 @@ pub fn calibrated(
     methods.iter().map(with_all).collect()
 }
 
-/// Learns one kind of artefact.
-fn learn(kind: &str, dimensions: &Dimensions, layers: usize, seed: u64) -> Result<Artefact> {
+/// Learns one kind of artefact from what is drawn.
+fn learn_from_drawn(kind: &str, dimensions: &Dimensions, seed: u64) -> Result<Artefact> {
+    let c = dimensions.config();
+    let (layers, heads, kv_heads, head_dim) = (c.layers, c.heads, c.kv_heads, c.head_dim);
+    let model = ModelShape { weights_sha256: "drawn".to_owned(), layers, heads, kv_heads, head_dim };
+    let angles = dimensions.angles(TOKENS);
+    let show = |collector: &mut dyn Collector| {
+        for layer in 0..layers {
+            // Other tokens than those that are timed.
+            let drawn = Drawn::new(dimensions, &angles, mix_seed(!seed, layer as u64));
+            let rows = drawn.rows(0..TOKENS, TOKENS);
+            let mut kv = LayerKv::new(dimensions.dtype(), kv_heads, head_dim, TOKENS);
+            kv.append_rows(&rows.keys, &rows.values);
+            collector.observe(&PrefillChunk::new(layer, 0, &rows.queries, heads, &kv));
+        }
+        Ok(TOKENS)
+    };
+    learn(kind, dimensions, model, seed, "drawn keys and queries", show)
+}
+
+/// Learns one kind of artefact from a prompt of its own that the model reads.
+fn learn_from_read(kind: &str, dimensions: &Dimensions, capture: &Capture, seed: u64) -> Result<Artefact> {
+    let show = |collector: &mut dyn Collector| {
+        let ids = capture.learning_tokens(TOKENS)?;
+        capture.read(&ids, ids.len(), |chunk| collector.observe(chunk), |_| {})?;
+        Ok(ids.len())
+    };
+    learn(kind, dimensions, capture.shape(), seed, "keys and queries of a prompt", show)
+}
+
+/// Learns one kind of artefact from what `show` shows, so many tokens.
+fn learn(
+    kind: &str,
+    dimensions: &Dimensions,
+    model: ModelShape,
+    seed: u64,
+    data: &str,
+    show: impl FnOnce(&mut dyn Collector) -> Result<usize>,
+) -> Result<Artefact> {
     let calibration: &Calibration =
         CALIBRATIONS.iter().find(|c| c.kind == kind).ok_or_else(|| anyhow!("nobody makes a calibration of {kind}"))?;
-    let c = dimensions.config();
-    let (heads, kv_heads, head_dim) = (c.heads, c.kv_heads, c.head_dim);
-    let model = ModelShape { weights_sha256: "drawn".to_owned(), layers, heads, kv_heads, head_dim };
     let assignment = Assignment { rotation: dimensions.rotation(TOKENS), model: &model, seed, tokens: TOKENS };
     let mut collector = (calibration.start)(&assignment, &mut Params::new(&MethodSpec::bare(kind)))?;
-    let angles = dimensions.angles(TOKENS);
-    for layer in 0..layers {
-        // Other tokens than those that are timed.
-        let drawn = Drawn::new(dimensions, &angles, mix_seed(!seed, layer as u64));
-        let rows = drawn.rows(0..TOKENS, TOKENS);
-        let mut kv = LayerKv::new(dimensions.dtype(), kv_heads, head_dim, TOKENS);
-        append(&mut kv, &rows, kv_heads * head_dim);
-        collector.observe(&PrefillChunk::new(layer, 0, &rows.queries, heads, &kv));
-    }
-    collector.end_prompt(TOKENS);
+    let tokens = show(collector.as_mut())?;
+    collector.end_prompt(tokens);
     let collected = collector.finish();
     let info = ArtefactInfo {
         format: FORMAT,
         kind: kind.to_owned(),
         model,
-        data: "drawn keys and queries".to_owned(),
+        data: data.to_owned(),
         seed,
         blocks: 1,
-        tokens: TOKENS,
+        tokens,
         settings: collected.settings,
     };
     let file = format!("the calibration of {kind} that was just made");

@@ -5,6 +5,7 @@
 //! and which limits they are held to is decided here; how results are drawn is not.
 
 mod attention;
+mod capture;
 mod decode;
 mod drawn;
 #[cfg(feature = "cuda")]
@@ -20,6 +21,7 @@ mod row;
 mod sequence;
 mod turns;
 
+pub use capture::{Capture, Reader};
 pub use peers::Peers;
-pub use plan::{Op, Plan, Progress, check_memory};
+pub use plan::{Op, Plan, Progress, check_memory, steps};
 pub use row::{Bench, BenchRow, Roof};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 
 use super::attention::{Stepping, caches};
+use super::capture::Capture;
 use super::decode::Decoding;
 use super::drawn::Drawn;
 #[cfg(feature = "cuda")]
@@ -18,7 +19,7 @@ use super::peers::{PeerTurns, Peers};
 use super::place::Place;
 use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
-use super::sequence::{Sequence, Wanted, append, needs_of};
+use super::sequence::{Sequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
 use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
 use crate::error::UsageError;
@@ -84,6 +85,13 @@ pub struct Plan {
     pub decoder: Option<Decoder>,
     /// Other programs.
     pub peers: Option<Mutex<Peers>>,
+    /// Whose keys, values and queries are timed, where they are not drawn.
+    pub capture: Option<Capture>,
+}
+
+/// Tokens behind a context that an operation takes its queries from, for so many rounds.
+pub fn steps(op: Op, rounds: usize) -> usize {
+    if op == Op::Prefill { 0 } else { turns(rounds) }
 }
 
 /// What takes turns, and what its row is called.
@@ -112,19 +120,29 @@ impl<'r> Entry<'r> {
 pub type Progress<'p> = dyn FnMut(&str, usize, usize) + 'p;
 
 impl Plan {
+    /// The shape with the layers whose keys are drawn: a GPU takes copies of one.
+    fn timed_dimensions(&self) -> Dimensions {
+        if self.device == Device::Cpu {
+            return self.dimensions.clone();
+        }
+        let mut config = self.dimensions.config().clone();
+        config.layers = 1;
+        Dimensions::new(&config, self.dimensions.dtype())
+    }
+
     /// Times everything. `None` if `stop` was raised.
     ///
     /// # Errors
     /// If what is timed fails.
     pub fn run(&self, stop: &AtomicBool, progress: &mut Progress<'_>) -> Result<Option<Bench>> {
-        let layers = if self.device == Device::Cpu { self.dimensions.config().layers } else { 1 };
+        let mut notes = Vec::new();
         let methods = match self.op {
             Op::Kernels => Vec::new(),
-            _ => calibrated(&self.methods, &self.dimensions, layers, self.seed)?,
+            _ => calibrated(&self.methods, &self.timed_dimensions(), self.capture.as_ref(), self.seed, &mut notes)?,
         };
         let (mut place, mut bench) = (
             Place::open(self.device)?,
-            Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes: Vec::new() },
+            Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes },
         );
         for batch in &self.batches {
             for context in &self.contexts {
@@ -204,13 +222,21 @@ impl At<'_> {
         notes: &mut Vec<String>,
     ) -> Result<Option<Vec<BenchRow>>> {
         let what = format!("{} tokens x {}", self.context, self.batch);
-        progress(&format!("{what}: drawing"), 0, 1);
+        let (doing, origin) = match &self.plan.capture {
+            None => ("drawing", "drawn".to_owned()),
+            Some(capture) => ("reading", capture.label()),
+        };
+        progress(&format!("{what}: {doing}"), 0, 1);
         let material = self.material(place)?;
-        if let Some(looks) = material.sequences.first().and_then(|sequence| sequence.looks) {
-            notes.push(format!("{} tokens, drawn: {looks}.", self.context));
+        match material.sequences.first().and_then(|sequence| sequence.looks) {
+            Some(looks) => notes.push(format!("{} tokens, {origin}: {looks}.", self.context)),
+            None if self.plan.capture.is_some() => notes.push(format!("{} tokens, {origin}.", self.context)),
+            None => {}
         }
-        progress(&format!("{what}: indexes"), 0, 1);
-        let mut entries = self.entries(&material, notes)?;
+        let mut entries = {
+            let mut indexing = |method: &Configured| progress(&format!("{what}: index of {}", method.label()), 0, 1);
+            self.entries(&material, notes, &mut indexing)?
+        };
         entries.extend(self.peers(notes)?);
         let mut runners: Vec<&mut (dyn Runs + Send)> = entries.iter_mut().map(|entry| &mut *entry.runs as _).collect();
         let device = place.name();
@@ -229,16 +255,19 @@ impl At<'_> {
     }
 
     fn material(&self, place: &Place) -> Result<Material> {
-        let Plan { op, dimensions, rounds, seed, .. } = self.plan;
-        // A GPU takes copies of one layer.
-        let layers = if self.plan.device == Device::Cpu { dimensions.config().layers } else { 1 };
-        let steps = turns(*rounds);
+        let Plan { op, rounds, seed, capture, .. } = self.plan;
+        let (dimensions, steps) = (&self.plan.timed_dimensions(), turns(*rounds));
+        let layers = dimensions.config().layers;
         let angles = dimensions.angles(self.context + steps);
         let rotation = dimensions.rotation(self.context + steps);
         let needs: BTreeSet<PromptNeed> = needs_of(self.methods);
         let sequence = |number: usize| {
             let (context, seed) = (self.context, mix_seed(*seed, number as u64));
-            Sequence::drawn(Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed })
+            let wanted = Wanted { dimensions, angles: &angles, layers, context, steps, needs: &needs, seed };
+            match capture {
+                None => Ok(Sequence::drawn(wanted)),
+                Some(capture) => Sequence::captured(wanted, capture, number),
+            }
         };
         let count = match place {
             _ if *op == Op::Prefill => 0,
@@ -246,14 +275,17 @@ impl At<'_> {
             #[cfg(feature = "cuda")]
             Place::Gpu(_) => self.batch.min(gpu::DRAWN),
         };
-        let sequences: Vec<Sequence> = (0..count).map(sequence).collect();
+        let sequences = (0..count).map(sequence).collect::<Result<Vec<Sequence>>>()?;
         #[cfg(feature = "cuda")]
         let there = self.taken_there(place, &sequences)?;
-        let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| self.prompt(&angles));
+        let prompt = (*op == Op::Prefill && self.plan.decoder.is_none()).then(|| match capture {
+            None => Ok(self.prompt(&angles)),
+            Some(capture) => capture.prompt(self.context),
+        });
         Ok(Material {
             rotation,
             sequences,
-            prompt,
+            prompt: prompt.transpose()?,
             #[cfg(feature = "cuda")]
             there,
         })
@@ -264,11 +296,17 @@ impl At<'_> {
         let (dimensions, c) = (&self.plan.dimensions, self.plan.dimensions.config());
         let rows = Drawn::new(dimensions, angles, self.plan.seed).rows(0..self.context, self.context);
         let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, self.context);
-        append(&mut kv, &rows, c.kv_heads * c.head_dim);
+        kv.append_rows(&rows.keys, &rows.values);
         Prompt { queries: rows.queries, heads: c.heads, kv }
     }
 
-    fn entries<'r>(&'r self, material: &'r Material, notes: &mut Vec<String>) -> Result<Vec<Entry<'r>>> {
+    /// All that takes turns; `indexing` is told whose index is built next.
+    fn entries<'r>(
+        &'r self,
+        material: &'r Material,
+        notes: &mut Vec<String>,
+        indexing: &mut dyn FnMut(&Configured),
+    ) -> Result<Vec<Entry<'r>>> {
         let (dimensions, sequences) = (&self.plan.dimensions, &material.sequences[..]);
         #[cfg(feature = "cuda")]
         if let Some(layer) = &material.there {
@@ -277,11 +315,17 @@ impl At<'_> {
         let mut caches = caches(sequences, dimensions, material.rotation.as_ref());
         Ok(match (self.plan.op, &self.plan.decoder) {
             (Op::Attention, _) => {
-                let stepping = |method: &Configured| Stepping::new(method, sequences, &mut caches, dimensions);
+                let stepping = |method: &Configured| {
+                    indexing(method);
+                    Stepping::new(method, sequences, &mut caches, dimensions)
+                };
                 self.methods.iter().map(stepping).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Decode, Some(decoder)) => {
-                let decoding = |method: &Configured| Decoding::new(decoder, method, &mut caches, self.context);
+                let decoding = |method: &Configured| {
+                    indexing(method);
+                    Decoding::new(decoder, method, &mut caches, self.context)
+                };
                 self.methods.iter().map(decoding).zip(self.methods).map(|(runs, m)| Entry::of(m, runs)).collect()
             }
             (Op::Prefill, Some(decoder)) => {
@@ -385,7 +429,9 @@ impl At<'_> {
         let prepared = locked(peers).prepare(self.context, self.batch)?;
         let parts = prepared.ready.iter().filter(|peer| peer.part);
         let about = parts.map(|peer| format!("{}, without a speed-up for that reason: {}", peer.method, peer.about));
-        for note in about.chain(prepared.notes.iter().cloned()).collect::<Vec<_>>() {
+        let drawn = "other programs are given keys that are drawn.".to_owned();
+        let drawn = self.plan.capture.is_some().then_some(drawn);
+        for note in about.chain(prepared.notes.iter().cloned()).chain(drawn).collect::<Vec<_>>() {
             if !notes.contains(&note) {
                 notes.push(note);
             }
@@ -437,11 +483,13 @@ impl At<'_> {
             bandwidth_share: None,
             limit_share: None,
             score_us: part(|turn| turn.score),
+            pick_us: part(|turn| turn.pick),
             select_us,
             attend_us,
             weights_us: whole.then_some(timing.median_us - of_attention),
             index_ms: None,
             aux_bits: None,
+            aux_bytes: None,
         };
         entry.runs.count(&mut row);
         row

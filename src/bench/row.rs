@@ -60,7 +60,9 @@ pub struct BenchRow {
     pub limit_share: Option<f64>,
     /// Scoring candidates: part of `select_us`, where a method has scores and picks by them.
     pub score_us: Option<f64>,
-    /// Selecting what is attended, scoring included.
+    /// Picking by scores: the other part.
+    pub pick_us: Option<f64>,
+    /// Selecting what is attended: both, and what has to be done besides.
     pub select_us: Option<f64>,
     /// Attending it.
     pub attend_us: Option<f64>,
@@ -70,6 +72,8 @@ pub struct BenchRow {
     pub index_ms: Option<f64>,
     /// Bits of auxiliary memory a token and KV head.
     pub aux_bits: Option<f64>,
+    /// Bytes of it over all tokens, KV heads, layers and sequences.
+    pub aux_bytes: Option<u64>,
 }
 
 /// What the machine reached in the same run, by the plainest code there is.

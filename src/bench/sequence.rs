@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use anyhow::Result;
+
+use super::capture::{Capture, keep_rows};
 use super::drawn::{Drawn, DrawnRows, Looks};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{
@@ -41,7 +44,7 @@ pub struct Sequence {
     seed: u64,
 }
 
-/// What is drawn.
+/// What is drawn, or captured.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// Of what model.
@@ -77,7 +80,7 @@ impl Sequence {
                 // Nobody looks at earlier queries, unless methods do.
                 let asking = if stats.is_some() || end == context { end - first } else { 0 };
                 let rows = drawn.rows(first..end, asking);
-                append(&mut kv, &rows, c.kv_heads * c.head_dim);
+                kv.append_rows(&rows.keys, &rows.values);
                 if asking > 0 {
                     let chunk = PrefillChunk::new(layer, first, &rows.queries, c.heads, &kv);
                     stats.iter_mut().for_each(|stats| stats.observe(&chunk));
@@ -86,14 +89,35 @@ impl Sequence {
             }
             let following = drawn.rows(context..context + steps, steps);
             if layer == 0 {
-                let some = following.queries.len().min(LOOKS * c.heads * c.head_dim);
-                looks = Looks::of(&kv, &following.queries[..some], c.heads);
+                looks = looks_of(&kv, &following, dimensions);
             }
-            followers.push(split(&following, c.heads * c.head_dim, c.kv_heads * c.head_dim));
+            followers.push(following);
             kvs.push(kv);
         }
-        let steps = (0..steps).map(|step| followers.iter().map(|rows| rows[step].clone()).collect()).collect();
+        let steps = by_step(&followers, dimensions);
         Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed }
+    }
+
+    /// Takes prefix and what follows from a model that reads its `number`-th prompt.
+    ///
+    /// # Errors
+    /// If no prompt can be made, or the model cannot read it.
+    pub fn captured(wanted: Wanted<'_>, capture: &Capture, number: usize) -> Result<Self> {
+        let Wanted { dimensions, layers, context, steps, needs, seed, .. } = wanted;
+        let shape = PromptShape { layers, ..dimensions.prompt_shape(context) };
+        let mut stats = (!needs.is_empty()).then(|| PromptStats::new(needs, shape));
+        let mut recent = RecentQueries::of_prefix(context);
+        let none = || DrawnRows { queries: Vec::new(), keys: Vec::new(), values: Vec::new() };
+        let mut followers: Vec<DrawnRows> = (0..layers).map(|_| none()).collect();
+        let gather = |chunk: &PrefillChunk<'_>| {
+            stats.iter_mut().for_each(|stats| stats.observe(chunk));
+            recent.observe(chunk);
+        };
+        let follow = |chunk: &PrefillChunk<'_>| keep_rows(chunk, &mut followers[chunk.layer]);
+        let kvs = capture.read(&capture.tokens(context + steps, number)?, context, gather, follow)?;
+        let looks = kvs.first().zip(followers.first()).and_then(|(kv, rows)| looks_of(kv, rows, dimensions));
+        let steps = by_step(&followers, dimensions);
+        Ok(Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed })
     }
 
     /// Indexes of its prefix, none built yet.
@@ -119,9 +143,20 @@ pub fn needs_of<'m>(methods: impl IntoIterator<Item = &'m Configured>) -> BTreeS
     methods.into_iter().flat_map(|method| method.method.prompt_needs()).collect()
 }
 
-/// Appends the keys and values of `rows`, each `width` wide.
-pub fn append(kv: &mut LayerKv, rows: &DrawnRows, width: usize) {
-    rows.keys.chunks_exact(width).zip(rows.values.chunks_exact(width)).for_each(|(key, value)| kv.append(key, value));
+/// What attention over a layer looks like to the first of the tokens that follow.
+fn looks_of(kv: &LayerKv, following: &DrawnRows, dimensions: &Dimensions) -> Option<Looks> {
+    let c = dimensions.config();
+    let some = following.queries.len().min(LOOKS * c.heads * c.head_dim);
+    Looks::of(kv, &following.queries[..some], c.heads)
+}
+
+/// Rows of each layer as `[step][layer]`.
+fn by_step(layers: &[DrawnRows], dimensions: &Dimensions) -> Vec<Vec<LayerRow>> {
+    let c = dimensions.config();
+    let by_token = |rows: &DrawnRows| split(rows, c.heads * c.head_dim, c.kv_heads * c.head_dim);
+    let mut layers: Vec<_> = layers.iter().map(|rows| by_token(rows).into_iter()).collect();
+    let steps = layers.first().map_or(0, |rows| rows.len());
+    (0..steps).map(|_| layers.iter_mut().filter_map(Iterator::next).collect()).collect()
 }
 
 /// Rows by token, with a query for each.

@@ -23,7 +23,9 @@ pub struct Turn {
     pub time: Duration,
     /// Of that, scoring candidates.
     pub score: Duration,
-    /// Selecting, scoring included.
+    /// Picking by scores.
+    pub pick: Duration,
+    /// Selecting, both included.
     pub select: Duration,
     /// Attending.
     pub attend: Duration,

@@ -13,7 +13,7 @@ use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, listed, numbers};
 use crate::attention::methods::configure;
 use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
-use crate::bench::{Bench, Op, Peers, Plan, check_memory};
+use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::eval::manifest::cpu_name;
@@ -31,6 +31,8 @@ const METHODS: [&str; 9] =
     ["double_sparsity", "hash_attention", "quest", "magicpig", "hip", "sparq", "loki", "streaming_llm", "topk"];
 const DENSITY: f64 = 0.0625;
 const CONTEXTS: [usize; 2] = [8192, 32_768];
+/// Whose heads are timed if nobody says.
+const SHAPE: &str = "llama-3.1-8b";
 /// Layers of a model of which whole steps are timed.
 const DECODE_LAYERS: usize = 2;
 
@@ -52,7 +54,7 @@ pub enum What {
 /// Time attention, prefill, indexes, whole steps or kernels: microseconds, bytes, and shares of what the machine can do.
 ///
 /// Keys and values are drawn with what makes those of language models special (a first token that takes attention, heavy
-/// channels, RoPE, topics). Methods, kernels and other programs take turns, after a warm-up, and caches are emptied before
+/// channels, RoPE, topics), or captured while a model reads a prompt (--kv-from). Methods, kernels and other programs take turns, after a warm-up, and caches are emptied before
 /// each turn; a time is the median of these, with an interval. Everything is held against `full` and against the bandwidth
 /// that plain reading reaches in the same run.
 #[derive(Debug, Args)]
@@ -60,6 +62,7 @@ pub enum What {
   spattn bench attention
   spattn bench attention --shape llama-2-7b -c 32K,128K -m quest -m 'magicpig:K=10,L=150' --density 0.0625,0.03 --out speed
   spattn bench attention -c 32K --peers                 (PyTorch and faiss in the same table)
+  spattn bench attention --kv-from builtin -c 4K,16K    (keys, values and queries of a model that reads a prompt)
   spattn bench prefill -c 4K,16K -m hip -m minference
   spattn bench decode --layers 4 --batch 1,4
   spattn bench kernels")]
@@ -71,11 +74,24 @@ pub struct BenchArgs {
     what: What,
 
     /// Whose heads: llama-3.1-8b, llama-3.2-1b, llama-2-7b, mistral-7b, qwen2.5-7b, builtin, a model's folder or hub id, or a
-    /// config.json; no weights are read
+    /// config.json; no weights are read; llama-3.1-8b if not given, or the model of --kv-from
     ///
     /// Example: --shape mistral-7b
-    #[arg(long, value_name = "SHAPE|MODEL|CONFIG", default_value = "llama-3.1-8b")]
-    shape: String,
+    #[arg(long, value_name = "SHAPE|MODEL|CONFIG")]
+    shape: Option<String>,
+
+    /// A model whose keys, values and queries are timed instead of drawn ones: builtin, a folder or a hub id; it reads a prompt
+    /// of ruler/niah_multikey_3, and what is timed are evenly spread layers (of one, the middle)
+    ///
+    /// Example: --kv-from builtin
+    #[arg(long, value_name = "MODEL")]
+    kv_from: Option<String>,
+
+    /// A text that the model of --kv-from reads instead: as many of its first tokens as are asked for
+    ///
+    /// Example: --kv-from builtin --text book.txt
+    #[arg(long, value_name = "FILE", requires = "kv_from")]
+    text: Option<PathBuf>,
 
     /// Tokens in context; may be repeated; 8K and 32K if not given
     ///
@@ -253,6 +269,15 @@ impl BenchArgs {
             Some(_) if what == What::Prefill && !self.methods.is_empty() => {
                 refused("a whole forward pass is timed densely", "leave --layers out to time how methods read a prompt")
             }
+            _ if self.kv_from.is_none() => Ok(()),
+            Some(_) if what == What::Prefill => refused(
+                "--kv-from gives the attention of a layer keys, and a whole pass has its own",
+                "leave --layers out",
+            ),
+            _ if what == What::Decode => refused(
+                "whole steps are those of a model with random weights, which has queries of its own",
+                "leave --kv-from out, or time its attention: spattn bench attention",
+            ),
             _ => Ok(()),
         }
     }
@@ -261,13 +286,38 @@ impl BenchArgs {
         self.device.parse()
     }
 
+    /// The model of `--kv-from`, if there is one, without its weights.
+    fn reader(&self) -> Result<Option<Reader>> {
+        let Some(model) = &self.kv_from else { return Ok(None) };
+        let (dtype, layers) = (parse_dtype(&self.dtype)?, self.layers.unwrap_or(1));
+        let reader = Reader::open(model, dtype, self.text.as_deref(), layers, self.seed)?;
+        let heads = |dimensions: &Dimensions| {
+            let c = dimensions.config();
+            (c.heads, c.kv_heads, c.head_dim)
+        };
+        let own = heads(&reader.dimensions());
+        match &self.shape {
+            Some(shape) if heads(&self.dimensions(shape)?) != own => {
+                let (heads, kv_heads, d) = own;
+                let what = format!("--shape {shape} has other heads than {model} ({heads} and {kv_heads} of {d})");
+                Err(UsageError::new(what).hint("leave --shape out: --kv-from says whose heads they are").into())
+            }
+            _ => Ok(Some(reader)),
+        }
+    }
+
     fn plan(&self) -> Result<Plan> {
         self.check_meaning()?;
-        let dimensions = self.dimensions()?;
+        let reader = self.reader()?;
+        let shape = self.shape.as_ref().or(self.kv_from.as_ref()).map_or(SHAPE, String::as_str);
+        let dimensions = reader.as_ref().map_or_else(|| self.dimensions(shape), |reader| Ok(reader.dimensions()))?;
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
         let device = self.device()?;
         check_memory(device, self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
+        let steps = steps(self.op(), self.rounds);
+        let most = self.batches.iter().copied().max().unwrap_or(1);
+        reader.iter().try_for_each(|reader| reader.check(&contexts, steps, most))?;
         let decoder = reads_whole.then(|| Decoder::load(&dimensions, &Weights::random(self.seed), device));
         if let Some(context) = contexts.iter().find(|context| **context == 0) {
             return Err(UsageError::new(format!("a context of {context} tokens has nothing to attend")).into());
@@ -275,9 +325,10 @@ impl BenchArgs {
         Ok(Plan {
             op: self.op(),
             device,
-            shape: self.shape.clone(),
+            shape: shape.to_owned(),
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,
+            capture: reader.map(Reader::load).transpose()?,
             contexts,
             batches: self.batches.clone(),
             rounds: self.rounds,
@@ -288,10 +339,10 @@ impl BenchArgs {
     }
 
     /// The shape, with as many layers as are timed together.
-    fn dimensions(&self) -> Result<Dimensions> {
+    fn dimensions(&self, shape: &str) -> Result<Dimensions> {
         // Published shapes come first: they need no files. A folder or a hub id is no shape.
-        let source = ModelSource::parse(&format!("{RANDOM}{}", self.shape))
-            .or_else(|unknown| ModelSource::parse(&self.shape).map_err(|_| unknown))?;
+        let source = ModelSource::parse(&format!("{RANDOM}{shape}"))
+            .or_else(|unknown| ModelSource::parse(shape).map_err(|_| unknown))?;
         let mut config = source.resolve_texts()?.config()?;
         let most = if self.what == What::Decode { DECODE_LAYERS } else { 1 };
         config.layers = self.layers.unwrap_or(most);
@@ -369,6 +420,7 @@ impl BenchArgs {
                 "rounds": plan.rounds,
                 "seed": plan.seed,
                 "peers": self.peers,
+                "kv_from": plan.capture.as_ref().map(Capture::described),
             },
             "machine": {
                 "cpu": cpu_name(),

@@ -66,12 +66,14 @@ pub(super) fn rounds(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)
 }
 
-/// A number of tokens as tables show it too: `4096`, or `4K`.
+/// A number of tokens as tables show it too: `4096`, `4K`, or `1M`.
 pub(super) fn tokens(text: &str) -> Result<usize, String> {
-    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
-        Some(digits) => (digits, 1024),
-        None => (text, 1),
+    let unit = match text.as_bytes().last() {
+        Some(b'k' | b'K') => 1 << 10,
+        Some(b'm' | b'M') => 1 << 20,
+        _ => 1,
     };
+    let digits = if unit > 1 { &text[..text.len() - 1] } else { text };
     let count = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).filter(|n| *n <= MOST_TOKENS);
     count.ok_or_else(|| format!("it should be a whole number of tokens up to {MOST_TOKENS}, such as 4096 or 4K"))
 }
@@ -87,9 +89,22 @@ mod tests {
 
     #[test]
     fn tokens_may_be_counted_in_thousands() {
-        let read = ["4096", "4K", "32k", "0"].map(|text| tokens(text).unwrap());
-        assert_eq!(read, [4096, 4096, 32_768, 0]);
-        for text in ["", "K", "4M", "4.5K", "-4K", "99999999999999999999K", "4294967296", "18014398509481984K"] {
+        let read = ["4096", "4K", "32k", "0", "1M", "16m"].map(|text| tokens(text).unwrap());
+        assert_eq!(read, [4096, 4096, 32_768, 0, 1 << 20, 1 << 24]);
+        for text in [
+            "",
+            "K",
+            "M",
+            "4G",
+            "17M",
+            "4KM",
+            "4é",
+            "4.5K",
+            "-4K",
+            "99999999999999999999K",
+            "4294967296",
+            "18014398509481984K",
+        ] {
             assert!(tokens(text).unwrap_err().contains("such as 4096 or 4K"), "{text}");
         }
     }

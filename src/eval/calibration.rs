@@ -52,16 +52,31 @@ pub fn supply(methods: &mut [Configured], model: &OpenModel, folder: Option<&Pat
 
 /// The artefact of `kind` for `model`, which the method called `method` needs.
 fn find(kind: &str, method: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Artefact> {
-    let place = folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()));
-    let file = place.label(kind);
-    let bytes = place.read(kind).with_context(|| format!("cannot read {file}"))?.ok_or_else(|| {
+    found(kind, model, folder)?.ok_or_else(|| {
+        let file = place(model, folder).label(kind);
         UsageError::new(format!("method `{method}` needs a calibration of {}: no {file}", model.id))
             .hint(how_to_make(kind, model, folder))
-    })?;
+            .into()
+    })
+}
+
+/// The artefact of `kind` for `model`, from `folder` or from the model's own place; `None` if there is none.
+///
+/// # Errors
+/// If it cannot be read, or was not made for this model.
+pub fn found(kind: &str, model: &OpenModel, folder: Option<&Path>) -> Result<Option<Artefact>> {
+    let place = place(model, folder);
+    let file = place.label(kind);
+    let Some(bytes) = place.read(kind).with_context(|| format!("cannot read {file}"))? else { return Ok(None) };
     let refused = |e| refused(e, kind, model, folder);
     let artefact = Artefact::parse(&file, bytes).map_err(refused)?;
     artefact.check(kind, &model.shape()).map_err(refused)?;
-    Ok(artefact)
+    Ok(Some(artefact))
+}
+
+/// Where artefacts are looked for.
+fn place(model: &OpenModel, folder: Option<&Path>) -> CalibrationPlace {
+    folder.map_or_else(|| model.calibration.clone(), |f| CalibrationPlace::Folder(f.to_owned()))
 }
 
 fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&Path>) -> UsageError {
@@ -116,22 +131,9 @@ impl Text {
     /// Reads a file of running text.
     ///
     /// # Errors
-    /// If it cannot be read or has no text.
+    /// As [`read_text`].
     pub fn file(path: &Path, model: &Model) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| {
-            UsageError::new(format!("cannot read {}: {e}", path.display())).hint("--data takes text files")
-        })?;
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
-        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-            return Err(UsageError::new(format!("{}: a zero at byte {at}: it is no text", path.display()))
-                .hint("--data takes text files")
-                .into());
-        }
-        let ids = model.tokenizer.encode_text(&decode(bytes, path)?, false)?;
-        if ids.is_empty() {
-            return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
-        }
+        let (label, ids) = read_text(path, "--data", &model.tokenizer)?;
         Ok(Self::File { label, ids })
     }
 
@@ -195,6 +197,28 @@ impl Text {
             }
         }
     }
+}
+
+/// A file of running text that `flag` names: its name and hash, for the record, and its tokens without what the tokenizer puts
+/// in front of a text.
+///
+/// # Errors
+/// If it cannot be read or has no text.
+pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(String, Vec<u32>)> {
+    let hint = format!("{flag} takes text files");
+    let bytes = std::fs::read(path)
+        .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())).hint(hint.clone()))?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        let what = format!("{}: a zero at byte {at}: it is no text", path.display());
+        return Err(UsageError::new(what).hint(hint).into());
+    }
+    let ids = tokenizer.encode_text(&decode(bytes, path)?, false)?;
+    if ids.is_empty() {
+        return Err(UsageError::new(format!("there is no text in {}", path.display())).into());
+    }
+    Ok((label, ids))
 }
 
 /// Tokens of a block without which it says little of the model.

@@ -119,7 +119,8 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     fn time(select: u64, attend: u64, compare: u64, elapsed: u64) -> AttentionTime {
-        AttentionTime { select: MS(select), attend: MS(attend), compare: MS(compare), elapsed: MS(elapsed) }
+        let (select, attend, compare, elapsed) = (MS(select), MS(attend), MS(compare), MS(elapsed));
+        AttentionTime { select, attend, compare, elapsed, ..AttentionTime::default() }
     }
 
     fn in_ms(parts: &[Parts]) -> Vec<[f64; 4]> {

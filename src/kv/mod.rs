@@ -46,6 +46,12 @@ impl LayerKv {
         self.values.append(value);
     }
 
+    /// Appends tokens; `keys` and `values` are `[token][kv_heads][d]`.
+    pub fn append_rows(&mut self, keys: &[f32], values: &[f32]) {
+        self.keys.append_rows(keys);
+        self.values.append_rows(values);
+    }
+
     /// Tokens stored.
     pub fn tokens(&self) -> usize {
         self.keys.tokens()

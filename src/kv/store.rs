@@ -1,6 +1,7 @@
 //! A growable `[kv_head][token][d]` store in one storage type.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::KvShape;
 use crate::kernels::cpu::{Elem, Rows};
@@ -149,6 +150,26 @@ impl KvStore {
         self.tokens += 1;
     }
 
+    /// Appends tokens given as `[token][kv_heads][d]`: the same as each by itself, with threads of their own for heads.
+    pub fn append_rows(&mut self, rows: &[f32]) {
+        let (d, width) = (self.d, self.kv_heads * self.d);
+        let (first, tokens) = (self.tokens, self.tokens + rows.len() / width);
+        assert_eq!(rows.len() % width, 0, "one row a KV head");
+        if rows.is_empty() {
+            return;
+        }
+        if tokens > self.capacity {
+            self.grow(tokens.max(2 * self.capacity));
+        }
+        with_data!(&mut self.data, v => {
+            v.par_chunks_exact_mut(self.capacity * d).enumerate().for_each(|(head, own)| {
+                let own = own[first * d..tokens * d].chunks_exact_mut(d);
+                own.zip(rows.chunks_exact(width)).for_each(|(out, row)| write(out, &row[head * d..][..d]));
+            });
+        });
+        self.tokens = tokens;
+    }
+
     /// Keeps the first `tokens` tokens, and has room for `capacity` without growing.
     ///
     /// # Panics
@@ -236,6 +257,18 @@ mod tests {
         store.append(&[7.0, 17.0]);
         assert_eq!(store.head(0).to_f32(), [0.0, 1.0, 7.0]);
         assert_eq!(store.head(1).to_f32(), [10.0, 11.0, 17.0]);
+    }
+
+    #[test]
+    fn many_tokens_are_appended_as_each_by_itself() {
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let rows: Vec<f32> = (0..3 * 2 * 9).map(|i| (i as f32 * 0.7).sin()).collect();
+            let (mut one, mut many) = (KvStore::new(dtype, 3, 2, 4), KvStore::new(dtype, 3, 2, 4));
+            rows.chunks(6).for_each(|row| one.append(row));
+            [&rows[..12], &[], &rows[12..48], &rows[48..]].iter().for_each(|rows| many.append_rows(rows));
+            assert_eq!((one.tokens(), many.tokens()), (9, 9));
+            (0..3).for_each(|head| assert_eq!(one.head(head).to_f32(), many.head(head).to_f32()));
+        }
     }
 
     #[test]

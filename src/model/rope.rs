@@ -7,6 +7,8 @@
 
 use std::f64::consts::PI;
 
+use rayon::prelude::*;
+
 use super::config::{RopeConfig, RopeScaling, YarnScaling};
 use crate::attention::Rotation;
 
@@ -168,6 +170,9 @@ pub struct RopeTable {
     sin: Vec<f32>,
 }
 
+/// Positions that are worth a thread of their own.
+const PIECE: usize = 256;
+
 impl RopeTable {
     /// An empty table with the frequencies of a sequence of `sequence_length` tokens.
     pub fn new(rope: &Rope, sequence_length: usize) -> Self {
@@ -193,11 +198,10 @@ impl RopeTable {
         }
         self.cos.resize(positions * half, 0.0);
         self.sin.resize(positions * half, 0.0);
-        for position in have..positions {
-            let row = position * half..(position + 1) * half;
-            let (cos, sin) = (&mut self.cos[row.clone()], &mut self.sin[row]);
-            fill_row(&self.inverse, self.scaling, position, cos, sin);
-        }
+        let new =
+            self.cos[have * half..].par_chunks_exact_mut(half).zip(self.sin[have * half..].par_chunks_exact_mut(half));
+        let (inverse, scaling) = (&self.inverse, self.scaling);
+        new.enumerate().with_min_len(PIECE).for_each(|(i, (cos, sin))| fill_row(inverse, scaling, have + i, cos, sin));
     }
 
     /// Cos of one position, `head_dim / 2` values. The position must be below [`len`](Self::len).

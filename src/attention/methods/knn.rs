@@ -25,6 +25,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
 use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step, TailRule};
+use crate::clock;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::topk::top_k;
@@ -168,12 +169,13 @@ impl Method for Knn {
                 pick(step, query, k, beam, cost, |beam, score| graph.search(width, beam, score))
             });
         }
-        let scores = step.exact_scores(cost);
+        let scores = clock::scoring(|| step.exact_scores(cost));
         let first = step.candidates.start as u32;
-        self.per.select(&scores, step.group(), |_, scores| {
+        let pick = |_, scores: &[f32]| {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
-        })
+        };
+        clock::picking(|| self.per.select(&scores, step.group(), pick))
     }
 
     fn tail_rule(&self) -> TailRule {

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use super::snapkv::SnapKv;
 use super::{Channels, MethodEntry, ParamInfo, Preset};
 use crate::attention::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Selection, Step, TailRule};
+use crate::clock;
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 use crate::kv::{KvStore, MOST_TOKENS};
@@ -225,9 +226,9 @@ impl Method for RocketKv {
     }
 
     fn select(&self, step: &Step<'_>, kept: &Kept, (): &mut (), cost: &mut Cost) -> Selection {
-        let weights = self.page_weights(step, kept, cost);
+        let weights = clock::scoring(|| self.page_weights(step, kept, cost));
         cost.select_bytes += 2 * size_of_val(weights.as_slice()) as u64;
-        let pages = top_k(&weights, self.budget.blocks(step.context, self.page));
+        let pages = clock::picking(|| top_k(&weights, self.budget.blocks(step.context, self.page)));
         let tokens = |page: &u32| {
             let start = *page as usize * self.page;
             kept.tokens[start..(start + self.page).min(kept.tokens.len())].to_vec()

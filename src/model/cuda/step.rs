@@ -532,7 +532,7 @@ fn share_attention([select, attend]: [Duration; 2], on_host: bool, work: &[Work]
     };
     for (stream, own) in streams.iter_mut().zip(work) {
         let (select, attend) = (share(&picked, own, select), share(&|work| work.tokens as f64, own, attend));
-        stream.fork.spent(AttentionTime { select, attend, compare: Duration::ZERO, elapsed: select + attend });
+        stream.fork.spent(AttentionTime { select, attend, elapsed: select + attend, ..AttentionTime::default() });
     }
 }
 

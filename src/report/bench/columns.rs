@@ -19,7 +19,7 @@ pub struct Column {
 const ALWAYS: fn(&[&BenchRow]) -> bool = |_| true;
 
 /// In reading order: under which conditions where rows differ in them, what was achieved, and what it is made of.
-const ALL: [Column; 15] = [
+const ALL: [Column; 17] = [
     Column {
         heading: "dtype",
         about: "storage type of keys and values",
@@ -70,6 +70,12 @@ const ALL: [Column; 15] = [
         is_shown: |rows| any(rows, |r| r.score_us),
     },
     Column {
+        heading: "pick",
+        about: "picking by scores, the other part",
+        cell: |r| r.pick_us.map_or(String::new(), duration),
+        is_shown: |rows| any(rows, |r| r.pick_us),
+    },
+    Column {
         heading: "select",
         about: "selecting what is attended",
         cell: |r| r.select_us.map_or(String::new(), duration),
@@ -98,6 +104,12 @@ const ALL: [Column; 15] = [
         about: "auxiliary memory a token and KV head",
         cell: |r| optional(r.aux_bits),
         is_shown: |rows| any(rows, |r| r.aux_bits),
+    },
+    Column {
+        heading: "aux MB",
+        about: "all of it",
+        cell: |r| optional(r.aux_bytes.map(|bytes| bytes as f64 / 1e6)),
+        is_shown: |rows| rows.iter().any(|r| r.aux_bytes.is_some()),
     },
     Column {
         heading: "GFLOP/s",

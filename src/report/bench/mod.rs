@@ -97,11 +97,13 @@ mod tests {
             bandwidth_share: None,
             limit_share: None,
             score_us: None,
+            pick_us: None,
             select_us: None,
             attend_us: None,
             weights_us: None,
             index_ms: None,
             aux_bits: None,
+            aux_bytes: None,
         }
     }
 

@@ -105,23 +105,41 @@ mod tests {
         let plain = table(&bench(vec![full(4096)]));
         let parts = BenchRow {
             score_us: Some(10.0),
+            pick_us: Some(4.0),
             select_us: Some(15.0),
             attend_us: Some(80.0),
             weights_us: Some(5.0),
             ..sparse("quest", 0.05, 4096)
         };
-        let index = BenchRow { op: "index".into(), index_ms: Some(2500.0), aux_bits: Some(32.0), ..full(4096) };
+        let index = BenchRow {
+            op: "index".into(),
+            index_ms: Some(2500.0),
+            aux_bits: Some(32.0),
+            aux_bytes: Some(4_500_000),
+            ..full(4096)
+        };
         let text = table(&bench(vec![full(4096), parts, index]));
         let headings = |text: &str| -> Vec<Vec<String>> {
             let heading = text.lines().filter(|line| line.starts_with("method"));
             heading.map(|line| line.split_whitespace().skip(8).map(str::to_owned).collect()).collect()
         };
         assert_eq!(headings(&plain), [Vec::<String>::new()], "{plain}");
-        assert_eq!(headings(&text), [vec!["score", "select", "attend", "weights"], vec!["index", "aux"]], "{text}");
+        assert_eq!(
+            headings(&text),
+            [vec!["score", "pick", "select", "attend", "weights"], vec!["index", "aux", "aux"]],
+            "{text}"
+        );
         let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap();
         let quest: Vec<&str> = line("quest").split_whitespace().collect();
-        assert_eq!(quest[3..], ["100", "µs", "10.0", "µs", "15.0", "µs", "80.0", "µs", "5.00", "µs"], "{text}");
-        assert!(text.contains("2.50 s") && text.contains("\nindex, llama3-8b, batch 1, cpu: f32"), "{text}");
+        assert_eq!(
+            quest[3..],
+            ["100", "µs", "10.0", "µs", "4.00", "µs", "15.0", "µs", "80.0", "µs", "5.00", "µs"],
+            "{text}"
+        );
+        assert!(
+            text.contains("2.50 s") && text.contains("4.50") && text.contains("\nindex, llama3-8b, batch 1, cpu: f32"),
+            "{text}"
+        );
         assert!(text.contains("; index: building it, once; aux bits: ") && !plain.contains("score: "), "{text}");
     }
 
