@@ -13,6 +13,7 @@ pub mod matmul;
 pub mod prefill;
 pub mod roof;
 pub mod rows;
+pub mod share;
 mod simd;
 pub mod softmax;
 pub mod topk;
