@@ -6,6 +6,7 @@
 pub mod attend;
 pub mod codes;
 pub mod elementwise;
+pub mod fetch;
 pub mod hamming;
 pub mod hyperplanes;
 pub mod linear;
