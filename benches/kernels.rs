@@ -10,12 +10,15 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use spattn::kernels::cpu::codes::{CodeGroup, CodeRange, Factors, GROUP, group_scores};
 use spattn::kernels::cpu::hamming::hamming_scores;
 use spattn::kernels::cpu::hyperplanes::Hyperplanes;
-use spattn::kernels::cpu::linear::linear_rows;
+use spattn::kernels::cpu::linear::{linear_rows, scores};
 use spattn::kernels::cpu::prefill::{PackedHead, Sight, block_attention, causal_attention};
+use spattn::kernels::cpu::roof::read_all;
+use spattn::kernels::cpu::share::top_share;
 use spattn::kernels::cpu::topk::top_k;
-use spattn::kernels::cpu::{Accumulator, Rows, attend_list, attend_range};
+use spattn::kernels::cpu::{Accumulator, Rows, attend_list, attend_range, weighted_list};
 
 fn noise(n: usize) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(n as u64);
@@ -139,12 +142,87 @@ fn hamming(c: &mut Criterion) {
 
 fn select(c: &mut Criterion) {
     let mut group = c.benchmark_group("top_k");
-    let scores = noise(16_384);
-    group.throughput(Throughput::Elements(scores.len() as u64));
-    for k in [64, 1024] {
-        group.bench_function(format!("{k}_of_{}", scores.len()), |b| b.iter(|| black_box(top_k(&scores, k))));
+    for n in [16_384, 32_768] {
+        let scores = noise(n);
+        group.throughput(Throughput::Elements(n as u64));
+        for k in [64, n / 16] {
+            group.bench_function(format!("{k}_of_{n}"), |b| b.iter(|| black_box(top_k(&scores, k))));
+        }
+        let logits: Vec<f32> = scores.iter().map(|x| 8.0 * x).collect();
+        for p in [0.5, 0.95] {
+            group.bench_function(format!("share_{p}_of_{n}"), |b| b.iter(|| black_box(top_share(&logits, 1.0, p, 0))));
+        }
     }
 }
 
-criterion_group!(kernels, prefill, decode, linear, hyperplanes, hamming, select);
+/// Scores of a group of four query heads over 32K tokens of one KV head, by what methods keep of keys.
+fn score(c: &mut Criterion) {
+    let mut group = c.benchmark_group("scores");
+    let (tokens, queries) = (32_768, 4);
+    let mut out = vec![0.0; queries * tokens];
+    for width in [32, 128] {
+        let (q, keys) = (noise(queries * width), narrow(tokens * width));
+        group.throughput(Throughput::Bytes((2 * keys.len()) as u64));
+        group.bench_function(format!("bf16/{queries}x{width}x{tokens}"), |b| {
+            b.iter(|| scores(&q, &keys, width, black_box(&mut out)))
+        });
+    }
+    let columns = 32;
+    let q = noise(queries * columns);
+    let ranges: Vec<CodeRange> =
+        noise(2 * columns).chunks(2).map(|x| CodeRange { min: x[0], step: x[1].abs() }).collect();
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    for bits in [4, 2] {
+        let of_group = GROUP * bits / 8 * columns;
+        let codes: Vec<u8> = (0..tokens / GROUP * of_group).map(|_| rng.random()).collect();
+        let mut factors = Factors::default();
+        group.throughput(Throughput::Bytes((codes.len() + tokens / GROUP * columns * 8) as u64));
+        group.bench_function(format!("{bits}bits/{queries}x{columns}x{tokens}"), |b| {
+            b.iter(|| {
+                for (codes, first) in codes.chunks(of_group).zip((0..).step_by(GROUP)) {
+                    factors.set(&q, &ranges);
+                    let group = CodeGroup { codes, ranges: &ranges, bits, tokens: GROUP };
+                    group_scores(group, &factors, &mut out[first..], tokens);
+                }
+                black_box(&out);
+            })
+        });
+    }
+    let (channels, keys) = ([3, 17, 40, 41, 77, 90, 101, 127], narrow(128 * tokens));
+    let (weights, out) = (noise(channels.len()), &mut out[..tokens]);
+    group.throughput(Throughput::Bytes((2 * channels.len() * tokens) as u64));
+    group.bench_function(format!("channels/{}x{tokens}", channels.len()), |b| {
+        b.iter(|| {
+            out.fill(0.0);
+            weighted_list(Rows::Bf16(&keys), &channels, &weights, black_box(out));
+        })
+    });
+}
+
+/// What is bound by memory: plain reading, rows far apart, weights of one row; none of it fits into a cache.
+fn memory(c: &mut Criterion) {
+    let mut group = c.benchmark_group("memory");
+    group.sample_size(20);
+    let buffer = vec![1.0f32; 32 << 20];
+    group.throughput(Throughput::Bytes(size_of_val(buffer.as_slice()) as u64));
+    group.bench_function("read", |b| b.iter(|| black_box(read_all(&buffer))));
+    drop(buffer);
+    let (tokens, d) = (1 << 19, 128);
+    let keys = vec![bf16::from_f32(0.5); tokens * d];
+    let picks: Vec<u32> = (0..tokens as u32).filter(|t| t.wrapping_mul(2_654_435_761) >> 28 == 0).collect();
+    group.throughput(Throughput::Bytes((2 * picks.len() * d) as u64));
+    group.bench_function(format!("rows_gathered/{}_of_{tokens}", picks.len()), |b| {
+        b.iter(|| black_box(Rows::Bf16(&keys).gather(&picks, d)))
+    });
+    drop(keys);
+    let (inputs, outputs) = (4096, 14_336);
+    let (x, w) = (noise(inputs), vec![bf16::from_f32(0.5); inputs * outputs]);
+    let mut out = vec![0.0; outputs];
+    group.throughput(Throughput::Bytes((2 * w.len()) as u64));
+    group.bench_function(format!("linear/1x{inputs}x{outputs}"), |b| {
+        b.iter(|| linear_rows(&x, &w, inputs, black_box(&mut out)))
+    });
+}
+
+criterion_group!(kernels, prefill, decode, linear, hyperplanes, hamming, select, score, memory);
 criterion_main!(kernels);

@@ -16,7 +16,7 @@ use crate::model::device::Device;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
-pub const RESULTS_VERSION: u32 = 3;
+pub const RESULTS_VERSION: u32 = 4;
 
 /// Raised whenever the engine on GPUs may give other records than before.
 const CUDA_VERSION: u32 = 1;

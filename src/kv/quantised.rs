@@ -5,7 +5,7 @@
 //! [`GROUP`] tokens. Asymmetric; rounded to nearest, or to one side where numbers are bounds; packed, so that bytes
 //! are what is really held.
 
-use crate::kernels::cpu::codes::{CodeGroup, CodeRange as Range, group_scores};
+use crate::kernels::cpu::codes::{CodeGroup, CodeRange as Range, Factors, group_scores};
 
 /// Tokens that share a column's range.
 pub use crate::kernels::cpu::codes::GROUP;
@@ -171,13 +171,13 @@ impl QuantisedRows {
     pub fn scores(&self, queries: &[f32], out: &mut [f32]) {
         let heads = queries.len() / self.columns;
         assert_eq!(out.len(), heads * self.tokens, "output shape");
-        let (mut codes, mut unpacked) = (&self.codes[..], Vec::new());
+        let (mut codes, mut factors) = (&self.codes[..], Factors::default());
         for (group, ranges) in self.ranges.chunks_exact(self.columns).enumerate() {
             let (first, bits) = (group * GROUP, self.bits);
             let tokens = (self.tokens - first).min(GROUP);
             let (own, rest) = codes.split_at(self.columns * (tokens * bits).div_ceil(8));
-            let group = CodeGroup { codes: own, ranges, bits, tokens };
-            group_scores(group, queries, &mut out[first..], self.tokens, &mut unpacked);
+            factors.set(queries, ranges);
+            group_scores(CodeGroup { codes: own, ranges, bits, tokens }, &factors, &mut out[first..], self.tokens);
             codes = rest;
         }
     }
@@ -190,24 +190,24 @@ impl QuantisedRows {
         assert_eq!(out.len(), queries.len() / self.columns * rows.len(), "output shape");
         let mut read = Read { bytes: (rows.len() * self.columns * self.bits).div_ceil(8), groups: 0 };
         let (per_byte, mask, mut last) = (8 / self.bits, (1u8 << self.bits) - 1, None);
-        let mut numbers = vec![(0.0, 0.0, 0.0); self.columns];
+        let (mut factors, mut own) = (Factors::default(), vec![0.0; self.columns]);
         for (i, row) in rows.iter().map(|row| *row as usize).enumerate() {
             assert!(row < self.tokens, "row out of range");
             let (group, place) = (row / GROUP, row % GROUP);
             if last.replace(group) != Some(group) {
                 read.groups += 1;
                 read.bytes += self.columns * std::mem::size_of::<Range>();
+                factors.set(queries, &self.ranges[group * self.columns..][..self.columns]);
             }
             let bytes_a_column = ((self.tokens - group * GROUP).min(GROUP) * self.bits).div_ceil(8);
             let codes = &self.codes[group * self.columns * GROUP * self.bits / 8..];
-            for (column, number) in numbers.iter_mut().enumerate() {
+            for (column, code) in own.iter_mut().enumerate() {
                 let byte = codes[column * bytes_a_column + place / per_byte];
-                let range = self.ranges[group * self.columns + column];
-                *number = (range.min, range.step, f32::from(byte >> (place % per_byte * self.bits) & mask));
+                *code = f32::from(byte >> (place % per_byte * self.bits) & mask);
             }
-            for (query, out) in queries.chunks_exact(self.columns).zip(out.chunks_exact_mut(rows.len())) {
-                let products = query.iter().zip(&numbers).map(|(q, (min, step, code))| q * min + q * step * code);
-                out[i] = products.fold(0.0, |sum, x| sum + x);
+            for (query, out) in out.chunks_exact_mut(rows.len()).enumerate() {
+                let steps = &factors.steps[query * self.columns..][..self.columns];
+                out[i] = steps.iter().zip(&own).fold(factors.least[query], |sum, (step, code)| sum + step * code);
             }
         }
         read
@@ -314,7 +314,8 @@ mod tests {
         let queries: Vec<f32> = (0..2 * columns).map(|i| (i as f32 * 0.7).cos()).collect();
         for bits in [2, 4] {
             let rows = QuantisedRows::new(&values, columns, bits);
-            let back = rows.to_f32();
+            let (back, mut all) = (rows.to_f32(), vec![f32::NAN; 2 * tokens]);
+            rows.scores(&queries, &mut all);
             for (some, groups) in [(vec![], 0), (vec![0, 1, 127], 1), (vec![3, 128, 131, 256, 299], 3), (vec![299], 1)]
             {
                 let mut scores = vec![f32::NAN; 2 * some.len()];
@@ -328,6 +329,7 @@ mod tests {
                         let row = &back[*row as usize * columns..][..columns];
                         let dot: f64 = query.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                         assert!((f64::from(scores[h * some.len() + i]) - dot).abs() < 1e-4, "{bits} bits, {some:?}");
+                        assert_eq!(scores[h * some.len() + i], all[h * tokens + some[i] as usize]);
                     }
                 }
             }

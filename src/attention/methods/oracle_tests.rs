@@ -1449,7 +1449,8 @@ fn random_draws_every_candidate_alike() {
     }
 }
 
-/// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three, a share is sorted out.
+/// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three; a share is sorted out
+/// of short rows, whose weights are written and read too.
 #[test]
 fn passes_over_scores_are_counted() {
     let scene = Scene::noise();
@@ -1459,9 +1460,9 @@ fn passes_over_scores_are_counted() {
         ("topk:k=17", GROUP * 289, 2),
         ("topk:k=17,per=kv_head", 289, 2),
         ("topk:k=0", 0, 2),
-        ("topp:p=0.5", GROUP * 289, 2 + 9),
+        ("topp:p=0.5", GROUP * 289, 7 + 9),
         ("quest:page=7,k=30", GROUP * 42, 2),
-        ("quest:page=7,pick=topp,per=kv_head", 42, 2 + 6),
+        ("quest:page=7,pick=topp,per=kv_head", 42, 7 + 6),
         ("oracle_sampling:budget=9", GROUP * 289, 3),
     ] {
         let method = Scene::method(spec, &policy);

@@ -10,6 +10,7 @@ use super::{Picker, ScoredRow};
 use crate::attention::{Params, Picks, Probe, Solved, Tuned};
 use crate::cost::Cost;
 use crate::error::UsageError;
+use crate::kernels::cpu::share::{share_passes, top_share};
 
 /// The smallest set of candidates with a share of the mass.
 pub(in crate::attention) struct TopShare {
@@ -29,34 +30,28 @@ impl TopShare {
     }
 }
 
-/// Candidates by weight, the heaviest first.
-struct Ranking {
-    /// Positions among the candidates.
-    order: Vec<u32>,
-    /// Weights of the first so many, the largest weight being 1.
-    covered: Vec<f64>,
-}
+/// Weights of the heaviest so many candidates, the largest weight being 1.
+struct Covered(Vec<f64>);
 
-impl Ranking {
-    /// From unscaled scores.
-    fn new(scores: &[f32], scale: f32) -> Self {
-        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-        order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
-        let max = order.first().map_or(0.0, |i| scores[*i as usize]);
+impl Covered {
+    /// By logits.
+    fn new(logits: &[f32]) -> Self {
+        let mut descending = logits.to_vec();
+        descending.sort_unstable_by(|a, b| b.total_cmp(a));
+        let max = descending.first().copied().unwrap_or(0.0);
         let mut total = 0.0;
-        let weights = order.iter().map(|i| f64::from((scale * (scores[*i as usize] - max)).exp()));
-        let covered = weights.map(|weight| {
-            total += weight;
+        let covered = descending.into_iter().map(|logit| {
+            total += f64::from((logit - max).exp());
             total
         });
-        Self { covered: covered.collect(), order }
+        Self(covered.collect())
     }
 
     /// How many of the heaviest it takes to cover a share `p`.
     fn needed(&self, p: f64) -> usize {
-        let all = self.order.len();
-        let total = self.covered.last().copied().unwrap_or(0.0);
-        if p < 1.0 { (self.covered.partition_point(|covered| *covered < p * total) + 1).min(all) } else { all }
+        let all = self.0.len();
+        let total = self.0.last().copied().unwrap_or(0.0);
+        if p < 1.0 { (self.0.partition_point(|covered| *covered < p * total) + 1).min(all) } else { all }
     }
 }
 
@@ -80,8 +75,8 @@ impl Picker for TopShare {
         let heads = probe.measure(|head| {
             let (mut needed, mut queries) = (vec![0.0; ladder().count()], 0.0);
             head.each_logits(|logits| {
-                let ranking = Ranking::new(logits, 1.0);
-                needed.iter_mut().zip(ladder()).for_each(|(sum, rung)| *sum += ranking.needed(share(rung)) as f64);
+                let covered = Covered::new(logits);
+                needed.iter_mut().zip(ladder()).for_each(|(sum, rung)| *sum += covered.needed(share(rung)) as f64);
                 queries += 1.0;
             });
             (needed, queries)
@@ -103,13 +98,8 @@ impl Picker for TopShare {
 
     /// Pages have as many tokens, so a page's share is that of its score.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
-        // Written, sorted in as many passes as halves can be merged, and summed up.
-        cost.select_bytes += row.pass() * (2 + u64::from(row.scores.len().next_power_of_two().trailing_zeros()));
-        let ranking = Ranking::new(row.scores, row.scale);
-        let needed = ranking.needed(self.p.value()).max(row.least).min(row.scores.len());
-        let mut pages = ranking.order[..needed].to_vec();
-        pages.sort_unstable();
-        Picks::softmax(row.tokens(&pages))
+        cost.select_bytes += row.pass() * share_passes(row.scores.len());
+        Picks::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
     }
 }
 
@@ -117,26 +107,20 @@ impl Picker for TopShare {
 mod tests {
     use super::*;
 
-    fn cover(p: f64, scores: &[f32], scale: f32) -> Vec<u32> {
-        let ranking = Ranking::new(scores, scale);
-        ranking.order[..ranking.needed(p)].to_vec()
-    }
-
+    /// The share that is solved for gives the number that was asked for only if steps pick as the ladder counts.
     #[test]
-    fn covers_the_share_with_no_token_to_spare() {
-        let scores: Vec<f32> = (0..200).map(|i| ((i * 37) % 101) as f32 / 10.0).collect();
-        let weights: Vec<f64> = scores.iter().map(|s| f64::from(*s * 0.5).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        for p in [0.01, 0.3, 0.9, 0.999] {
-            let picked = cover(p, &scores, 0.5);
-            let mass = |picked: &[u32]| picked.iter().map(|i| weights[*i as usize]).sum::<f64>() / total;
-            assert!(mass(&picked) >= p - 1e-5, "{p}: {}", mass(&picked));
-            assert!(mass(&picked[..picked.len() - 1]) < p + 1e-5, "{p}");
-            let least = picked.iter().map(|i| scores[*i as usize]).fold(f32::INFINITY, f32::min);
-            assert!((0..200u32).all(|i| picked.contains(&i) || scores[i as usize] <= least), "{p}");
+    fn the_ladder_counts_what_is_picked() {
+        for n in [200, 5000] {
+            let logits: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 / 20.0 + i as f32 * 1e-5).collect();
+            let covered = Covered::new(&logits);
+            for rung in ladder() {
+                let (counted, picked) = (covered.needed(share(rung)), top_share(&logits, 1.0, share(rung), 0).len());
+                // What rounds by so little that no share can tell.
+                let spare = if rung > 12.0 { n / 200 } else { 1 };
+                assert!(counted.abs_diff(picked) <= spare, "{n}, {rung}: {counted} counted, {picked} picked");
+            }
+            assert_eq!(covered.needed(1.0), n);
         }
-        assert_eq!(cover(1.0, &scores, 0.5).len(), 200);
-        assert_eq!(cover(0.5, &[0.0, 100.0, 0.0], 1.0), [1]);
-        assert!(cover(0.5, &[], 1.0).is_empty());
+        assert_eq!(Covered::new(&[]).needed(0.5), 0);
     }
 }

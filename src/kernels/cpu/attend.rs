@@ -105,10 +105,38 @@ dispatch! {
 
 /// Columns whose sums stay in registers while the rows go by.
 const SUMS: usize = 64;
+/// Columns of wider rows, whose sums stay in the nearest cache, so that of each row memory is read in long stretches.
+const WIDE: usize = 2048;
+
+/// Adds columns `first..first + sums.len()` of the weighted rows to `sums`, four rows at a time, each in its order.
+#[inline(always)]
+fn add_wide_rows<T: Elem>(data: &[T], d: usize, first: usize, tokens: &[u32], weights: &[f32], sums: &mut [f32]) {
+    let (fours, rest) = tokens.as_chunks::<4>();
+    let (weights_of_fours, weights_of_rest) = weights.as_chunks::<4>();
+    for (&[a, b, c, e], &[wa, wb, wc, we]) in fours.iter().zip(weights_of_fours) {
+        let (a, b) = (&data[a as usize * d + first..][..sums.len()], &data[b as usize * d + first..][..sums.len()]);
+        let (c, e) = (&data[c as usize * d + first..][..sums.len()], &data[e as usize * d + first..][..sums.len()]);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
+        }
+    }
+    for (&t, &w) in rest.iter().zip(weights_of_rest) {
+        let row = &data[t as usize * d + first..][..sums.len()];
+        for (sum, v) in sums.iter_mut().zip(row) {
+            *sum += w * v.to_f32();
+        }
+    }
+}
 
 #[inline(always)]
 unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(data: &[T], tokens: &[u32], weights: &[f32], out: &mut [f32]) {
     let d = out.len();
+    if d > WIDE {
+        for (first, sums) in (0..).step_by(WIDE).zip(out.chunks_mut(WIDE)) {
+            add_wide_rows(data, d, first, tokens, weights, sums);
+        }
+        return;
+    }
     let (blocks, rest) = out.as_chunks_mut::<SUMS>();
     for (first, sums) in (0..).step_by(SUMS).zip(blocks) {
         for (&t, &w) in tokens.iter().zip(weights) {
@@ -457,6 +485,25 @@ mod tests {
     fn assert_close(a: &[f32], b: &[f32], what: &str) {
         for (a, b) in a.iter().zip(b) {
             assert!((a - b).abs() < 2e-5, "{what}: {a} against {b}");
+        }
+    }
+
+    #[test]
+    fn weighted_rows_are_added_in_their_order_however_wide_they_are() {
+        for (d, n, count) in
+            [(20, 30, 9), (64, 9, 4), (200, 9, 7), (WIDE, 3, 2), (WIDE + 1, 9, 8), (3 * WIDE + 77, 7, 6)]
+        {
+            let (rows, weights) = (noise(n * d, 4), noise(count, 5));
+            let rows: Vec<bf16> = rows.into_iter().map(bf16::from_f32).collect();
+            let tokens: Vec<u32> = (0..count as u32).map(|i| i * 5 % n as u32).collect();
+            let mut out = noise(d, 6);
+            let mut expected = out.clone();
+            for (t, w) in tokens.iter().zip(&weights) {
+                let row = &rows[*t as usize * d..][..d];
+                expected.iter_mut().zip(row).for_each(|(sum, x)| *sum += w * x.to_f32());
+            }
+            weighted_list(Rows::Bf16(&rows), &tokens, &weights, &mut out);
+            assert_eq!(out, expected, "{count} of {n} rows of {d}");
         }
     }
 

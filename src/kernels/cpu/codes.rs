@@ -1,7 +1,8 @@
 //! Products of queries with rows whose numbers are codes of a few bits, stored column by column in groups of tokens.
 //!
-//! The loops are plain; they are compiled for each instruction set. Every sum goes over the columns in their order, so that
-//! all of them give the same bits.
+//! Codes are unpacked in registers, once for the queries of a group. Every sum goes over the columns in their order, and
+//! factors are rounded to where products with a code are exact, so that all instruction sets give the same bits, whether they
+//! fuse a multiplication with an addition or not.
 
 use super::simd::{Simd, dispatch};
 
@@ -30,86 +31,169 @@ pub struct CodeGroup<'a> {
     pub tokens: usize,
 }
 
-impl CodeGroup<'_> {
-    /// Codes of all columns as numbers, `[column][GROUP]`, zeros behind the last token.
+/// By what the codes of a group are multiplied, for some queries.
+#[derive(Debug, Clone, Default)]
+pub struct Factors {
+    /// `Σ_column query · min` of each query.
+    pub least: Vec<f32>,
+    /// `query · step`, `[query][column]`, in so many bits fewer than a number has that a product with a code is exact.
+    pub steps: Vec<f32>,
+}
+
+impl Factors {
+    /// Those of `queries: [query][ranges.len()]`.
     ///
     /// # Panics
-    /// If there are fewer codes than tokens and columns, or another number of bits.
-    #[inline(always)]
-    fn unpack(&self, out: &mut Vec<f32>) {
-        out.clear();
-        out.resize(self.ranges.len() * GROUP, 0.0);
-        let bytes = (self.tokens * self.bits).div_ceil(8);
-        // In two steps, each of which the compiler makes vectors of.
-        let mut whole = [0u8; GROUP];
-        for (column, out) in out.chunks_exact_mut(GROUP).enumerate() {
-            let codes = &self.codes[column * bytes..(column + 1) * bytes];
-            match self.bits {
-                4 => {
-                    for (pair, byte) in whole.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-                        *pair = [byte & 15, byte >> 4];
-                    }
-                }
-                2 => {
-                    for (four, byte) in whole.as_chunks_mut::<4>().0.iter_mut().zip(codes) {
-                        *four = [byte & 3, byte >> 2 & 3, byte >> 4 & 3, byte >> 6];
-                    }
-                }
-                _ => unreachable!("2 or 4 bits"),
+    /// If the queries are not whole.
+    pub fn set(&mut self, queries: &[f32], ranges: &[CodeRange]) {
+        assert!(queries.len().is_multiple_of(ranges.len()), "whole queries");
+        self.least.clear();
+        self.steps.clear();
+        for query in queries.chunks_exact(ranges.len()) {
+            let mut least = 0.0;
+            for (q, range) in query.iter().zip(ranges) {
+                least += q * range.min;
             }
-            for (out, code) in out.iter_mut().zip(whole) {
-                *out = f32::from(code);
-            }
+            self.least.push(least);
+            self.steps.extend(query.iter().zip(ranges).map(|(q, range)| shortened(q * range.step)));
         }
     }
 }
 
+/// The nearest number whose last four bits are zeros: a product with a code of four bits or fewer is then exact, so that it
+/// does not matter whether adding it is fused with it.
+#[inline(always)]
+fn shortened(x: f32) -> f32 {
+    const SPARE: u32 = 15;
+    f32::from_bits(x.to_bits().wrapping_add(SPARE / 2 + 1) & !SPARE)
+}
+
+/// `out[query][token] = Σ_column query · min + Σ_column query · step · code`, `stride` numbers from one query to the next,
+/// for the queries and ranges that `factors` were set for.
+///
+/// # Panics
+/// If the slices do not have these shapes, or codes have another number of bits.
+pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [f32], stride: usize) {
+    let (columns, queries) = (group.ranges.len(), factors.least.len());
+    assert!(group.tokens <= GROUP && factors.steps.len() == queries * columns, "a group and its factors");
+    let (bytes, whole) = ((group.tokens * group.bits).div_ceil(8), GROUP * group.bits / 8);
+    assert!(group.codes.len() >= columns * bytes, "codes of every column");
+    if bytes == whole {
+        return all_sums(group.codes, group.bits, factors, group.tokens, out, stride);
+    }
+    // Vectors of codes are read: the last group is filled up.
+    let mut filled = vec![0; columns * whole];
+    for (to, from) in filled.chunks_exact_mut(whole).zip(group.codes.chunks_exact(bytes)) {
+        to[..bytes].copy_from_slice(from);
+    }
+    all_sums(&filled, group.bits, factors, group.tokens, out, stride);
+}
+
 dispatch! {
-    /// `out[query][token] = Σ_column (query · min + query · step · code)`, `stride` numbers from one query to the next.
-    /// `unpacked` is room for the codes.
-    ///
-    /// # Panics
-    /// If the slices do not have these shapes.
-    pub fn group_scores[](
-        group: CodeGroup<'_>, queries: &[f32], out: &mut [f32], stride: usize, unpacked: &mut Vec<f32>,
-    ) = group_scores_kernel
+    /// Sums of whole groups, of which the first `tokens` are put out.
+    fn all_sums[](codes: &[u8], bits: usize, factors: &Factors, tokens: usize, out: &mut [f32], stride: usize)
+        = all_sums_kernel
 }
 
 #[inline(always)]
-unsafe fn group_scores_kernel<S: Simd>(
-    group: CodeGroup<'_>,
-    queries: &[f32],
+unsafe fn all_sums_kernel<S: Simd>(
+    codes: &[u8],
+    bits: usize,
+    factors: &Factors,
+    tokens: usize,
     out: &mut [f32],
     stride: usize,
-    unpacked: &mut Vec<f32>,
 ) {
-    /// Vectors whose sums stay in registers while the columns go by.
-    const SUMS: usize = 8;
-    let columns = group.ranges.len();
-    assert!(group.tokens <= GROUP && queries.len().is_multiple_of(columns), "a group and whole queries");
-    group.unpack(unpacked);
-    let mut sums = [0.0f32; GROUP];
-    for (at, query) in queries.chunks_exact(columns).enumerate() {
-        for first in (0..GROUP).step_by(SUMS * S::LANES) {
-            // SAFETY: a group is whole blocks of sums for every `S`, whose `LANES` divide 16; the codes hold a group for
-            // each column. The CPU supports `S` (caller).
-            unsafe {
-                let mut block = [S::splat(0.0); SUMS];
-                for (column, (q, range)) in query.iter().zip(group.ranges).enumerate() {
-                    let (offset, factor) = (S::splat(q * range.min), S::splat(q * range.step));
-                    let codes = unpacked.as_ptr().add(column * GROUP + first);
-                    for (i, sum) in block.iter_mut().enumerate() {
-                        let product = S::mul(factor, S::load(codes.add(i * S::LANES)));
-                        let term = S::add(offset, product);
-                        *sum = if column == 0 { term } else { S::add(*sum, term) };
+    let mut query = 0;
+    while query < factors.least.len() {
+        let left = factors.least.len() - query;
+        // SAFETY: so many queries are left; the CPU supports `S` (caller).
+        let took = unsafe {
+            match (bits, left) {
+                // As many as have their sums in registers.
+                (4, 4..) if S::LANES == 16 => sums::<S, 2, 4>(codes, factors, query, tokens, out, stride),
+                (4, 2..) => sums::<S, 2, 2>(codes, factors, query, tokens, out, stride),
+                (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, stride),
+                (2, 2..) if S::LANES == 16 => sums::<S, 4, 2>(codes, factors, query, tokens, out, stride),
+                (2, _) => sums::<S, 4, 1>(codes, factors, query, tokens, out, stride),
+                _ => unreachable!("2 or 4 bits"),
+            }
+        };
+        query += took;
+    }
+}
+
+/// The sums of `QUERIES` queries from `first_query` on, with `PER_BYTE` codes to a byte. Returns how many queries.
+///
+/// # Safety
+/// The CPU supports `S`.
+#[inline(always)]
+unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
+    codes: &[u8],
+    factors: &Factors,
+    first_query: usize,
+    tokens: usize,
+    out: &mut [f32],
+    stride: usize,
+) -> usize {
+    let bytes = GROUP / PER_BYTE;
+    let columns = factors.steps.len() / factors.least.len();
+    assert!(codes.len() >= columns * bytes && first_query + QUERIES <= factors.least.len(), "whole groups");
+    let least = &factors.least[first_query..first_query + QUERIES];
+    let steps = &factors.steps[first_query * columns..][..QUERIES * columns];
+    let mut scores = [[0.0f32; GROUP]; QUERIES];
+    for first in (0..bytes).step_by(2 * S::LANES) {
+        // SAFETY: lanes divide 16, and a column has 32 or 64 bytes, so both vectors lie in every column, and their codes
+        // in the group; factors were just counted. The CPU supports `S` (caller).
+        unsafe {
+            let mut sums = [[[S::splat(0.0); PER_BYTE]; 2]; QUERIES];
+            for (sums, least) in sums.iter_mut().zip(least) {
+                *sums = [[S::splat(*least); PER_BYTE]; 2];
+            }
+            for column in 0..columns {
+                let own = codes.as_ptr().add(column * bytes + first);
+                let codes = [S::load_codes::<PER_BYTE>(own), S::load_codes::<PER_BYTE>(own.add(S::LANES))];
+                for (query, sums) in sums.iter_mut().enumerate() {
+                    let step = S::splat(*steps.get_unchecked(query * columns + column));
+                    for (sums, codes) in sums.iter_mut().zip(codes) {
+                        for (sum, code) in sums.iter_mut().zip(codes) {
+                            *sum = S::fma(step, code, *sum);
+                        }
                     }
                 }
-                for (i, sum) in block.iter().enumerate() {
-                    S::store(sums.as_mut_ptr().add(first + i * S::LANES), *sum);
-                }
+            }
+            for (scores, sums) in scores.iter_mut().zip(sums) {
+                let to = scores.as_mut_ptr().add(first * PER_BYTE);
+                store_in_turn::<S, PER_BYTE>(to, sums[0]);
+                store_in_turn::<S, PER_BYTE>(to.add(S::LANES * PER_BYTE), sums[1]);
             }
         }
-        out[at * stride..][..group.tokens].copy_from_slice(&sums[..group.tokens]);
+    }
+    for (query, scores) in scores.iter().enumerate() {
+        out[(first_query + query) * stride..][..tokens].copy_from_slice(&scores[..tokens]);
+    }
+    QUERIES
+}
+
+/// Stores the first lane of each vector, then the second of each, and so on.
+///
+/// # Safety
+/// `PER_BYTE · LANES` numbers are writable at `to`, `PER_BYTE` is 2 or 4, and the CPU supports `S`.
+#[inline(always)]
+unsafe fn store_in_turn<S: Simd, const PER_BYTE: usize>(to: *mut f32, v: [S::V; PER_BYTE]) {
+    // SAFETY: the caller's.
+    unsafe {
+        if PER_BYTE == 2 {
+            let [low, high] = S::interleave(v[0], v[1]);
+            S::store(to, low);
+            return S::store(to.add(S::LANES), high);
+        }
+        let (even, odd) = (S::interleave(v[0], v[2 % PER_BYTE]), S::interleave(v[1], v[3 % PER_BYTE]));
+        for half in 0..2 {
+            let [low, high] = S::interleave(even[half], odd[half]);
+            S::store(to.add(2 * half * S::LANES), low);
+            S::store(to.add((2 * half + 1) * S::LANES), high);
+        }
     }
 }
 
@@ -119,28 +203,45 @@ mod tests {
 
     #[test]
     fn sums_go_over_columns_in_their_order_to_the_bit() {
-        for (bits, tokens, columns) in [(4usize, 128, 32), (4, 77, 5), (2, 128, 3), (2, 1, 1), (4, 2, 40)] {
+        let shapes =
+            [(4usize, 128, 32, 4), (4, 77, 5, 3), (2, 128, 3, 7), (2, 1, 1, 1), (4, 2, 40, 2), (2, 126, 32, 9)];
+        for (bits, tokens, columns, count) in shapes {
             let bytes = (tokens * bits).div_ceil(8);
             let codes: Vec<u8> = (0..bytes * columns).map(|i| (i * 151 + 7) as u8).collect();
             let range = |i: usize| CodeRange { min: (i as f32 * 0.7).sin(), step: 0.01 + (i as f32 * 1.3).cos().abs() };
             let ranges: Vec<CodeRange> = (0..columns).map(range).collect();
-            let queries: Vec<f32> = (0..3 * columns).map(|i| (i as f32 * 2.1).sin() * 5.0).collect();
+            let queries: Vec<f32> = (0..count * columns).map(|i| (i as f32 * 2.1).sin() * 5.0).collect();
             let stride = tokens + 9;
-            let mut out = vec![f32::NAN; 3 * stride];
-            let group = CodeGroup { codes: &codes, ranges: &ranges, bits, tokens };
-            group_scores(group, &queries, &mut out, stride, &mut vec![7.0; 3]);
+            let mut out = vec![f32::NAN; count * stride];
+            let mut factors = Factors { least: vec![7.0; 3], steps: vec![7.0; 3] };
+            factors.set(&queries, &ranges);
+            group_scores(CodeGroup { codes: &codes, ranges: &ranges, bits, tokens }, &factors, &mut out, stride);
             for (query, row) in queries.chunks(columns).zip(out.chunks(stride)) {
+                let mut least = 0.0f32;
+                query.iter().zip(&ranges).for_each(|(q, range)| least += q * range.min);
                 for (token, score) in row[..tokens].iter().enumerate() {
                     let code = |column: usize| {
                         let bit = token * bits;
                         let byte = codes[column * bytes + bit / 8];
                         f32::from(byte >> (bit % 8) & ((1 << bits) - 1))
                     };
-                    let term = |column: usize| {
-                        query[column] * ranges[column].min + query[column] * ranges[column].step * code(column)
+                    let step = |column: usize| {
+                        // The nearest number with four bits fewer, by arithmetic.
+                        let x = f64::from(query[column] * ranges[column].step);
+                        if x == 0.0 {
+                            return 0.0;
+                        }
+                        let unit = 2f64.powi(x.abs().log2().floor() as i32 - 19);
+                        ((x.abs() / unit + 0.5).floor() * unit).copysign(x) as f32
                     };
-                    let expected = (1..columns).fold(term(0), |sum, column| sum + term(column));
+                    let expected = (0..columns).fold(least, |sum, column| sum + step(column) * code(column));
                     assert_eq!(score.to_bits(), expected.to_bits(), "{bits} bits, token {token} of {tokens}");
+                    let exact = (0..columns).fold(0.0f64, |sum, column| {
+                        let value =
+                            f64::from(ranges[column].min) + f64::from(ranges[column].step) * f64::from(code(column));
+                        sum + f64::from(query[column]) * value
+                    });
+                    assert!((f64::from(*score) - exact).abs() < 1e-3, "{score} for {exact}");
                 }
                 assert!(row[tokens..].iter().all(|x| x.is_nan()), "nothing is written behind the last token");
             }

@@ -15,6 +15,10 @@ const PARALLEL_WORK: usize = 1 << 22;
 /// while the weights stream past. Part of the order of summation: partial sums are per column block.
 const ROW_BLOCK: usize = 64;
 const COLUMN_BLOCK: usize = 1024;
+/// Bytes from what is multiplied to what is asked for meanwhile.
+const AHEAD: usize = 8192;
+/// Bytes of four rows below which nothing is asked for: what takes time there are sums over lanes.
+const NARROW: usize = 512;
 
 /// `out[r][o] = Σ_c x[r][c] · w[o][c]` for `x: [rows][columns]`, `w: [outputs][columns]`.
 ///
@@ -63,9 +67,19 @@ dispatch! {
 
 #[inline(always)]
 unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+    /// Rows from what is multiplied to what is asked for.
+    const ROWS_AHEAD: usize = 16;
+    const LINE: usize = 64;
     let d = query.len();
-    for (tokens, out) in tokens.chunks(4).zip(out.chunks_mut(4)) {
-        let row = |i: usize| tokens[i.min(tokens.len() - 1)] as usize;
+    for ((first, four), out) in (0..).step_by(4).zip(tokens.chunks(4)).zip(out.chunks_mut(4)) {
+        for later in tokens.iter().skip(first + ROWS_AHEAD).take(4) {
+            let row = keys.as_ptr().wrapping_add(*later as usize * d).cast::<u8>();
+            for byte in (0..d * T::BYTES).step_by(LINE) {
+                // SAFETY: an address that need not exist; the CPU supports `S` (caller).
+                unsafe { S::prefetch(row.wrapping_add(byte)) };
+            }
+        }
+        let row = |i: usize| four[i.min(four.len() - 1)] as usize;
         for (first, span) in (0..d).step_by(COLUMN_BLOCK).map(|first| (first, COLUMN_BLOCK.min(d - first))) {
             let starts = std::array::from_fn(|i| row(i) * d + first);
             // SAFETY: the CPU supports `S` (caller); the public function checked that these rows exist.
@@ -119,7 +133,7 @@ unsafe fn dots_kernel<S: Simd, T: Elem>(x: &[f32], w: &[T], columns: usize, out:
                 let block = Block { x, w, columns, span: spans(first_column), outputs, out };
                 // SAFETY: the CPU supports `S` (caller); the row and the outputs exist.
                 unsafe {
-                    block.ahead::<S>(o + 4);
+                    block.ahead::<S>(o);
                     block.tile::<S, 1>(0, o);
                 }
             }
@@ -158,6 +172,8 @@ impl<T: Elem> Block<'_, T> {
     #[inline(always)]
     unsafe fn multiply<S: Simd>(&self, rows: usize) {
         for o in (0..self.outputs).step_by(4) {
+            // SAFETY: the caller's.
+            unsafe { self.ahead::<S>(o) };
             let mut r = 0;
             while r < rows {
                 // SAFETY: `r..r + R` are among `rows`, `o` is an output; the rest is the caller's.
@@ -177,13 +193,19 @@ impl<T: Elem> Block<'_, T> {
         }
     }
 
-    /// Asks for this span of four outputs from `o` on, as far as there are so many.
+    /// Asks for this span of four outputs that come after those from `o` on, as far as there are so many: the next ones, or
+    /// some further on if rows are narrow.
     ///
     /// # Safety
     /// The CPU supports `S`.
     #[inline(always)]
     unsafe fn ahead<S: Simd>(&self, o: usize) {
         const LINE: usize = 64;
+        let of_four = 4 * self.span.len() * T::BYTES;
+        if of_four < NARROW {
+            return;
+        }
+        let o = o + 4 * (AHEAD / of_four).max(1);
         for output in o..(o + 4).min(self.outputs) {
             let row = self.w.as_ptr().wrapping_add(output * self.columns + self.span.start).cast::<u8>();
             for byte in (0..self.span.len() * T::BYTES).step_by(LINE) {

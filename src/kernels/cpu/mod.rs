@@ -6,6 +6,7 @@
 pub mod attend;
 pub mod codes;
 pub mod elementwise;
+pub mod fetch;
 pub mod hamming;
 pub mod hyperplanes;
 pub mod linear;
@@ -13,6 +14,7 @@ pub mod matmul;
 pub mod prefill;
 pub mod roof;
 pub mod rows;
+pub mod share;
 mod simd;
 pub mod softmax;
 pub mod topk;

@@ -25,6 +25,11 @@ pub trait Simd: Copy + 'static {
     unsafe fn load(ptr: *const f32) -> Self::V;
     unsafe fn load_f16(ptr: *const u16) -> Self::V;
     unsafe fn load_bf16(ptr: *const u16) -> Self::V;
+    /// Codes of `8 / PER_BYTE` bits, whose lowest bits come first, of `LANES` bytes: the first of each byte, the second of
+    /// each, and so on.
+    unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE];
+    /// Lanes of both in turn: those of the lower halves, then those of the upper ones.
+    unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2];
     unsafe fn store(ptr: *mut f32, v: Self::V);
     /// `a * b + c`
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -133,6 +138,17 @@ impl Simd for Portable {
         raw.map(|x| f32::from_bits((x as u32) << 16))
     }
     #[inline(always)]
+    unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [Self::V; PER_BYTE] {
+        // SAFETY: caller's contract: 8 readable bytes; the read is unaligned.
+        let bytes = unsafe { ptr.cast::<[u8; 8]>().read_unaligned() };
+        let bits = 8 / PER_BYTE;
+        std::array::from_fn(|i| bytes.map(|byte| f32::from(byte >> (i * bits) & ((1 << bits) - 1))))
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        [[a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]], [a[4], b[4], a[5], b[5], a[6], b[6], a[7], b[7]]]
+    }
+    #[inline(always)]
     unsafe fn store(ptr: *mut f32, v: Self::V) {
         // SAFETY: caller's contract: 8 writable elements; the write is unaligned.
         unsafe { ptr.cast::<[f32; 8]>().write_unaligned(v) }
@@ -217,6 +233,27 @@ mod x86 {
             unsafe {
                 let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [__m512; PER_BYTE] {
+            unsafe {
+                let bits = 8 / PER_BYTE as i32;
+                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast()));
+                let mut codes = [_mm512_setzero_ps(); PER_BYTE];
+                for (i, codes) in codes.iter_mut().enumerate() {
+                    let own = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(i as i32 * bits));
+                    *codes = _mm512_cvtepi32_ps(_mm512_and_si512(own, _mm512_set1_epi32((1 << bits) - 1)));
+                }
+                codes
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m512, b: __m512) -> [__m512; 2] {
+            unsafe {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+                [_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b)]
             }
         }
         #[inline(always)]
@@ -384,6 +421,26 @@ mod x86 {
             unsafe {
                 let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast()));
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_codes<const PER_BYTE: usize>(ptr: *const u8) -> [__m256; PER_BYTE] {
+            unsafe {
+                let bits = 8 / PER_BYTE as i32;
+                let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast()));
+                let mut codes = [_mm256_setzero_ps(); PER_BYTE];
+                for (i, codes) in codes.iter_mut().enumerate() {
+                    let own = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(i as i32 * bits));
+                    *codes = _mm256_cvtepi32_ps(_mm256_and_si256(own, _mm256_set1_epi32((1 << bits) - 1)));
+                }
+                codes
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m256, b: __m256) -> [__m256; 2] {
+            unsafe {
+                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
             }
         }
         #[inline(always)]
@@ -621,6 +678,39 @@ mod tests {
             count += mask.count_ones() as usize;
         }
         (values[..count].to_vec(), places[..count].to_vec())
+    }
+
+    dispatch! {
+        /// Codes of each byte's bits from the lowest on, two and four a byte, in turn.
+        fn unpacked[](bytes: &[u8; 16]) -> [Vec<f32>; 2] = unpacked_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn unpacked_kernel<S: Simd>(bytes: &[u8; 16]) -> [Vec<f32>; 2] {
+        let (mut two, mut four) = (vec![f32::NAN; 2 * S::LANES], vec![f32::NAN; 4 * S::LANES]);
+        // SAFETY: no more than sixteen lanes, and as many vectors as are stored; the CPU supports `S` (caller).
+        unsafe {
+            let [a, b] = S::load_codes::<2>(bytes.as_ptr());
+            for (i, v) in S::interleave(a, b).into_iter().enumerate() {
+                S::store(two.as_mut_ptr().add(i * S::LANES), v);
+            }
+            for (i, v) in S::load_codes::<4>(bytes.as_ptr()).into_iter().enumerate() {
+                S::store(four.as_mut_ptr().add(i * S::LANES), v);
+            }
+        }
+        [two, four]
+    }
+
+    #[test]
+    fn codes_of_bytes_are_their_bits() {
+        let bytes = std::array::from_fn(|i| (i * 151 + 7) as u8);
+        let [two, four] = unpacked(&bytes);
+        let code = |byte: u8, first: usize, bits: usize| f32::from(byte >> first & ((1 << bits) - 1));
+        let expected: Vec<f32> =
+            bytes[..lanes()].iter().flat_map(|byte| [code(*byte, 0, 4), code(*byte, 4, 4)]).collect();
+        assert_eq!(two, expected);
+        let each = |i: usize| bytes[..lanes()].iter().map(move |byte| code(*byte, 2 * i, 2));
+        assert_eq!(four, (0..4).flat_map(each).collect::<Vec<_>>());
     }
 
     dispatch! {

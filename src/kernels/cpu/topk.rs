@@ -18,29 +18,49 @@ pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     if k == 0 {
         return Vec::new();
     }
-    let Found { mut positions, keys } = candidates(scores, k);
-    if positions.len() > k {
-        let least = largest(&keys, k);
-        let mut equal = k - keys.iter().filter(|key| **key > least).count();
-        let mut keys = keys.iter();
-        positions.retain(|_| match keys.next() {
-            Some(key) if *key == least && equal > 0 => {
-                equal -= 1;
-                true
-            }
-            Some(key) => *key > least,
-            None => false,
-        });
+    let found = candidates(scores, k);
+    if found.positions.len() == k {
+        return found.positions;
     }
-    positions
+    let key = largest(&found.keys, k);
+    let equal = k - found.keys.iter().filter(|other| **other > key).count();
+    found.keep(Cut { key, equal })
 }
 
 /// Positions, ascending, of scores that may be among the largest, and what each is [ordered] by.
 ///
 /// [ordered]: ordered
-struct Found {
-    positions: Vec<u32>,
-    keys: Vec<u32>,
+pub(super) struct Found {
+    pub positions: Vec<u32>,
+    pub keys: Vec<u32>,
+}
+
+/// Where those that are picked end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cut {
+    /// What the last one is [ordered] by.
+    ///
+    /// [ordered]: ordered
+    pub key: u32,
+    /// How many that are equal to it are picked, the first ones.
+    pub equal: usize,
+}
+
+impl Found {
+    /// Positions down to a cut.
+    pub fn keep(self, cut: Cut) -> Vec<u32> {
+        let Self { mut positions, keys } = self;
+        let (mut keys, mut equal) = (keys.iter(), cut.equal);
+        positions.retain(|_| match keys.next() {
+            Some(key) if *key == cut.key && equal > 0 => {
+                equal -= 1;
+                true
+            }
+            Some(key) => *key > cut.key,
+            None => false,
+        });
+        positions
+    }
 }
 
 /// At least `k` scores that no other exceeds.
@@ -51,6 +71,11 @@ fn candidates(scores: &[f32], k: usize) -> Found {
             return found;
         }
     }
+    all(scores)
+}
+
+/// Every score.
+pub(super) fn all(scores: &[f32]) -> Found {
     let keys = scores.iter().map(|score| ordered(*score)).collect();
     Found { positions: (0..scores.len() as u32).collect(), keys }
 }
@@ -71,7 +96,7 @@ fn bound(scores: &[f32], k: usize) -> Option<f32> {
 }
 
 /// Bits that order as the numbers do; not-a-number is the smallest.
-fn ordered(score: f32) -> u32 {
+pub(super) fn ordered(score: f32) -> u32 {
     let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
     let bits = score.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
@@ -106,7 +131,7 @@ unsafe fn largest_kernel<S: Simd>(keys: &[u32], k: usize) -> u32 {
 
 dispatch! {
     /// Every score above `bound`, which is finite.
-    fn above[](scores: &[f32], bound: f32) -> Found = above_kernel
+    pub(super) fn above[](scores: &[f32], bound: f32) -> Found = above_kernel
 }
 
 #[inline(always)]

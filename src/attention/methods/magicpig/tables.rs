@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::kernels::cpu::fetch::ask_for;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
 
 /// How many tables of how many bits.
@@ -218,6 +219,9 @@ pub(super) struct Buckets<N> {
 }
 
 impl<N: TokenNumber> Buckets<N> {
+    /// Buckets between the one that is visited and the one that is asked for: each is a place of its own in memory.
+    const AHEAD: usize = 16;
+
     fn sort(codes: &Codes) -> Self {
         let (shape, tokens) = (codes.shape, codes.tokens);
         let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
@@ -238,12 +242,22 @@ impl<N: TokenNumber> Buckets<N> {
             table * self.tokens + self.bounds[at].widen()..table * self.tokens + self.bounds[at + 1].widen()
         };
         let buckets: Vec<Range<usize>> = (0..self.shape.tables).map(bucket).collect();
+        buckets.iter().take(Self::AHEAD).for_each(|bucket| self.ask_for(bucket));
         let mut read = 0;
-        for bucket in buckets {
+        for (table, bucket) in buckets.iter().enumerate() {
+            if let Some(later) = buckets.get(table + Self::AHEAD) {
+                self.ask_for(later);
+            }
             read += 2 + bucket.len();
-            self.sorted[bucket].iter().for_each(|t| visit(t.widen()));
+            self.sorted[bucket.clone()].iter().for_each(|t| visit(t.widen()));
         }
         read * size_of::<N>()
+    }
+
+    /// Asks for the tokens of a bucket that will be visited: as many as do not come by themselves once the first are read.
+    fn ask_for(&self, bucket: &Range<usize>) {
+        const MOST: usize = 128;
+        ask_for(&self.sorted[bucket.start..bucket.end.min(bucket.start + MOST)]);
     }
 }
 
@@ -300,8 +314,9 @@ impl CollisionCounter {
         let read = tables.visit_collisions(sides, |token| hits[token] = hits[token].saturating_add(1));
         *bytes += read as u64;
         let mut sampled = Vec::new();
-        for (first, counts) in (0u32..).step_by(Self::WORD).zip(hits.chunks_exact(Self::WORD)) {
-            let mut enough = at_least(counts, least);
+        let words = hits.as_chunks::<{ Self::WORD }>().0;
+        for (first, counts) in (0u32..).step_by(Self::WORD).zip(words) {
+            let mut enough = at_least(u64::from_le_bytes(*counts), least);
             while enough != 0 {
                 sampled.push(first + enough.trailing_zeros() / u8::BITS);
                 enough &= enough - 1;
@@ -313,9 +328,8 @@ impl CollisionCounter {
 }
 
 /// The highest bit of every byte that is `least` or more, of a word of `counts`.
-fn at_least(counts: &[u8], least: u8) -> u64 {
+fn at_least(counts: u64, least: u8) -> u64 {
     let (ones, highest) = (CollisionCounter::ONES, CollisionCounter::HIGHEST);
-    let counts = counts.iter().rev().fold(0, |word, count| (word << u8::BITS) | u64::from(*count));
     // With its highest bit set no byte borrows from the next; one that had it is enough without.
     (((counts | highest) - ones * u64::from(least)) | counts) & highest
 }

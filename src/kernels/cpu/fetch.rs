@@ -1,0 +1,38 @@
+//! Asking for memory before it is read.
+
+/// Bytes that come from memory together.
+const LINE: usize = 64;
+
+/// Asks for `items`, which will be read soon, so that reads of many places far apart wait for memory together rather than one
+/// after the other. Changes nothing but times; does nothing on processors other than x86-64.
+#[inline(always)]
+pub fn ask_for<T>(items: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let first = items.as_ptr().cast::<i8>();
+        // The first line is entered somewhere in its middle.
+        let before = first.addr() % LINE;
+        for byte in (0..size_of_val(items) + before).step_by(LINE) {
+            // SAFETY: a hint reads nothing, whatever the address, and every x86-64 has the instruction.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(byte).wrapping_sub(before)) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (items, LINE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ask_for;
+
+    #[test]
+    fn whatever_is_asked_for_stays_what_it_is() {
+        let numbers: Vec<u16> = (0..1000).collect();
+        for (first, last) in [(0, 0), (0, 1), (3, 40), (999, 1000), (0, 1000)] {
+            ask_for(&numbers[first..last]);
+        }
+        ask_for(&[(); 3]);
+        assert_eq!(numbers, (0..1000).collect::<Vec<u16>>());
+    }
+}
