@@ -79,40 +79,28 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     // Of channels 8 (8p + g) + 2e (0 and 1) and the next (2 and 3), for queries 2t and 2t + 1.
     float out[VALUE_PIECES][4][4] = {};
     const float factor = scale * numbers::LOG2_E;
-    Halves key[2][KEY_PIECES], value[4][VALUE_PIECES];
-    auto load_keys = [&](uint32_t row) {
-        if (given) return;
+    uint32_t start = span_index * unit.span + warp * TILE;
+    uint32_t row = start < end ? row_of(start + lane % TILE) : 0;
+    for (; start < end; start += WARPS * TILE) {
+        Halves key[2][KEY_PIECES], value[4][VALUE_PIECES];
+        if (!given) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const T* from = keys.row(__shfl_sync(~0u, row, 8 * j + g));
+            for (int j = 0; j < 2; ++j) {
+                const T* from = keys.row(__shfl_sync(~0u, row, 8 * j + g));
 #pragma unroll
-            for (int c = 0; c < KEY_PIECES; ++c) key[j][c] = load_once(from + (c * 4 + t) * PIECE);
+                for (int c = 0; c < KEY_PIECES; ++c) key[j][c] = load_once(from + (c * 4 + t) * PIECE);
+            }
         }
-    };
-    auto load_values = [&](uint32_t row) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
             const T* from = values.row(__shfl_sync(~0u, row, 2 * t + x % 2 + x / 2 * 8));
 #pragma unroll
             for (int p = 0; p < VALUE_PIECES; ++p) value[x][p] = load_once(from + (p * 8 + g) * PIECE);
         }
-    };
-    // Keys and values of the next tile are asked for as soon as those of this one have been used, and the rows of the one behind
-    // it before that: a warp always waits for what was asked for long ago.
-    constexpr uint32_t STEP = WARPS * TILE;
-    uint32_t start = span_index * unit.span + warp * TILE, row = 0;
-    if (start < end) {
-        const uint32_t first = row_of(start + lane % TILE);
-        row = row_of(start + STEP + lane % TILE);
-        load_keys(first);
-        load_values(first);
-    }
-    for (; start < end; start += STEP) {
-        const bool more = start + STEP < end;
         float extra = 0.0f;
         if (unit.weights) extra = extra_of(start + lane % TILE);
-        uint32_t row_behind = row;
-        if (more) row_behind = row_of(start + 2 * STEP + lane % TILE);
+        // The next tile's rows are on their way while this one is worked on.
+        if (start + WARPS * TILE < end) row = row_of(start + WARPS * TILE + lane % TILE);
 
         // Tokens 8j + 2t and the next.
         float weight[2][2];
@@ -127,21 +115,18 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
                 }
         } else {
             float top = -CUDART_INF_F;
-            float scores[2][4] = {};
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int c = 0; c < KEY_PIECES; ++c) {
-                    multiply<T>(scores[j], q[c].words[0], 0, q[c].words[1], 0, key[j][c].words[0], key[j][c].words[1]);
-                    multiply<T>(scores[j], q[c].words[2], 0, q[c].words[3], 0, key[j][c].words[2], key[j][c].words[3]);
-                }
-            if (more) load_keys(row);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
+                float scores[4] = {};
+#pragma unroll
+                for (int c = 0; c < KEY_PIECES; ++c) {
+                    multiply<T>(scores, q[c].words[0], 0, q[c].words[1], 0, key[j][c].words[0], key[j][c].words[1]);
+                    multiply<T>(scores, q[c].words[2], 0, q[c].words[3], 0, key[j][c].words[2], key[j][c].words[3]);
+                }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int token = 8 * j + 2 * t + i;
-                    float logit = scores[j][i] * factor;
+                    float logit = scores[i] * factor;
                     if (unit.weights) logit -= __shfl_sync(~0u, extra, token) * numbers::LOG2_E;
                     weight[j][i] = start + token < end ? logit : -CUDART_INF_F;
                     top = fmaxf(top, weight[j][i]);
@@ -184,8 +169,6 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
                 multiply<T>(out[p][e], a0, a1, a2, a3, high[0], high[1]);
                 multiply<T>(out[p][e], a0, a1, a2, a3, low[0], low[1]);
             }
-        if (more) load_values(row);
-        row = row_behind;
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);

@@ -29,22 +29,26 @@ __device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
     return static_cast<float>(mixed(mixed(place ^ ties.low) ^ ties.high) >> (32 - ties.levels)) * ties.unit;
 }
 
-// Scores of a thread's candidates for the heads of one KV head.
+// Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures of one word by one net, or, where it is
+// zero, as many as there are.
+template <int GROUP>
 __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,
                                            uint64_t key_stride, uint32_t column, const float (&raise)[EACH], int reduction,
                                            float* out, uint64_t stride, int kv_head) {
+    constexpr int MOST = GROUP == 0 ? MOST_GROUP : GROUP;
+    if (GROUP > 0) words = 1, nets = 1, group = GROUP;
     const uint32_t row = blockIdx.z;
     const uint32_t* of_queries = queries + (static_cast<uint64_t>(row) * heads + kv_head * group) * words;
     const uint32_t* of_keys = keys + static_cast<uint64_t>(kv_head) * nets * words * key_stride + column;
     float reduced[EACH];
-    for (int first = 0; first < group; first += MOST_GROUP) {
-        const int some = min(MOST_GROUP, group - first);
-        int distance[MOST_GROUP][EACH] = {};
+    for (int first = 0; first < group; first += MOST) {
+        const int some = min(MOST, group - first);
+        int distance[MOST][EACH] = {};
         for (int word = 0; word < words; ++word) {
             uint4 key = make_uint4(0, 0, 0, 0);
             if (nets == 1) key = __ldg(reinterpret_cast<const uint4*>(of_keys + word * key_stride));
 #pragma unroll
-            for (int h = 0; h < MOST_GROUP; ++h) {
+            for (int h = 0; h < MOST; ++h) {
                 if (h >= some) break;
                 if (nets > 1)
                     key = __ldg(reinterpret_cast<const uint4*>(of_keys + ((first + h) * words + word) * key_stride));
@@ -53,8 +57,24 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
                 distance[h][2] += __popc(key.z ^ query), distance[h][3] += __popc(key.w ^ query);
             }
         }
+        // All of it is exact in f32, in whatever order it is added.
+        if (reduction == SUM) {
+            int sums[EACH] = {};
 #pragma unroll
-        for (int h = 0; h < MOST_GROUP; ++h) {
+            for (int h = 0; h < MOST; ++h) {
+                if (h >= some) break;
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) sums[j] += distance[h][j];
+            }
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const float sum = static_cast<float>(some) * raise[j] - static_cast<float>(sums[j]);
+                reduced[j] = first == 0 ? sum : reduced[j] + sum;
+            }
+            continue;
+        }
+#pragma unroll
+        for (int h = 0; h < MOST; ++h) {
             if (h >= some) break;
             float score[EACH];
 #pragma unroll
@@ -64,10 +84,7 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
                 *reinterpret_cast<float4*>(to) = make_float4(score[0], score[1], score[2], score[3]);
             } else {
 #pragma unroll
-                for (int j = 0; j < EACH; ++j) {
-                    const float sum = reduction == SUM ? reduced[j] + score[j] : fmaxf(reduced[j], score[j]);
-                    reduced[j] = first + h == 0 ? score[j] : sum;
-                }
+                for (int j = 0; j < EACH; ++j) reduced[j] = first + h == 0 ? score[j] : fmaxf(reduced[j], score[j]);
             }
         }
     }
@@ -88,7 +105,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
 #pragma unroll
     for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);
     const int kv_heads = heads / group, end = min(kv_heads, static_cast<int>(blockIdx.y + 1) * KV_HEADS);
-#pragma unroll 2
-    for (int kv_head = blockIdx.y * KV_HEADS; kv_head < end; ++kv_head)
-        of_kv_head(queries, words, heads, group, keys, nets, key_stride, column, raise, reduction, out, stride, kv_head);
+    const bool is_one_word = words == 1 && nets == 1;
+    const int first = blockIdx.y * KV_HEADS;
+#define TAKE(GROUP)                                                                                                     \
+    _Pragma("unroll 2") for (int kv_head = first; kv_head < end; ++kv_head) of_kv_head<GROUP>(                          \
+        queries, words, heads, group, keys, nets, key_stride, column, raise, reduction, out, stride, kv_head)
+    if (is_one_word && group == 4) TAKE(4);
+    else if (is_one_word && group == 1) TAKE(1);
+    else TAKE(0);
+#undef TAKE
 }

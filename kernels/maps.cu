@@ -87,18 +87,27 @@ __device__ void project_keys(const T* keys, uint64_t head_stride, uint32_t token
     }
 }
 
-// Blocks: query heads, rows. Products with the directions of the head's KV head, `[row][head][padded]`, as sums of two numbers of
-// the type of keys.
+// Blocks: query heads, or, where `summed`, KV heads, of whose group the queries are added up; rows. Products with the directions of
+// the KV head, `[row][head][padded]`, as sums of two numbers of the type of keys.
 template <typename T>
 __device__ void project_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, int group,
-                                const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {
+                                const float* directions, uint32_t direction_heads, int count, int padded, bool summed, T* out,
+                                T* rest) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
-    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
-    const float* own = directions + head / group % direction_heads * static_cast<uint64_t>(count * d);
+    const int kv_head = summed ? head : head / group, some = summed ? group : 1;
+    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * some * d;
+    const float* own = directions + kv_head % direction_heads * static_cast<uint64_t>(count * d);
+    __shared__ float x[WIDEST];
+    if (threadIdx.x < d) {
+        float sum = 0.0f;
+        for (int h = 0; h < some; ++h) sum += to_f32(query[h * d + threadIdx.x]);
+        x[threadIdx.x] = sum;
+    }
+    __syncthreads();
     const uint64_t to = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * padded;
     for (int i = warp; i < padded; i += WARPS) {
         float sum = 0.0f;
-        for (int k = lane; k < d && i < count; k += 32) sum = fmaf(to_f32(query[k]), own[i * d + k], sum);
+        for (int k = lane; k < d && i < count; k += 32) sum = fmaf(x[k], own[i * d + k], sum);
         sum = warp_sum(sum);
         if (lane > 0) continue;
         const T most = from_f32<T>(sum);
@@ -222,8 +231,9 @@ __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t ro
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) project_queries_##NAME(                                       \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, int group,                        \
-        const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {                    \
-        project_queries(rows, queries, row_stride, d, group, directions, direction_heads, count, padded, out, rest);    \
+        const float* directions, uint32_t direction_heads, int count, int padded, int summed, T* out, T* rest) {        \
+        project_queries(rows, queries, row_stride, d, group, directions, direction_heads, count, padded, summed != 0,   \
+                        out, rest);                                                                                     \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) gather_channels_##NAME(                                       \
         const uint32_t* rows, const T* from, unsigned long long row_stride, unsigned long long head_stride,             \
