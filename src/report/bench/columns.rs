@@ -1,7 +1,7 @@
 //! The columns that the terminal's tables and the page share, and how times look to a reader.
 
 use super::scene::Scene;
-use crate::bench::{Bench, BenchRow, Roof};
+use crate::bench::{Bench, BenchRow};
 use crate::report::format::{distinct, number, setting_name, tokens};
 
 /// A column of measured values.
@@ -188,9 +188,14 @@ fn time(row: &BenchRow) -> String {
 // ---- around the tables ----
 
 /// What the machine reached, in one line.
-pub fn roof_line(roof: &Roof) -> String {
-    let (bytes, flops) = (number(roof.read_gbps), number(roof.peak_gflops));
-    format!("plain reading reaches {bytes} GB/s, multiply-adds on numbers in registers {flops} GFLOP/s")
+pub fn roof_line(bench: &Bench) -> String {
+    let (bytes, flops) = (number(bench.roof.read_gbps), number(bench.roof.peak_gflops));
+    match bench.rows.iter().all(|row| row.device == "cpu") {
+        true => format!("plain reading reaches {bytes} GB/s, multiply-adds on numbers in registers {flops} GFLOP/s"),
+        false => {
+            format!("a copy moves {bytes} GB/s, read and written, and a large product in bf16 computes {flops} GFLOP/s")
+        }
+    }
 }
 
 /// What the reader has to know of the rows: the bench's notes, and which times scatter.
@@ -234,6 +239,14 @@ fn scattered(bench: &Bench) -> Option<String> {
 mod tests {
     use super::super::tests::{bench, full, peer, sparse};
     use super::*;
+
+    #[test]
+    fn what_a_place_reaches_is_said_in_its_words() {
+        let mut both = bench(vec![full(4096), peer(4096)]);
+        assert!(roof_line(&both).starts_with("plain reading reaches 20.0 GB/s, multiply-adds"), "{}", roof_line(&both));
+        both.rows.iter_mut().for_each(|row| row.device = "NVIDIA H200".into());
+        assert!(roof_line(&both).starts_with("a copy moves 20.0 GB/s"), "{}", roof_line(&both));
+    }
 
     #[test]
     fn times_have_the_unit_that_reads_best() {

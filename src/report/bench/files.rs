@@ -75,7 +75,7 @@ pub fn json(bench: &Bench) -> Result<String> {
 /// notes, and the files beside it with the figures (paths relative to the page).
 pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
     let scenes = scenes(bench);
-    let mut page = format!("# Bench\n\nOn this machine {}.\n", roof_line(&bench.roof));
+    let mut page = format!("# Bench\n\nOn this machine {}.\n", roof_line(bench));
     page.extend(scenes.iter().map(section));
     page.push_str("\n## How to read it\n\n");
     let lines = legend(&scenes).into_iter().chain(notes(bench));

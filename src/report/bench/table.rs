@@ -18,7 +18,7 @@ pub fn table(bench: &Bench) -> String {
         return "no results\n".to_owned();
     }
     let scenes = scenes(bench);
-    let mut text = roof_line(&bench.roof) + "\n";
+    let mut text = roof_line(bench) + "\n";
     text.extend(scenes.iter().map(one_table));
     text.push('\n');
     text.extend(legend(&scenes).into_iter().map(|line| line + "\n"));
