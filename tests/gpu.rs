@@ -500,6 +500,9 @@ fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
     }
 }
 
+/// What two numbers become.
+type Pair = fn(f64, f64) -> f64;
+
 /// Scores of two rows that `score` makes are near `exact(row, head, column)`, and those that it reduces near sums and maxima of these.
 fn check_scores(
     gpu: &Gpu,
@@ -516,7 +519,7 @@ fn check_scores(
         let scores = room.of(None).download(gpu, list / heads, list % heads).unwrap();
         assert_scores(&scores, &expected(list), d, what);
     }
-    let pairs: [(Reduction, fn(f64, f64) -> f64); 2] = [(Reduction::Sum, |a, b| a + b), (Reduction::Max, f64::max)];
+    let pairs: [(Reduction, Pair); 2] = [(Reduction::Sum, |a, b| a + b), (Reduction::Max, f64::max)];
     for (reduction, pair) in pairs {
         score(Some(reduction), &mut room).unwrap();
         for list in 0..2 * kv_heads {
@@ -1341,7 +1344,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
         let alone = std::sync::Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
         let queries: Vec<f32> = noise(BATCH * HEADS * d, 600).iter().map(|q| 3.0 * q).collect();
         let queries = stored(&queries, storage);
-        let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0).keeping_picks();
+        let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0).for_timing();
         for spec in ALONE {
             let method = method(spec);
             assert!(there.can_stay_there(&method), "{spec}");

@@ -46,6 +46,12 @@ pub trait DeviceForm: Send + Sync {
         1
     }
 
+    /// Whether runs may pick by it. Others are there to be timed: whoever steps has to keep what they pick, or their picks have not
+    /// been compared with the host's in whole runs.
+    fn serves_runs(&self) -> bool {
+        self.refresh() == 1
+    }
+
     /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
 
@@ -151,6 +157,11 @@ pub struct DeviceScratch {
 pub(super) trait DeviceScorer: Send + Sync {
     /// As [`DeviceForm::fits`]; every shape by default.
     fn fits(&self, _shape: KvShape) -> bool {
+        true
+    }
+
+    /// As [`DeviceForm::serves_runs`].
+    fn serves_runs(&self) -> bool {
         true
     }
 

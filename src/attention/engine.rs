@@ -144,8 +144,8 @@ pub struct IndexCache {
     read: Option<LayerCosts>,
     sets: HashMap<IndexKey, Arc<IndexSet>>,
     picks_on_host: bool,
-    /// Whether whoever steps keeps what a device picked for a method that picks anew only now and then.
-    keeps_picks: bool,
+    /// Whether forks are there to be timed.
+    is_timed: bool,
 }
 
 impl IndexCache {
@@ -166,7 +166,7 @@ impl IndexCache {
             read: None,
             sets: HashMap::new(),
             picks_on_host: false,
-            keeps_picks: false,
+            is_timed: false,
         }
     }
 
@@ -217,9 +217,10 @@ impl IndexCache {
         Self { picks_on_host: true, ..self }
     }
 
-    /// Forks step alone, and whoever steps keeps what a device picked for as long as its method uses it.
-    pub fn keeping_picks(self) -> Self {
-        Self { keeps_picks: true, ..self }
+    /// Forks are there to be timed: they step alone, whoever steps keeps what a device picked for as long as its method uses it,
+    /// and they may pick by forms that [serve no runs](DeviceForm::serves_runs).
+    pub fn for_timing(self) -> Self {
+        Self { is_timed: true, ..self }
     }
 
     /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
@@ -293,7 +294,7 @@ impl IndexCache {
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
         let stays = !method.moves_on() && method.method.positions() == Positions::Original;
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.refresh() == 1 || self.keeps_picks);
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.serves_runs() || self.is_timed);
         is_there && stays && method.method.device_form().is_some_and(fits)
     }
 

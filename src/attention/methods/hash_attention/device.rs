@@ -38,6 +38,11 @@ impl DeviceScorer for LearnedSignatures {
         shape.d.is_multiple_of(8) && shape.d <= WIDEST && self.kind.bits <= WIDEST
     }
 
+    /// Its kernels were compared with sums in f64, whole runs with nothing yet.
+    fn serves_runs(&self) -> bool {
+        false
+    }
+
     fn cost(&self, step: &StepShape) -> Cost {
         let Some((each, net)) = self.any_net() else { return Cost::default() };
         let signatures = 4 * each * words_of(self.kind.bits) * step.candidates;

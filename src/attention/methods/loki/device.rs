@@ -29,6 +29,11 @@ impl DeviceScorer for Loki {
         shape.d.is_multiple_of(8) && shape.d <= WIDEST && self.padded(shape.d).is_some()
     }
 
+    /// Its kernels were compared with sums in f64, whole runs with nothing yet.
+    fn serves_runs(&self) -> bool {
+        false
+    }
+
     fn cost(&self, step: &StepShape) -> Cost {
         let rank = self.rank.of(step.d);
         Cost {
