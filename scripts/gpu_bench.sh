@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables of how fast methods are on a GPU (results/reference/h200/bench): scripts/gpu_bench.sh OUT [PROGRAM [PYTHON]]
+# Makes tables of how fast methods are on a GPU: scripts/gpu_bench.sh OUT [PROGRAM [PYTHON]]
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
