@@ -15,6 +15,7 @@ use std::ops::Range;
 use super::budget::Context;
 use super::prompt::PromptShape;
 use crate::cost::Cost;
+use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
     Buffer, Cache, Gpu, GpuError, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists, TreeRoom,
@@ -34,6 +35,15 @@ pub struct StepShape {
     pub candidates: usize,
     /// How much is picked, in units that the method knows.
     pub number: u32,
+}
+
+/// Whoever builds or picks has asked whether a form fits.
+#[cfg(feature = "cuda")]
+pub(super) const FITS: &str = "a form is used where it fits";
+
+/// The width of the rows in which an index holds so many numbers of each key, if there are such rows.
+pub(super) fn row_width(numbers: usize) -> Option<usize> {
+    GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
 /// A method's form on a device. Its candidates are those of the prefix.

@@ -14,7 +14,7 @@ use super::row::{BenchRow, Roof};
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
 use crate::attention::{Configured, IndexCache, Rotation};
-use crate::kernels::cuda::{Buffer, Gpu, Into, Storage};
+use crate::kernels::cuda::{Flood, Gpu, Into, Storage};
 use crate::kv::KvDtype;
 use crate::model::cuda::{BatchRoom, Following, LayerAlone, RunAlone};
 use crate::model::decoder::Decoder;
@@ -25,8 +25,6 @@ pub(super) const DRAWN: usize = 2;
 /// Copies of a layer are made until keys and values take so many bytes, or there are so many.
 const LEAST_BYTES: usize = 3 << 29;
 const MOST_COPIES: usize = 16;
-/// Bytes that are copied between turns.
-const FLOOD_BYTES: usize = 256 << 20;
 /// Rows, outputs and inputs of the product that says what the device computes at most.
 const PRODUCT: [usize; 3] = [8192, 8192, 8192];
 const PRODUCTS: usize = 10;
@@ -37,7 +35,7 @@ pub(super) struct OnGpu {
     pub gpu: Arc<Gpu>,
     /// What it is called.
     pub name: String,
-    flood: Mutex<[Buffer; 2]>,
+    flood: Mutex<Flood>,
 }
 
 impl OnGpu {
@@ -47,7 +45,7 @@ impl OnGpu {
     /// If it cannot be used.
     pub fn open(ordinal: usize) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(ordinal)?);
-        let flood = Mutex::new([gpu.alloc(FLOOD_BYTES)?, gpu.alloc(FLOOD_BYTES)?]);
+        let flood = Mutex::new(Flood::new(&gpu)?);
         Ok(Self { name: gpu.info()?.name, gpu, flood })
     }
 
@@ -56,9 +54,7 @@ impl OnGpu {
     /// # Errors
     /// If the device fails.
     pub fn flood(&self) -> Result<()> {
-        let mut flood = self.flood.lock().unwrap_or_else(PoisonError::into_inner);
-        let [from, to] = &mut *flood;
-        self.gpu.copy(from, 0, to, 0, FLOOD_BYTES)?;
+        self.flood.lock().unwrap_or_else(PoisonError::into_inner).pass(&self.gpu)?;
         Ok(self.gpu.synchronize()?)
     }
 

@@ -314,6 +314,9 @@ impl BenchArgs {
         let reads_whole = self.what == What::Decode || self.what == What::Prefill && self.layers.is_some();
         let contexts = if self.contexts.is_empty() { CONTEXTS.to_vec() } else { self.contexts.clone() };
         let device = self.device()?;
+        if let Some(obstacle) = dimensions.gpu_obstacle().filter(|_| device != Device::Cpu) {
+            return Err(UsageError::new(obstacle).hint("use --device cpu").into());
+        }
         check_memory(device, self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
         let steps = steps(self.op(), self.rounds);
         let most = self.batches.iter().copied().max().unwrap_or(1);

@@ -7,3 +7,9 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+
+/// Widths of rows that kernels on a GPU score on tensor cores; also builds without them have to know what they would take.
+pub const GPU_ROW_WIDTHS: [usize; 3] = [32, 64, 128];
+
+/// The widest head that kernels on a GPU map to something else, and the most numbers that they map it to.
+pub const GPU_WIDEST: usize = 128;

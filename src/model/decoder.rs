@@ -4,6 +4,8 @@
 //! Streams of one example run in lock-step: all their rows pass each weight matrix together, so the
 //! weights are read once for all methods and budgets. What computes is an [`engine`](super::engine).
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::ops::Deref;
 
 use rayon::prelude::*;
@@ -92,7 +94,8 @@ impl Decoder {
     /// The engine, if it computes on a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(&self) -> Option<&super::cuda::Cuda> {
-        self.engine.cuda()
+        let engine: &dyn Any = self.engine.as_ref();
+        engine.downcast_ref()
     }
 
     /// What the GPU was used for so far, if it computes on one.

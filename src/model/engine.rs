@@ -3,6 +3,7 @@
 //! An engine holds the weights, reads tokens into a prefix and steps streams in lock-step. What is read, by whom, and what
 //! becomes of logits is the business of [`decoder`](super::decoder) and of what stands above it.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -133,7 +134,7 @@ pub(super) struct Reading<'a, 's> {
 }
 
 /// Weights on some processor, and the forward pass over them.
-pub(super) trait Engine: Send + Sync {
+pub(super) trait Engine: Any + Send + Sync {
     /// Reads `tokens`, of which the first so many of `known` are read already, into a prefix that has all of them and
     /// nothing else. `prompt_tokens` is the length of the whole prompt, of which these are the beginning. The logits are
     /// those of the last token, empty if there is none.
@@ -159,12 +160,6 @@ pub(super) trait Engine: Send + Sync {
 
     /// What the GPU is called, if it computes on one.
     fn gpu(&self) -> Option<&str>;
-
-    /// The engine, if it computes on a GPU.
-    #[cfg(feature = "cuda")]
-    fn cuda(&self) -> Option<&super::cuda::Cuda> {
-        None
-    }
 
     /// What the GPU was used for, if it computes on one.
     fn gpu_use(&self) -> Option<GpuUse> {

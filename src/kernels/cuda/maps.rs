@@ -7,6 +7,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use super::launch::Cache;
 use super::select::{Queries, Reduction, ScoreRoom};
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
+use crate::kernels::GPU_WIDEST;
 
 /// Threads of a block that maps, and keys that it takes.
 const THREADS: u32 = 256;
@@ -15,14 +16,12 @@ const ROWS: usize = 64;
 const COMPARED: usize = 1024;
 /// Signatures of a net come in planes of a multiple of so many words.
 const WIDE: usize = 4;
-/// Widest head, and most directions or bits, that the kernels take.
-const WIDEST: usize = 128;
 /// Layers of a net.
 const LAYERS: usize = 3;
 
 /// Whether the kernels map heads so wide to so many numbers.
 pub fn maps_fit(d: usize, outputs: usize) -> bool {
-    d.is_multiple_of(8) && (8..=WIDEST).contains(&d) && (1..=WIDEST).contains(&outputs)
+    d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=GPU_WIDEST).contains(&outputs)
 }
 
 /// Directions of each KV head of a model, `[kv_head][count][d]` f32; a cache of more heads begins again with the first.
@@ -248,7 +247,7 @@ impl Gpu {
         if tokens.is_empty() {
             return Ok(());
         }
-        let shared = (4 * ROWS * d + 2 * WIDEST * (d + 2)) as u32;
+        let shared = (4 * ROWS * d + 2 * GPU_WIDEST * (d + 2)) as u32;
         let function = self.with_shared("maps", &format!("sign_keys_{}", keys.storage.name()), shared)?;
         let (from, stride, table) = (keys.key(0, tokens.start), keys.head_stride(), nets.address());
         let grid = (tokens.len().div_ceil(ROWS) as u32, all as u32, 1);

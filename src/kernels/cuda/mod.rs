@@ -6,6 +6,7 @@
 //! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
 
 mod attend;
+mod flood;
 mod labels;
 mod launch;
 mod maps;
@@ -32,6 +33,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};

@@ -9,13 +9,12 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
 use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
+use crate::kernels::GPU_ROW_WIDTHS;
 
 /// Candidates that a block of a scoring kernel takes.
 const TILE: usize = 256;
 /// Most query heads that one takes.
 const MOST_QUERIES: usize = 8;
-/// Widths of rows that tensor cores score.
-const MMA_WIDTHS: [usize; 3] = [32, 64, 128];
 /// The same where tensor cores score.
 const MMA_TILE: usize = 512;
 /// Queries of all rows that one product on tensor cores takes.
@@ -515,7 +514,7 @@ impl Gpu {
 
     /// Whether tensor cores score rows so wide.
     fn fits_tiles(storage: Storage, d: usize) -> bool {
-        storage != Storage::F32 && MMA_WIDTHS.contains(&d)
+        storage != Storage::F32 && GPU_ROW_WIDTHS.contains(&d)
     }
 
     fn score(

@@ -15,13 +15,10 @@ use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork
 use crate::cost::Cost;
 use crate::kernels::cpu::rows::Rows;
 use crate::kernels::cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, Cache, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
     Recording, Timeline,
 };
 use crate::kv::{KvShape, LayerKv, Prefix};
-
-/// Bytes that are copied to throw out of the caches what they hold.
-const FLOOD_BYTES: usize = 256 << 20;
 
 /// One layer of some sequences on a device.
 pub struct LayerAlone {
@@ -34,7 +31,7 @@ pub struct LayerAlone {
     /// What follows the context, one token.
     tail: Tail,
     queries: Mutex<Buffer>,
-    flood: Mutex<[Buffer; 2]>,
+    flood: Mutex<Flood>,
 }
 
 impl std::fmt::Debug for LayerAlone {
@@ -107,7 +104,7 @@ impl LayerAlone {
         let all_heads = batch * heads;
         Ok(Self {
             queries: Mutex::new(gpu.alloc(all_heads * row)?),
-            flood: Mutex::new([gpu.alloc(FLOOD_BYTES)?, gpu.alloc(FLOOD_BYTES)?]),
+            flood: Mutex::new(Flood::new(&gpu)?),
             prefix: Prefix::on_device(1, tokens, Box::new(first)),
             gpu,
             shape,
@@ -162,9 +159,7 @@ impl LayerAlone {
     /// # Errors
     /// [`GpuError`].
     pub fn flood(&self) -> Result<(), GpuError> {
-        let mut flood = self.flood.lock().unwrap_or_else(PoisonError::into_inner);
-        let [from, to] = &mut *flood;
-        self.gpu.copy(from, 0, to, 0, FLOOD_BYTES)
+        self.flood.lock().unwrap_or_else(PoisonError::into_inner).pass(&self.gpu)
     }
 
     /// A run of the method of `fork`, which has made no step yet; `None` if the host picks for it.

@@ -285,10 +285,6 @@ impl Engine for Cuda {
     fn groups(&self, _: usize) -> usize {
         1
     }
-
-    fn cuda(&self) -> Option<&Cuda> {
-        Some(self)
-    }
 }
 
 impl Cuda {

@@ -6,24 +6,19 @@ use std::ops::Range;
 use super::LabelScores;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
-use crate::attention::device::{DeviceScorer, StepShape};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS};
+use crate::attention::device::{DeviceScorer, StepShape, row_width};
 use crate::cost::Cost;
+use crate::kernels::cpu::codes::CodeRange;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{ChannelLists, GpuError, IndexRows, LabelCodes, MadeQueries, Reduction};
 use crate::kv::quantised::GROUP;
 use crate::kv::{KvDtype, KvShape};
 
-/// Most channels that kernels take, and the widths that rows of 16 bits come in.
-const MOST_CHANNELS: usize = 128;
-const WIDTHS: [usize; 3] = [32, 64, 128];
 /// Bytes of a channel's range.
-const RANGE_BYTES: usize = 8;
-
-/// The width of rows that hold so many numbers.
-fn padded(numbers: usize) -> Option<usize> {
-    WIDTHS.into_iter().find(|width| *width >= numbers)
-}
+const RANGE_BYTES: usize = size_of::<CodeRange>();
+/// Channels of a product, of which labels in a few bits have whole ones.
+const DEPTH: usize = 16;
 
 impl LabelScores {
     /// Bytes that the host's labels of so many tokens take.
@@ -53,7 +48,7 @@ impl LabelScores {
 impl DeviceScorer for LabelScores {
     fn fits(&self, shape: KvShape) -> bool {
         let stored = self.bits != 16 || shape.dtype != KvDtype::F32;
-        stored && (1..=MOST_CHANNELS).contains(&self.channels.of(shape.d))
+        stored && row_width(self.channels.of(shape.d)).is_some()
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
@@ -68,7 +63,11 @@ impl DeviceScorer for LabelScores {
 
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let width = self.channels.of(prefix.d);
-        let held = if self.bits == 16 { padded(width).unwrap_or(width) } else { 2 * width.next_multiple_of(16) };
+        let held = if self.bits == 16 {
+            row_width(width).unwrap_or(width)
+        } else {
+            DEPTH * width.div_ceil(DEPTH).next_power_of_two()
+        };
         prefix.kv_heads * (self.label_bytes(prefix.tokens.next_multiple_of(GROUP), held) + 4 * width)
     }
 
@@ -82,7 +81,7 @@ impl DeviceScorer for LabelScores {
         let bytes = cache.kv_heads * self.label_bytes(tokens, width);
         let made = match self.bits {
             16 => {
-                let padded = padded(width).expect("it fits");
+                let padded = row_width(width).expect(FITS);
                 let mut rows = gpu.alloc(cache.kv_heads * tokens * padded * cache.storage.bytes())?;
                 gpu.gather_keys(cache, layer.candidates.clone(), &channels, padded, &mut rows)?;
                 vec![rows]
@@ -116,7 +115,7 @@ impl DeviceScorer for LabelScores {
             let labels = LabelCodes { channels, bits: self.bits, tokens, kv_heads };
             return gpu.score_labels((&step.queries, rows), (d, storage), &labels, [ranges, codes], reduction, scores);
         }
-        let (padded, heads) = (padded(width).expect("it fits"), step.queries.heads);
+        let (padded, heads) = (row_width(width).expect(FITS), step.queries.heads);
         gpu.reserve(&mut made[0], rows.len() * heads * padded * storage.bytes())?;
         let Some(gathered) = &mut made[0] else { unreachable!("it was reserved") };
         gpu.gather_queries((&step.queries, rows.clone()), (d, kv_heads, storage), &channels, padded, gathered)?;

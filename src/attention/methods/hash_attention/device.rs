@@ -11,12 +11,10 @@ use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceSt
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::methods::signatures::words_of;
 use crate::cost::Cost;
+use crate::kernels::GPU_WIDEST;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{Gpu, GpuError, Nets, Reduction, Signatures};
 use crate::kv::{KvDtype, KvShape};
-
-/// The widest head, and most bits, that nets on a device take.
-const WIDEST: usize = 128;
 
 impl LearnedSignatures {
     /// Nets of the keys of each KV head, and one of the nets of queries, of the first layer; all are alike.
@@ -35,7 +33,7 @@ impl LearnedSignatures {
 
 impl DeviceScorer for LearnedSignatures {
     fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST && self.kind.bits <= WIDEST
+        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.kind.bits <= GPU_WIDEST
     }
 
     /// Its kernels were compared with sums in f64, whole runs with nothing yet.

@@ -6,27 +6,17 @@ use std::ops::Range;
 use super::Loki;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
-use crate::attention::device::{DeviceScorer, StepShape};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS};
+use crate::attention::device::{DeviceScorer, StepShape, row_width};
 use crate::cost::Cost;
+use crate::kernels::GPU_WIDEST;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{Directions, GpuError, IndexRows, MadeQueries, Reduction, Storage};
 use crate::kv::{KvDtype, KvShape};
 
-/// Widths that projected keys come in on a device, and the widest head that is projected there.
-const WIDTHS: [usize; 3] = [32, 64, 128];
-const WIDEST: usize = 128;
-
-impl Loki {
-    /// The width of the rows that hold the projections.
-    fn padded(&self, d: usize) -> Option<usize> {
-        WIDTHS.into_iter().find(|width| *width >= self.rank.of(d))
-    }
-}
-
 impl DeviceScorer for Loki {
     fn fits(&self, shape: KvShape) -> bool {
-        shape.d.is_multiple_of(8) && shape.d <= WIDEST && self.padded(shape.d).is_some()
+        shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && row_width(self.rank.of(shape.d)).is_some()
     }
 
     /// Its kernels were compared with sums in f64, whole runs with nothing yet.
@@ -45,14 +35,15 @@ impl DeviceScorer for Loki {
 
     fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
         let (rank, d) = (self.rank.of(prefix.d), prefix.d);
-        let rows = prefix.tokens * self.padded(d).unwrap_or(rank) * dtype.bytes();
+        let rows = prefix.tokens * row_width(rank).unwrap_or(rank) * dtype.bytes();
         prefix.kv_heads * (rows + rank * d * size_of::<f32>())
     }
 
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
-        let (rank, padded) = (self.rank.of(cache.d), self.padded(cache.d).expect("it fits"));
+        let rank = self.rank.of(cache.d);
+        let padded = row_width(rank).expect(FITS);
         let known = self.basis.as_ref().map_or(0, |basis| basis.heads[layer.layer].len()).min(cache.kv_heads);
         let components = (0..known).map(|kv_head| self.components(layer.layer, kv_head, cache.d));
         let buffer = gpu.upload(&components.collect::<Vec<_>>().concat())?;
@@ -75,7 +66,7 @@ impl DeviceScorer for Loki {
         let [buffer, projected] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
         let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
         let (d, kv_heads, storage, rank) = (cache.d, cache.kv_heads, cache.storage, self.rank.of(cache.d));
-        let padded = self.padded(d).expect("it fits");
+        let padded = row_width(rank).expect(FITS);
         let directions = Directions { buffer, heads: buffer.bytes() / (4 * rank * d), count: rank, d };
         let DeviceScratch { scores, queries: [most, rest], in_order, .. } = scratch;
         let bytes = rows.len() * heads * padded * storage.bytes();
