@@ -14,6 +14,9 @@ constexpr int PIECE = 8;
 
 struct alignas(16) Halves { uint32_t words[4]; };
 
+// How the scores of a group's heads become one, as the launchers number it.
+enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
+
 __device__ __forceinline__ void widen(const float* from, float (&to)[PIECE]) {
     const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
     to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;

@@ -8,8 +8,6 @@ constexpr int THREADS = 256;
 // Candidates of a thread, and heads that a block takes at a time.
 constexpr int EACH = 4, MOST_GROUP = 8;
 
-enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
-
 // The order among equals: none if there are no levels.
 struct Ties {
     uint32_t low, high;

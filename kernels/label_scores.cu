@@ -18,9 +18,6 @@ constexpr int DEPTH = 16;
 
 struct Range { float least, step; };
 
-// How the scores of a group's heads become one.
-enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
-
 // Words of a lane's codes of 64 tokens and 16 channels: 8 codes of 4 bits a word, or 16 of 2 bits.
 template <int BITS> constexpr int LANE_WORDS = BITS == 4 ? 4 : 2;
 

@@ -14,9 +14,6 @@ constexpr int QUERIES = 16;
 
 // What is scored: products with rows; the largest that a row within bounds can have; products with queries in two parts.
 enum Kind { DOTS, BOUNDS, SPLIT };
-// How the scores of a group's heads become one.
-enum Reduction { NONE = 0, SUM = 1, MAX = 2 };
-
 template <typename T> __device__ __forceinline__ uint32_t part(uint32_t pair, bool positive);
 template <> __device__ __forceinline__ uint32_t part<__nv_bfloat16>(uint32_t pair, bool positive) {
     const __nv_bfloat162 zero = __float2bfloat162_rn(0.0f), x = reinterpret_cast<__nv_bfloat162&>(pair);

@@ -2,30 +2,12 @@
 //
 // A block finds one list. Scores are seen as words that order as they do. Four passes, a byte each, count the words whose
 // higher bytes are those of the k-th largest; a last one writes what lies above it, and of those equal to it the first.
-#include <cstdint>
-#include <cuda_runtime.h>
-#include <math_constants.h>
+#include "ordered.cuh"
 
 constexpr int THREADS = 1024;
 constexpr int BINS = 256;
 // Scores that a thread reads at a time.
 constexpr int WIDE = 4;
-
-// Words that order as numbers do.
-__device__ __forceinline__ uint32_t ordered(float score) {
-    const uint32_t bits = __float_as_uint(isnan(score) ? -CUDART_INF_F : score);
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
-// The sum over the lanes of a warp up to each.
-__device__ __forceinline__ uint32_t warp_scan(uint32_t x) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const uint32_t before = __shfl_up_sync(~0u, x, step);
-        if (threadIdx.x % 32 >= step) x += before;
-    }
-    return x;
-}
 
 // The sum over the threads of a block before each, and over all; `shared` has room for 33 numbers.
 __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {

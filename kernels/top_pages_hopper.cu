@@ -8,6 +8,7 @@
 
 #include "common.cuh"
 #include "hopper.cuh"
+#include "ordered.cuh"
 
 namespace cg = cooperative_groups;
 
@@ -16,21 +17,6 @@ constexpr int THREADS = 256, CLUSTER = 8;
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 // Scores that a thread reads at a time, and gathered ones that a block has room for.
 constexpr int WIDE = 4, ROOM = 2048;
-
-// Words that order as numbers do; not-a-number is smallest.
-__device__ __forceinline__ uint32_t ordered(float score) {
-    const uint32_t bits = __float_as_uint(isnan(score) ? -CUDART_INF_F : score);
-    return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
-__device__ __forceinline__ uint32_t warp_scan(uint32_t x) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const uint32_t before = __shfl_up_sync(~0u, x, step);
-        if (threadIdx.x % 32 >= step) x += before;
-    }
-    return x;
-}
 
 // The sum over the threads of a block before each, and over all; `shared` has room for 9 numbers.
 __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {
