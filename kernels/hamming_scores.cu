@@ -5,8 +5,8 @@
 #include "common.cuh"
 
 constexpr int THREADS = 256;
-// Candidates of a thread, and heads that a block takes at a time.
-constexpr int EACH = 4, MOST_GROUP = 8;
+// Candidates of a thread, heads that it takes at a time, and KV heads of a block, whose candidates are ordered alike.
+constexpr int EACH = 4, MOST_GROUP = 8, KV_HEADS = 8;
 
 // The order among equals: none if there are no levels.
 struct Ties {
@@ -27,29 +27,26 @@ __device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
     return static_cast<float>(mixed(mixed(place ^ ties.low) ^ ties.high) >> (32 - ties.levels)) * ties.unit;
 }
 
-// Blocks: candidates by EACH * THREADS, KV heads, rows. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
-// for all heads of a group (`nets` is 1) or one for each; those of queries `[row][head][word]`. Scores are
-// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
-extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
-    const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets, unsigned long long key_stride,
-    uint32_t columns, const Ties ties, int reduction, float* out, unsigned long long stride) {
-    const int kv_head = blockIdx.y, row = blockIdx.z;
-    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;
-    if (column >= columns) return;
+// Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures of one word by one net, or, where it is
+// zero, as many as there are.
+template <int GROUP>
+__device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,
+                                           uint64_t key_stride, uint32_t column, const float (&raise)[EACH], int reduction,
+                                           float* out, uint64_t stride, int kv_head) {
+    constexpr int MOST = GROUP == 0 ? MOST_GROUP : GROUP;
+    if (GROUP > 0) words = 1, nets = 1, group = GROUP;
+    const uint32_t row = blockIdx.z;
     const uint32_t* of_queries = queries + (static_cast<uint64_t>(row) * heads + kv_head * group) * words;
     const uint32_t* of_keys = keys + static_cast<uint64_t>(kv_head) * nets * words * key_stride + column;
-    float raise[EACH];
-#pragma unroll
-    for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);
     float reduced[EACH];
-    for (int first = 0; first < group; first += MOST_GROUP) {
-        const int some = min(MOST_GROUP, group - first);
-        int distance[MOST_GROUP][EACH] = {};
+    for (int first = 0; first < group; first += MOST) {
+        const int some = min(MOST, group - first);
+        int distance[MOST][EACH] = {};
         for (int word = 0; word < words; ++word) {
             uint4 key = make_uint4(0, 0, 0, 0);
             if (nets == 1) key = __ldg(reinterpret_cast<const uint4*>(of_keys + word * key_stride));
 #pragma unroll
-            for (int h = 0; h < MOST_GROUP; ++h) {
+            for (int h = 0; h < MOST; ++h) {
                 if (h >= some) break;
                 if (nets > 1)
                     key = __ldg(reinterpret_cast<const uint4*>(of_keys + ((first + h) * words + word) * key_stride));
@@ -58,8 +55,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
                 distance[h][2] += __popc(key.z ^ query), distance[h][3] += __popc(key.w ^ query);
             }
         }
+        // All of it is exact in f32, in whatever order it is added.
+        if (reduction == SUM) {
+            int sums[EACH] = {};
 #pragma unroll
-        for (int h = 0; h < MOST_GROUP; ++h) {
+            for (int h = 0; h < MOST; ++h) {
+                if (h >= some) break;
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) sums[j] += distance[h][j];
+            }
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const float sum = static_cast<float>(some) * raise[j] - static_cast<float>(sums[j]);
+                reduced[j] = first == 0 ? sum : reduced[j] + sum;
+            }
+            continue;
+        }
+#pragma unroll
+        for (int h = 0; h < MOST; ++h) {
             if (h >= some) break;
             float score[EACH];
 #pragma unroll
@@ -69,14 +82,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
                 *reinterpret_cast<float4*>(to) = make_float4(score[0], score[1], score[2], score[3]);
             } else {
 #pragma unroll
-                for (int j = 0; j < EACH; ++j) {
-                    const float sum = reduction == SUM ? reduced[j] + score[j] : fmaxf(reduced[j], score[j]);
-                    reduced[j] = first + h == 0 ? score[j] : sum;
-                }
+                for (int j = 0; j < EACH; ++j) reduced[j] = first + h == 0 ? score[j] : fmaxf(reduced[j], score[j]);
             }
         }
     }
     if (reduction == NONE) return;
     float* to = out + (static_cast<uint64_t>(row) * (heads / group) + kv_head) * stride + column;
     *reinterpret_cast<float4*>(to) = make_float4(reduced[0], reduced[1], reduced[2], reduced[3]);
+}
+
+// Blocks: candidates by EACH * THREADS, KV heads by KV_HEADS, rows. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
+// for all heads of a group (`nets` is 1) or one for each; those of queries `[row][head][word]`. Scores are
+// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
+extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
+    const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets, unsigned long long key_stride,
+    uint32_t columns, const Ties ties, int reduction, float* out, unsigned long long stride) {
+    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;
+    if (column >= columns) return;
+    float raise[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);
+    const int kv_heads = heads / group, end = min(kv_heads, static_cast<int>(blockIdx.y + 1) * KV_HEADS);
+    const bool is_one_word = words == 1 && nets == 1;
+    const int first = blockIdx.y * KV_HEADS;
+#define TAKE(GROUP)                                                                                                     \
+    _Pragma("unroll 2") for (int kv_head = first; kv_head < end; ++kv_head) of_kv_head<GROUP>(                          \
+        queries, words, heads, group, keys, nets, key_stride, column, raise, reduction, out, stride, kv_head)
+    if (is_one_word && group == 4) TAKE(4);
+    else if (is_one_word && group == 1) TAKE(1);
+    else TAKE(0);
+#undef TAKE
 }

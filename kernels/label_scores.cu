@@ -9,8 +9,8 @@
 
 // Tokens that share the range of a channel, and those of one product.
 constexpr int GROUP = 128, TILE = 16;
-// Groups that a block of the scoring kernel takes, a warp each.
-constexpr int WARPS = 4;
+// Warps of a block of the scoring kernel, and groups that each takes one after the other.
+constexpr int WARPS = 4, EACH = 8;
 // Queries of one product.
 constexpr int QUERIES = 8;
 // Channels of one product.
@@ -96,117 +96,116 @@ __device__ __forceinline__ float sum_of(uint32_t high, uint32_t low) {
            (__uint_as_float(high & 0xffff0000u) + __uint_as_float(low & 0xffff0000u));
 }
 
-// Blocks: groups by four, KV heads, as many rows as have eight queries of a KV head. Of each group of `group` heads, `some` from
-// `first_head` on take `places` of the queries, a power of two; all of them, if scores are reduced. Scores are
-// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced.
+// Blocks: groups by WARPS * EACH, KV heads, as many rows as have eight queries of a KV head. Of each group of `group` heads, `some`
+// from `first_head` on take `places` of the queries, a power of two; all of them, if scores are reduced to the largest. Scores are
+// `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced. Sums over a group are scores of the sum of its
+// queries, which takes one place.
 template <typename T, int BITS, int BLOCKS>
 __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* queries, uint64_t row_stride, int d, int heads,
-                             int group, int first_head, int some, int places, const uint32_t* channels, uint32_t channel_heads, uint32_t width,
-                             const Range* ranges, const uint32_t* codes, uint32_t tokens, int reduction, float* out,
-                             uint64_t stride) {
+                             int group, int first_head, int some, int places, const uint32_t* channels, uint32_t channel_heads,
+                             uint32_t width, const Range* ranges, const uint32_t* codes, uint32_t tokens, int reduction,
+                             float* out, uint64_t stride) {
     constexpr int WORDS = LANE_WORDS<BITS>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, kv_head = blockIdx.y;
-    const uint32_t groups = (tokens + GROUP - 1) / GROUP, at = blockIdx.x * WARPS + warp;
-    if (at >= groups) return;
+    const uint32_t groups = (tokens + GROUP - 1) / GROUP;
+    const bool sums = reduction == SUM, largest = reduction == MAX;
+    if (sums) places = 1;
     const int rows_a_tile = QUERIES / places;
     // Query g on the channels of this lane.
-    float q[BLOCKS][4];
+    float q[BLOCKS][4] = {};
     {
         const uint32_t row = blockIdx.z * rows_a_tile + g / places;
-        const bool is_there = g % places < some && row < count;
-        const int head = kv_head * group + first_head + g % places;
-        const T* from = queries + (is_there ? rows[row] * row_stride + static_cast<uint64_t>(head) * d : 0);
+        const bool is_there = (sums || g % places < some) && row < count;
         const uint32_t* chosen = channels + kv_head % channel_heads * width;
+        const T* from = queries + (is_there ? rows[row] * row_stride : 0);
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const uint32_t c = b * DEPTH + 2 * t + i % 2 + i / 2 * 8;
-                q[b][i] = is_there && c < width ? to_f32(from[chosen[c]]) : 0.0f;
+                if (!is_there || c >= width) continue;
+                const T* own = from + static_cast<uint64_t>(kv_head * group + first_head) * d + chosen[c];
+                if (sums) {
+                    for (int h = 0; h < some; ++h) q[b][i] += to_f32(own[static_cast<uint64_t>(h) * d]);
+                } else {
+                    q[b][i] = to_f32(own[static_cast<uint64_t>(g % places) * d]);
+                }
             }
     }
-    const uint64_t own = static_cast<uint64_t>(kv_head) * groups + at;
-    const Range* of_group = ranges + own * (BLOCKS * DEPTH);
-    const uint32_t* of_codes = codes + own * (BLOCKS * 2 * 32 * WORDS) + lane * WORDS;
-    uint32_t high[BLOCKS][2], low[BLOCKS][2];
-    float fixed = 0.0f;
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float4 two = *reinterpret_cast<const float4*>(of_group + b * DEPTH + 2 * t + 8 * i);
-            split(q[b][2 * i] * two.y, q[b][2 * i + 1] * two.w, high[b][i], low[b][i]);
-            fixed += q[b][2 * i] * two.x + q[b][2 * i + 1] * two.z - 128.0f * sum_of(high[b][i], low[b][i]);
-        }
-    fixed += __shfl_xor_sync(~0u, fixed, 1);
-    fixed += __shfl_xor_sync(~0u, fixed, 2);
-    // Of queries 2t and 2t + 1, whose scores this lane gets.
-    const float offsets[2] = {__shfl_sync(~0u, fixed, 8 * t), __shfl_sync(~0u, fixed, 8 * t + 4)};
-    const bool reduced = reduction != NONE;
+    // Where the scores of queries 2t and 2t + 1, which this lane gets, go.
     float* to[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int query = 2 * t + i, of_row = query / places, of_head = query % places;
-        const uint32_t row = blockIdx.z * rows_a_tile + of_row;
-        const bool is_there = row < count && (reduced ? of_head == 0 : of_head < some);
-        const uint64_t list = reduced ? static_cast<uint64_t>(row) * (heads / group) + kv_head
-                                      : static_cast<uint64_t>(row) * heads + kv_head * group + first_head + of_head;
-        to[i] = is_there ? out + list * stride + at * GROUP : nullptr;
+        const int query = 2 * t + i, of_head = query % places;
+        const uint32_t row = blockIdx.z * rows_a_tile + query / places;
+        const bool is_there = row < count && (sums || (largest ? of_head == 0 : of_head < some));
+        const uint64_t list = sums || largest ? static_cast<uint64_t>(row) * (heads / group) + kv_head
+                                              : static_cast<uint64_t>(row) * heads + kv_head * group + first_head + of_head;
+        to[i] = is_there ? out + list * stride : nullptr;
     }
-    const uint32_t end = min(GROUP, tokens - at * GROUP);
+    const uint32_t begin = (blockIdx.x * WARPS + warp) * EACH, end = min(groups, begin + EACH);
+    for (uint32_t at = begin; at < end; ++at) {
+        const uint64_t own = static_cast<uint64_t>(kv_head) * groups + at;
+        const Range* of_group = ranges + own * (BLOCKS * DEPTH);
+        const uint32_t* of_codes = codes + own * (BLOCKS * 2 * 32 * WORDS) + lane * WORDS;
+        uint32_t words[2][BLOCKS][WORDS];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t words[BLOCKS][WORDS];
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) {
-            const uint32_t* from = of_codes + (b * 2 + half) * 32 * WORDS;
-            if constexpr (WORDS == 4) {
-                const Halves four = load_once(from);
+            for (int b = 0; b < BLOCKS; ++b) {
+                const uint32_t* from = of_codes + (b * 2 + half) * 32 * WORDS;
+                if constexpr (WORDS == 4) {
+                    const Halves four = load_once(from);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) words[b][i] = four.words[i];
-            } else {
-                const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
-                words[b][0] = two.x, words[b][1] = two.y;
+                    for (int i = 0; i < 4; ++i) words[half][b][i] = four.words[i];
+                } else {
+                    const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+                    words[half][b][0] = two.x, words[half][b][1] = two.y;
+                }
             }
-        }
+        uint32_t high[BLOCKS][2], low[BLOCKS][2];
+        float fixed = 0.0f;
 #pragma unroll
-        for (int tile = 0; tile < 4; ++tile) {
+        for (int b = 0; b < BLOCKS; ++b)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float4 two = *reinterpret_cast<const float4*>(of_group + b * DEPTH + 2 * t + 8 * i);
+                split(q[b][2 * i] * two.y, q[b][2 * i + 1] * two.w, high[b][i], low[b][i]);
+                fixed += q[b][2 * i] * two.x + q[b][2 * i + 1] * two.z - 128.0f * sum_of(high[b][i], low[b][i]);
+            }
+        fixed += __shfl_xor_sync(~0u, fixed, 1);
+        fixed += __shfl_xor_sync(~0u, fixed, 2);
+        const float offsets[2] = {__shfl_sync(~0u, fixed, 8 * t), __shfl_sync(~0u, fixed, 8 * t + 4)};
+        const uint32_t left = min(GROUP, tokens - at * GROUP), first = at * GROUP + g;
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) {
             float scores[4] = {offsets[0], offsets[1], offsets[0], offsets[1]};
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) {
-                const uint32_t word = words[b][tile * WORDS / 4];
+                const uint32_t word = words[tile / 4][b][tile % 4 * WORDS / 4];
                 const int place = WORDS == 4 ? 0 : tile % 2 * 4;
                 const uint32_t a[4] = {widened<BITS>(word, place), widened<BITS>(word, place + 1),
                                        widened<BITS>(word, place + 2), widened<BITS>(word, place + 3)};
                 multiply<__nv_bfloat16>(scores, a[0], a[1], a[2], a[3], high[b][0], high[b][1]);
                 multiply<__nv_bfloat16>(scores, a[0], a[1], a[2], a[3], low[b][0], low[b][1]);
             }
-            if (reduced) {
+            if (largest) {
+                // Places behind the group have scores of zero.
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    // Places behind the group have scores of zero.
-                    const bool beyond = reduction == MAX && (2 * t + i % 2) % places >= some;
-                    if (beyond) scores[i] = -CUDART_INF_F;
-                }
-                const bool sum = reduction == SUM;
-                if (places >= 2) {
-                    scores[0] = sum ? scores[0] + scores[1] : fmaxf(scores[0], scores[1]);
-                    scores[2] = sum ? scores[2] + scores[3] : fmaxf(scores[2], scores[3]);
-                }
+                for (int i = 0; i < 4; ++i)
+                    if ((2 * t + i % 2) % places >= some) scores[i] = -CUDART_INF_F;
+                if (places >= 2) scores[0] = fmaxf(scores[0], scores[1]), scores[2] = fmaxf(scores[2], scores[3]);
 #pragma unroll
                 for (int step = 1; step < 4; step *= 2) {
                     if (places < 4 * step) break;
-#pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const float other = __shfl_xor_sync(~0u, scores[i], step);
-                        scores[i] = sum ? scores[i] + other : fmaxf(scores[i], other);
-                    }
+                    scores[0] = fmaxf(scores[0], __shfl_xor_sync(~0u, scores[0], step));
+                    scores[2] = fmaxf(scores[2], __shfl_xor_sync(~0u, scores[2], step));
                 }
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const uint32_t token = (half * 4 + tile) * TILE + g + i / 2 * 8;
-                if (to[i % 2] && token < end) to[i % 2][token] = scores[i];
+                const uint32_t token = tile * TILE + i / 2 * 8;
+                if (to[i % 2] && token + g < left) to[i % 2][first + token] = scores[i];
             }
         }
     }

@@ -13,6 +13,8 @@ constexpr int WIDEST = 128;
 constexpr int OWN = WIDEST / 32;
 // Layers of a net.
 constexpr int LAYERS = 3;
+// Warps of a block that signs a query, and outputs of each.
+constexpr int SIGN_WARPS = 16, SIGN_OUTPUTS = WIDEST / SIGN_WARPS;
 
 // Weights [output][inputs] and biases of a layer; `[head]` of these.
 struct Affine {
@@ -85,18 +87,27 @@ __device__ void project_keys(const T* keys, uint64_t head_stride, uint32_t token
     }
 }
 
-// Blocks: query heads, rows. Products with the directions of the head's KV head, `[row][head][padded]`, as sums of two numbers of
-// the type of keys.
+// Blocks: query heads, or, where `summed`, KV heads, of whose group the queries are added up; rows. Products with the directions of
+// the KV head, `[row][head][padded]`, as sums of two numbers of the type of keys.
 template <typename T>
 __device__ void project_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, int group,
-                                const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {
+                                const float* directions, uint32_t direction_heads, int count, int padded, bool summed, T* out,
+                                T* rest) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
-    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
-    const float* own = directions + head / group % direction_heads * static_cast<uint64_t>(count * d);
+    const int kv_head = summed ? head : head / group, some = summed ? group : 1;
+    const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * some * d;
+    const float* own = directions + kv_head % direction_heads * static_cast<uint64_t>(count * d);
+    __shared__ float x[WIDEST];
+    if (threadIdx.x < d) {
+        float sum = 0.0f;
+        for (int h = 0; h < some; ++h) sum += to_f32(query[h * d + threadIdx.x]);
+        x[threadIdx.x] = sum;
+    }
+    __syncthreads();
     const uint64_t to = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * padded;
     for (int i = warp; i < padded; i += WARPS) {
         float sum = 0.0f;
-        for (int k = lane; k < d && i < count; k += 32) sum = fmaf(to_f32(query[k]), own[i * d + k], sum);
+        for (int k = lane; k < d && i < count; k += 32) sum = fmaf(x[k], own[i * d + k], sum);
         sum = warp_sum(sum);
         if (lane > 0) continue;
         const T most = from_f32<T>(sum);
@@ -160,32 +171,53 @@ __device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, 
         }
 }
 
-// Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`.
+// Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`. All weights are asked for before
+// the first is used.
 template <typename T>
 __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, const Net* all, uint32_t all_nets,
                              int bits, uint32_t* out) {
-    __shared__ float x[WIDEST], y[WIDEST];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    __shared__ __align__(16) float x[WIDEST];
+    __shared__ float y[WIDEST];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, channel = 4 * lane;
     const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
     if (threadIdx.x < d) x[threadIdx.x] = to_f32(query[threadIdx.x]);
-    const Net& net = all[head % all_nets];
+    const Net net = all[head % all_nets];
+    const bool holds = channel < d;
+    uint2 weights[LAYERS][SIGN_OUTPUTS];
+    float bias[LAYERS];
+#pragma unroll
+    for (int layer = 0; layer < LAYERS; ++layer) {
+        const int outputs = layer + 1 < LAYERS ? d : bits;
+#pragma unroll
+        for (int i = 0; i < SIGN_OUTPUTS; ++i) {
+            const int output = warp + SIGN_WARPS * i;
+            const bool is_there = holds && output < outputs;
+            weights[layer][i] = is_there ? *reinterpret_cast<const uint2*>(net.layers[layer].weights + output * d + channel)
+                                         : make_uint2(0, 0);
+        }
+        const int own = warp + SIGN_WARPS * lane;
+        bias[layer] = lane < SIGN_OUTPUTS && own < outputs ? net.layers[layer].biases[own] : 0.0f;
+    }
+#pragma unroll
     for (int layer = 0; layer < LAYERS; ++layer) {
         __syncthreads();
-        const int outputs = layer + 1 < LAYERS ? d : bits;
-        const __half* weights = net.layers[layer].weights;
-#pragma unroll 4
-        for (int output = warp; output < outputs; output += WARPS) {
-            float sum = 0.0f;
-            for (int k = 2 * lane; k < d; k += 64) {
-                const float2 two = __half22float2(*reinterpret_cast<const __half2*>(weights + output * d + k));
-                sum = fmaf(x[k], two.x, fmaf(x[k + 1], two.y, sum));
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) y[output] = sum + net.layers[layer].biases[output];
+        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (holds) four = *reinterpret_cast<const float4*>(x + channel);
+        float own = 0.0f;
+#pragma unroll
+        for (int i = 0; i < SIGN_OUTPUTS; ++i) {
+            const float2 front = __half22float2(reinterpret_cast<const __half2&>(weights[layer][i].x));
+            const float2 back = __half22float2(reinterpret_cast<const __half2&>(weights[layer][i].y));
+            const float sum = warp_sum(fmaf(four.x, front.x, fmaf(four.y, front.y, fmaf(four.z, back.x, four.w * back.y))));
+            if (lane == i) own = sum + bias[layer];
         }
         __syncthreads();
-        if (layer + 1 < LAYERS && threadIdx.x < outputs) x[threadIdx.x] = silu(y[threadIdx.x]);
+        const int output = warp + SIGN_WARPS * lane;
+        if (lane >= SIGN_OUTPUTS || output >= (layer + 1 < LAYERS ? d : bits)) continue;
+        if (layer + 1 < LAYERS) x[output] = silu(own);
+        else y[output] = own;
     }
+    __syncthreads();
     const int words = (bits + 31) / 32;
     if (warp >= words) return;
     const uint32_t word = __ballot_sync(~0u, warp * 32 + lane < bits && y[min(warp * 32 + lane, bits - 1)] > 0.0f);
@@ -200,8 +232,9 @@ __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t ro
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) project_queries_##NAME(                                       \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, int group,                        \
-        const float* directions, uint32_t direction_heads, int count, int padded, T* out, T* rest) {                    \
-        project_queries(rows, queries, row_stride, d, group, directions, direction_heads, count, padded, out, rest);    \
+        const float* directions, uint32_t direction_heads, int count, int padded, int summed, T* out, T* rest) {        \
+        project_queries(rows, queries, row_stride, d, group, directions, direction_heads, count, padded, summed != 0,   \
+                        out, rest);                                                                                     \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) gather_channels_##NAME(                                       \
         const uint32_t* rows, const T* from, unsigned long long row_stride, unsigned long long head_stride,             \
@@ -215,7 +248,7 @@ __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t ro
         int nets, int bits, uint32_t* out, unsigned long long stride) {                                                 \
         sign_keys(keys, head_stride, tokens, d, all, all_nets, nets, bits, out, stride);                                \
     }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) sign_queries_##NAME(                                          \
+    extern "C" __global__ void __launch_bounds__(32 * SIGN_WARPS) sign_queries_##NAME(                                  \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, const Net* all,                   \
         uint32_t all_nets, int bits, uint32_t* out) {                                                                   \
         sign_queries(rows, queries, row_stride, d, all, all_nets, bits, out);                                           \

@@ -8,7 +8,7 @@
 
 constexpr int WARPS = 4;
 // Candidates of a warp's tile, and of a block.
-constexpr uint32_t TILE = 16, BLOCK = 512;
+constexpr uint32_t TILE = 16, BLOCK = 1024;
 // Queries of all rows that one product takes.
 constexpr int QUERIES = 16;
 
@@ -114,31 +114,46 @@ __device__ void score(const uint32_t* rows, uint32_t count, const T* queries, co
     }
     upper += kv_head * head_stride;
     if (KIND == BOUNDS) lower += kv_head * head_stride;
+    // Rows of the next tiles are asked for before those of these are used.
+    constexpr int TILES = 4 / PIECES, STEP = WARPS * TILE * TILES;
+    constexpr bool HAS_LOWER = KIND == BOUNDS;
     const uint32_t begin = blockIdx.x * BLOCK, end = min(columns, begin + BLOCK);
-    for (uint32_t start = begin + warp * TILE; start < end; start += WARPS * TILE) {
-        uint64_t offsets[2];
+    Halves own[TILES][2][PIECES], other[HAS_LOWER ? TILES : 1][2][PIECES];
+    auto ask = [&](uint32_t start) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) offsets[j] = static_cast<uint64_t>(min(start + 8 * j + g, columns - 1)) * D;
-        float scores[2][4] = {};
-        Halves own[2][PIECES];
-        load<T, PIECES>(own, upper, offsets, t);
-        if constexpr (KIND == BOUNDS) {
-            Halves other[2][PIECES];
-            load<T, PIECES>(other, lower, offsets, t);
-            add<T, PIECES>(scores, q, own);
-            add<T, PIECES>(scores, second, other);
-        } else {
-            add<T, PIECES>(scores, q, own);
-            if constexpr (KIND == SPLIT) add<T, PIECES>(scores, second, own);
+        for (int i = 0; i < TILES; ++i) {
+            uint64_t offsets[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                offsets[j] = static_cast<uint64_t>(min(start + i * TILE + 8 * j + g, columns - 1)) * D;
+            load<T, PIECES>(own[i], upper, offsets, t);
+            if constexpr (HAS_LOWER) load<T, PIECES>(other[i], lower, offsets, t);
         }
-        if (reduction != NONE) reduce(scores, places, some, g, reduction == SUM);
+    };
+    uint32_t start = begin + warp * TILE * TILES;
+    if (start < end) ask(start);
+    for (; start < end; start += STEP) {
+        float scores[TILES][2][4] = {};
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint32_t column = start + 8 * j + 2 * t;
-            if (column >= columns) continue;
+        for (int i = 0; i < TILES; ++i) {
+            add<T, PIECES>(scores[i], q, own[i]);
+            if constexpr (KIND == SPLIT) add<T, PIECES>(scores[i], second, own[i]);
+            if constexpr (HAS_LOWER) add<T, PIECES>(scores[i], second, other[i]);
+        }
+        if (start + STEP < end) ask(start + STEP);
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                if (to[h]) *reinterpret_cast<float2*>(to[h] + column) = make_float2(scores[j][2 * h], scores[j][2 * h + 1]);
+        for (int i = 0; i < TILES; ++i) {
+            if (reduction != NONE) reduce(scores[i], places, some, g, reduction == SUM);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const uint32_t column = start + i * TILE + 8 * j + 2 * t;
+                if (column >= columns) continue;
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    if (to[h])
+                        *reinterpret_cast<float2*>(to[h] + column) =
+                            make_float2(scores[i][j][2 * h], scores[i][j][2 * h + 1]);
+            }
         }
     }
 }

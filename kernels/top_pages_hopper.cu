@@ -1,9 +1,10 @@
-// The tokens of the pages with the largest scores, as top_pages.cu finds them, for long lists: a cluster of blocks finds one.
+// The tokens of the pages with the largest scores, as top_pages.cu finds them, for long lists: a cluster of blocks finds one. Clusters of
+// eight are for few lists; of four, twice as many lists are on the chip at once.
 //
-// Scores are read twice. The first time each block counts the highest bits of its own; the sums over the cluster say in which
-// bin the last that is picked lies. The second time what lies above it is marked, and what lies in it is gathered, seldom
-// more than a few hundred, among which the remaining bits are counted. Marks are one bit a page, from which lists are written in
-// order.
+// A sample says between which two numbers the last that is picked lies. Scores are read once: what lies above both is marked as
+// picked, and what lies between them, a few in a hundred, as open. What is open is counted in bins of equal width, and what lies in
+// the bin that decides is compared one with another. Where a sample misleads, the words of all scores are counted digit by
+// digit. Marks are one bit a page, from which lists are written in order.
 #include <cooperative_groups.h>
 
 #include "common.cuh"
@@ -12,11 +13,16 @@
 
 namespace cg = cooperative_groups;
 
-constexpr int THREADS = 256, CLUSTER = 8;
-// Bits of a pass, from the highest down.
+constexpr int THREADS = 256;
+// Bins, and bits of each of the passes that are needed where a sample misleads.
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
-// Scores that a thread reads at a time, and gathered ones that a block has room for.
-constexpr int WIDE = 4, ROOM = 2048;
+// Scores of a sample, and how far from its mean its bins go, in standard deviations.
+constexpr int SAMPLE = 2048, OF_THREAD = SAMPLE / THREADS;
+constexpr float REACH = 4.0f;
+// How far the two numbers are from where they should be, in standard deviations of the number of larger ones in a sample.
+constexpr float DOUBT = 5.0f;
+// Scores that a thread reads at a time; open ones of a block, and those that decide in a cluster, that there is room for.
+constexpr int WIDE = 4, OPEN = 2560, ROOM = 512;
 
 // The sum over the threads of a block before each, and over all; `shared` has room for 9 numbers.
 __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {
@@ -34,21 +40,96 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uin
     return before;
 }
 
-struct Shared {
+template <int CLUSTER> struct Shared {
     uint32_t bins[BINS];
     // Of the whole cluster.
     uint32_t totals[BINS];
-    uint32_t words[ROOM], places[ROOM];
+    uint32_t words[OPEN], places[OPEN];
+    // What may decide, of this block and of the cluster.
+    uint32_t few_words[ROOM], few_places[ROOM], all_words[ROOM], all_places[ROOM];
     uint32_t scan[THREADS / 32];
+    float sums[THREADS / 32][3];
     uint32_t chosen[3];
-    uint32_t gathered, missing;
-    // Of each block of the cluster.
-    uint32_t counts[CLUSTER], equals[CLUSTER];
+    uint32_t few, missing;
+    // Of each block of the cluster: how many are picked surely, are open, may decide, are equal, are written.
+    uint32_t sure[CLUSTER], open[CLUSTER], found[CLUSTER], equals[CLUSTER], counts[CLUSTER];
 };
+
+// Equal bins over a range, or the highest bits of words: the bin of a score, the same or a higher one for a larger score.
+struct Bins {
+    float least, factor;
+    __device__ __forceinline__ uint32_t of(float score) const {
+        return static_cast<uint32_t>(fminf(fmaxf((score - least) * factor, 0.0f), static_cast<float>(BINS - 1)));
+    }
+    __device__ __forceinline__ uint32_t of_word(uint32_t word) const {
+        if (factor == 0.0f) return word >> (32 - DIGIT);
+        return of(__uint_as_float(word >> 31 ? word & ~(1u << 31) : ~word));
+    }
+};
+
+// The bin that holds the `rank`-th largest, from 0, of what this block has counted.
+template <typename Shared> __device__ __forceinline__ uint32_t bin_of_rank(Shared& own, uint32_t rank) {
+    constexpr int EACH = BINS / THREADS;
+    uint32_t sizes[EACH], sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) sum += sizes[i] = own.bins[BINS - 1 - (threadIdx.x * EACH + i)];
+    uint32_t above = block_scan(sum, own.scan, total);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        if (above <= rank && rank < above + sizes[i]) own.chosen[0] = BINS - 1 - (threadIdx.x * EACH + i);
+        above += sizes[i];
+    }
+    __syncthreads();
+    return own.chosen[0];
+}
+
+// Two numbers between which the k-th largest of a list lies, but for bad luck; all blocks of a cluster find the same.
+template <typename Shared>
+__device__ __forceinline__ float2 bracket(Shared& own, const float* list, uint32_t columns, uint32_t k) {
+    float sample[OF_THREAD], part[3] = {};
+#pragma unroll
+    for (int i = 0; i < OF_THREAD; ++i)
+        sample[i] = list[static_cast<uint64_t>(i * THREADS + threadIdx.x) * columns / SAMPLE];
+#pragma unroll
+    for (int i = 0; i < OF_THREAD; ++i) {
+        if (isnan(sample[i])) sample[i] = -CUDART_INF_F;
+        if (!isfinite(sample[i])) continue;
+        part[0] += 1.0f, part[1] += sample[i], part[2] += sample[i] * sample[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        part[i] = warp_sum(part[i]);
+        if (threadIdx.x % 32 == 0) own.sums[threadIdx.x / 32][i] = part[i];
+    }
+    __syncthreads();
+    float sums[3] = {};
+    for (int warp = 0; warp < THREADS / 32; ++warp)
+        for (int i = 0; i < 3; ++i) sums[i] += own.sums[warp][i];
+    const float mean = sums[1] / fmaxf(sums[0], 1.0f);
+    const float deviation = sqrtf(fmaxf(sums[2] / fmaxf(sums[0], 1.0f) - mean * mean, 0.0f));
+    const float width = 2.0f * REACH * deviation / BINS, least = mean - REACH * deviation;
+    // Of scores that are all alike, or too large for squares, a sample says nothing.
+    if (!(isfinite(least) && isfinite(width) && width > 0.0f && isfinite(1.0f / width)))
+        return make_float2(CUDART_INF_F, CUDART_INF_F);
+    const Bins bins = {least, 1.0f / width};
+#pragma unroll
+    for (int i = 0; i < OF_THREAD; ++i) atomicAdd(&own.bins[bins.of(sample[i])], 1);
+    __syncthreads();
+    const float share = static_cast<float>(k) / columns, rank = share * SAMPLE;
+    const float doubt = DOUBT * sqrtf(rank * (1.0f - share)) + 4.0f;
+    const uint32_t low = bin_of_rank(own, static_cast<uint32_t>(fminf(rank + doubt, SAMPLE - 1.0f)));
+    __syncthreads();
+    const uint32_t high = bin_of_rank(own, static_cast<uint32_t>(fmaxf(rank - doubt, 0.0f)));
+    for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
+    __syncthreads();
+    // Whole bins, and at the ends whatever there is.
+    const bool is_last = rank + doubt >= SAMPLE - 1.0f || low == 0, is_first = rank - doubt <= 0.0f || high + 1 >= BINS;
+    return make_float2(is_last ? -CUDART_INF_F : least + low * width, is_first ? CUDART_INF_F : least + (high + 1) * width);
+}
 
 // The bin in which the `left`-th of what the cluster has counted lies, from the largest down: the bin, how many are picked of
 // it, and how many it holds.
-__device__ __forceinline__ uint3 find(Shared& own, cg::cluster_group& cluster, uint32_t left) {
+template <int CLUSTER> __device__ __forceinline__ uint3 find(Shared<CLUSTER>& own, cg::cluster_group& cluster, uint32_t left) {
     cluster.sync();
     const int rank = cluster.block_rank();
     for (int i = threadIdx.x; i < BINS / CLUSTER; i += THREADS) {
@@ -82,11 +163,12 @@ __device__ __forceinline__ uint3 find(Shared& own, cg::cluster_group& cluster, u
 
 // Blocks: lists of a row by CLUSTER, rows; all else is as in top_pages.cu. `chunk` is what a block has of a list, a multiple of
 // 128, and there is shared memory for two marks of each.
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 4)
-    top_pages_hopper(const float* scores, unsigned long long stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,
-                     uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most, uint32_t* counts) {
-    __shared__ Shared own;
-    extern __shared__ uint32_t marks[];
+template <int CLUSTER>
+__device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,
+                                          uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most,
+                                          uint32_t* counts) {
+    __shared__ Shared<CLUSTER> own;
+    extern __shared__ __align__(16) uint32_t marks[];
     auto cluster = cg::this_cluster();
     const int rank = cluster.block_rank(), lane = threadIdx.x % 32;
     const uint64_t list = static_cast<uint64_t>(blockIdx.y) * (gridDim.x / CLUSTER) + blockIdx.x / CLUSTER;
@@ -97,97 +179,146 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
     const uint32_t begin = min(columns, rank * chunk), size = min(columns, begin + chunk) - begin, mark_words = chunk / 32;
     const float* from = scores + list * stride + begin;
-    uint32_t *picked = marks, *equal = marks + mark_words;
+    uint32_t *picked = marks, *open = marks + mark_words;
     for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
-    for (uint32_t i = threadIdx.x; i < mark_words; i += THREADS) equal[i] = 0;
-    if (threadIdx.x == 0) own.gathered = 0, own.missing = 0;
+    if (threadIdx.x == 0) own.few = 0, own.missing = 0;
     __syncthreads();
-    // The words of four places from `i` on; what lies behind the end is no one's.
-    auto read = [&](uint32_t i, uint32_t (&some)[WIDE]) {
-        const float4 four = i < size ? *reinterpret_cast<const float4*>(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        some[0] = ordered(four.x), some[1] = ordered(four.y), some[2] = ordered(four.z), some[3] = ordered(four.w);
-    };
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x * WIDE; i < size; i += THREADS * WIDE) {
-        uint32_t some[WIDE];
-        read(i, some);
-#pragma unroll
-        for (int j = 0; j < WIDE; ++j)
-            if (i + j < size) atomicAdd(&own.bins[some[j] >> (32 - DIGIT)], 1);
-    }
-    const uint3 high = find(own, cluster, k);
+    const float2 between = bracket(own, scores + list * stride, columns, k);
     // Every warp takes 128 places at a time, which are four words of marks.
+    const int warp = threadIdx.x / 32;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x * WIDE; i < chunk; i += THREADS * WIDE) {
-        uint32_t some[WIDE], mark = 0;
-        read(i, some);
+    for (uint32_t i = warp * WIDE * 32; i < chunk; i += THREADS * WIDE) {
+        float some[WIDE];
 #pragma unroll
         for (int j = 0; j < WIDE; ++j) {
-            const uint32_t bin = some[j] >> (32 - DIGIT);
-            if (i + j >= size) continue;
-            if (bin > high.x) mark |= 1u << j;
-            if (bin != high.x) continue;
-            const uint32_t place = atomicAdd(&own.gathered, 1);
-            if (place < ROOM) own.words[place] = some[j], own.places[place] = i + j;
+            const uint32_t place = i + 32 * j + lane;
+            some[j] = place < size ? from[place] : CUDART_NAN_F;
         }
-        mark <<= lane % 8 * WIDE;
+        uint32_t above[WIDE], inside[WIDE];
 #pragma unroll
-        for (int step = 1; step < 8; step *= 2) mark |= __shfl_xor_sync(~0u, mark, step);
-        if (lane % 8 == 0) picked[i / 32] = mark;
+        for (int j = 0; j < WIDE; ++j) {
+            above[j] = __ballot_sync(~0u, some[j] > between.y);
+            // What lies above the first and not above the second; not-a-number is neither.
+            inside[j] = __ballot_sync(~0u, some[j] >= between.x) & ~above[j];
+        }
+        if (lane == 0) {
+            *reinterpret_cast<uint4*>(picked + i / 32) = make_uint4(above[0], above[1], above[2], above[3]);
+            *reinterpret_cast<uint4*>(open + i / 32) = make_uint4(inside[0], inside[1], inside[2], inside[3]);
+        }
     }
     __syncthreads();
-    // What lies in the bin: from the room, or, if that was too small, from all scores again.
-    const uint32_t gathered = own.gathered;
-    auto each = [&](auto&& visit) {
-        if (gathered <= ROOM) {
-            for (uint32_t i = threadIdx.x; i < gathered; i += THREADS) visit(own.words[i], own.places[i]);
-        } else {
-            for (uint32_t i = threadIdx.x * WIDE; i < size; i += THREADS * WIDE) {
-                uint32_t some[WIDE];
-                read(i, some);
-#pragma unroll
-                for (int j = 0; j < WIDE; ++j)
-                    if (i + j < size && some[j] >> (32 - DIGIT) == high.x) visit(some[j], i + j);
-            }
-        }
-    };
-    // The least word that is picked as far as it is known, and which of its bits are.
-    uint32_t word = high.x << (32 - DIGIT), known = ~0u << (32 - DIGIT), left = high.y;
-    bool whole = high.y == high.z;
-    constexpr int SHIFTS[2] = {32 - 2 * DIGIT, 0};
-#pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-        if (whole) break;
-        const int shift = SHIFTS[pass];
-        const uint32_t mask = pass == 0 ? BINS - 1 : (1u << SHIFTS[0]) - 1;
-        each([&](uint32_t x, uint32_t) {
-            if ((x & known) == word) atomicAdd(&own.bins[x >> shift & mask], 1);
-        });
-        const uint3 found = find(own, cluster, left);
-        word |= found.x << shift, known |= mask << shift, left = found.y;
-        whole = found.y == found.z;
-    }
-    each([&](uint32_t x, uint32_t place) {
-        const uint32_t bits = x & known;
-        if (bits > word || bits == word && whole) atomicOr(&picked[place / 32], 1u << place % 32);
-        else if (bits == word) atomicOr(&equal[place / 32], 1u << place % 32);
-    });
-    __syncthreads();
-    // Of those equal to the last one the first are picked.
+    // As many words of marks for each thread, one after the other.
     const uint32_t per_thread = (mark_words + THREADS - 1) / THREADS, words_from = min(mark_words, threadIdx.x * per_thread);
     const uint32_t words_end = min(mark_words, words_from + per_thread);
-    uint32_t total;
-    if (!whole) {
-        uint32_t count = 0;
-        for (uint32_t i = words_from; i < words_end; ++i) count += __popc(equal[i]);
-        uint32_t before = block_scan(count, own.scan, total);
-        if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.equals[rank], threadIdx.x) = total;
+    uint32_t sure = 0, opened = 0;
+    for (uint32_t i = words_from; i < words_end; ++i) sure += __popc(picked[i]), opened += __popc(open[i]);
+    uint32_t total_sure, total_open, total;
+    block_scan(sure, own.scan, total_sure);
+    uint32_t at_open = block_scan(opened, own.scan, total_open);
+    if (threadIdx.x < CLUSTER) {
+        *cluster.map_shared_rank(&own.sure[rank], threadIdx.x) = total_sure;
+        *cluster.map_shared_rank(&own.open[rank], threadIdx.x) = total_open;
+    }
+    cluster.sync();
+    uint32_t all_sure = 0, all_open = 0, most_open = 0;
+#pragma unroll
+    for (int block = 0; block < CLUSTER; ++block) {
+        all_sure += own.sure[block], all_open += own.open[block];
+        most_open = max(most_open, own.open[block]);
+    }
+    const uint32_t left = k - all_sure;
+    // Whether the sample has told the truth, and what it left open can be held. The same for all blocks of the cluster.
+    bool settled = all_sure <= k && k <= all_sure + all_open && most_open <= OPEN;
+    if (settled && left > 0) {
+        for (uint32_t i = words_from; i < words_end; ++i)
+            for (uint32_t bits = open[i]; bits; bits &= bits - 1, ++at_open) own.places[at_open] = i * 32 + __ffs(bits) - 1;
+        __syncthreads();
+        const float width = (between.y - between.x) / BINS;
+        const bool has_width = isfinite(width) && width > 0.0f && isfinite(1.0f / width);
+        const Bins bins = has_width ? Bins{between.x, 1.0f / width} : Bins{0.0f, 0.0f};
+        for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) {
+            const uint32_t word = ordered(from[own.places[i]]);
+            own.words[i] = word;
+            atomicAdd(&own.bins[bins.of_word(word)], 1);
+        }
+        const uint3 deciding = find(own, cluster, left);
+        for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) {
+            const uint32_t word = own.words[i], place = own.places[i], bin = bins.of_word(word);
+            if (bin > deciding.x) atomicOr(&picked[place / 32], 1u << place % 32);
+            if (bin != deciding.x) continue;
+            const uint32_t number = atomicAdd(&own.few, 1);
+            if (number < ROOM) own.few_words[number] = word, own.few_places[number] = rank * chunk + place;
+        }
+        __syncthreads();
+        const uint32_t few = own.few;
+        if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.found[rank], threadIdx.x) = few;
         cluster.sync();
-        for (int block = 0; block < rank; ++block) before += own.equals[block];
-        for (uint32_t i = words_from; i < words_end; ++i) {
-            for (uint32_t bits = equal[i]; bits && before < left; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
+        settled = deciding.z <= ROOM;
+        if (settled) {
+            // Every block has all that may decide.
+            uint32_t behind = 0;
+            for (int block = 0; block < CLUSTER; behind += own.found[block], ++block)
+                for (uint32_t i = threadIdx.x; i < own.found[block]; i += THREADS) {
+                    own.all_words[behind + i] = *cluster.map_shared_rank(&own.few_words[i], block);
+                    own.all_places[behind + i] = *cluster.map_shared_rank(&own.few_places[i], block);
+                }
+            __syncthreads();
+            for (uint32_t i = threadIdx.x; i < few; i += THREADS) {
+                const uint32_t word = own.few_words[i], whole = own.few_places[i], place = whole - rank * chunk;
+                uint32_t ahead = 0;
+                for (uint32_t other = 0; other < behind; ++other) {
+                    const uint32_t x = own.all_words[other];
+                    ahead += x > word || x == word && own.all_places[other] < whole;
+                }
+                if (ahead < deciding.y) atomicOr(&picked[place / 32], 1u << place % 32);
+            }
         }
     }
+    if (!settled) {
+        // The least word that is picked as far as it is known, and which of its bits are.
+        uint32_t word = 0, known = 0, missing = k;
+        bool whole = k == columns;
+        auto each = [&](auto&& visit) {
+            for (uint32_t i = threadIdx.x * WIDE; i < size; i += THREADS * WIDE) {
+                const float4 four = *reinterpret_cast<const float4*>(from + i);
+                const float some[WIDE] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int j = 0; j < WIDE; ++j)
+                    if (i + j < size) visit(ordered(some[j]), i + j);
+            }
+        };
+        for (uint32_t i = threadIdx.x; i < mark_words; i += THREADS) picked[i] = 0, open[i] = 0;
+        for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
+        __syncthreads();
+        for (int pass = 0; pass < 3 && !whole; ++pass) {
+            const int shift = max(32 - (pass + 1) * DIGIT, 0);
+            const uint32_t mask = (1u << (32 - pass * DIGIT - shift)) - 1;
+            each([&](uint32_t x, uint32_t) {
+                if ((x & known) == word) atomicAdd(&own.bins[x >> shift & mask], 1);
+            });
+            const uint3 found = find(own, cluster, missing);
+            word |= found.x << shift, known |= mask << shift, missing = found.y;
+            whole = found.y == found.z;
+        }
+        each([&](uint32_t x, uint32_t place) {
+            const uint32_t bits = x & known;
+            if (bits > word || bits == word && whole) atomicOr(&picked[place / 32], 1u << place % 32);
+            else if (bits == word) atomicOr(&open[place / 32], 1u << place % 32);
+        });
+        __syncthreads();
+        // Of those equal to the last one the first are picked.
+        if (!whole) {
+            uint32_t count = 0;
+            for (uint32_t i = words_from; i < words_end; ++i) count += __popc(open[i]);
+            uint32_t before = block_scan(count, own.scan, total);
+            if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.equals[rank], threadIdx.x) = total;
+            cluster.sync();
+            for (int block = 0; block < rank; ++block) before += own.equals[block];
+            for (uint32_t i = words_from; i < words_end; ++i)
+                for (uint32_t bits = open[i]; bits && before < missing; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
+        }
+    }
+    __syncthreads();
     uint32_t count = 0;
     for (uint32_t i = words_from; i < words_end; ++i) count += __popc(picked[i]);
     uint32_t at = block_scan(count, own.scan, total);
@@ -209,3 +340,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     // Nobody leaves while others may still read what it has.
     cluster.sync();
 }
+
+#define TOP(CLUSTER)                                                                                                    \
+    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 4) top_pages_hopper_##CLUSTER(  \
+        const float* scores, unsigned long long stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,        \
+        uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most, uint32_t* counts) {               \
+        top_pages<CLUSTER>(scores, stride, columns, chunk, pages, page, first, end, tokens, most, counts);              \
+    }
+
+TOP(4)
+TOP(8)

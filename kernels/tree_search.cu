@@ -4,6 +4,7 @@
 // of which the first is empty where the chunk is one block, and scores each branch by one block; whoever finds the largest scores
 // keeps as many branches, and they are the next round's chunks.
 #include "common.cuh"
+#include "mma.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 // Most queries whose products with a key are summed together.
@@ -38,6 +39,12 @@ __device__ __forceinline__ Span branch(const Tree& tree, const Span* spans, cons
     return i % 2 == 0 ? Span{chunk.first, half} : Span{chunk.first + half, chunk.count - half};
 }
 
+// Rows that keep fewer blocks than others have fewer branches: nobody takes what lies behind them.
+__device__ __forceinline__ void leave_out(uint32_t all, uint32_t most, float* scores) {
+    const uint32_t i = blockIdx.x * BRANCHES + threadIdx.x;
+    if (threadIdx.x < BRANCHES && i >= all && i < most) scores[i] = -CUDART_INF_F;
+}
+
 // Blocks: branches by 64, lists, rows. A list is of a query head, or, where `shared`, of a KV head with all heads of its group. Spans
 // are `[row][list][most]`, what was kept `[row][list][kept_most]`, scores `[row][list][stride]`. A row keeps keeps[row] blocks, all
 // if there are no more.
@@ -59,6 +66,7 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
     const T* own_queries = queries + rows[blockIdx.z] * row_stride + static_cast<uint64_t>(first_head) * d + channel;
     const bool searches = keep < blocks_of(tree);
     const uint32_t all = searches ? 2 * keep : 0, begin = blockIdx.x * BRANCHES;
+    leave_out(all, most, to);
     for (uint32_t start = begin; start < min(all, begin + BRANCHES); start += WARPS * SLOTS * UNROLL) {
         Span span[UNROLL];
         uint32_t token[UNROLL], end[UNROLL], wide = 0;
@@ -123,6 +131,83 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
     }
 }
 
+// Branches of a warp on tensor cores.
+constexpr uint32_t TILE = 16;
+
+// As `branches`, for 16-bit keys and heads 64 or 128 wide, and up to 16 queries of a list. Lane i below 16 knows branch i of a warp;
+// lane 4g + t reads 16 bytes at a time of the keys of two of them, and gets scores of queries g and g + 8.
+template <typename T, int D>
+__device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
+                               uint64_t head_stride, const Tree& tree, const uint32_t* keeps, const Span* before,
+                               const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride) {
+    constexpr int PIECES = D / 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint32_t keep = keeps[blockIdx.z];
+    const int count = shared ? group : 1, kv_head = shared ? blockIdx.y : blockIdx.y / group;
+    const int first_head = shared ? blockIdx.y * group : blockIdx.y;
+    const uint64_t list = static_cast<uint64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+    const uint32_t all = keep < blocks_of(tree) ? 2 * keep : 0, start = blockIdx.x * BRANCHES + warp * TILE;
+    leave_out(all, most, scores + list * stride);
+    if (start >= all) return;
+    const uint32_t own = min(start + lane % TILE, all - 1);
+    const Span span = branch(tree, before + list * most, kept ? kept + list * kept_most : nullptr, keep, own);
+    const uint32_t block = span.first + static_cast<uint32_t>(tree.representative * (max(span.count, 1u) - 1) + 0.5);
+    uint32_t token = block * tree.size, end = min(token + tree.size, tree.tokens), wide = end - token;
+    if (tree.last) token = min(token + tree.stride, end) - 1;
+    if (span.count == 0) end = token;
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) wide = max(wide, __shfl_xor_sync(~0u, wide, step));
+    const T* own_queries = queries + rows[blockIdx.z] * row_stride + static_cast<uint64_t>(first_head) * D;
+    Halves q[2][PIECES];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int c = 0; c < PIECES; ++c)
+            q[h][c] = g + 8 * h < count ? *reinterpret_cast<const Halves*>(own_queries + (g + 8 * h) * D + (c * 4 + t) * PIECE)
+                                        : Halves{0, 0, 0, 0};
+    const T* own_keys = keys + kv_head * head_stride;
+    // Of branches 8j + 2t and the next.
+    float top[2][2] = {{-CUDART_INF_F, -CUDART_INF_F}, {-CUDART_INF_F, -CUDART_INF_F}};
+    for (uint32_t offset = 0; offset < wide; offset += tree.stride) {
+        const uint32_t key = min(token + offset, tree.tokens - 1);
+        const bool counts = token + offset < end;
+        Halves piece[2][PIECES];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const T* from = own_keys + static_cast<uint64_t>(__shfl_sync(~0u, key, 8 * j + g)) * D;
+#pragma unroll
+            for (int c = 0; c < PIECES; ++c) piece[j][c] = load_once(from + (c * 4 + t) * PIECE);
+        }
+        const uint32_t counted = __ballot_sync(~0u, counts);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float products[4] = {};
+#pragma unroll
+            for (int c = 0; c < PIECES; ++c)
+#pragma unroll
+                for (int half = 0; half < 4; half += 2)
+                    multiply<T>(products, q[0][c].words[half], q[1][c].words[half], q[0][c].words[half + 1],
+                                q[1][c].words[half + 1], piece[j][c].words[half], piece[j][c].words[half + 1]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float x = fmaxf(g < count ? products[i] : -CUDART_INF_F, g + 8 < count ? products[i + 2] : -CUDART_INF_F);
+#pragma unroll
+                for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+                if (counted >> (8 * j + 2 * t + i) & 1) top[j][i] = fmaxf(top[j][i], x);
+            }
+        }
+    }
+    if (g == 0) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t i = start + 8 * j + 2 * t;
+            // There is an even number of branches.
+            if (i < all) *reinterpret_cast<float2*>(scores + list * stride + i) = make_float2(top[j][0], top[j][1]);
+        }
+    }
+    if (lane < TILE && start + lane < all) after[list * most + start + lane] = span;
+}
+
 // Blocks: lists, rows. The tokens of the blocks that were kept last, `[row][list][token_most]`, ascending, and how many; all
 // candidates where no search was needed. Candidates begin with token `first`.
 extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree, const uint32_t* keeps, const Span* spans, uint32_t most,
@@ -161,3 +246,18 @@ extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree,
 WIDTHS(float, f32)
 WIDTHS(__half, f16)
 WIDTHS(__nv_bfloat16, bf16)
+
+#define TILES(T, NAME, D)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) branches_tiles_##NAME##_##D(                                  \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, int shared, const T* keys,    \
+        unsigned long long head_stride, int, const Tree tree, const uint32_t* keeps, const Span* before,                \
+        const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,                            \
+        unsigned long long stride) {                                                                                    \
+        branches_tiles<T, D>(rows, queries, row_stride, group, shared != 0, keys, head_stride, tree, keeps, before,     \
+                             kept, kept_most, after, most, scores, stride);                                             \
+    }
+
+TILES(__half, f16, 64)
+TILES(__half, f16, 128)
+TILES(__nv_bfloat16, bf16, 64)
+TILES(__nv_bfloat16, bf16, 128)

@@ -769,8 +769,15 @@ fn keys_and_queries_on_a_few_directions() {
             let asked = Asked::new(&gpu, heads, d, storage);
             let nothing = vec![f32::NAN; 2 * heads * padded];
             let (mut most, mut rest) = (send(&gpu, &nothing, storage), send(&gpu, &nothing, storage));
-            let of_queries = (&asked.queries(), 0..2);
-            gpu.project_queries(of_queries, (kv_heads, storage), &of_gpu, padded, [&mut most, &mut rest]).unwrap();
+            let (asking, rows_of) = (asked.queries(), 0..2);
+            gpu.project_queries(
+                (&asking, rows_of.clone()),
+                (kv_heads, storage),
+                &of_gpu,
+                (padded, false),
+                [&mut most, &mut rest],
+            )
+            .unwrap();
             let mut in_order = Mirrored::default();
             in_order.set(&gpu, vec![0, 1]).unwrap();
             let rest = (storage != Storage::F32).then_some(&rest);
@@ -785,6 +792,29 @@ fn keys_and_queries_on_a_few_directions() {
                 |reduction: Option<Reduction>, room: &mut ScoreRoom| gpu.score_rows(&queries, &index, reduction, room);
             // Each product is of a sum of `d` numbers, in 16 bits or more.
             check_scores(&gpu, (heads, kv_heads, 64 * d), tokens, score, exact, &what);
+            // Queries of a group added up first.
+            let (mut most, mut rest) = (send(&gpu, &nothing, storage), send(&gpu, &nothing, storage));
+            gpu.project_queries(
+                (&asking, rows_of.clone()),
+                (kv_heads, storage),
+                &of_gpu,
+                (padded, true),
+                [&mut most, &mut rest],
+            )
+            .unwrap();
+            let rest = (storage != Storage::F32).then_some(&rest);
+            let queries = MadeQueries { most: &most, rest, heads: kv_heads, width: padded, rows: &in_order };
+            let mut room = ScoreRoom::default();
+            gpu.score_rows(&queries, &index, Some(Reduction::Sum), &mut room).unwrap();
+            for list in 0..2 * kv_heads {
+                let of_group = |c: usize| {
+                    let heads = (0..group).map(|head| list % kv_heads * group + head);
+                    heads.map(|head| exact(list / kv_heads, head, c)).sum()
+                };
+                let expected: Vec<f64> = (0..tokens).map(of_group).collect();
+                let scores = room.of(Some(Reduction::Sum)).download(&gpu, list / kv_heads, list % kv_heads).unwrap();
+                assert_scores(&scores, &expected, 64 * d * group, &format!("{what}, added up first"));
+            }
         }
     }
 }

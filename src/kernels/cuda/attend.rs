@@ -12,8 +12,11 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
-/// Blocks of the first kernel for each multiprocessor: as many as fit at once.
+/// Blocks of the first kernel for each multiprocessor: as many as fit at once, or more where each still has so many tokens, since
+/// some processors come to memory faster than others.
 const BLOCKS_EACH: usize = 3;
+const MOST_BLOCKS_EACH: usize = 8;
+const LONG_BLOCK: usize = 4096;
 /// Threads of a block of the second.
 const MERGE_THREADS: u32 = 512;
 /// A span is a multiple of these tokens, and has at least two of them.
@@ -206,7 +209,8 @@ impl Attention {
     /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in all: that is divided
     /// evenly over a GPU of so many multiprocessors.
     pub fn new(rows: usize, heads: usize, expected: usize, processors: usize) -> Self {
-        Self::spread(rows, heads, expected, processors * BLOCKS_EACH)
+        let each = (expected / (processors * LONG_BLOCK)).clamp(BLOCKS_EACH, MOST_BLOCKS_EACH);
+        Self::spread(rows, heads, expected, processors * each)
     }
 
     /// As [`new`](Self::new), over about so many blocks.

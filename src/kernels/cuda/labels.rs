@@ -13,9 +13,10 @@ const GROUP: usize = 128;
 /// Channels of one product, and the most that there can be.
 const DEPTH: usize = 16;
 const MOST_CHANNELS: usize = 128;
-/// Query heads of one product, and groups of tokens of a block.
+/// Query heads of one product; warps of a block, and groups of tokens that each takes.
 const QUERIES: usize = 8;
 const WARPS: usize = 4;
+const EACH: usize = 8;
 /// Threads of a block that gathers.
 const THREADS: usize = 256;
 /// Bytes of the range of a channel.
@@ -130,8 +131,9 @@ impl Gpu {
         let heads = queries.heads;
         assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
         let group = heads / kv_heads;
-        // What one product does not take is reduced afterwards.
-        let at_once = reduction.filter(|_| group <= QUERIES);
+        // What one product does not take is reduced afterwards; queries are added up before it.
+        let sums = reduction == Some(Reduction::Sum);
+        let at_once = reduction.filter(|_| sums || group <= QUERIES);
         let out = room.resized(self, rows.len(), (heads, kv_heads), tokens, at_once)?;
         let [range_bytes, code_bytes] = labels.bytes();
         let (ranges, codes) = (ranges.address(0, range_bytes), codes.address(0, code_bytes));
@@ -141,11 +143,12 @@ impl Gpu {
         let (chosen, channel_heads, width) = (channels.address(), channels.heads as u32, channels.width as u32);
         let (row_stride, to, stride) = (queries.stride as u64, out.address(), out.stride() as u64);
         let reduced = Reduction::number(at_once);
-        for first in (0..group).step_by(QUERIES).filter(|_| tokens > 0 && !rows.is_empty()) {
-            let some = (group - first).min(QUERIES);
-            let places = some.next_power_of_two();
+        let heads_at_once = if sums { group } else { QUERIES };
+        for first in (0..group).step_by(heads_at_once).filter(|_| tokens > 0 && !rows.is_empty()) {
+            let some = (group - first).min(heads_at_once);
+            let places = if sums { 1 } else { some.next_power_of_two() };
             let tiles = rows.len().div_ceil(QUERIES / places);
-            let grid = (tokens.div_ceil(GROUP * WARPS) as u32, kv_heads as u32, tiles as u32);
+            let grid = (tokens.div_ceil(GROUP * WARPS * EACH) as u32, kv_heads as u32, tiles as u32);
             let [d, heads, group, first, some, places] = [d, heads, group, first, some, places].map(|n| n as i32);
             let (count, tokens) = (rows.len() as u32, tokens as u32);
             let mut launch = self.stream.launch_builder(&function);

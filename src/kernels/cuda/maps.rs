@@ -12,8 +12,11 @@ use crate::kernels::GPU_WIDEST;
 /// Threads of a block that maps, and keys that it takes.
 const THREADS: u32 = 256;
 const ROWS: usize = 64;
-/// Candidates of a block that compares signatures.
+/// Threads of a block that signs a query.
+const SIGNERS: u32 = 512;
+/// Candidates of a block that compares signatures, and KV heads.
 const COMPARED: usize = 1024;
+const COMPARED_HEADS: usize = 8;
 /// Signatures of a net come in planes of a multiple of so many words.
 const WIDE: usize = 4;
 /// Layers of a net.
@@ -190,7 +193,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting keys"))
     }
 
-    /// Queries on the directions of their KV head, `[row][head][padded]`, as sums of two numbers of the type of keys.
+    /// Queries on the directions of their KV head, `[row][head][padded]`, as sums of two numbers of the type of keys; or, if
+    /// `summed`, what the queries of each group come to together, `[row][kv_head][padded]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -202,10 +206,12 @@ impl Gpu {
         (queries, rows): (&Queries<'_>, Range<usize>),
         (kv_heads, storage): (usize, Storage),
         directions: &Directions<'_>,
-        padded: usize,
+        (padded, summed): (usize, bool),
         [most, rest]: [&mut Buffer; 2],
     ) -> Result<(), GpuError> {
-        let bytes = rows.len() * queries.heads * padded * storage.bytes();
+        assert!(directions.d <= GPU_WIDEST, "heads of {} channels", directions.d);
+        let made = if summed { kv_heads } else { queries.heads };
+        let bytes = rows.len() * made * padded * storage.bytes();
         let (most, rest) = (most.address(0, bytes), rest.address(0, bytes));
         if rows.is_empty() {
             return Ok(());
@@ -213,12 +219,12 @@ impl Gpu {
         let function = self.function("maps", &format!("project_queries_{}", storage.name()))?;
         let (from, list) = (queries.address(rows.clone(), directions.d, storage), queries.list(rows.clone()));
         let (stride, own, heads) = (queries.stride as u64, directions.address(), directions.heads as u32);
-        let grid = (queries.heads as u32, rows.len() as u32, 1);
-        let group = queries.heads / kv_heads;
+        let grid = (made as u32, rows.len() as u32, 1);
+        let (group, summed) = (queries.heads / kv_heads, i32::from(summed));
         let [d, group, count, padded] = [directions.d, group, directions.count, padded].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&group).arg(&own).arg(&heads).arg(&count).arg(&padded);
-        launch.arg(&most).arg(&rest);
+        launch.arg(&summed).arg(&most).arg(&rest);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, directions and both outputs are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("projecting queries"))
@@ -287,7 +293,7 @@ impl Gpu {
         let [d, bits] = [nets.d, nets.bits].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, nets and signatures are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
     }
@@ -319,7 +325,7 @@ impl Gpu {
             return Ok(());
         }
         let function = self.function("hamming_scores", "hamming_scores")?;
-        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads as u32, rows as u32);
+        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(COMPARED_HEADS) as u32, rows as u32);
         let (planes, columns, reduction) =
             (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
         let (to, stride) = (out.address(), out.stride() as u64);

@@ -16,14 +16,16 @@ const TILE: usize = 256;
 /// Most query heads that one takes.
 const MOST_QUERIES: usize = 8;
 /// The same where tensor cores score.
-const MMA_TILE: usize = 512;
+const MMA_TILE: usize = 1024;
 /// Queries of all rows that one product on tensor cores takes.
 const MMA_QUERIES: usize = 16;
 /// Threads of a block that chooses, or counts.
 const THREADS: u32 = 1024;
-/// Scores of a list from which on a cluster of blocks finds the largest, and how many blocks.
-const CLUSTERED: usize = 8192;
-const CLUSTER: usize = 8;
+/// Scores of a list from which on a cluster of blocks finds the largest, and how many blocks: of up to so many lists, and of
+/// more.
+const CLUSTERED: usize = 4096;
+const FEW_LISTS: usize = 32;
+const CLUSTERS: [usize; 2] = [8, 4];
 const CLUSTER_THREADS: u32 = 256;
 /// What a block of a cluster has of a list is a multiple of so many scores, and at most so many, for each of which there are two
 /// bits in shared memory.
@@ -461,7 +463,7 @@ impl Gpu {
     }
 
     /// Products of queries that were made of others with the rows of an index, of the same width, into lists by query head,
-    /// or by KV head if they are reduced.
+    /// or by KV head if they are reduced. Queries of KV heads, which were added up before, count as reduced to their sum.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -498,6 +500,10 @@ impl Gpu {
             list: rows.address(0..rows.numbers().len()),
             rows: rows.numbers().len(),
         };
+        if heads == kv_heads && reduction == Some(Reduction::Sum) {
+            let out = room.resized(self, asking.rows, (heads, kv_heads), count, reduction)?;
+            return self.score_into(&asking, &scored, None, out);
+        }
         self.score(&asking, &scored, reduction, room)
     }
 
@@ -533,15 +539,25 @@ impl Gpu {
         // What one product does not take is reduced afterwards.
         let at_once = reduction.filter(|_| on_tiles && group <= MMA_QUERIES);
         let out = room.resized(self, rows, (heads, kv_heads), columns, at_once)?;
-        if rows > 0 && columns > 0 {
-            match on_tiles {
-                true => self.score_tiles(asking, scored, at_once, out),
-                false => self.score_any(asking, scored, out),
-            }?;
-        }
+        self.score_into(asking, scored, at_once, out)?;
         match reduction.filter(|_| at_once.is_none()) {
             Some(reduction) => room.reduce(self, kv_heads, reduction),
             None => Ok(()),
+        }
+    }
+
+    /// [`score`](Self::score) where there is room, reduced only if tensor cores score.
+    fn score_into(
+        &self,
+        asking: &Asking,
+        scored: &Scored,
+        reduction: Option<Reduction>,
+        out: &Scores,
+    ) -> Result<(), GpuError> {
+        match Self::fits_tiles(scored.storage, scored.d) {
+            _ if asking.rows == 0 || scored.columns == 0 => Ok(()),
+            true => self.score_tiles(asking, scored, reduction, out),
+            false => self.score_any(asking, scored, out),
         }
     }
 
@@ -693,14 +709,15 @@ impl Gpu {
         let [tokens, counts] = lists.addresses(first);
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most as u32);
-        let chunk = scores.columns.div_ceil(CLUSTER).next_multiple_of(CHUNK);
+        let cluster = CLUSTERS[usize::from(scores.rows * scores.lists > FEW_LISTS)];
+        let chunk = scores.columns.div_ceil(cluster).next_multiple_of(CHUNK);
         let clustered = self.is_hopper && scores.columns >= CLUSTERED && chunk <= LARGEST_CHUNK;
         let (blocks, threads, shared) = match clustered {
-            true => (CLUSTER * scores.lists, CLUSTER_THREADS, (chunk / 4) as u32),
+            true => (cluster * scores.lists, CLUSTER_THREADS, (chunk / 4) as u32),
             false => (scores.lists, THREADS, 0),
         };
         let function = match clustered {
-            true => self.with_shared("top_pages_hopper", "top_pages_hopper", shared),
+            true => self.with_shared("top_pages_hopper", &format!("top_pages_hopper_{cluster}"), shared),
             false => self.function("top_pages", "top_pages"),
         }?;
         let chunk = chunk as u32;

@@ -11,6 +11,8 @@ use super::{Buffer, Gpu, GpuError, failed};
 /// Threads of a block, and branches that it scores.
 const THREADS: u32 = 128;
 const BRANCHES: usize = 64;
+/// Most queries that search together on tensor cores.
+const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
 /// Bytes of a span of blocks.
@@ -76,7 +78,7 @@ impl Gpu {
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or rows that search keep different numbers of blocks.
+    /// If a buffer is too small.
     pub fn search_tree(
         &self,
         queries: &Queries<'_>,
@@ -97,9 +99,6 @@ impl Gpu {
             keeps.filter(|keep| !searched || *keep < blocks).max().unwrap_or(0)
         };
         let (most, searched) = (largest(false).min(blocks), largest(true));
-        // What a row has no branches for would be picked from otherwise.
-        let alike = |keep: &u32| *keep as usize >= blocks || *keep as usize == searched;
-        assert!(keeps.numbers().iter().all(alike), "rows that keep {:?} blocks", keeps.numbers());
         assert!(lists.most() >= (most * tree.size).min(tree.tokens.len()), "lists of {} tokens", lists.most());
         let columns = 2 * searched;
         room.scores.resize(self, rows, count, columns)?;
@@ -127,7 +126,12 @@ impl Gpu {
             ((heads / keys.kv_heads) as i32, i32::from(count != heads || heads == keys.kv_heads), d as i32);
         let (of_keeps, stride, span_most) = (keeps.address(0..rows), scores.stride() as u64, columns as u32);
         let lanes = d.next_power_of_two().max(64) / 8;
-        let branches = self.function("tree_search", &format!("branches_{}_{lanes}", storage.name()))?;
+        let queries_of_list = if shared == 1 { group as usize } else { 1 };
+        let name = match storage.fits_tiles(d) && queries_of_list <= TILE_QUERIES {
+            true => format!("branches_tiles_{}_{d}", storage.name()),
+            false => format!("branches_{}_{lanes}", storage.name()),
+        };
+        let branches = self.function("tree_search", &name)?;
         let slots = Pages { tokens: 0..columns, size: 1 };
         // Rows that keep more than others are done sooner: a chunk of one block stays what it is.
         let least = keeps.numbers().iter().map(|keep| *keep as usize).filter(|keep| (1..blocks).contains(keep)).min();

@@ -69,16 +69,19 @@ impl DeviceScorer for Loki {
         let padded = row_width(rank).expect(FITS);
         let directions = Directions { buffer, heads: buffer.bytes() / (4 * rank * d), count: rank, d };
         let DeviceScratch { scores, queries: [most, rest], in_order, .. } = scratch;
-        let bytes = rows.len() * heads * padded * storage.bytes();
+        // A sum of scores is the score of a sum.
+        let summed = reduction == Some(Reduction::Sum);
+        let made = if summed { kv_heads } else { heads };
+        let bytes = rows.len() * made * padded * storage.bytes();
         gpu.reserve(most, bytes)?;
         gpu.reserve(rest, bytes)?;
         let (Some(most), Some(rest)) = (most, rest) else { unreachable!("both were reserved") };
         let of_rows = (&step.queries, rows.clone());
-        gpu.project_queries(of_rows, (kv_heads, storage), &directions, padded, [most, rest])?;
+        gpu.project_queries(of_rows, (kv_heads, storage), &directions, (padded, summed), [most, rest])?;
         in_order.set(gpu, (0..rows.len() as u32).collect())?;
         // What single precision rounds is nothing.
         let rest = (storage != Storage::F32).then_some(&*rest);
-        let queries = MadeQueries { most, rest, heads, width: padded, rows: in_order };
+        let queries = MadeQueries { most, rest, heads: made, width: padded, rows: in_order };
         let index = IndexRows { rows: projected, count: step.prefix.candidates.len(), kv_heads, storage };
         gpu.score_rows(&queries, &index, reduction, scores)
     }
