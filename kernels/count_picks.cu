@@ -8,21 +8,26 @@ constexpr uint32_t WORDS = 8192, ROOM = 32 * WORDS;
 
 // Blocks: KV heads, rows. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`,
 // with one list for all heads of a group or one for each. The counters of a row, of which those of this layer begin at
-// `offset`, are sums: `[kv_head]` of what is read, then `[query head]` of what is attended.
+// `offset`, are sums: `[kv_head]` of what is read, `[query head]` of what is attended, and then of the `entries` of an index that
+// lists took, if there are any, `[row][kv_head][lists]`. Each row has its counters and how often it counts.
 extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t* tokens, uint32_t most,
-                                                                  const uint32_t* counts, uint32_t lists, uint32_t group,
+                                                                  const uint32_t* counts, const uint32_t* entries,
+                                                                  uint32_t lists, uint32_t group,
                                                                   uint32_t first, uint32_t end,
-                                                                  unsigned long long* const* counters,
+                                                                  const unsigned long long* counters,
                                                                   unsigned long long offset) {
     __shared__ uint32_t seen[WORDS];
     const uint64_t list = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * lists;
-    unsigned long long* sums = counters[blockIdx.y] + offset;
+    unsigned long long* sums = reinterpret_cast<unsigned long long*>(counters[2 * blockIdx.y]) + offset;
+    const unsigned long long times = counters[2 * blockIdx.y + 1];
     for (uint32_t head = threadIdx.x; head < group; head += THREADS) {
         const uint32_t count = counts[list + (lists == 1 ? 0 : head)];
-        atomicAdd(sums + gridDim.x + blockIdx.x * group + head, static_cast<unsigned long long>(count));
+        atomicAdd(sums + gridDim.x + blockIdx.x * group + head, times * count);
     }
+    for (uint32_t i = threadIdx.x; i < lists && entries; i += THREADS)
+        atomicAdd(sums + gridDim.x * (1 + group), static_cast<unsigned long long>(entries[list + i]));
     if (lists == 1) {
-        if (threadIdx.x == 0) atomicAdd(sums + blockIdx.x, static_cast<unsigned long long>(counts[list]));
+        if (threadIdx.x == 0) atomicAdd(sums + blockIdx.x, times * counts[list]);
         return;
     }
     uint32_t different = 0;
@@ -44,5 +49,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) different += __shfl_xor_sync(~0u, different, step);
-    if (threadIdx.x % 32 == 0 && different > 0) atomicAdd(sums + blockIdx.x, static_cast<unsigned long long>(different));
+    if (threadIdx.x % 32 == 0 && different > 0) atomicAdd(sums + blockIdx.x, times * different);
 }

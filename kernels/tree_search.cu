@@ -12,6 +12,9 @@ constexpr int MOST_QUERIES = 8;
 // Branches of a block, and those that lanes which hold a row of keys take at a time.
 constexpr uint32_t BRANCHES = 64;
 constexpr int UNROLL = 2;
+// Rounds of a search at most, each with a sum of keys and a mark.
+constexpr int ROUNDS = 32;
+constexpr uint32_t MARK = 1u << 31;
 
 // What is searched: blocks of `size` of `tokens` candidates, a key of each `stride` of them scored, the first or the last; and which
 // block of a branch stands for it.
@@ -45,13 +48,33 @@ __device__ __forceinline__ void leave_out(uint32_t all, uint32_t most, float* sc
     if (threadIdx.x < BRANCHES && i >= all && i < most) scores[i] = -CUDART_INF_F;
 }
 
+// Keys from `token` to `end` of which one of each `stride` is scored.
+__device__ __forceinline__ uint32_t keys_of(uint32_t token, uint32_t end, uint32_t stride) {
+    return end > token ? (end - token + stride - 1) / stride : 0;
+}
+
+// Whether branch `i` says that its chunk is longer than a block.
+__device__ __forceinline__ bool divides(const Span& span, uint32_t i) { return span.count > (i % 2 == 0 ? 0 : 1); }
+
+// Adds what the lanes of a warp counted to the sum of a round, and marks it if a chunk was longer than a block: without one, the
+// search of this list is over, and the round is there for others.
+__device__ __forceinline__ void add_up(uint32_t counted, bool is_long, uint32_t* sum) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) counted += __shfl_xor_sync(~0u, counted, step);
+    const bool marks = __any_sync(~0u, is_long);
+    if (threadIdx.x % 32 != 0) return;
+    if (counted > 0) atomicAdd(sum, counted);
+    if (marks) atomicOr(sum, MARK);
+}
+
 // Blocks: branches by 64, lists, rows. A list is of a query head, or, where `shared`, of a KV head with all heads of its group. Spans
 // are `[row][list][most]`, what was kept `[row][list][kept_most]`, scores `[row][list][stride]`. A row keeps keeps[row] blocks, all
-// if there are no more.
+// if there are no more. Keys that are scored are added up in `scored` `[row][list][ROUNDS]`, which begins with that of the round.
 template <typename T, int LANES>
 __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
                          uint64_t head_stride, int d, const Tree& tree, const uint32_t* keeps, const Span* before,
-                         const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride) {
+                         const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride,
+                         uint32_t* scored) {
     constexpr int SLOTS = 32 / LANES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, place = lane % LANES, slot = lane / LANES;
     const uint32_t keep = keeps[blockIdx.z];
@@ -67,6 +90,8 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
     const bool searches = keep < blocks_of(tree);
     const uint32_t all = searches ? 2 * keep : 0, begin = blockIdx.x * BRANCHES;
     leave_out(all, most, to);
+    uint32_t counted = 0;
+    bool is_long = false;
     for (uint32_t start = begin; start < min(all, begin + BRANCHES); start += WARPS * SLOTS * UNROLL) {
         Span span[UNROLL];
         uint32_t token[UNROLL], end[UNROLL], wide = 0;
@@ -126,9 +151,13 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const uint32_t i = start + (warp * SLOTS + slot) * UNROLL + u;
-            if (place == 0 && i < min(all, begin + BRANCHES)) to[i] = top[u], after[i] = span[u];
+            if (place != 0 || i >= min(all, begin + BRANCHES)) continue;
+            to[i] = top[u], after[i] = span[u];
+            counted += keys_of(token[u], end[u], tree.stride);
+            is_long |= divides(span[u], i);
         }
     }
+    add_up(counted, is_long, scored + list * ROUNDS);
 }
 
 // Branches of a warp on tensor cores.
@@ -139,7 +168,8 @@ constexpr uint32_t TILE = 16;
 template <typename T, int D>
 __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, bool shared, const T* keys,
                                uint64_t head_stride, const Tree& tree, const uint32_t* keeps, const Span* before,
-                               const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride) {
+                               const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores, uint64_t stride,
+                               uint32_t* scored) {
     constexpr int PIECES = D / 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint32_t keep = keeps[blockIdx.z];
@@ -155,6 +185,8 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
     uint32_t token = block * tree.size, end = min(token + tree.size, tree.tokens), wide = end - token;
     if (tree.last) token = min(token + tree.stride, end) - 1;
     if (span.count == 0) end = token;
+    const bool is_own = lane < TILE && start + lane < all;
+    add_up(is_own ? keys_of(token, end, tree.stride) : 0, is_own && divides(span, own), scored + list * ROUNDS);
 #pragma unroll
     for (int step = 1; step < 16; step *= 2) wide = max(wide, __shfl_xor_sync(~0u, wide, step));
     const T* own_queries = queries + rows[blockIdx.z] * row_stride + static_cast<uint64_t>(first_head) * D;
@@ -209,11 +241,21 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
 }
 
 // Blocks: lists, rows. The tokens of the blocks that were kept last, `[row][list][token_most]`, ascending, and how many; all
-// candidates where no search was needed. Candidates begin with token `first`.
+// candidates where no search was needed. Candidates begin with token `first`. Moves how many keys were `scored` in
+// marked rounds to `entries`.
 extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree, const uint32_t* keeps, const Span* spans, uint32_t most,
                                                                 const uint32_t* kept, uint32_t kept_most, uint32_t first,
-                                                                uint32_t* tokens, uint32_t token_most, uint32_t* counts) {
+                                                                uint32_t* tokens, uint32_t token_most, uint32_t* counts,
+                                                                uint32_t* scored, uint32_t* entries) {
     const uint64_t list = static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    if (threadIdx.x < ROUNDS) {
+        uint32_t& of_round = scored[list * ROUNDS + threadIdx.x];
+        uint32_t sum = of_round & MARK ? of_round & ~MARK : 0;
+        of_round = 0;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        if (threadIdx.x == 0) entries[list] = sum;
+    }
     const uint32_t keep = keeps[blockIdx.y], blocks = blocks_of(tree);
     uint32_t* to = tokens + list * token_most;
     if (keep >= blocks) {
@@ -236,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(1024) found_tokens(const Tree tree,
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, int shared, const T* keys,    \
         unsigned long long head_stride, int d, const Tree tree, const uint32_t* keeps, const Span* before,              \
         const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,                            \
-        unsigned long long stride) {                                                                                    \
+        unsigned long long stride, uint32_t* scored) {                                                                  \
         branches<T, LANES>(rows, queries, row_stride, group, shared != 0, keys, head_stride, d, tree, keeps, before,    \
-                           kept, kept_most, after, most, scores, stride);                                               \
+                           kept, kept_most, after, most, scores, stride, scored);                                       \
     }
 
 #define WIDTHS(T, NAME) SEARCH(T, NAME, 8) SEARCH(T, NAME, 16) SEARCH(T, NAME, 32)
@@ -252,9 +294,9 @@ WIDTHS(__nv_bfloat16, bf16)
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, int shared, const T* keys,    \
         unsigned long long head_stride, int, const Tree tree, const uint32_t* keeps, const Span* before,                \
         const uint32_t* kept, uint32_t kept_most, Span* after, uint32_t most, float* scores,                            \
-        unsigned long long stride) {                                                                                    \
+        unsigned long long stride, uint32_t* scored) {                                                                  \
         branches_tiles<T, D>(rows, queries, row_stride, group, shared != 0, keys, head_stride, tree, keeps, before,     \
-                             kept, kept_most, after, most, scores, stride);                                             \
+                             kept, kept_most, after, most, scores, stride, scored);                                     \
     }
 
 TILES(__half, f16, 64)

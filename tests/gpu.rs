@@ -12,9 +12,9 @@ use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, Prompt
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into, LabelCodes,
+    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into, LabelCodes,
     MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, ScoreRoom,
-    Scores, Signatures, Storage, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -361,7 +361,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage) {
     let prefix_cache = cache(&prefix_buffers, prefix_tokens + 3, &prefix, storage);
     let tail_views: Vec<Tail> =
         tail_buffers.iter().map(|buffer| Tail { buffer, layers, capacity: 130, kv_heads, d, storage }).collect();
-    let mut attention = Attention::new(rows, heads, 4 * rows * prefix_tokens.max(1), gpu.processors());
+    let mut attention = Attention::new(rows, heads, (rows * heads, 4 * rows * prefix_tokens.max(1)), gpu.processors());
     let mut expected = Vec::new();
     for row in 0..rows {
         let (total, (sink, recent)) = (prefix_tokens + tails[row].tokens, exact[row]);
@@ -819,6 +819,101 @@ fn keys_and_queries_on_a_few_directions() {
     }
 }
 
+/// The logarithm of the probability that a token at this cosine collides in `least` of `tables` tables of `bits` planes or more.
+fn log_probability(cosine: f64, [bits, tables, least]: [usize; 3], floor: f64) -> f64 {
+    let one = (1.0 - cosine.clamp(-1.0, 1.0).acos() / std::f64::consts::PI).powi(bits as i32);
+    let none = (1.0 - one).powi(tables as i32);
+    let once = tables as f64 * one * (1.0 - one).powi(tables as i32 - 1);
+    (floor + if least == 1 { 1.0 - none } else { 1.0 - none - once }).ln()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn tokens_that_collide_are_sampled_with_their_probability() {
+    let gpu = gpu();
+    let (kv_heads, first, farthest, steps) = (2, 3, 0.9, 4096);
+    for storage in STORAGES {
+        for (d, group, tokens, bits, tables, least, is_centred) in [
+            (16, 1, 1, 1, 2, 2, false),
+            (64, 4, 700, 4, 10, 2, true),
+            (128, 3, 5001, 10, 150, 2, true),
+            (128, 2, 70_000, 13, 9, 1, true),
+            (80, 2, 300_001, 9, 33, 2, false),
+        ] {
+            let shape = [bits, tables, least];
+            let heads = kv_heads * group;
+            let what = format!("{storage:?}, {tokens} tokens, {shape:?}");
+            let kv = Kv::new(kv_heads, first + tokens + 2, d, 190, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            let planes = noise(bits * tables * d, 191);
+            let floor = if least == 1 { 1e-4 } else { 0.0 };
+            let sine = |step: usize| step as f64 * farthest / f64::from(steps);
+            let log = |step: usize| log_probability(1.0 - 2.0 * sine(step).powi(2), shape, floor) as f32;
+            let log_probabilities: Vec<f32> = (0..=steps as usize).map(log).collect();
+            let chances =
+                Chances { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
+            let of_gpu = TableShape { bits, tables, d };
+            let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
+            let asked = Asked::new(&gpu, heads, d, storage);
+            let (mut lists, mut room) = (TokenLists::default(), None);
+            lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
+            gpu.sample_collisions(&asked.queries(), &keys, &made, &mut lists, &mut room).unwrap();
+            // Of long contexts one head, since the reference is slow.
+            for list in (0..2 * heads).filter(|list| tokens < 5000 || list % heads + 1 == heads) {
+                let (row, head) = (list / heads, list % heads);
+                let (kv_head, query) = (head / group, asked.query(row, head, d));
+                let mean: Vec<f64> = (0..d)
+                    .map(|c| (0..tokens).map(|t| f64::from(kv.key(kv_head, first + t)[c])).sum::<f64>() / tokens as f64)
+                    .map(|mean| if is_centred { mean } else { 0.0 })
+                    .collect();
+                let sides: Vec<bool> = planes.chunks_exact(d).map(|plane| dot(query, plane) > 0.0).collect();
+                let length = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+                let query_length = dot(query, query).sqrt();
+                let (mut expected, mut unsure, mut entries) = (Vec::new(), std::collections::BTreeSet::new(), 0);
+                for token in 0..tokens {
+                    let key: Vec<f64> =
+                        kv.key(kv_head, first + token).iter().zip(&mean).map(|(k, m)| f64::from(*k) - m).collect();
+                    let side = |plane: &[f32]| plane.iter().zip(&key).map(|(p, k)| f64::from(*p) * k).sum::<f64>();
+                    let mut equal = 0;
+                    for (planes, sides) in planes.chunks_exact(bits * d).zip(sides.chunks_exact(bits)) {
+                        let own: Vec<f64> = planes.chunks_exact(d).map(side).collect();
+                        if own.iter().any(|side| side.abs() < 2e-5) {
+                            unsure.insert(token as u32);
+                        }
+                        equal += usize::from(own.iter().zip(sides).all(|(own, side)| (*own > 0.0) == *side));
+                    }
+                    entries += equal;
+                    if equal >= least {
+                        let along: f64 = query.iter().zip(&key).map(|(q, k)| f64::from(*q) * k).sum();
+                        let lengths = query_length * length(&key);
+                        expected.push((token as u32, if lengths > 0.0 { along / lengths } else { 0.0 }));
+                    }
+                }
+                assert!(tables * unsure.len() <= tables + tokens * tables / 50, "{what}: {} unsure", unsure.len());
+                let found = lists.download(&gpu, row, head).unwrap();
+                let weights = lists.download_weights(&gpu, row, head).unwrap();
+                let read = lists.download_entries(&gpu, row, head).unwrap();
+                assert!(found.is_sorted() && (read as usize).abs_diff(entries) <= tables * unsure.len(), "{what}");
+                let sure = |token: &u32| !unsure.contains(token);
+                let ours: Vec<(u32, f32)> = found.iter().map(|token| token - first as u32).zip(weights).collect();
+                let ours: Vec<(u32, f32)> = ours.into_iter().filter(|(token, _)| sure(token)).collect();
+                expected.retain(|(token, _)| sure(token));
+                assert_eq!(
+                    ours.iter().map(|(token, _)| *token).collect::<Vec<_>>(),
+                    expected.iter().map(|(token, _)| *token).collect::<Vec<_>>(),
+                    "{what}, row {row}, head {head}"
+                );
+                for ((token, ours), (_, cosine)) in ours.iter().zip(&expected) {
+                    let exact = log_probability(*cosine, shape, floor);
+                    let off = (f64::from(*ours) - exact).abs();
+                    assert!(off < 1e-3 * exact.abs().max(1.0), "{what}, token {token}: {ours}, not {exact}");
+                }
+            }
+        }
+    }
+}
+
 /// What a net of three layers gives for `x`, in f64.
 fn through_net(x: &[f32], layers: [(&[f32], &[f32]); 3]) -> Vec<f64> {
     let mut x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
@@ -1017,26 +1112,26 @@ fn what_lists_hold_is_counted() {
             let pages = Pages { tokens: tokens.clone(), size };
             let scores = scores_like("noise", 6 * pages.count(), 150);
             let lists = pick_there(&gpu, &scores, &chosen, &pages);
-            let (width, offset) = (kv_heads + heads, 5);
+            let (width, offset) = (kv_heads + heads + 1, 5);
             let before = vec![7u64; offset + width + 1];
             let counters: Vec<Buffer> = (0..2).map(|_| gpu.upload(&before).unwrap()).collect();
             // Two rows of one run, and one of another.
-            let of_rows = [&counters[0], &counters[1], &counters[0]];
+            let of_rows = [(&counters[0], 1), (&counters[1], 3), (&counters[0], 2)];
             let mut room = Mirrored::default();
             for _ in 0..2 {
                 gpu.count_picks(&lists, (kv_heads, heads), tokens.clone(), &of_rows, offset, &mut room).unwrap();
             }
             let mut expected = [before.clone(), before.clone()];
-            for (row, run) in [0, 1, 0].into_iter().enumerate() {
+            for (row, (run, times)) in [(0, 2), (1, 6), (0, 4)].into_iter().enumerate() {
                 let own: Vec<Vec<u32>> = (0..2).map(|list| lists.download(&gpu, row, list).unwrap()).collect();
                 let sums = &mut expected[run][offset..];
                 if kv_heads == 2 {
-                    (0..2).for_each(|kv_head| sums[kv_head] += 2 * own[kv_head].len() as u64);
-                    (0..heads).for_each(|h| sums[2 + h] += 2 * own[h / (heads / 2)].len() as u64);
+                    (0..2).for_each(|kv_head| sums[kv_head] += times * own[kv_head].len() as u64);
+                    (0..heads).for_each(|h| sums[2 + h] += times * own[h / (heads / 2)].len() as u64);
                 } else {
                     let all: std::collections::BTreeSet<u32> = own.iter().flatten().copied().collect();
-                    sums[0] += 2 * all.len() as u64;
-                    (0..2).for_each(|h| sums[1 + h] += 2 * own[h].len() as u64);
+                    sums[0] += times * all.len() as u64;
+                    (0..2).for_each(|h| sums[1 + h] += times * own[h].len() as u64);
                 }
             }
             for (counters, expected) in counters.iter().zip(&expected) {
@@ -1067,7 +1162,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
             let scores = scores_like("noise", 6 * pages.count(), 190);
             let lists = pick_there(&gpu, &scores, &[3, 0, 25], &pages);
             let outs = [false, true].map(|there| {
-                let mut attention = Attention::new(3, heads, 3 * heads * 200, gpu.processors());
+                let mut attention = Attention::new(3, heads, (3 * heads, 3 * heads * 200), gpu.processors());
                 for row in 0..3 {
                     for kv_head in 0..kv_heads {
                         let picked = lists.download(&gpu, row, kv_head).unwrap();
@@ -1331,7 +1426,7 @@ const SPECS: [&str; 16] = [
 ];
 
 /// Methods that pick on a device, or nothing, for a layer alone.
-const ALONE: [&str; 9] = [
+const ALONE: [&str; 11] = [
     "full",
     "streaming_llm:window=100",
     "topk:k=64",
@@ -1341,6 +1436,8 @@ const ALONE: [&str; 9] = [
     "hip:k=100,per=kv_head,b_k=4,b_sk=3",
     "hip:k=96,b_k=8,b_sk=2,key_offset=last,representative=first",
     "hip:k=100000",
+    "magicpig:K=7,L=40",
+    "magicpig:K=9,L=15,center=false,min_collisions=1",
 ];
 
 #[test]
@@ -1374,7 +1471,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
         let alone = std::sync::Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
         let queries: Vec<f32> = noise(BATCH * HEADS * d, 600).iter().map(|q| 3.0 * q).collect();
         let queries = stored(&queries, storage);
-        let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0).for_timing();
+        let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0);
         for spec in ALONE {
             let method = method(spec);
             assert!(there.can_stay_there(&method), "{spec}");
@@ -1382,7 +1479,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
             let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
             let times = run.times().unwrap();
             assert!(times.whole > std::time::Duration::ZERO && times.attend <= 2 * times.whole, "{spec}: {times:?}");
-            let ours = run.outputs().unwrap();
+            let (ours, mut attended) = (run.outputs().unwrap(), 0);
             for (i, own) in queries.chunks_exact(HEADS * d).enumerate() {
                 let (kv, key, value) = &drawn[i % 2];
                 let mut here = IndexCache::new(spattn::kv::Prefix::new(vec![kv.clone()]), dtype, 0);
@@ -1392,9 +1489,12 @@ fn a_layer_alone_gives_what_the_host_gives() {
                 let what = format!("{dtype:?} {d} wide, {tokens} tokens, {spec}, sequence {i}");
                 // A pick of two that are nearly equal may fall the other way.
                 assert_near(&ours[i * HEADS * d..][..HEADS * d], &expected, tolerance(storage).max(2e-3) * 2.0, &what);
-                let (ours, theirs) = (run.fork().costs().total(|_| true), fork.costs().total(|_| true));
-                assert_eq!(ours.attended_tokens, BATCH as u64 * theirs.attended_tokens, "{what}");
+                attended += fork.costs().total(|_| true).attended_tokens;
             }
+            // A hash of a number near nothing may fall the other way, too.
+            let ours = run.fork().costs().total(|_| true).attended_tokens;
+            let allowed = if spec.starts_with("magicpig") { attended / 1000 } else { 0 };
+            assert!(ours.abs_diff(attended) <= allowed, "{dtype:?}, {spec}: {ours} tokens attended, not {attended}");
         }
     }
 }
@@ -1509,7 +1609,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or are drawn for without a look.
-const THERE: [&str; 19] = [
+const THERE: [&str; 25] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1526,6 +1626,12 @@ const THERE: [&str; 19] = [
     "double_sparsity:kind=random,channels=4,k=16",
     "double_sparsity:kind=random,channels=d,label_bits=2,k=20,per=kv_head",
     "double_sparsity:kind=random,channels=d,k=20,per=kv_head,reduce=max",
+    "magicpig:K=4,L=20",
+    "magicpig:K=5,L=9,center=false,min_collisions=1,u_floor=1e-4",
+    "hip:k=16,r_m=1",
+    "hip:k=16,b_k=4,per=kv_head,r_m=1",
+    "hip:k=16,r_m=8",
+    "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
     "topk:k=0",

@@ -18,7 +18,7 @@ use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    Buffer, Cache, Gpu, GpuError, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists, TreeRoom,
+    Buffer, Cache, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -51,19 +51,19 @@ pub trait DeviceForm: Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
 
-    /// Generated tokens that attend what was picked once, before something is picked anew.
+    /// Generated tokens that attend what was picked once, before something is picked anew: whoever steps keeps it so long.
     fn refresh(&self) -> usize {
         1
     }
 
-    /// Whether runs may pick by it. Others are there to be timed: whoever steps has to keep what they pick, or their picks have not
-    /// been compared with the host's in whole runs.
-    fn serves_runs(&self) -> bool {
-        self.refresh() == 1
-    }
-
     /// What it costs to score the candidates of one KV head at a step, and to pass over the scores.
     fn cost(&self, step: &StepShape) -> Cost;
+
+    /// What picking costs beyond that, where it depends on what is found: entries of an index that were read, and tokens
+    /// that were picked, of all lists together.
+    fn cost_of_picks(&self, _step: &StepShape, _entries: u64, _picked: u64) -> Cost {
+        Cost::default()
+    }
 
     /// What rows that are picked for together have in common, beside their index: everything but their
     /// [numbers](Self::number).
@@ -108,6 +108,9 @@ pub struct DeviceIndex {
     /// What queries go through before they are compared with it.
     #[cfg(feature = "cuda")]
     pub nets: Option<Nets>,
+    /// Tables that queries collide in.
+    #[cfg(feature = "cuda")]
+    pub tables: Option<HashTables>,
     /// Bytes that the host form's index of the same keys takes.
     pub bytes: usize,
 }
@@ -167,11 +170,6 @@ pub struct DeviceScratch {
 pub(super) trait DeviceScorer: Send + Sync {
     /// As [`DeviceForm::fits`]; every shape by default.
     fn fits(&self, _shape: KvShape) -> bool {
-        true
-    }
-
-    /// As [`DeviceForm::serves_runs`].
-    fn serves_runs(&self) -> bool {
         true
     }
 

@@ -144,8 +144,6 @@ pub struct IndexCache {
     read: Option<LayerCosts>,
     sets: HashMap<IndexKey, Arc<IndexSet>>,
     picks_on_host: bool,
-    /// Whether forks are there to be timed.
-    is_timed: bool,
 }
 
 impl IndexCache {
@@ -166,7 +164,6 @@ impl IndexCache {
             read: None,
             sets: HashMap::new(),
             picks_on_host: false,
-            is_timed: false,
         }
     }
 
@@ -215,12 +212,6 @@ impl IndexCache {
     /// The host picks for all runs, even where a device could; for comparisons of the two.
     pub fn picking_on_host(self) -> Self {
         Self { picks_on_host: true, ..self }
-    }
-
-    /// Forks are there to be timed: they step alone, whoever steps keeps what a device picked for as long as its method uses it,
-    /// and they may pick by forms that [serve no runs](DeviceForm::serves_runs).
-    pub fn for_timing(self) -> Self {
-        Self { is_timed: true, ..self }
     }
 
     /// The prefix was read sparsely by the method that will run on it: what that cost is part of each run.
@@ -294,7 +285,7 @@ impl IndexCache {
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
         let stays = !method.moves_on() && method.method.positions() == Positions::Original;
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.serves_runs() || self.is_timed);
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape());
         is_there && stays && method.method.device_form().is_some_and(fits)
     }
 
@@ -691,23 +682,34 @@ impl Fork {
         self.tail_tokens[layer] += 1;
         let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
         let group = heads / shape.kv_heads;
-        let (candidates, number) = (self.prefix_candidates.len(), self.number(self.total(layer)));
-        let step = StepShape { group, d: shape.d, dtype: shape.dtype, candidates, number };
-        let cost = self.method.method.device_form().expect(HAS_FORM).cost(&step);
+        let step = self.step_shape(group, self.number(self.total(layer)));
+        let form = self.method.method.device_form().expect(HAS_FORM);
+        let cost = if self.picks_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
         self.unsettled = true;
         picked.exact
     }
 
-    /// Counts what a device picked since the last time: for each layer, what each KV head read of it, and then what each query
-    /// head attended, `[layer][kv_heads + heads]`, summed over steps.
+    /// What a step with groups of so many query heads is like, in which so much is picked.
+    pub fn step_shape(&self, group: usize, number: u32) -> StepShape {
+        let shape = self.prefix.shape();
+        StepShape { group, d: shape.d, dtype: shape.dtype, candidates: self.prefix_candidates.len(), number }
+    }
+
+    /// Counts what a device picked since the last time: for each layer, what each KV head read of it, what each query head
+    /// attended, and the entries of the index that were read, `[layer][kv_heads + heads + 1]`, summed over steps.
     pub fn settle(&mut self, picks: &[u64]) {
         self.unsettled = false;
         let (layers, shape) = (self.prefix.layers(), self.prefix.shape());
+        let method = self.method.method.clone();
+        let form = method.device_form().expect(HAS_FORM);
         for (layer, picks) in picks.chunks_exact(picks.len() / layers).enumerate() {
-            let (read, attended) = picks.split_at(shape.kv_heads);
+            let (read, picks) = picks.split_at(shape.kv_heads);
+            let (entries, attended) = picks.split_last().expect("heads and entries");
             let tokens: u64 = attended.iter().sum();
+            let step = self.step_shape(attended.len() / shape.kv_heads, 0);
             let cost = self.costs.layer_mut(layer);
+            *cost += form.cost_of_picks(&step, *entries, tokens);
             cost.kv_bytes += read.iter().sum::<u64>() * shape.row_bytes() as u64;
             cost.attended_tokens += tokens;
             cost.attend_flops += attend_flops(shape.d) * tokens;
@@ -716,6 +718,23 @@ impl Fork {
                 self.costs.count_heads(layer, 0, &attended, 0);
             }
         }
+    }
+
+    /// Whether something is picked anew where a device picks and `total` tokens are in context; else the token attends what
+    /// was picked before.
+    pub fn picks_anew(&self, total: usize) -> bool {
+        let refresh = self.method.method.device_form().map_or(1, DeviceForm::refresh);
+        self.generated(total).is_multiple_of(refresh)
+    }
+
+    /// Whether tokens attend what a device picked before.
+    pub fn attends_again(&self) -> bool {
+        self.method.method.device_form().is_some_and(|form| form.refresh() > 1)
+    }
+
+    /// Tokens generated before the last of `total`.
+    fn generated(&self, total: usize) -> usize {
+        (total - 1).saturating_sub(self.prompt_tokens)
     }
 
     /// Whether a device picks, at the layers where there is something to pick.
@@ -900,7 +919,7 @@ impl Fork {
             context: Context::new(total, &candidates),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
-            generated: (total - 1).saturating_sub(self.prompt_tokens),
+            generated: self.generated(total),
             seed: mix_seed(head_seed(self.seed, layer, 0), total as u64),
         }
     }
@@ -1197,8 +1216,8 @@ mod tests {
             left.on_device = true;
             assert_eq!((seen.selects(0), left.selects(0)), (Selects::OnHost, Selects::OnDevice), "{spec}");
             for steps in [0..3, 3..4] {
-                // What a device counts: of two KV heads what is read, of four query heads what is attended.
-                let mut counted = [0; 6];
+                // What a device counts: of two KV heads what is read, of four query heads what is attended, entries of an index.
+                let mut counted = [0; 7];
                 for [queries, key, value] in steps.map(&row) {
                     let picked = seen.pick(0, &queries, &key, &value);
                     assert_eq!(left.leave(0, 4), picked[0].exact, "{spec}");

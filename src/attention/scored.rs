@@ -334,10 +334,6 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
     }
 
-    fn serves_runs(&self) -> bool {
-        self.on_device().is_some_and(|(scorer, _)| scorer.serves_runs())
-    }
-
     fn cost(&self, step: &StepShape) -> Cost {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         let mut cost = scorer.cost(step);

@@ -99,7 +99,7 @@ pub fn count_steps(forks: &[Fork], row: &mut BenchRow) {
         row.aux_bytes = Some(forks.iter().map(|fork| aux_bytes(fork.prefix(), fork.aux_bits())).sum());
     }
     if let Some(solved) = first.solved() {
-        row.params = format!("{},{solved}", row.params);
+        row.solved = solved.to_owned();
     }
 }
 

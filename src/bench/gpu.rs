@@ -123,7 +123,7 @@ pub(super) fn layer(
 
 /// Indexes of a layer on a device, none built yet.
 pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Option<&Arc<dyn Rotation>>) -> IndexCache {
-    let cache = IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens()).for_timing();
+    let cache = IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens());
     match rotation {
         Some(rotation) => cache.with_rotation(rotation.clone()),
         None => cache,

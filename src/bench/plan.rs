@@ -467,6 +467,7 @@ impl At<'_> {
             layers: dimensions.config().layers,
             method: entry.method.clone(),
             params: entry.params.clone(),
+            solved: String::new(),
             peer: entry.peer,
             density: 1.0,
             time_us: timing.median_us,

@@ -28,6 +28,9 @@ pub struct BenchRow {
     pub method: String,
     /// Its parameters as `key=value,...`.
     pub params: String,
+    /// What of them was solved for a density at this context, likewise; empty if nothing was.
+    #[serde(default)]
+    pub solved: String,
     /// Whether it is another program's, run beside ours.
     pub peer: bool,
     /// Tokens attended over tokens in context; 1 for what reads all.
@@ -74,6 +77,13 @@ pub struct BenchRow {
     pub aux_bits: Option<f64>,
     /// Bytes of it over all tokens, KV heads, layers and sequences.
     pub aux_bytes: Option<u64>,
+}
+
+impl BenchRow {
+    /// Its parameters and what was solved of them.
+    pub fn all_params(&self) -> String {
+        [self.params.as_str(), self.solved.as_str()].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",")
+    }
 }
 
 /// What the machine reached in the same run, by the plainest code there is.

@@ -18,8 +18,9 @@ use crate::tasks::Positions;
 /// Raised whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 4;
 
-/// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there.
-const CUDA_VERSION: u32 = 2;
+/// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there. 3: loki, hash_attention,
+/// magicpig and hip do.
+const CUDA_VERSION: u32 = 3;
 
 /// Everything that determines a record besides task, length, example and method.
 ///

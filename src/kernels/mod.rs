@@ -13,3 +13,6 @@ pub const GPU_ROW_WIDTHS: [usize; 3] = [32, 64, 128];
 
 /// The widest head that kernels on a GPU map to something else, and the most numbers that they map it to.
 pub const GPU_WIDEST: usize = 128;
+
+/// Tokens of which a number, and how many there are, fit in 16 bits.
+pub const NARROW_TOKENS: usize = u16::MAX as usize;

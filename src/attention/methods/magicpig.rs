@@ -34,6 +34,7 @@
 //! collisions depend on each other, and the probability of the union, which the weights need, has no
 //! closed form for groups above two.
 
+mod device;
 mod probability;
 mod tables;
 
@@ -46,10 +47,12 @@ use rayon::prelude::*;
 use self::probability::{LogProbability, agreement, sampling_probability};
 use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
+#[cfg(feature = "cuda")]
+use super::planes::gaussians;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::prefill_rows::{RowHead, RowMask};
 use crate::attention::{
-    Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock, Selection,
+    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock, Selection,
     Solved, Step, TailRule, Tuned, Weighting, least_reaching,
 };
 use crate::cost::Cost;
@@ -361,6 +364,10 @@ impl Method for MagicPig {
             (Tuned::Value(_), Some(_)) => Some(PrefillPattern::Rows(self)),
             _ => None,
         }
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        self.is_plain().then_some(self as &dyn DeviceForm)
     }
 
     fn tail_rule(&self) -> TailRule {

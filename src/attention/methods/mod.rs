@@ -102,7 +102,7 @@ impl MethodEntry {
     pub fn place(&self) -> &'static str {
         match (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) {
             Ok(method) if method.picks_nothing() || method.decodes_densely() => "nowhere: it picks nothing",
-            Ok(method) if method.device_form().is_some_and(|form| form.serves_runs()) => "device",
+            Ok(method) if method.device_form().is_some() => "device",
             Ok(method) if method.is_blind() => "host, without a look at queries or keys",
             _ => "host",
         }

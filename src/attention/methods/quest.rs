@@ -198,7 +198,7 @@ impl DeviceScorer for Bounds {
         let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());
         let (mut lower, mut upper) = (layer.gpu.alloc(bytes / 2)?, layer.gpu.alloc(bytes / 2)?);
         layer.gpu.page_bounds(&layer.cache, &cut, &mut lower, &mut upper)?;
-        Ok(DeviceIndex { buffers: vec![lower, upper], nets: None, bytes })
+        Ok(DeviceIndex { buffers: vec![lower, upper], bytes, ..DeviceIndex::default() })
     }
 
     #[cfg(feature = "cuda")]

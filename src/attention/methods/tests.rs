@@ -14,11 +14,11 @@ use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
-    Selection, SparsePrefill, Step, expand_grid, mix_seed,
+    Selection, SparsePrefill, Step, StepShape, expand_grid, mix_seed,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
-use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::kv::{KvDtype, KvShape, LayerKv, Prefix};
 
 const D: usize = 32;
 
@@ -1832,4 +1832,50 @@ fn topk_norm_ranks_by_what_a_token_alone_adds_to_the_output() {
     assert_eq!(picked, expected);
     let (plain, _) = select("topk:k=20", &kv, &query, 0..300);
     assert_ne!(plain, Selection::PerHead(picks));
+}
+
+/// What a form on a device says that picking costs is what the host counts as it picks, for one KV head of three query heads.
+#[test]
+fn a_form_on_a_device_costs_what_the_host_counts() {
+    let (d, group, candidates) = (32, 3, 4..260);
+    for dtype in [KvDtype::F32, KvDtype::Bf16] {
+        let (kv, queries) = (random_kv(dtype, 1, 300, d, 3), noise(group * d, 9));
+        for spec in [
+            "topk:k=16",
+            "topk:k=16,per=kv_head",
+            "quest:page=16,k=64",
+            "double_sparsity:k=16",
+            "double_sparsity:k=16,label_bits=2,channels=5,per=kv_head",
+            "double_sparsity:k=16,label_bits=16",
+            "loki:k=16,rank=8",
+            "loki:k=16,rank=20,per=kv_head",
+            "hash_attention:k=16",
+            "hash_attention:k=16,per=kv_head,reduce=max",
+        ] {
+            let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
+            let form = method.device_form().unwrap_or_else(|| panic!("{spec} has a form"));
+            let number = form.number(Context::new(301, &candidates), candidates.len());
+            let step = StepShape { group, d, dtype, candidates: candidates.len(), number };
+            let (_, counted) = select(spec, &kv, &queries, candidates.clone());
+            assert_eq!(form.cost(&step), counted, "{spec}, {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_form_on_a_device_says_which_heads_it_fits() {
+    let fits = |spec: &str, d: usize, dtype: KvDtype| {
+        let method = configured(spec, &none()).method;
+        method.device_form().is_some_and(|form| form.fits(KvShape { kv_heads: 2, d, dtype }))
+    };
+    assert!(fits("topk", 256, KvDtype::F32) && fits("quest", 80, KvDtype::Bf16));
+    assert!(fits("double_sparsity:channels=d", 128, KvDtype::Bf16));
+    assert!(!fits("double_sparsity:channels=d", 256, KvDtype::Bf16), "more channels than a product takes");
+    assert!(!fits("double_sparsity:label_bits=16", 64, KvDtype::F32), "labels are of the keys' type");
+    assert!(fits("loki:rank=128", 128, KvDtype::Bf16) && !fits("loki:rank=8", 256, KvDtype::Bf16));
+    assert!(fits("hash_attention:bits=128", 128, KvDtype::F32) && !fits("hash_attention:bits=129", 128, KvDtype::F32));
+    assert!(fits("hip", 256, KvDtype::F32) && !fits("hip", 264, KvDtype::F32));
+    for spec in ["hip:n_e=3", "hip:top_r=4", "hip:self_extend=4", "hip:chunks=aligned", "hip:k=0"] {
+        assert!(!fits(spec, 128, KvDtype::Bf16), "{spec}");
+    }
 }

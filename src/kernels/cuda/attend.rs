@@ -12,11 +12,14 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
-/// Blocks of the first kernel for each multiprocessor: as many as fit at once, or more where each still has so many tokens, since
-/// some processors come to memory faster than others.
+/// Blocks of the first kernel that a multiprocessor holds at once: a wave of them.
 const BLOCKS_EACH: usize = 3;
-const MOST_BLOCKS_EACH: usize = 8;
-const LONG_BLOCK: usize = 4096;
+/// Waves where each block still has so many tokens, since some processors come to memory faster than others; and how many more may
+/// be taken for the last one to be full, each of which costs such a share of the time.
+const MOST_WAVES: usize = 3;
+const LONG_BLOCK: usize = 2048;
+const MORE_WAVES: usize = 6;
+const COST_OF_WAVE: f64 = 0.02;
 /// Threads of a block of the second.
 const MERGE_THREADS: u32 = 512;
 /// A span is a multiple of these tokens, and has at least two of them.
@@ -206,16 +209,16 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in all: that is divided
-    /// evenly over a GPU of so many multiprocessors.
-    pub fn new(rows: usize, heads: usize, expected: usize, processors: usize) -> Self {
-        let each = (expected / (processors * LONG_BLOCK)).clamp(BLOCKS_EACH, MOST_BLOCKS_EACH);
-        Self::spread(rows, heads, expected, processors * each)
+    /// Nothing yet, for rows of `heads` query heads, which attend `expected` tokens of KV heads in so many units: that is
+    /// divided evenly over a GPU of so many multiprocessors.
+    pub fn new(rows: usize, heads: usize, (units, expected): (usize, usize), processors: usize) -> Self {
+        let spans = units * spans_of_unit(units, expected, processors * BLOCKS_EACH);
+        Self::spread(rows, heads, expected, spans)
     }
 
     /// As [`new`](Self::new), over about so many blocks.
     pub fn spread(rows: usize, heads: usize, expected: usize, blocks: usize) -> Self {
-        let even = expected.div_ceil(blocks).next_multiple_of(SPAN);
+        let even = expected.div_ceil(blocks.max(1)).next_multiple_of(SPAN);
         let none = HeadParts { share: -1.0, ..HeadParts::default() };
         Self {
             heads,
@@ -281,6 +284,7 @@ impl Attention {
         self.weights.extend_from_slice(extra.unwrap_or(&[]));
         let most = list.map_or(picked.len(), |list| list.most());
         let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
+        let weights = list.map_or(0, |list| list.weights());
         let all = sink + total - recent + most;
         let spans = all.div_ceil(self.span).max(1) as u32;
         for first in (0..unit.queries).step_by(MOST_QUERIES) {
@@ -297,7 +301,7 @@ impl Attention {
             class.units.push(DeviceUnit {
                 tail: unit.tail.address(),
                 tokens,
-                weights: 0,
+                weights,
                 count,
                 tail_capacity: unit.tail.capacity as u32,
                 kv_head: unit.kv_head as u32,
@@ -327,6 +331,21 @@ impl Attention {
         parts.vector = (self.vectors.len() / value.len()) as u32;
         self.vectors.extend_from_slice(value);
     }
+}
+
+/// Into how many spans to cut each of some units with `expected` tokens in all, so that waves of blocks of which `at_once` fit
+/// are as full as can be.
+fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
+    let units = units.max(1);
+    let least = (expected / (at_once * LONG_BLOCK)).clamp(1, MOST_WAVES);
+    let worth = |waves: usize| {
+        let spans = (waves * at_once / units).max(1);
+        let blocks = spans * units;
+        let share = blocks as f64 / blocks.next_multiple_of(at_once) as f64;
+        (share - COST_OF_WAVE * waves as f64, spans)
+    };
+    let best = (least..least + MORE_WAVES).map(worth).max_by(|(a, _), (b, _)| a.total_cmp(b));
+    best.map_or(1, |(_, spans)| spans)
 }
 
 /// Room that the kernels need, kept from step to step.
@@ -526,4 +545,22 @@ struct Places {
     units: [usize; 4],
     parts: usize,
     vectors: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waves_of_blocks_are_full() {
+        const AT_ONCE: usize = 396;
+        // Eight KV heads of one sequence, 64 of eight, lists of 256 query heads: just below one wave.
+        assert_eq!([8, 64, 256].map(|units| spans_of_unit(units, units * 1000, AT_ONCE)), [49, 6, 3]);
+        assert_eq!(spans_of_unit(64, 64 << 17, AT_ONCE), 18, "several waves of long spans");
+        for units in 1..2000 {
+            let blocks = units * spans_of_unit(units, 1000 * units, AT_ONCE);
+            let share = blocks as f64 / blocks.next_multiple_of(AT_ONCE) as f64;
+            assert!(share > 0.75, "{units} units: {blocks} blocks");
+        }
+    }
 }

@@ -6,6 +6,7 @@
 //! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
 
 mod attend;
+mod collisions;
 mod flood;
 mod labels;
 mod launch;
@@ -33,6 +34,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use collisions::{Chances, HashTables, TableShape};
 pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};

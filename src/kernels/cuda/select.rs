@@ -213,9 +213,16 @@ impl ScoreRoom {
 pub struct TokenLists {
     tokens: Option<Buffer>,
     counts: Option<Buffer>,
+    /// What each token's logit is lowered by.
+    weights: Option<Buffer>,
+    /// How many entries of an index each list took.
+    entries: Option<Buffer>,
+    are_weighted: bool,
+    are_counted: bool,
     rows: usize,
     lists: usize,
     most: usize,
+    expected: usize,
     /// All tokens lie below this one.
     end: usize,
 }
@@ -235,8 +242,61 @@ impl TokenLists {
     /// [`GpuError::OutOfMemory`].
     pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, most: usize, end: usize) -> Result<(), GpuError> {
         (self.rows, self.lists, self.most, self.end) = (rows, lists, most, end);
+        (self.expected, self.are_weighted, self.are_counted) = (most, false, false);
         gpu.reserve(&mut self.tokens, (4 * rows * lists * most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
+    }
+
+    /// As [`resize`](Self::resize), of lists that say how many entries of an index were read for them.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn resize_counted(
+        &mut self,
+        gpu: &Gpu,
+        [rows, lists]: [usize; 2],
+        most: usize,
+        end: usize,
+    ) -> Result<(), GpuError> {
+        self.resize(gpu, rows, lists, most, end)?;
+        self.are_counted = true;
+        gpu.reserve(&mut self.entries, (4 * rows * lists).next_multiple_of(WIDE))
+    }
+
+    /// As [`resize_counted`](Self::resize_counted), of lists that also say what each token's logit is lowered by. They are as
+    /// long as it happens: about `expected` tokens.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn resize_weighted(
+        &mut self,
+        gpu: &Gpu,
+        [rows, lists]: [usize; 2],
+        [most, expected]: [usize; 2],
+        end: usize,
+    ) -> Result<(), GpuError> {
+        self.resize_counted(gpu, [rows, lists], most, end)?;
+        (self.expected, self.are_weighted) = (expected.min(most), true);
+        gpu.reserve(&mut self.weights, (4 * rows * lists * most).next_multiple_of(LIST_STEP))
+    }
+
+    /// Becomes one row, with the lists of a row of `from`, which are not weighted.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn keep(&mut self, gpu: &Gpu, from: &Self, row: usize) -> Result<(), GpuError> {
+        let Self { lists, most, end, .. } = *from;
+        assert!(row < from.rows && !from.are_weighted, "row {row} of {}", from.rows);
+        self.resize(gpu, 1, lists, most, end)?;
+        let parts = [(&from.tokens, &mut self.tokens, 4 * lists * most), (&from.counts, &mut self.counts, 4 * lists)];
+        for (from, to, bytes) in parts {
+            let (from, to) = (from.as_ref().expect("there is room"), to.as_mut().expect("it was reserved"));
+            gpu.copy(from, row * bytes, to, 0, bytes)?;
+        }
+        Ok(())
     }
 
     /// Lists of a row.
@@ -247,6 +307,11 @@ impl TokenLists {
     /// Tokens that a list has at most.
     pub fn most(&self) -> usize {
         self.most
+    }
+
+    /// Tokens that a list probably has.
+    pub fn expected(&self) -> usize {
+        self.expected
     }
 
     /// A list of a row.
@@ -269,6 +334,51 @@ impl TokenLists {
         let mut list = vec![0; count[0] as usize];
         gpu.download(tokens, 4 * index * self.most, &mut list)?;
         Ok(list)
+    }
+
+    /// Copies to the host what the logits of one list are lowered by.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If nothing is lowered.
+    pub fn download_weights(&self, gpu: &Gpu, row: usize, list: usize) -> Result<Vec<f32>, GpuError> {
+        assert!(self.are_weighted, "lists of tokens alone");
+        let (mut count, index) = ([0u32], self.list(row, list).index);
+        gpu.download(self.counts.as_ref().expect("there is room"), 4 * index, &mut count)?;
+        let mut weights = vec![0.0; count[0] as usize];
+        gpu.download(self.weights.as_ref().expect("there is room"), 4 * index * self.most, &mut weights)?;
+        Ok(weights)
+    }
+
+    /// Copies to the host how many entries of an index one list took.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they are not counted.
+    pub fn download_entries(&self, gpu: &Gpu, row: usize, list: usize) -> Result<u32, GpuError> {
+        assert!(self.are_counted, "lists of tokens alone");
+        let (mut entries, index) = ([0u32], self.list(row, list).index);
+        gpu.download(self.entries.as_ref().expect("there is room"), 4 * index, &mut entries)?;
+        Ok(entries[0])
+    }
+
+    /// Where the weights of all lists from a row on are.
+    pub(super) fn weights(&self, row: usize) -> u64 {
+        assert!(self.are_weighted, "lists of tokens alone");
+        let (rows, first) = (self.rows - row, row * self.lists);
+        let weights = self.weights.as_ref().expect("there is room");
+        weights.address(4 * first * self.most, 4 * rows * self.lists * self.most)
+    }
+
+    /// Where the numbers of entries of all lists from a row on are.
+    pub(super) fn entries(&self, row: usize) -> u64 {
+        assert!(self.are_counted, "lists of tokens alone");
+        let (rows, first) = (self.rows - row, row * self.lists);
+        self.entries.as_ref().expect("there is room").address(4 * first, 4 * rows * self.lists)
     }
 
     /// Addresses of tokens and counts from a row on.
@@ -296,6 +406,13 @@ impl TokenList<'_> {
         let TokenLists { tokens, counts, most, .. } = self.lists;
         let (tokens, counts) = (tokens.as_ref().expect("there is room"), counts.as_ref().expect("there is room"));
         [tokens.address(4 * self.index * most, 4 * most), counts.address(4 * self.index, 4)]
+    }
+
+    /// Where what its logits are lowered by is; 0 if they are not.
+    pub(super) fn weights(&self) -> u64 {
+        let TokenLists { weights, most, are_weighted, .. } = self.lists;
+        let weights = weights.as_ref().filter(|_| *are_weighted);
+        weights.map_or(0, |weights| weights.address(4 * self.index * most, 4 * most))
     }
 }
 
@@ -733,9 +850,10 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
     }
 
-    /// Adds to each row's counters how many different tokens the lists of each KV head have together, and how many each
-    /// query head attends: u64 from number `offset` on, `[kv_head]`, then `[head]`. Lists are by KV head or by query head,
-    /// of tokens in `tokens`.
+    /// Adds to each row's counters how many different tokens the lists of each KV head have together, how many each query
+    /// head attends, and how many entries of an index all lists took: u64 from number `offset` on, `[kv_head]`, `[head]`, and
+    /// one. Lists are by KV head or by query head, of tokens in `tokens`. What is read and attended counts as often as the
+    /// counters' row says.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -748,7 +866,7 @@ impl Gpu {
         lists: &TokenLists,
         (kv_heads, heads): (usize, usize),
         tokens: Range<usize>,
-        counters: &[&Buffer],
+        counters: &[(&Buffer, u64)],
         offset: usize,
         room: &mut Mirrored<u64>,
     ) -> Result<(), GpuError> {
@@ -757,17 +875,18 @@ impl Gpu {
         if lists.rows == 0 {
             return Ok(());
         }
-        let needed = 8 * (offset + kv_heads + heads);
-        room.set(self, counters.iter().map(|buffer| buffer.address(0, needed)).collect())?;
+        let needed = 8 * (offset + kv_heads + heads + 1);
+        room.set(self, counters.iter().flat_map(|(buffer, times)| [buffer.address(0, needed), *times]).collect())?;
         let function = self.function("count_picks", "count_picks")?;
         let [from, counts] = lists.addresses(0);
-        let to = room.address(0..lists.rows);
+        let to = room.address(0..2 * lists.rows);
+        let entries = if lists.are_counted { lists.entries(0) } else { 0 };
         let grid = (kv_heads as u32, lists.rows as u32, 1);
         let (most, group, offset) = (lists.most as u32, (heads / kv_heads) as u32, offset as u64);
         let of_group = (lists.lists / kv_heads) as u32;
         let (first, end) = (tokens.start as u32, tokens.end as u32);
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&from).arg(&most).arg(&counts).arg(&of_group).arg(&group).arg(&first).arg(&end);
+        launch.arg(&from).arg(&most).arg(&counts).arg(&entries).arg(&of_group).arg(&group).arg(&first).arg(&end);
         launch.arg(&to).arg(&offset);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: lists and counters are as long as checked above.

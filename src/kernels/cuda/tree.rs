@@ -15,6 +15,8 @@ const BRANCHES: usize = 64;
 const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
+/// Rounds of a search at most.
+const ROUNDS: usize = 32;
 /// Bytes of a span of blocks.
 const SPAN_BYTES: usize = 8;
 
@@ -66,13 +68,16 @@ unsafe impl DeviceRepr for DeviceTree {}
 #[derive(Debug, Default)]
 pub struct TreeRoom {
     spans: [Option<Buffer>; 2],
+    /// Keys that were scored for each list by round; zero between searches.
+    scored: Option<Buffer>,
     scores: Scores,
     kept: TokenLists,
 }
 
 impl Gpu {
     /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
-    /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row.
+    /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row. The
+    /// lists' [entries](TokenLists::resize_counted) are the keys that were scored.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -107,11 +112,13 @@ impl Gpu {
         for spans in &mut room.spans {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }
-        let TreeRoom { spans: [Some(first), Some(second)], scores, kept } = room else {
+        self.reserve(&mut room.scored, 4 * rows * count * ROUNDS)?;
+        let TreeRoom { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept } = room else {
             unreachable!("both are there")
         };
         let [mut before, mut after] =
             [&*first, &*second].map(|spans| spans.address(0, SPAN_BYTES * rows * count * columns));
+        let scored = scored.address(0, 4 * rows * count * ROUNDS);
         let on_device = DeviceTree {
             tokens: tree.tokens.len() as u32,
             size: tree.size as u32,
@@ -138,11 +145,11 @@ impl Gpu {
         for round in 0..least.map_or(0, |least| tree.rounds(least)) {
             let [kept_at, _] = kept.addresses(0);
             let (known, kept_most) = (if round == 0 { 0u64 } else { kept_at }, kept.most() as u32);
-            let to = scores.address();
+            let (to, of_round) = (scores.address(), scored + 4 * u64::from(round));
             let mut launch = self.stream.launch_builder(&branches);
             launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&shared).arg(&own_keys).arg(&head_stride);
             launch.arg(&width).arg(&on_device).arg(&of_keeps).arg(&before).arg(&known).arg(&kept_most).arg(&after);
-            launch.arg(&span_most).arg(&to).arg(&stride);
+            launch.arg(&span_most).arg(&to).arg(&stride).arg(&of_round);
             let grid = (columns.div_ceil(BRANCHES) as u32, count as u32, rows as u32);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: queries, keys, spans, what was kept and scores are as long as checked and made above.
@@ -152,10 +159,10 @@ impl Gpu {
         }
         let function = self.function("tree_search", "found_tokens")?;
         let ([kept_at, _], kept_most, first) = (kept.addresses(0), kept.most() as u32, tree.tokens.start as u32);
-        let ([tokens, counts], token_most) = (lists.addresses(0), lists.most() as u32);
+        let ([tokens, counts], entries, token_most) = (lists.addresses(0), lists.entries(0), lists.most() as u32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&on_device).arg(&of_keeps).arg(&before).arg(&span_most).arg(&kept_at).arg(&kept_most).arg(&first);
-        launch.arg(&tokens).arg(&token_most).arg(&counts);
+        launch.arg(&tokens).arg(&token_most).arg(&counts).arg(&scored).arg(&entries);
         let grid =
             LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: spans, what was kept and lists are as long as checked and made above.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared};
-use super::step::{HeadPlan, PickRoom, RowOfGroup, RowPlan};
+use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
-use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Selects, StepShape};
+use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Selects};
 use crate::cost::Cost;
 use crate::kernels::cpu::rows::Rows;
 use crate::kernels::cuda::{
@@ -184,6 +184,7 @@ impl LayerAlone {
             recordings: Vec::new(),
             timeline: Timeline::default(),
             number: fork.number(fork.tokens()),
+            found: [0; 2],
             fork,
         };
         run.picks.rows.set(&self.gpu, vec![0])?;
@@ -236,6 +237,8 @@ pub struct RunAlone {
     layer: Arc<LayerAlone>,
     fork: Fork,
     number: u32,
+    /// Entries of the index that picking once read, and tokens that it picked.
+    found: [u64; 2],
     /// Of the copies behind the first.
     indexes: Vec<DeviceIndex>,
     picks: PickRoom,
@@ -293,17 +296,11 @@ impl RunAlone {
 
     /// What picking once cost of what the run has counted, and the share of that which a step has.
     pub fn picking(&self) -> (Cost, f64) {
-        let shape = self.layer.shape;
+        let kv_heads = self.layer.shape.kv_heads;
         let Some((form, _)) = self.fork.device_form(0) else { return (Cost::default(), 1.0) };
-        let step = StepShape {
-            group: self.layer.heads / shape.kv_heads,
-            d: shape.d,
-            dtype: shape.dtype,
-            candidates: self.fork.prefix_candidates().len(),
-            number: self.number,
-        };
-        let mut cost = Cost::default();
-        (0..shape.kv_heads).for_each(|_| cost += form.cost(&step));
+        let step = self.fork.step_shape(self.layer.heads / kv_heads, self.number);
+        let mut cost = form.cost_of_picks(&step, self.found[0], self.found[1]);
+        (0..kv_heads).for_each(|_| cost += form.cost(&step));
         (cost, 1.0 / f64::from(self.refresh()))
     }
 
@@ -358,12 +355,13 @@ impl RunAlone {
             return Ok(());
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
-        let counters = gpu.alloc(8 * (kv_heads + heads))?;
+        let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
         let candidates = self.fork.prefix_candidates();
         let PickRoom { own, counters: room, .. } = &mut self.picks;
-        gpu.count_picks(&own.lists, (kv_heads, heads), candidates, &[&counters], 0, room)?;
-        let mut picked = vec![0; kv_heads + heads];
+        gpu.count_picks(&own.lists, (kv_heads, heads), candidates, &[(&counters, 1)], 0, room)?;
+        let mut picked = vec![0; kv_heads + heads + 1];
         gpu.download(&counters, 0, &mut picked)?;
+        self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];
         self.fork.settle(&picked);
         Ok(())
     }
@@ -374,11 +372,12 @@ impl RunAlone {
         let tail = layer.tail.view(layer.shape, layer.copies());
         let lists = [&self.picks.own.lists];
         let plan = match self.fork.device_form(0) {
-            Some(_) => RowPlan::Left(exact, RowOfGroup { group: 0, row: 0 }),
+            Some(_) => RowPlan::Left(exact, RowOfLists { lists: 0, row: 0 }),
             None => RowPlan::Exact(exact),
         };
         let expected = plan.tokens(total, kv_heads, &lists);
-        let mut attention = Attention::new(1, layer.heads, expected, layer.gpu.processors());
+        let sizes = (plan.units(kv_heads, &lists), expected);
+        let mut attention = Attention::new(1, layer.heads, sizes, layer.gpu.processors());
         let group = layer.heads / kv_heads;
         for kv_head in 0..kv_heads {
             HeadPlan { row: 0, kv_head, group, total, tail: &tail }.add(&mut attention, &plan, prefix_tokens, &lists);

@@ -142,13 +142,22 @@ impl Tail {
 /// What a run has on the device.
 pub(super) struct RunKv {
     pub(super) tail: Tail,
-    /// Where the device picks: u64 `[layer][kv_heads + heads]`, the tokens that were read and attended of what it picked.
+    /// Where the device picks: u64 `[layer][kv_heads + heads + 1]`, the tokens that were read and attended of what it picked,
+    /// and the entries of an index.
     pub(super) picked: Option<Buffer>,
+    /// What the device picked last, by layer, for tokens that attend it again.
+    pub(super) kept: Vec<kernels::TokenLists>,
 }
 
 /// What a run has on the device.
 pub(super) fn run_kv(fork: &Fork) -> &RunKv {
     let own = fork.device().and_then(|own| own.downcast_ref());
+    own.expect("a step makes room for every run's tokens before it reads them")
+}
+
+/// As [`run_kv`], to change.
+pub(super) fn run_kv_mut(fork: &mut Fork) -> &mut RunKv {
+    let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut());
     own.expect("a step makes room for every run's tokens before it reads them")
 }
 

@@ -326,7 +326,7 @@ impl Cuda {
 
     /// Counters of what the device picks for a run.
     fn counters(&self) -> usize {
-        self.config.layers * (self.config.kv_heads + self.config.heads)
+        self.config.layers * (self.config.kv_heads + self.config.heads + 1)
     }
 
     fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {

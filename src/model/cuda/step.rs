@@ -6,7 +6,7 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use super::host::{Numbers, download_wide};
-use super::kv::{DevicePrefix, RunKv, Tail, run_kv, shared, tail_of};
+use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::{Cuda, Linear, Room};
 use crate::attention::{
     AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, Selection, Selects, Weighting,
@@ -39,6 +39,7 @@ pub(super) struct StepPlan<'a> {
 pub(super) struct PickRoom {
     pub(super) rows: Mirrored<u32>,
     pub(super) counters: Mirrored<u64>,
+    counters_of_kept: Mirrored<u64>,
     pub(super) own: DeviceRoom,
 }
 
@@ -49,7 +50,7 @@ pub(super) enum RowPlan {
     /// What each KV head picked.
     Picked(Vec<Picked>),
     /// So much, and what the device picks for a row of those that it picks for together.
-    Left(Exact, RowOfGroup),
+    Left(Exact, RowOfLists),
     /// The host has attended, `[heads][d]`.
     Done(Vec<f32>),
 }
@@ -65,10 +66,10 @@ pub(super) struct Work {
     tokens: usize,
 }
 
-/// A row among those that the device picks for together.
+/// A row of the lists of a step: what each stream has [kept](RunKv::kept), then those that the device picks for together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowOfGroup {
-    pub(super) group: usize,
+pub(super) struct RowOfLists {
+    pub(super) lists: usize,
     pub(super) row: usize,
 }
 
@@ -77,6 +78,8 @@ pub(super) struct Group {
     pub(super) streams: Vec<usize>,
     pub(super) rows: Vec<u32>,
     pub(super) numbers: Vec<u32>,
+    /// Rows that attend again what was picked before: for one of `rows` in the same step, or, without, in an earlier one.
+    again: Vec<(u32, Option<usize>)>,
 }
 
 /// A row of a step.
@@ -109,14 +112,18 @@ impl Cuda {
         for stream in streams {
             let held = stream.fork.tokens() - stream.fork.prefix().tokens();
             let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<RunKv>().ok());
-            let (tail, picked) = old.map_or((None, None), |own| (Some(own.tail), own.picked));
+            let (tail, picked, mut kept) =
+                old.map_or((None, None, Vec::new()), |own| (Some(own.tail), own.picked, own.kept));
             let needed = held + stream.tokens.len();
             let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
             let picked = match (picked, stream.fork.picks_on_device()) {
                 (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
                 (picked, _) => picked,
             };
-            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked }));
+            if stream.fork.picks_on_device() {
+                kept.resize_with(self.config.layers, TokenLists::default);
+            }
+            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked, kept }));
         }
         Ok(())
     }
@@ -309,13 +316,26 @@ impl Cuda {
             let alike = |group: &&mut Group| streams[group.streams[0]].fork.selects_with(stream.fork);
             match groups.iter_mut().find(alike) {
                 Some(group) => group.streams.push(index),
-                None => groups.push(Group { streams: vec![index], rows: Vec::new(), numbers: Vec::new() }),
+                None => {
+                    groups.push(Group {
+                        streams: vec![index],
+                        rows: Vec::new(),
+                        numbers: Vec::new(),
+                        again: Vec::new(),
+                    });
+                }
             }
         }
         for (i, row) in rows.iter().enumerate() {
             let Some(group) = groups.iter_mut().find(|group| group.streams.contains(&row.stream)) else { continue };
-            group.rows.push(i as u32);
-            group.numbers.push(streams[row.stream].fork.number(row.total));
+            let fork = &*streams[row.stream].fork;
+            if fork.picks_anew(row.total) {
+                group.rows.push(i as u32);
+                group.numbers.push(fork.number(row.total));
+            } else {
+                let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
+                group.again.push((i as u32, group.rows.iter().rposition(of_stream)));
+            }
         }
         if room.picks.len() < groups.len() {
             room.picks.resize_with(groups.len(), PickRoom::default);
@@ -343,14 +363,23 @@ impl Cuda {
             let (cache, candidates) = (shared(fork.prefix()).cache(layer), fork.prefix_candidates());
             let prefix =
                 DeviceLayer { gpu: &self.gpu, layer, cache, dtype: self.dtype, candidates: candidates.clone() };
-            let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
-            let step = DeviceStep { prefix, queries, numbers: &group.numbers };
-            form.select_all(&step, index, &mut room.own, scratch)?;
-            let counters = |row: &u32| run_kv(streams[rows[*row as usize].stream].fork).picked.as_ref();
-            let counters: Option<Vec<&Buffer>> = group.rows.iter().map(counters).collect();
-            let counters = counters.expect("a step makes room for what it counts");
-            let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads));
-            self.gpu.count_picks(&room.own.lists, heads, candidates, &counters, offset, &mut room.counters)?;
+            let run_of = |row: u32| run_kv(streams[rows[row as usize].stream].fork);
+            let counters_of = |row: u32| run_of(row).picked.as_ref().expect("a step makes room for what it counts");
+            let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
+            if !group.rows.is_empty() {
+                let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
+                let step = DeviceStep { prefix, queries, numbers: &group.numbers };
+                form.select_all(&step, index, &mut room.own, scratch)?;
+                let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
+                let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
+                let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
+                let PickRoom { own, counters: addresses, .. } = &mut *room;
+                self.gpu.count_picks(&own.lists, heads, candidates.clone(), &counters, offset, addresses)?;
+            }
+            for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
+                let (kept, counters) = (&run_of(*row).kept[layer], [(counters_of(*row), 1)]);
+                self.gpu.count_picks(kept, heads, candidates.clone(), &counters, offset, &mut room.counters_of_kept)?;
+            }
         }
         Ok(())
     }
@@ -380,8 +409,9 @@ impl Cuda {
             self.gpu.reserve(&mut room.wide, 4 * rows.len() * width)?;
         }
         self.gpu.mark(&mut room.timeline)?;
-        self.note_work(room, picking, rows, &plans);
+        self.note_work(room, layer, picking, streams, rows, &plans);
         self.attend_rows(room, layer, streams, rows, &plans, watched)?;
+        self.keep_picks(&room.picks, layer, streams, rows, groups)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
                 let numbers = Numbers::narrow(out.clone(), self.storage());
@@ -395,14 +425,43 @@ impl Cuda {
     }
 
     /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
-    fn note_work(&self, room: &mut Room, picking: Vec<Duration>, rows: &[Row], plans: &[RowPlan]) {
-        let lists: Vec<&TokenLists> = room.picks.iter().map(|room| &room.own.lists).collect();
+    fn note_work(
+        &self,
+        room: &mut Room,
+        layer: usize,
+        picking: Vec<Duration>,
+        streams: &[Stream<'_>],
+        rows: &[Row],
+        plans: &[RowPlan],
+    ) {
+        let none = TokenLists::default();
+        let lists = lists_of(&room.picks, streams, layer, &none);
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
             work[row.stream].picked_rows += usize::from(matches!(plan, RowPlan::Left(..)));
             work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
         }
         room.work.extend(work);
+    }
+
+    /// Keeps what was picked last for each stream, where later tokens attend it again.
+    fn keep_picks(
+        &self,
+        picks: &[PickRoom],
+        layer: usize,
+        streams: &mut [Stream<'_>],
+        rows: &[Row],
+        groups: &[Group],
+    ) -> Result<(), GpuError> {
+        for (group, room) in groups.iter().zip(picks) {
+            for stream in &group.streams {
+                let fork = &mut *streams[*stream].fork;
+                let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
+                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.attends_again()) else { continue };
+                run_kv_mut(fork).kept[layer].keep(&self.gpu, &room.own.lists, last)?;
+            }
+        }
+        Ok(())
     }
 
     /// What each row attends, stream by stream, and how long the host took for that of each stream.
@@ -423,12 +482,13 @@ impl Cuda {
                 Some(first)
             })
             .collect();
-        let plan = |(stream, first): (&mut Stream<'_>, usize)| -> (Vec<RowPlan>, Duration) {
+        let count = streams.len();
+        let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> (Vec<RowPlan>, Duration) {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
                 let (fork, heads) = (&mut *stream.fork, self.config.heads);
                 match fork.selects(layer) {
-                    Selects::OnDevice => return RowPlan::Left(fork.leave(layer, heads), of_group(groups, first + i)),
+                    Selects::OnDevice => return RowPlan::Left(fork.leave(layer, heads), lists_of_row(groups, first + i, (number, count))),
                     Selects::Blindly => return RowPlan::Picked(fork.draw(layer, heads)),
                     Selects::Nothing if !fork.needs_host() => return RowPlan::Exact(fork.pass(layer, heads)),
                     Selects::Nothing | Selects::OnHost => {}
@@ -446,7 +506,7 @@ impl Cuda {
             let here = section.end();
             (plans, here + stream.fork.worked_since(before))
         };
-        let work: Vec<_> = streams.iter_mut().zip(firsts).collect();
+        let work: Vec<_> = streams.iter_mut().zip(firsts).enumerate().collect();
         let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = work.into_par_iter().map(plan).unzip();
         (planned.into_iter().flatten().collect(), picking)
     }
@@ -456,7 +516,7 @@ impl Cuda {
         &self,
         room: &mut Room,
         layer: usize,
-        streams: &mut [Stream<'_>],
+        streams: &[Stream<'_>],
         rows: &[Row],
         plans: &[RowPlan],
         watched: bool,
@@ -464,7 +524,8 @@ impl Cuda {
         let c = &self.config;
         let prefix = streams[0].fork.prefix().clone();
         let Room { qkv, attended, wide, picks, attention: own, .. } = room;
-        let lists: Vec<&TokenLists> = picks.iter().map(|room| &room.own.lists).collect();
+        let none = TokenLists::default();
+        let lists = lists_of(picks, streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let prefix = kernels::Prefix { cache: shared(&prefix).cache(layer), tokens: prefix.tokens(), layer };
@@ -476,7 +537,7 @@ impl Cuda {
     /// What the rows of a step attend.
     fn attention_of(
         &self,
-        streams: &mut [Stream<'_>],
+        streams: &[Stream<'_>],
         rows: &[Row],
         plans: &[RowPlan],
         lists: &[&TokenLists],
@@ -485,11 +546,12 @@ impl Cuda {
         let (c, shape) = (&self.config, self.shape());
         let prefix_tokens = streams[0].fork.prefix().tokens();
         let tails: Vec<kernels::Tail<'_>> =
-            streams.iter_mut().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
+            streams.iter().map(|stream| tail_of(stream.fork).view(shape, c.layers)).collect();
         let group = c.heads / c.kv_heads;
         let of_row = |(row, plan): (&Row, &RowPlan)| plan.tokens(row.total, c.kv_heads, lists);
         let expected: usize = rows.iter().zip(plans).map(of_row).sum();
-        let mut attention = Attention::new(rows.len(), c.heads, expected, self.gpu.processors()).in_room(room);
+        let units: usize = plans.iter().map(|plan| plan.units(c.kv_heads, lists)).sum();
+        let mut attention = Attention::new(rows.len(), c.heads, (units, expected), self.gpu.processors()).in_room(room);
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
             for kv_head in 0..c.kv_heads {
                 let parts = HeadPlan { row: i, kv_head, group, total: row.total, tail: &tails[row.stream] };
@@ -551,9 +613,23 @@ impl RowPlan {
             Self::Exact(exact) => kv_heads * exact.tokens(total),
             Self::Picked(heads) => heads.iter().map(of_head).sum(),
             Self::Left(exact, of) => {
-                let lists = lists[of.group];
-                kv_heads * exact.tokens(total) + lists.lists() * lists.most()
+                let lists = lists[of.lists];
+                kv_heads * exact.tokens(total) + lists.lists() * lists.expected()
             }
+            Self::Done(_) => 0,
+        }
+    }
+
+    /// Units that most of these tokens are in.
+    pub(super) fn units(&self, kv_heads: usize, lists: &[&TokenLists]) -> usize {
+        let of_head = |picked: &Picked| match &picked.selection {
+            Some(Selection::PerHead(heads)) => heads.len(),
+            Some(Selection::Shared(_)) | None => 1,
+        };
+        match self {
+            Self::Exact(_) => kv_heads,
+            Self::Picked(heads) => heads.iter().map(of_head).sum(),
+            Self::Left(_, of) => lists[of.lists].lists(),
             Self::Done(_) => 0,
         }
     }
@@ -576,7 +652,7 @@ impl HeadPlan<'_> {
             RowPlan::Exact(exact) => (*exact, None),
             RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
             RowPlan::Left(exact, of) => {
-                return self.add_lists(attention, *exact, lists[of.group], of.row, prefix_tokens);
+                return self.add_lists(attention, *exact, lists[of.lists], of.row, prefix_tokens);
             }
             RowPlan::Done(_) => return,
         };
@@ -642,11 +718,27 @@ impl HeadPlan<'_> {
     }
 }
 
-/// Where the device picks for a row of a step.
-pub(super) fn of_group(groups: &[Group], row: usize) -> RowOfGroup {
+/// The lists that [`RowOfLists`] numbers.
+fn lists_of<'a>(
+    picks: &'a [PickRoom],
+    streams: &'a [Stream<'_>],
+    layer: usize,
+    none: &'a TokenLists,
+) -> Vec<&'a TokenLists> {
+    let kept = streams.iter().map(|stream| run_kv(stream.fork).kept.get(layer).unwrap_or(none));
+    kept.chain(picks.iter().map(|room| &room.own.lists)).collect()
+}
+
+/// What the device picks for a row of a step with so many streams, which is one of `stream`.
+fn lists_of_row(groups: &[Group], row: usize, (stream, streams): (usize, usize)) -> RowOfLists {
     let place = |(group, of): (usize, &Group)| {
-        let row = of.rows.iter().position(|own| *own as usize == row)?;
-        Some(RowOfGroup { group, row })
+        let lists = streams + group;
+        if let Some(row) = of.rows.iter().position(|own| *own as usize == row) {
+            return Some(RowOfLists { lists, row });
+        }
+        let (_, of) = of.again.iter().find(|(own, _)| *own as usize == row)?;
+        let kept = RowOfLists { lists: stream, row: 0 };
+        Some(of.map_or(kept, |row| RowOfLists { lists, row }))
     };
     groups.iter().enumerate().find_map(place).expect("every row that the device picks for is in a group")
 }

@@ -217,7 +217,7 @@ fn scattered(bench: &Bench) -> Option<String> {
         let parts = [
             (ops > 1).then(|| row.op.clone()),
             (shapes > 1).then(|| row.shape.clone()),
-            Some(setting_name(&method_name(row), &row.params)),
+            Some(setting_name(&method_name(row), &row.all_params())),
             Some(format!("at {}", tokens(row.context))),
             (batches > 1).then(|| format!("batch {}", row.batch)),
         ];

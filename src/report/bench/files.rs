@@ -13,7 +13,7 @@ use crate::report::markdown::{line, rule};
 use crate::report::plots::Figure;
 
 /// The columns of `bench.csv`: the fields of [`BenchRow`](crate::bench::BenchRow), in their order.
-pub const COLUMNS: [&str; 33] = [
+pub const COLUMNS: [&str; 34] = [
     "op",
     "shape",
     "device",
@@ -24,6 +24,7 @@ pub const COLUMNS: [&str; 33] = [
     "layers",
     "method",
     "params",
+    "solved",
     "peer",
     "density",
     "time_us",
@@ -102,7 +103,7 @@ fn section(scene: &Scene) -> String {
         text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|column| column.heading))));
         text.push_str(&rule(2, columns.len()));
         for row in scene.at(context) {
-            let name = [method_name(row), row.params.clone()];
+            let name = [method_name(row), row.all_params()];
             text.push_str(&line(name.into_iter().chain(columns.iter().map(|column| (column.cell)(row)))));
         }
     }
@@ -131,13 +132,14 @@ mod tests {
             attend_us: Some(80.0),
             aux_bits: Some(32.0),
             aux_bytes: Some(4096),
+            solved: "p=0.9".into(),
             ..row("quest", "density=0.05,page=16")
         };
         let text = csv(&bench(vec![row])).unwrap();
-        let expected = "op,shape,device,dtype,threads,context,batch,layers,method,params,peer,density,time_us,time_low_us,\
+        let expected = "op,shape,device,dtype,threads,context,batch,layers,method,params,solved,peer,density,time_us,time_low_us,\
             time_high_us,rounds,spread,speedup_vs_full,bytes,limit_bytes,gbps,flops,gflops,bandwidth_share,limit_share,\
             score_us,pick_us,select_us,attend_us,weights_us,index_ms,aux_bits,aux_bytes\n\
-            attention,llama3-8b,cpu,f32,2,4096,1,1,quest,\"density=0.05,page=16\",false,0.05,123.456,120.5,,9,0.01,3.25,8192,\
+            attention,llama3-8b,cpu,f32,2,4096,1,1,quest,\"density=0.05,page=16\",p=0.9,false,0.05,123.456,120.5,,9,0.01,3.25,8192,\
             4096,14.5,1000,2.5,0.725,,,,,80.0,,,32.0,4096\n";
         assert_eq!(text, expected);
         assert_eq!(csv(&bench(vec![])).unwrap().lines().count(), 1, "headings alone");

@@ -81,6 +81,7 @@ mod tests {
             layers: 1,
             method: method.into(),
             params: params.into(),
+            solved: String::new(),
             peer: false,
             density: 1.0,
             time_us: 100.0,

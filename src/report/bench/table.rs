@@ -36,7 +36,7 @@ fn one_table(scene: &Scene) -> String {
     let headings = ["method", "params"].into_iter().map(str::to_owned).chain(headings).collect();
     let contexts: Vec<_> = scene.contexts().into_iter().map(|context| (context, scene.at(context))).collect();
     let rows = contexts.iter().flat_map(|(_, rows)| rows).map(|row| {
-        let name = [method_name(row), row.params.clone()];
+        let name = [method_name(row), row.all_params()];
         name.into_iter().chain(columns.iter().map(|column| (column.cell)(row))).collect()
     });
     let lines = lines(headings, rows.collect(), TEXT_COLUMNS);

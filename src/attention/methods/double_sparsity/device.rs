@@ -94,7 +94,7 @@ impl DeviceScorer for LabelScores {
                 vec![ranges, codes]
             }
         };
-        Ok(DeviceIndex { buffers: [buffer].into_iter().chain(made).collect(), nets: None, bytes })
+        Ok(DeviceIndex { buffers: [buffer].into_iter().chain(made).collect(), bytes, ..DeviceIndex::default() })
     }
 
     #[cfg(feature = "cuda")]

@@ -36,11 +36,6 @@ impl DeviceScorer for LearnedSignatures {
         shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && self.kind.bits <= GPU_WIDEST
     }
 
-    /// Its kernels were compared with sums in f64, whole runs with nothing yet.
-    fn serves_runs(&self) -> bool {
-        false
-    }
-
     fn cost(&self, step: &StepShape) -> Cost {
         let Some((each, net)) = self.any_net() else { return Cost::default() };
         let signatures = 4 * each * words_of(self.kind.bits) * step.candidates;
@@ -68,7 +63,7 @@ impl DeviceScorer for LearnedSignatures {
         gpu.sign_keys(cache, layer.candidates.clone(), &keys, each, &mut signatures)?;
         let queries = self.sent(gpu, of_layer.queries.iter(), cache.d)?;
         let bytes = 4 * cache.kv_heads * each * words * tokens;
-        Ok(DeviceIndex { buffers: vec![signatures], nets: Some(queries), bytes })
+        Ok(DeviceIndex { buffers: vec![signatures], nets: Some(queries), bytes, ..DeviceIndex::default() })
     }
 
     #[cfg(feature = "cuda")]

@@ -25,14 +25,6 @@ impl Hip {
     fn lists(&self, heads: usize, kv_heads: usize) -> usize {
         if self.per == Granularity::QueryHead { heads } else { kv_heads }
     }
-
-    /// Keys that are scored of the block that stands for a branch.
-    fn keys_of_block(&self) -> usize {
-        match self.search.key_offset {
-            Offset::First => self.key_block.div_ceil(self.search.key_stride),
-            Offset::Last => (self.key_block / self.search.key_stride).max(1),
-        }
-    }
 }
 
 impl DeviceForm for Hip {
@@ -44,20 +36,17 @@ impl DeviceForm for Hip {
         self.refresh
     }
 
-    /// With a round for each halving of the longest chunk, in which every chunk has two branches; what is left of shorter ones is
-    /// not known beforehand.
-    fn cost(&self, step: &StepShape) -> Cost {
-        let (blocks, keep) = (step.candidates.div_ceil(self.key_block), step.number as usize);
-        if keep == 0 || keep >= blocks {
-            return Cost::default();
-        }
-        let rounds = blocks.div_ceil(keep).next_power_of_two().trailing_zeros() as usize;
-        let searches = if self.per == Granularity::QueryHead { step.group } else { 1 };
-        let keys = searches * rounds * 2 * keep * self.keys_of_block();
-        let queries = step.group / searches;
+    /// How many branches there are depends on what is found.
+    fn cost(&self, _: &StepShape) -> Cost {
+        Cost::default()
+    }
+
+    /// The entries are keys that were scored.
+    fn cost_of_picks(&self, step: &StepShape, entries: u64, _: u64) -> Cost {
+        let queries = if self.per == Granularity::QueryHead { 1 } else { step.group };
         Cost {
-            kv_bytes: (keys * step.d * step.dtype.bytes()) as u64,
-            score_flops: (2 * keys * queries * step.d) as u64,
+            kv_bytes: entries * (step.d * step.dtype.bytes()) as u64,
+            score_flops: entries * (2 * queries * step.d) as u64,
             ..Cost::default()
         }
     }
@@ -101,7 +90,7 @@ impl DeviceForm for Hip {
         let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
         let lists = self.lists(step.queries.heads, cache.kv_heads);
         let most = step.numbers.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
-        room.lists.resize(gpu, step.numbers.len(), lists, most, candidates.end)?;
+        room.lists.resize_counted(gpu, [step.numbers.len(), lists], most, candidates.end)?;
         room.numbers.set(gpu, step.numbers.to_vec())?;
         let tree = Tree {
             tokens: candidates,

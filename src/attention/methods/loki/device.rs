@@ -19,11 +19,6 @@ impl DeviceScorer for Loki {
         shape.d.is_multiple_of(8) && shape.d <= GPU_WIDEST && row_width(self.rank.of(shape.d)).is_some()
     }
 
-    /// Its kernels were compared with sums in f64, whole runs with nothing yet.
-    fn serves_runs(&self) -> bool {
-        false
-    }
-
     fn cost(&self, step: &StepShape) -> Cost {
         let rank = self.rank.of(step.d);
         Cost {
@@ -51,7 +46,7 @@ impl DeviceScorer for Loki {
         let mut rows = gpu.alloc(cache.kv_heads * tokens * padded * cache.storage.bytes())?;
         gpu.project_keys(cache, layer.candidates.clone(), &directions, padded, &mut rows)?;
         let bytes = cache.kv_heads * tokens * rank * cache.storage.bytes();
-        Ok(DeviceIndex { buffers: vec![buffer, rows], nets: None, bytes })
+        Ok(DeviceIndex { buffers: vec![buffer, rows], bytes, ..DeviceIndex::default() })
     }
 
     #[cfg(feature = "cuda")]

@@ -49,7 +49,7 @@ impl LogProbability {
     /// Steps of the table: so many that the error is that of single precision.
     const STEPS: usize = 8192;
     /// 129°. Who lies farther off is sampled so rarely that it is computed.
-    const FARTHEST: f64 = 0.9;
+    pub const FARTHEST: f64 = 0.9;
 
     pub fn new(shape: Shape, least: u8, floor: f64) -> Self {
         let mut table = Self { shape, least, floor, steps: Vec::new() };
@@ -60,6 +60,12 @@ impl LogProbability {
 
     fn exact(&self, cos: f64) -> f32 {
         (self.floor + sampling_probability(self.shape, self.least, agreement(cos))).ln() as f32
+    }
+
+    /// The interpolated table: at equal steps of the sine of half the angle, from none to [`Self::FARTHEST`].
+    #[cfg(feature = "cuda")]
+    pub fn steps(&self) -> &[f32] {
+        &self.steps
     }
 
     /// Of a token at this cosine to the query.

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::kernels::NARROW_TOKENS;
 use crate::kernels::cpu::fetch::ask_for;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
 
@@ -151,9 +152,9 @@ pub(super) enum HashTables {
 
 impl HashTables {
     pub fn new(codes: &Codes) -> Self {
-        match u16::try_from(codes.tokens) {
-            Ok(_) => Self::Narrow(Buckets::sort(codes)),
-            Err(_) => Self::Wide(Buckets::sort(codes)),
+        match codes.tokens <= NARROW_TOKENS {
+            true => Self::Narrow(Buckets::sort(codes)),
+            false => Self::Wide(Buckets::sort(codes)),
         }
     }
 

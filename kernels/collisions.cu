@@ -1,0 +1,361 @@
+// Tables of keys by random hyperplanes, and the tokens that collide with queries in them, weighted by how probable that was.
+//
+// The code of a vector in a table is a bit for each of its planes: whether the vector lies on the side of the normal. A table
+// holds all tokens sorted by code, and where each code begins. A query's tokens are those in its buckets of enough tables;
+// which they are is known from two sets of bits in shared memory, one of tokens met and one of tokens met again.
+#include "common.cuh"
+
+constexpr int WIDEST = 128;
+constexpr int THREADS = 256;
+// Vectors of a block that hashes, and planes at most; a thread takes so many of each.
+constexpr int TILE = 64, EACH = 4;
+// From a channel of the tile to the next.
+constexpr int STRIDE = TILE + 4;
+// Tokens of a block that adds up keys.
+constexpr int SUMMED = 1024;
+// Threads of a block that sorts or samples, its warps, and bucket entries that a lane asks for at once.
+constexpr int SAMPLERS = 512, WARPS = SAMPLERS / 32, AHEAD = 4;
+// Threads that take one key, 8 channels each, and keys that they ask for at once.
+constexpr int LANES = WIDEST / PIECE, KEYS_AHEAD = 4;
+
+// How many tables of how many planes, and how a token's probability becomes what its logit is lowered by: numbers at equal steps
+// of the sine of half the angle, up to a farthest one; beyond that it is computed.
+struct Sampling {
+    uint32_t bits;
+    uint32_t tables;
+    // Tables in which a token has to collide, 1 or 2.
+    uint32_t least;
+    uint32_t steps;
+    double farthest;
+    // Added to a probability.
+    double floor;
+    const float* log_probabilities;
+};
+
+// Blocks: pieces of SUMMED tokens, KV heads. Sums of keys, `[kv_head][piece][d]`.
+template <typename T>
+__device__ void sum_keys(const T* keys, uint64_t head_stride, uint32_t tokens, int d, double* sums) {
+    __shared__ double parts[THREADS];
+    const int channel = threadIdx.x % d, groups = THREADS / d, group = threadIdx.x / d;
+    const uint32_t first = blockIdx.x * SUMMED, end = min(first + SUMMED, tokens);
+    const T* own = keys + blockIdx.y * head_stride + channel;
+    double sum = 0.0;
+    for (uint32_t token = first + group; token < end && group < groups; token += groups)
+        sum += static_cast<double>(to_f32(own[static_cast<uint64_t>(token) * d]));
+    parts[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= d) return;
+    for (int g = 1; g < groups; ++g) sum += parts[g * d + channel];
+    sums[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * d + channel] = sum;
+}
+
+// Blocks: KV heads. The mean of all keys, from sums of pieces.
+extern "C" __global__ void mean_of_sums(const double* sums, uint32_t pieces, uint32_t tokens, int d, float* means) {
+    if (threadIdx.x >= d) return;
+    double sum = 0.0;
+    for (uint32_t piece = 0; piece < pieces; ++piece)
+        sum += sums[(static_cast<uint64_t>(blockIdx.x) * pieces + piece) * d + threadIdx.x];
+    means[blockIdx.x * d + threadIdx.x] = static_cast<float>(sum / tokens);
+}
+
+// Codes of up to TILE vectors, of which channel `c` of number `v` is `x[c][v]`, in the tables from `table` on: that of a vector in
+// a table goes to `out[table * table_stride + v * vector_stride]`.
+__device__ void hash_tile(const float (*x)[STRIDE], float (*normals)[STRIDE], uint8_t (*sides)[TILE], int d, const float* planes,
+                          uint32_t bits, uint32_t table, uint32_t tables, uint32_t vectors, uint16_t* out, uint64_t table_stride,
+                          uint64_t vector_stride) {
+    const uint32_t some = min(TILE / bits, tables - table), count = some * bits;
+    const float* own = planes + static_cast<uint64_t>(table) * bits * d;
+    for (int i = threadIdx.x; i < TILE * d; i += THREADS) {
+        const int plane = i / d, channel = i % d;
+        normals[channel][plane] = plane < count ? own[i] : 0.0f;
+    }
+    __syncthreads();
+    const int v = threadIdx.x / (TILE / EACH) * EACH, p = threadIdx.x % (TILE / EACH) * EACH;
+    float sums[EACH][EACH] = {};
+#pragma unroll 4
+    for (int c = 0; c < d; ++c) {
+        const float4 a = *reinterpret_cast<const float4*>(&x[c][v]), b = *reinterpret_cast<const float4*>(&normals[c][p]);
+        const float of_vector[EACH] = {a.x, a.y, a.z, a.w}, of_plane[EACH] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) sums[i][j] = fmaf(of_vector[i], of_plane[j], sums[i][j]);
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) sides[v + i][p + j] = sums[i][j] > 0.0f;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < some * TILE; i += THREADS) {
+        const uint32_t own_table = i / TILE, vector = i % TILE;
+        uint32_t code = 0;
+        for (uint32_t bit = 0; bit < bits; ++bit) code |= sides[vector][own_table * bits + bit] << bit;
+        if (vector < vectors) out[(table + own_table) * table_stride + vector * vector_stride] = code;
+    }
+}
+
+struct Tile {
+    float x[WIDEST][STRIDE];
+    float normals[WIDEST][STRIDE];
+    uint8_t sides[TILE][TILE];
+};
+
+// Blocks: tiles of tokens, groups of tables. Codes of the keys of one KV head, less their mean if there is one,
+// `[table][token]`, and their lengths.
+template <typename T>
+__device__ void hash_keys(const T* keys, uint32_t tokens, int d, const float* mean, const float* planes, uint32_t bits,
+                          uint32_t tables, uint16_t* codes, float* lengths) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    Tile& tile = *reinterpret_cast<Tile*>(shared);
+    const uint32_t first = blockIdx.x * TILE, some = min(TILE, tokens - first);
+    for (int i = threadIdx.x; i < TILE * d; i += THREADS) {
+        const int vector = i / d, channel = i % d;
+        const float centre = mean ? mean[channel] : 0.0f;
+        tile.x[channel][vector] = vector < some ? to_f32(keys[static_cast<uint64_t>(first) * d + i]) - centre : 0.0f;
+    }
+    __syncthreads();
+    if (blockIdx.y == 0 && threadIdx.x < some) {
+        double squares = 0.0;
+        for (int c = 0; c < d; ++c) squares += static_cast<double>(tile.x[c][threadIdx.x]) * tile.x[c][threadIdx.x];
+        lengths[first + threadIdx.x] = static_cast<float>(sqrt(squares));
+    }
+    hash_tile(tile.x, tile.normals, tile.sides, d, planes, bits, blockIdx.y * (TILE / bits), tables, some, codes + first, tokens, 1);
+}
+
+// Blocks: tiles of query heads of all rows, groups of tables. Codes of queries, `[row][head][table]`.
+template <typename T>
+__device__ void hash_queries(const uint32_t* rows, const T* queries, uint64_t row_stride, uint32_t heads, uint32_t count, int d,
+                             const float* planes, uint32_t bits, uint32_t tables, uint16_t* codes) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    Tile& tile = *reinterpret_cast<Tile*>(shared);
+    const uint32_t first = blockIdx.x * TILE, some = min(TILE, count - first);
+    for (int i = threadIdx.x; i < TILE * d; i += THREADS) {
+        const uint32_t vector = i / d, channel = i % d, query = first + vector;
+        const bool is_there = vector < some;
+        const T* own = queries + (is_there ? rows[query / heads] * row_stride + static_cast<uint64_t>(query % heads) * d : 0);
+        tile.x[channel][vector] = is_there ? to_f32(own[channel]) : 0.0f;
+    }
+    __syncthreads();
+    hash_tile(tile.x, tile.normals, tile.sides, d, planes, bits, blockIdx.y * (TILE / bits), tables, some,
+              codes + static_cast<uint64_t>(first) * tables, 1, tables);
+}
+
+// The sum of what the threads before this one have, and in `all` that of all; `shared` has room for 32 numbers.
+__device__ __forceinline__ uint32_t sum_before(uint32_t own, uint32_t* shared, uint32_t& all) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const uint32_t other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) shared[warp] = sum;
+    __syncthreads();
+    uint32_t before = 0;
+    all = 0;
+    for (int w = 0; w < WARPS; ++w) {
+        if (w == warp) before = all;
+        all += shared[w];
+    }
+    __syncthreads();
+    return before + sum - own;
+}
+
+// Blocks: tables. Sorts the tokens of one KV head by their codes, within a code in no order; `bounds` say where each code begins,
+// the last of them is the number of tokens.
+template <typename N>
+__device__ void sort_codes(const uint16_t* codes, uint32_t tokens, uint32_t bits, N* bounds, N* sorted) {
+    extern __shared__ uint32_t next[];
+    __shared__ uint32_t sums[32];
+    const uint32_t count = 1u << bits;
+    codes += static_cast<uint64_t>(blockIdx.x) * tokens;
+    sorted += static_cast<uint64_t>(blockIdx.x) * tokens;
+    bounds += static_cast<uint64_t>(blockIdx.x) * (count + 1);
+    for (uint32_t i = threadIdx.x; i < count; i += SAMPLERS) next[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < tokens; i += SAMPLERS) atomicAdd(&next[codes[i]], 1u);
+    __syncthreads();
+    const uint32_t each = (count + SAMPLERS - 1) / SAMPLERS, first = threadIdx.x * each;
+    uint32_t own = 0, all;
+    for (uint32_t i = first; i < min(first + each, count); ++i) own += next[i];
+    uint32_t before = sum_before(own, sums, all);
+    for (uint32_t i = first; i < min(first + each, count); ++i) {
+        const uint32_t here = next[i];
+        next[i] = before;
+        bounds[i] = before;
+        before += here;
+    }
+    if (threadIdx.x == 0) bounds[count] = tokens;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < tokens; i += SAMPLERS) sorted[atomicAdd(&next[codes[i]], 1u)] = i;
+}
+
+// How probable it is that a token at this cosine is sampled, as a logarithm.
+__device__ float log_probability(const Sampling& sampling, double cosine) {
+    cosine = fmin(1.0, fmax(-1.0, cosine));
+    const double at = sqrt(0.5 - 0.5 * cosine) * (sampling.steps / sampling.farthest);
+    const uint32_t low = static_cast<uint32_t>(at);
+    if (low + 1 <= sampling.steps) {
+        const float from = sampling.log_probabilities[low], to = sampling.log_probabilities[low + 1];
+        return from + static_cast<float>(at - low) * (to - from);
+    }
+    // No single precision number tells smaller angles from a straight one.
+    const double pi = 3.14159265358979323846, least = sqrt(2.0 * 1.1920928955078125e-7) / pi;
+    const double agreement = fmax(1.0 - acos(cosine) / pi, least), tables = sampling.tables;
+    const double one = pow(agreement, static_cast<double>(sampling.bits));
+    const double some = -expm1(tables * log1p(-one));
+    double probability = some;
+    if (sampling.least == 2)
+        probability = tables * one < 1e-4 ? 0.5 * tables * (tables - 1.0) * one * one * (1.0 - 2.0 / 3.0 * (tables - 2.0) * one)
+                                          : some - tables * one * exp((tables - 1.0) * log1p(-one));
+    return static_cast<float>(log(sampling.floor + probability));
+}
+
+// Blocks: query heads, rows. The tokens that collide with a query, ascending and counted from `first`, what their logits are
+// lowered by, their number, and entries of buckets that were read. `words` is the size of a set of bits; the tokens are taken in
+// ranges of as many as it has. Codes are `[row][head][table]`, lists `[row][head][most]`.
+template <typename T, typename N>
+__device__ void sample_collisions(const uint16_t* codes, const uint32_t* rows, const T* queries, uint64_t row_stride, int group,
+                                  const T* keys, uint64_t head_stride, uint32_t tokens, int d, const float* means,
+                                  const float* lengths, const N* bounds, const N* sorted, const Sampling& sampling, uint32_t words,
+                                  uint32_t first, uint32_t* lists, float* weights, uint32_t most, uint32_t* counts,
+                                  uint32_t* entries) {
+    extern __shared__ uint32_t sets[];
+    uint32_t *met = sets, *met_again = sets + words;
+    __shared__ __align__(16) float query[WIDEST];
+    __shared__ float shared[32];
+    __shared__ uint32_t sums[32];
+    const int head = blockIdx.x, kv_head = head / group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t list = blockIdx.y * gridDim.x + head;
+    const uint64_t table_bounds = (1u << sampling.bits) + 1;
+    codes += static_cast<uint64_t>(list) * sampling.tables;
+    bounds += kv_head * sampling.tables * table_bounds;
+    sorted += static_cast<uint64_t>(kv_head) * sampling.tables * tokens;
+    uint32_t *own = lists + static_cast<uint64_t>(list) * most, found = 0, read = 0;
+    float* own_weights = weights + static_cast<uint64_t>(list) * most;
+
+    const T* of_head = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
+    const float x = threadIdx.x < d ? to_f32(of_head[threadIdx.x]) : 0.0f;
+    if (threadIdx.x < WIDEST) query[threadIdx.x] = x;
+    const float centre = means && threadIdx.x < d ? means[kv_head * d + threadIdx.x] : 0.0f;
+    const float shift = block_sum(x * centre, shared), length = sqrtf(block_sum(x * x, shared));
+
+    const uint32_t range = 32 * words;
+    const uint32_t* chosen = sampling.least == 2 ? met_again : met;
+    for (uint32_t begin = 0; begin < tokens; begin += range) {
+        for (uint32_t i = threadIdx.x; i < 2 * words; i += SAMPLERS) sets[i] = 0;
+        __syncthreads();
+        for (uint32_t of = warp; of < sampling.tables; of += 32 * WARPS) {
+            // A lane for each table of the warp: no bound waits for the tokens before it.
+            const uint32_t table = of + lane * WARPS;
+            uint32_t start = 0, end = 0;
+            if (table < sampling.tables) {
+                const N* at = bounds + table * table_bounds + codes[table];
+                start = at[0], end = at[1];
+            }
+            const uint32_t here = min(32u, (sampling.tables - of + WARPS - 1) / WARPS);
+            if (begin == 0) read += end - start;
+            for (uint32_t i = 0; i < here; ++i) {
+                const uint32_t from = __shfl_sync(~0u, start, i), to = __shfl_sync(~0u, end, i);
+                const N* bucket = sorted + static_cast<uint64_t>(of + i * WARPS) * tokens;
+                for (uint32_t j = from + lane; j < to; j += 32 * AHEAD) {
+                    uint32_t at[AHEAD];
+#pragma unroll
+                    for (int a = 0; a < AHEAD; ++a) at[a] = j + 32 * a < to ? bucket[j + 32 * a] - begin : ~0u;
+#pragma unroll
+                    for (int a = 0; a < AHEAD; ++a) {
+                        if (at[a] >= range) continue;
+                        const uint32_t word = at[a] / 32, bit = 1u << at[a] % 32;
+                        if (atomicOr(&met[word], bit) & bit) atomicOr(&met_again[word], bit);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        const uint32_t each = (words + SAMPLERS - 1) / SAMPLERS, low = threadIdx.x * each, high = min(low + each, words);
+        uint32_t count = 0, all;
+        for (uint32_t i = low; i < high; ++i) count += __popc(chosen[i]);
+        uint32_t to = found + sum_before(count, sums, all);
+        for (uint32_t i = low; i < high; ++i)
+            for (uint32_t left = chosen[i]; left; left &= left - 1) own[to++] = first + begin + 32 * i + __ffs(left) - 1;
+        found += all;
+        __syncthreads();
+    }
+    uint32_t all_read;
+    sum_before(read, sums, all_read);
+    if (threadIdx.x == 0) counts[list] = found, entries[list] = all_read;
+
+    // The tokens are written by now: a block sees what it wrote before it met.
+    const int piece = threadIdx.x % LANES;
+    const bool holds = piece * PIECE < d;
+    const T* own_keys = keys + kv_head * head_stride;
+    const float* own_lengths = lengths + static_cast<uint64_t>(kv_head) * tokens;
+    float part[PIECE];
+#pragma unroll
+    for (int c = 0; c < PIECE; ++c) part[c] = query[piece * PIECE + c];
+    constexpr int GROUPS = SAMPLERS / LANES;
+    for (uint32_t i = threadIdx.x / LANES; i - threadIdx.x / LANES < found; i += GROUPS * KEYS_AHEAD) {
+        Piece<T> raw[KEYS_AHEAD];
+        uint32_t token[KEYS_AHEAD];
+#pragma unroll
+        for (int a = 0; a < KEYS_AHEAD; ++a) {
+            const uint32_t at = i + a * GROUPS;
+            token[a] = at < found ? own[at] - first : 0;
+            if (holds) raw[a] = load_piece(own_keys + static_cast<uint64_t>(token[a]) * d + piece * PIECE);
+        }
+#pragma unroll
+        for (int a = 0; a < KEYS_AHEAD; ++a) {
+            float key[PIECE] = {}, sum = 0.0f;
+            if (holds) widen_piece(raw[a], key);
+#pragma unroll
+            for (int c = 0; c < PIECE; ++c) sum = fmaf(part[c], key[c], sum);
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+            const uint32_t at = i + a * GROUPS;
+            if (piece != a || at >= found) continue;
+            const double lengths_of_both = static_cast<double>(length) * own_lengths[token[a]];
+            const double cosine = lengths_of_both > 0.0 ? static_cast<double>(sum - shift) / lengths_of_both : 0.0;
+            own_weights[at] = log_probability(sampling, cosine);
+        }
+    }
+}
+
+#define STORAGE(NAME, T)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) sum_keys_##NAME(                                                    \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, double* sums) {                                \
+        sum_keys(keys, head_stride, tokens, d, sums);                                                                         \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) hash_keys_##NAME(                                                   \
+        const T* keys, uint32_t tokens, int d, const float* mean, const float* planes, uint32_t bits, uint32_t tables,        \
+        uint16_t* codes, float* lengths) {                                                                                    \
+        hash_keys(keys, tokens, d, mean, planes, bits, tables, codes, lengths);                                               \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) hash_queries_##NAME(                                                \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, uint32_t heads, uint32_t count, int d,         \
+        const float* planes, uint32_t bits, uint32_t tables, uint16_t* codes) {                                               \
+        hash_queries(rows, queries, row_stride, heads, count, d, planes, bits, tables, codes);                                \
+    }                                                                                                                         \
+    SAMPLE(NAME, T, 16, uint16_t)                                                                                             \
+    SAMPLE(NAME, T, 32, uint32_t)
+
+#define SAMPLE(NAME, T, WIDTH, N)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_collisions_##NAME##_##WIDTH(                                \
+        const uint16_t* codes, const uint32_t* rows, const T* queries, unsigned long long row_stride, int group,              \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const float* means, const float* lengths,      \
+        const N* bounds, const N* sorted, Sampling sampling, uint32_t words, uint32_t first, uint32_t* lists, float* weights, \
+        uint32_t most, uint32_t* counts, uint32_t* entries) {                                                                 \
+        sample_collisions(codes, rows, queries, row_stride, group, keys, head_stride, tokens, d, means, lengths, bounds,      \
+                          sorted, sampling, words, first, lists, weights, most, counts, entries);                             \
+    }
+
+#define SORT(WIDTH, N)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(SAMPLERS) sort_codes_##WIDTH(const uint16_t* codes, uint32_t tokens,         \
+                                                                              uint32_t bits, N* bounds, N* sorted) {          \
+        sort_codes(codes, tokens, bits, bounds, sorted);                                                                      \
+    }
+
+STORAGE(f32, float)
+STORAGE(f16, __half)
+STORAGE(bf16, __nv_bfloat16)
+SORT(16, uint16_t)
+SORT(32, uint32_t)
