@@ -47,14 +47,15 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         }
     }
     const uint32_t fixed = unit.sink + unit.total - unit.recent;
-    const uint32_t end = min(attended(unit), (span_index + 1) * unit.span);
+    const uint2 own = tokens_of_span(unit, span_index);
+    const uint32_t end = own.y;
     const bool given = unit.weighting == GIVEN;
     const T* prefix_keys = prefix.keys + unit.kv_head * prefix.stride;
     const T* prefix_values = prefix.values + unit.kv_head * prefix.stride;
     const uint64_t tail_head = static_cast<uint64_t>(unit.tail_capacity) * d;
     const T* tail_keys = static_cast<const T*>(unit.tail) + (2ull * prefix.layer * prefix.kv_heads + unit.kv_head) * tail_head;
     const T* tail_values = tail_keys + prefix.kv_heads * tail_head;
-    for (uint32_t start = span_index * unit.span; start < end; start += WARPS * SLOTS * UNROLL) {
+    for (uint32_t start = own.x; start < end; start += WARPS * SLOTS * UNROLL) {
         Piece<T> keys[UNROLL][PIECES], values[UNROLL][PIECES];
         float extra[UNROLL];
         bool valid[UNROLL];

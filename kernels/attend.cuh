@@ -39,7 +39,9 @@ struct Unit {
     // The unit's first block, and its first partial.
     uint32_t first_block;
     uint32_t first_partial;
+    // Tokens of a span; or, where only the device knows how many there are, into how many spans they are cut (else 0).
     uint32_t span;
+    uint32_t spans;
 };
 
 // One layer's keys and values of the prefix.
@@ -68,6 +70,14 @@ __device__ __forceinline__ int unit_of_block(const Unit* units, int count) {
 __device__ __forceinline__ uint32_t attended(const Unit& unit) {
     const uint32_t picked = unit.count ? min(*unit.count, unit.picked) : unit.picked;
     return unit.sink + unit.total - unit.recent + picked;
+}
+
+// The tokens [x, y) of a span of a unit.
+__device__ __forceinline__ uint2 tokens_of_span(const Unit& unit, uint32_t index) {
+    constexpr uint32_t WHOLE = 64;
+    const uint32_t all = attended(unit);
+    const uint32_t span = unit.spans ? ((all + unit.spans - 1) / unit.spans + WHOLE - 1) / WHOLE * WHOLE : unit.span;
+    return make_uint2(min(all, index * span), min(all, (index + 1) * span));
 }
 
 // Merges what the warps of a block have of a span, `[warp][query][maximum, sum, d sums of values]`, into its partials.

@@ -62,7 +62,8 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const Sequence<T, D> keys{prefix.keys + unit.kv_head * prefix.stride, tail};
     const Sequence<T, D> values{prefix.values + unit.kv_head * prefix.stride, tail + prefix.kv_heads * tail_head};
     const uint32_t fixed = unit.sink + unit.total - unit.recent;
-    const uint32_t end = min(attended(unit), (span_index + 1) * unit.span);
+    const uint2 own = tokens_of_span(unit, span_index);
+    const uint32_t end = own.y;
     // Lanes beyond the end read the last token and leave it out.
     auto row_of = [&](uint32_t i) {
         i = min(i, end - 1);
@@ -79,7 +80,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     // Of channels 8 (8p + g) + 2e (0 and 1) and the next (2 and 3), for queries 2t and 2t + 1.
     float out[VALUE_PIECES][4][4] = {};
     const float factor = scale * numbers::LOG2_E;
-    uint32_t start = span_index * unit.span + warp * TILE;
+    uint32_t start = own.x + warp * TILE;
     uint32_t row = start < end ? row_of(start + lane % TILE) : 0;
     for (; start < end; start += WARPS * TILE) {
         Halves key[2][KEY_PIECES], value[4][VALUE_PIECES];

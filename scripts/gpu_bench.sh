@@ -3,7 +3,8 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small decode llama2 crossover.
+# TABLES names some of the tables (all): batch context small decode llama2 crossover, and of the papers' settings ds_figure5 ds_figure6
+# hash_figure4 hash_figure4_steps hip_decoding hip_table5 magicpig_figure7.
 set -euo pipefail
 
 out=${1:?give a folder for the tables}
@@ -13,9 +14,12 @@ mkdir -p "$out"
 peers=()
 if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then peers=(--peers=gqa --python "$python"); fi
 
-# One selection for the heads of a group, as the papers' kernels for grouped heads have it; hip with half of its keys, too.
+# One selection for the heads of a group, as the papers' kernels for grouped heads have it, but for magicpig, whose heads sample
+# by themselves; hip with half of its keys, too.
 methods=(-m streaming_llm -m hash_attention:per=kv_head -m hip:per=kv_head -m hip:per=kv_head,b_sk=2
     -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
+# Of 32 layers and several sequences its tables would take more than the memory there is.
+sampling=(-m magicpig:K=10,L=150)
 
 table() {
     local name=$1
@@ -26,12 +30,32 @@ table() {
 
 : >"$out/log.txt"
 # The operators at 128K tokens, eight sequences at once: a layer of Llama-3.1-8B.
-table batch attention -c 128K --batch 8 "${methods[@]}" --density 0.0625 --rounds 31 "${peers[@]}"
+table batch attention -c 128K --batch 8 "${methods[@]}" "${sampling[@]}" --density 0.0625 --rounds 31 "${peers[@]}"
 # One sequence, by context; and the densities between which one chooses.
-table context attention -c 8K,32K,128K,512K "${methods[@]}" --density 0.0625 --rounds 21 "${peers[@]}"
+table context attention -c 8K,32K,128K,512K "${methods[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${peers[@]}"
 table small attention -c 32K --batch 8 "${methods[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
 # Whole steps: weights and all 32 layers, as many sequences of 128K as fit beside the indexes; and one of 8K to 128K.
 table decode decode --layers 32 -c 128K --batch 6 "${methods[@]}" --density 0.0625 --rounds 9
 table crossover decode --layers 32 -c 8K,32K,128K "${methods[@]}" --density 0.0625 --rounds 9
 # Llama-2-7B's heads, of which each has keys of its own, as the papers measured.
 table llama2 decode --shape llama-2-7b --layers 32 -c 32K --batch 6 "${methods[@]}" --density 0.0625 --rounds 9
+
+# The papers' own settings, against what they measured against: PyTorch's scaled_dot_product_attention, which copies KV heads where a
+# program before enable_gqa had to, and against cuDNN.
+baselines=()
+if [ ${#peers[@]} -gt 0 ]; then baselines=(--peers=sdpa --python "$python"); fi
+# Double Sparsity, Figure 5 (the operator) and 6 a, b (whole steps): a sixteenth of the tokens, Llama-2-7B in f16.
+table ds_figure5 attention --shape llama-2-7b --dtype f16 -c 1K,2K,4K,8K,16K --batch 4,32 -m double_sparsity --density 0.0625 --rounds 15 \
+    "${baselines[@]}"
+table ds_figure6 decode --shape llama-2-7b --dtype f16 --layers 32 -c 2K,4K,8K,16K --batch 4,8 -m double_sparsity --density 0.0625 --rounds 9
+# HashAttention, Figure 4: 1/32 of the tokens, Llama-3.1-8B.
+table hash_figure4 attention -c 4K,8K,16K,32K,64K,128K,256K -m hash_attention -m hash_attention:per=kv_head --density 0.03125 --rounds 15 \
+    "${baselines[@]}"
+table hash_figure4_steps decode --layers 32 -c 4K,8K,16K,32K,64K,128K -m hash_attention -m hash_attention:per=kv_head --density 0.03125 \
+    --rounds 9
+# HiP, decoding of Figure 6 and Tables 2 and 3: 32 sequences, 512 keys of each; and Table 5: whole steps by r_m.
+table hip_decoding attention -c 4K,8K,16K,32K,64K,128K --batch 32 -m hip:k=512,r_m=1 -m hip:k=512,r_m=8 --rounds 11 "${baselines[@]}"
+table hip_table5 decode --layers 32 -c 32K,128K -m hip:k=512,r_m=1 -m hip:k=512,r_m=2 -m hip:k=512,r_m=4 -m hip:k=512,r_m=8 --rounds 9
+# MagicPIG, Figure 7: (10,150) beside its context; the paper's tables are on the host.
+table magicpig_figure7 attention -c 16K,32K,64K,96K,128K -m magicpig:K=10,L=150 -m magicpig:K=9,L=120 -m magicpig:K=8,L=75 --rounds 15 \
+    "${baselines[@]}"

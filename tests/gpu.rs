@@ -12,9 +12,9 @@ use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, Prompt
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into, LabelCodes,
-    MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, ScoreRoom,
-    Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into,
+    LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows,
+    ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -851,8 +851,7 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let sine = |step: usize| step as f64 * farthest / f64::from(steps);
             let log = |step: usize| log_probability(1.0 - 2.0 * sine(step).powi(2), shape, floor) as f32;
             let log_probabilities: Vec<f32> = (0..=steps as usize).map(log).collect();
-            let chances =
-                Chances { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
+            let chances = Chances { least: least as u8, floor, log_probabilities: &log_probabilities, farthest };
             let of_gpu = TableShape { bits, tables, d };
             let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);

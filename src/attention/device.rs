@@ -18,7 +18,8 @@ use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    Buffer, Cache, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists, TreeRoom,
+    Buffer, Cache, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists,
+    TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 

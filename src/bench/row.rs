@@ -82,7 +82,11 @@ pub struct BenchRow {
 impl BenchRow {
     /// Its parameters and what was solved of them.
     pub fn all_params(&self) -> String {
-        [self.params.as_str(), self.solved.as_str()].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",")
+        [self.params.as_str(), self.solved.as_str()]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(",")
     }
 }
 

@@ -52,8 +52,8 @@ use super::planes::gaussians;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
 use crate::attention::prefill_rows::{RowHead, RowMask};
 use crate::attention::{
-    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock, Selection,
-    Solved, Step, TailRule, Tuned, Weighting, least_reaching,
+    DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
+    Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;

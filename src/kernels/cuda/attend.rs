@@ -145,7 +145,7 @@ struct DeviceUnit {
     first_block: u32,
     first_partial: u32,
     span: u32,
-    padding: u32,
+    spans: u32,
 }
 
 /// As the kernel's struct `Prefix`.
@@ -285,8 +285,9 @@ impl Attention {
         let most = list.map_or(picked.len(), |list| list.most());
         let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
         let weights = list.map_or(0, |list| list.weights());
-        let all = sink + total - recent + most;
-        let spans = all.div_ceil(self.span).max(1) as u32;
+        // Lists that may be long but are not expected to be are cut where their length is known.
+        let expected = list.map_or(most, |list| list.expected());
+        let spans = (sink + total - recent + expected).div_ceil(self.span).max(1) as u32;
         for first in (0..unit.queries).step_by(MOST_QUERIES) {
             let queries = (unit.queries - first).min(MOST_QUERIES);
             let first_query = unit.row * self.heads + unit.head + first;
@@ -316,7 +317,7 @@ impl Attention {
                 first_block: class.blocks,
                 first_partial: self.partials,
                 span: self.span as u32,
-                padding: 0,
+                spans: if expected < most { spans } else { 0 },
             });
             class.lists.push(tokens_at.map(|tokens| (tokens, extra_at)));
             class.blocks += spans;

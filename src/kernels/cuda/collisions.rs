@@ -159,7 +159,8 @@ impl Gpu {
         let hash = self.with_shared("collisions", &format!("hash_keys_{name}"), TILE_BYTES)?;
         let shared = 4 << bits;
         let sort = self.with_shared("collisions", &format!("sort_codes_{}", 8 * number), shared)?;
-        let (own_planes, codes_at) = (made.planes.address(0, 4 * bits * tables * d), codes.address(0, 2 * tables * count));
+        let (own_planes, codes_at) =
+            (made.planes.address(0, 4 * bits * tables * d), codes.address(0, 2 * tables * count));
         let (tokens_in_all, width, bits_of, tables_of) = (count as u32, d as i32, bits as u32, tables as u32);
         for head in 0..kv_heads {
             let from = keys.key(head, tokens.start);
@@ -229,7 +230,8 @@ impl Gpu {
         lists: &mut TokenLists,
         codes: &mut Option<Buffer>,
     ) -> Result<(), GpuError> {
-        let (rows, heads, shape, count) = (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());
+        let (rows, heads, shape, count) =
+            (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());
         let TableShape { bits, tables: in_all, d } = shape;
         assert!(keys.d == d && keys.kv_heads == tables.kv_heads && tables.tokens.end <= keys.capacity, "{shape:?}");
         assert!(lists.lists() == heads && lists.most() >= count, "lists of {} tokens", lists.most());

@@ -396,6 +396,11 @@ impl TokenList<'_> {
         self.lists.most
     }
 
+    /// Tokens that it probably has.
+    pub fn expected(&self) -> usize {
+        self.lists.expected
+    }
+
     /// All its tokens lie below this one.
     pub(super) fn end(&self) -> usize {
         self.lists.end

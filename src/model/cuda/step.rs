@@ -457,7 +457,9 @@ impl Cuda {
             for stream in &group.streams {
                 let fork = &mut *streams[*stream].fork;
                 let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
-                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.attends_again()) else { continue };
+                let (Some(last), true) = (group.rows.iter().rposition(of_stream), fork.attends_again()) else {
+                    continue;
+                };
                 run_kv_mut(fork).kept[layer].keep(&self.gpu, &room.own.lists, last)?;
             }
         }
@@ -488,7 +490,12 @@ impl Cuda {
             let row = |i: usize| {
                 let (fork, heads) = (&mut *stream.fork, self.config.heads);
                 match fork.selects(layer) {
-                    Selects::OnDevice => return RowPlan::Left(fork.leave(layer, heads), lists_of_row(groups, first + i, (number, count))),
+                    Selects::OnDevice => {
+                        return RowPlan::Left(
+                            fork.leave(layer, heads),
+                            lists_of_row(groups, first + i, (number, count)),
+                        );
+                    }
                     Selects::Blindly => return RowPlan::Picked(fork.draw(layer, heads)),
                     Selects::Nothing if !fork.needs_host() => return RowPlan::Exact(fork.pass(layer, heads)),
                     Selects::Nothing | Selects::OnHost => {}

@@ -72,7 +72,8 @@ impl DeviceForm for MagicPig {
     fn index_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let (Shape { bits, tables }, tokens) = (self.shape(), prefix.tokens);
         let of_tables = tables * ((1 << bits) + 1 + tokens) * number_bytes(tokens);
-        let own = prefix.layers * (prefix.kv_heads * (of_tables + 4 * (tokens + prefix.d)) + 4 * bits * tables * prefix.d);
+        let own =
+            prefix.layers * (prefix.kv_heads * (of_tables + 4 * (tokens + prefix.d)) + 4 * bits * tables * prefix.d);
         // Codes of one KV head, while tables are made.
         own + 2 * tables * tokens
     }
@@ -94,7 +95,8 @@ impl DeviceForm for MagicPig {
             farthest: LogProbability::FARTHEST,
         };
         let (gpu, tokens) = (layer.gpu, layer.candidates.clone());
-        let tables = gpu.hash_keys(&layer.cache, tokens, self.table_shape(d), (&planes, self.hashing.center), chances)?;
+        let tables =
+            gpu.hash_keys(&layer.cache, tokens, self.table_shape(d), (&planes, self.hashing.center), chances)?;
         Ok(DeviceIndex { bytes: tables.bytes(), tables: Some(tables), ..DeviceIndex::default() })
     }
 
