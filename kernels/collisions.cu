@@ -211,81 +211,99 @@ __device__ float log_probability(const Sampling& sampling, double cosine) {
     return static_cast<float>(log(sampling.floor + probability));
 }
 
-// Blocks: query heads, rows. The tokens that collide with a query, ascending and counted from `first`, what their logits are
-// lowered by, their number, and entries of buckets that were read. `words` is the size of a set of bits; the tokens are taken in
-// ranges of as many as it has. Codes are `[row][head][table]`, lists `[row][head][most]`.
-template <typename T, typename N>
-__device__ void sample_collisions(const uint16_t* codes, const uint32_t* rows, const T* queries, uint64_t row_stride, int group,
-                                  const T* keys, uint64_t head_stride, uint32_t tokens, int d, const float* means,
-                                  const float* lengths, const N* bounds, const N* sorted, const Sampling& sampling, uint32_t words,
-                                  uint32_t first, uint32_t* lists, float* weights, uint32_t most, uint32_t* counts,
-                                  uint32_t* entries) {
+// Blocks: query heads, rows, ranges of 32 * `words` tokens. The tokens that collide with a query, a bit for each in `marks`
+// `[row][head][range][words]`, and how many of a range they are, `[row][head][range]`; and how many entries of buckets there were.
+// Codes are `[row][head][table]`.
+template <typename N>
+__device__ void meet_collisions(const uint16_t* codes, int group, uint32_t tokens, const N* bounds, const N* sorted,
+                                const Sampling& sampling, uint32_t words, uint32_t* marks, uint32_t* found, uint32_t* entries) {
     extern __shared__ uint32_t sets[];
     uint32_t *met = sets, *met_again = sets + words;
-    __shared__ __align__(16) float query[WIDEST];
-    __shared__ float shared[32];
     __shared__ uint32_t sums[32];
-    const int head = blockIdx.x, kv_head = head / group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t list = blockIdx.y * gridDim.x + head;
+    const int kv_head = blockIdx.x / group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t list = blockIdx.y * gridDim.x + blockIdx.x, range = 32 * words, begin = blockIdx.z * range;
     const uint64_t table_bounds = (1u << sampling.bits) + 1;
     codes += static_cast<uint64_t>(list) * sampling.tables;
     bounds += kv_head * sampling.tables * table_bounds;
     sorted += static_cast<uint64_t>(kv_head) * sampling.tables * tokens;
-    uint32_t *own = lists + static_cast<uint64_t>(list) * most, found = 0, read = 0;
-    float* own_weights = weights + static_cast<uint64_t>(list) * most;
+    for (uint32_t i = threadIdx.x; i < 2 * words; i += SAMPLERS) sets[i] = 0;
+    __syncthreads();
+    uint32_t read = 0;
+    for (uint32_t of = warp; of < sampling.tables; of += 32 * WARPS) {
+        // A lane for each table of the warp: no bound waits for the tokens before it.
+        const uint32_t table = of + lane * WARPS;
+        uint32_t start = 0, end = 0;
+        if (table < sampling.tables) {
+            const N* at = bounds + table * table_bounds + codes[table];
+            start = at[0], end = at[1];
+        }
+        read += end - start;
+        const uint32_t here = min(32u, (sampling.tables - of + WARPS - 1) / WARPS);
+        for (uint32_t i = 0; i < here; ++i) {
+            const uint32_t from = __shfl_sync(~0u, start, i), to = __shfl_sync(~0u, end, i);
+            const N* bucket = sorted + static_cast<uint64_t>(of + i * WARPS) * tokens;
+            for (uint32_t j = from + lane; j < to; j += 32 * AHEAD) {
+                // Tokens before the range wrap around to large numbers.
+                uint32_t at[AHEAD];
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) at[a] = j + 32 * a < to ? bucket[j + 32 * a] - begin : ~0u;
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) {
+                    if (at[a] >= range) continue;
+                    const uint32_t word = at[a] / 32, bit = 1u << at[a] % 32;
+                    if (atomicOr(&met[word], bit) & bit) atomicOr(&met_again[word], bit);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    const uint32_t* chosen = sampling.least == 2 ? met_again : met;
+    const uint64_t own = static_cast<uint64_t>(list) * gridDim.z + blockIdx.z;
+    uint32_t count = 0, all, all_read;
+    for (uint32_t i = threadIdx.x; i < words; i += SAMPLERS) {
+        marks[own * words + i] = chosen[i];
+        count += __popc(chosen[i]);
+    }
+    sum_before(count, sums, all);
+    sum_before(read, sums, all_read);
+    if (threadIdx.x == 0) found[own] = all;
+    if (threadIdx.x == 0 && blockIdx.z == 0) entries[list] = all_read;
+}
 
+// Blocks: query heads, rows, ranges. Writes the marked tokens, ascending and counted from `first`, what their logits are lowered by,
+// and their number. Lists are `[row][head][most]`.
+template <typename T>
+__device__ void weigh_collisions(const uint32_t* rows, const T* queries, uint64_t row_stride, int group, const T* keys,
+                                 uint64_t head_stride, uint32_t tokens, int d, const float* means, const float* lengths,
+                                 const Sampling& sampling, uint32_t words, const uint32_t* marks, const uint32_t* found,
+                                 uint32_t first, uint32_t* lists, float* weights, uint32_t most, uint32_t* counts) {
+    __shared__ __align__(16) float query[WIDEST];
+    __shared__ float shared[32];
+    __shared__ uint32_t sums[32];
+    const int head = blockIdx.x, kv_head = head / group;
+    const uint32_t list = blockIdx.y * gridDim.x + head, begin = blockIdx.z * 32 * words;
+    const uint64_t ranges = static_cast<uint64_t>(list) * gridDim.z;
     const T* of_head = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(head) * d;
     const float x = threadIdx.x < d ? to_f32(of_head[threadIdx.x]) : 0.0f;
     if (threadIdx.x < WIDEST) query[threadIdx.x] = x;
     const float centre = means && threadIdx.x < d ? means[kv_head * d + threadIdx.x] : 0.0f;
     const float shift = block_sum(x * centre, shared), length = sqrtf(block_sum(x * x, shared));
 
-    const uint32_t range = 32 * words;
-    const uint32_t* chosen = sampling.least == 2 ? met_again : met;
-    for (uint32_t begin = 0; begin < tokens; begin += range) {
-        for (uint32_t i = threadIdx.x; i < 2 * words; i += SAMPLERS) sets[i] = 0;
-        __syncthreads();
-        for (uint32_t of = warp; of < sampling.tables; of += 32 * WARPS) {
-            // A lane for each table of the warp: no bound waits for the tokens before it.
-            const uint32_t table = of + lane * WARPS;
-            uint32_t start = 0, end = 0;
-            if (table < sampling.tables) {
-                const N* at = bounds + table * table_bounds + codes[table];
-                start = at[0], end = at[1];
-            }
-            const uint32_t here = min(32u, (sampling.tables - of + WARPS - 1) / WARPS);
-            if (begin == 0) read += end - start;
-            for (uint32_t i = 0; i < here; ++i) {
-                const uint32_t from = __shfl_sync(~0u, start, i), to = __shfl_sync(~0u, end, i);
-                const N* bucket = sorted + static_cast<uint64_t>(of + i * WARPS) * tokens;
-                for (uint32_t j = from + lane; j < to; j += 32 * AHEAD) {
-                    uint32_t at[AHEAD];
-#pragma unroll
-                    for (int a = 0; a < AHEAD; ++a) at[a] = j + 32 * a < to ? bucket[j + 32 * a] - begin : ~0u;
-#pragma unroll
-                    for (int a = 0; a < AHEAD; ++a) {
-                        if (at[a] >= range) continue;
-                        const uint32_t word = at[a] / 32, bit = 1u << at[a] % 32;
-                        if (atomicOr(&met[word], bit) & bit) atomicOr(&met_again[word], bit);
-                    }
-                }
-            }
-        }
-        __syncthreads();
-        const uint32_t each = (words + SAMPLERS - 1) / SAMPLERS, low = threadIdx.x * each, high = min(low + each, words);
-        uint32_t count = 0, all;
-        for (uint32_t i = low; i < high; ++i) count += __popc(chosen[i]);
-        uint32_t to = found + sum_before(count, sums, all);
-        for (uint32_t i = low; i < high; ++i)
-            for (uint32_t left = chosen[i]; left; left &= left - 1) own[to++] = first + begin + 32 * i + __ffs(left) - 1;
-        found += all;
-        __syncthreads();
-    }
-    uint32_t all_read;
-    sum_before(read, sums, all_read);
-    if (threadIdx.x == 0) counts[list] = found, entries[list] = all_read;
+    uint32_t before = 0;
+    for (uint32_t range = 0; range < blockIdx.z; ++range) before += found[ranges + range];
+    const uint32_t here = found[ranges + blockIdx.z];
+    if (blockIdx.z + 1 == gridDim.z && threadIdx.x == 0) counts[list] = before + here;
+    uint32_t* own = lists + static_cast<uint64_t>(list) * most + before;
+    float* own_weights = weights + static_cast<uint64_t>(list) * most + before;
+    const uint32_t* own_marks = marks + (ranges + blockIdx.z) * words;
+    const uint32_t each = (words + SAMPLERS - 1) / SAMPLERS, low = min(words, threadIdx.x * each), high = min(low + each, words);
+    uint32_t count = 0, all;
+    for (uint32_t i = low; i < high; ++i) count += __popc(own_marks[i]);
+    uint32_t to = sum_before(count, sums, all);
+    for (uint32_t i = low; i < high; ++i)
+        for (uint32_t left = own_marks[i]; left; left &= left - 1) own[to++] = first + begin + 32 * i + __ffs(left) - 1;
+    __syncthreads();
 
-    // The tokens are written by now: a block sees what it wrote before it met.
     const int piece = threadIdx.x % LANES;
     const bool holds = piece * PIECE < d;
     const T* own_keys = keys + kv_head * head_stride;
@@ -294,13 +312,13 @@ __device__ void sample_collisions(const uint16_t* codes, const uint32_t* rows, c
 #pragma unroll
     for (int c = 0; c < PIECE; ++c) part[c] = query[piece * PIECE + c];
     constexpr int GROUPS = SAMPLERS / LANES;
-    for (uint32_t i = threadIdx.x / LANES; i - threadIdx.x / LANES < found; i += GROUPS * KEYS_AHEAD) {
+    for (uint32_t i = threadIdx.x / LANES; i - threadIdx.x / LANES < here; i += GROUPS * KEYS_AHEAD) {
         Piece<T> raw[KEYS_AHEAD];
         uint32_t token[KEYS_AHEAD];
 #pragma unroll
         for (int a = 0; a < KEYS_AHEAD; ++a) {
             const uint32_t at = i + a * GROUPS;
-            token[a] = at < found ? own[at] - first : 0;
+            token[a] = at < here ? own[at] - first : 0;
             if (holds) raw[a] = load_piece(own_keys + static_cast<uint64_t>(token[a]) * d + piece * PIECE);
         }
 #pragma unroll
@@ -312,7 +330,7 @@ __device__ void sample_collisions(const uint16_t* codes, const uint32_t* rows, c
 #pragma unroll
             for (int step = LANES / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
             const uint32_t at = i + a * GROUPS;
-            if (piece != a || at >= found) continue;
+            if (piece != a || at >= here) continue;
             const double lengths_of_both = static_cast<double>(length) * own_lengths[token[a]];
             const double cosine = lengths_of_both > 0.0 ? static_cast<double>(sum - shift) / lengths_of_both : 0.0;
             own_weights[at] = log_probability(sampling, cosine);
@@ -335,23 +353,24 @@ __device__ void sample_collisions(const uint16_t* codes, const uint32_t* rows, c
         const float* planes, uint32_t bits, uint32_t tables, uint16_t* codes) {                                               \
         hash_queries(rows, queries, row_stride, heads, count, d, planes, bits, tables, codes);                                \
     }                                                                                                                         \
-    SAMPLE(NAME, T, 16, uint16_t)                                                                                             \
-    SAMPLE(NAME, T, 32, uint32_t)
-
-#define SAMPLE(NAME, T, WIDTH, N)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_collisions_##NAME##_##WIDTH(                                \
-        const uint16_t* codes, const uint32_t* rows, const T* queries, unsigned long long row_stride, int group,              \
-        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const float* means, const float* lengths,      \
-        const N* bounds, const N* sorted, Sampling sampling, uint32_t words, uint32_t first, uint32_t* lists, float* weights, \
-        uint32_t most, uint32_t* counts, uint32_t* entries) {                                                                 \
-        sample_collisions(codes, rows, queries, row_stride, group, keys, head_stride, tokens, d, means, lengths, bounds,      \
-                          sorted, sampling, words, first, lists, weights, most, counts, entries);                             \
+    extern "C" __global__ void __launch_bounds__(SAMPLERS, 2) weigh_collisions_##NAME(                                        \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, int group, const T* keys,                      \
+        unsigned long long head_stride, uint32_t tokens, int d, const float* means, const float* lengths, Sampling sampling,  \
+        uint32_t words, const uint32_t* marks, const uint32_t* found, uint32_t first, uint32_t* lists, float* weights,        \
+        uint32_t most, uint32_t* counts) {                                                                                    \
+        weigh_collisions(rows, queries, row_stride, group, keys, head_stride, tokens, d, means, lengths, sampling, words,     \
+                         marks, found, first, lists, weights, most, counts);                                                  \
     }
 
 #define SORT(WIDTH, N)                                                                                                        \
     extern "C" __global__ void __launch_bounds__(SAMPLERS) sort_codes_##WIDTH(const uint16_t* codes, uint32_t tokens,         \
                                                                               uint32_t bits, N* bounds, N* sorted) {          \
         sort_codes(codes, tokens, bits, bounds, sorted);                                                                      \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(SAMPLERS) meet_collisions_##WIDTH(                                           \
+        const uint16_t* codes, int group, uint32_t tokens, const N* bounds, const N* sorted, Sampling sampling,               \
+        uint32_t words, uint32_t* marks, uint32_t* found, uint32_t* entries) {                                                \
+        meet_collisions(codes, group, tokens, bounds, sorted, sampling, words, marks, found, entries);                        \
     }
 
 STORAGE(f32, float)

@@ -51,9 +51,16 @@ template <int CLUSTER> struct Shared {
     float sums[THREADS / 32][3];
     uint32_t chosen[3];
     uint32_t few, missing;
+    // Of what is open, the words of the least and the largest finite score, of this block and of each of the cluster.
+    uint32_t least, largest, leasts[CLUSTER], largests[CLUSTER];
     // Of each block of the cluster: how many are picked surely, are open, may decide, are equal, are written.
     uint32_t sure[CLUSTER], open[CLUSTER], found[CLUSTER], equals[CLUSTER], counts[CLUSTER];
 };
+
+// The score of a word.
+__device__ __forceinline__ float score_of(uint32_t word) {
+    return __uint_as_float(word >> 31 ? word & ~(1u << 31) : ~word);
+}
 
 // Equal bins over a range, or the highest bits of words: the bin of a score, the same or a higher one for a larger score.
 struct Bins {
@@ -62,8 +69,7 @@ struct Bins {
         return static_cast<uint32_t>(fminf(fmaxf((score - least) * factor, 0.0f), static_cast<float>(BINS - 1)));
     }
     __device__ __forceinline__ uint32_t of_word(uint32_t word) const {
-        if (factor == 0.0f) return word >> (32 - DIGIT);
-        return of(__uint_as_float(word >> 31 ? word & ~(1u << 31) : ~word));
+        return factor == 0.0f ? word >> (32 - DIGIT) : of(score_of(word));
     }
 };
 
@@ -81,6 +87,29 @@ template <typename Shared> __device__ __forceinline__ uint32_t bin_of_rank(Share
     }
     __syncthreads();
     return own.chosen[0];
+}
+
+// Between which scores what is open lies, where the sample has set no bound.
+template <int CLUSTER>
+__device__ __forceinline__ float2 bounded(Shared<CLUSTER>& own, cg::cluster_group& cluster, float2 between, uint32_t open) {
+    uint32_t least = ~0u, largest = 0;
+    for (uint32_t i = threadIdx.x; i < open; i += THREADS) {
+        const uint32_t word = own.words[i];
+        if (isfinite(score_of(word))) least = min(least, word), largest = max(largest, word);
+    }
+    least = __reduce_min_sync(~0u, least), largest = __reduce_max_sync(~0u, largest);
+    if (threadIdx.x % 32 == 0) atomicMin(&own.least, least), atomicMax(&own.largest, largest);
+    __syncthreads();
+    if (threadIdx.x < CLUSTER) {
+        *cluster.map_shared_rank(&own.leasts[cluster.block_rank()], threadIdx.x) = own.least;
+        *cluster.map_shared_rank(&own.largests[cluster.block_rank()], threadIdx.x) = own.largest;
+    }
+    cluster.sync();
+#pragma unroll
+    for (int block = 0; block < CLUSTER; ++block)
+        least = min(least, own.leasts[block]), largest = max(largest, own.largests[block]);
+    if (least > largest) return between;
+    return make_float2(isfinite(between.x) ? between.x : score_of(least), isfinite(between.y) ? between.y : score_of(largest));
 }
 
 // Two numbers between which the k-th largest of a list lies, but for bad luck; all blocks of a cluster find the same.
@@ -181,7 +210,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     const float* from = scores + list * stride + begin;
     uint32_t *picked = marks, *open = marks + mark_words;
     for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
-    if (threadIdx.x == 0) own.few = 0, own.missing = 0;
+    if (threadIdx.x == 0) own.few = 0, own.missing = 0, own.least = ~0u, own.largest = 0;
     __syncthreads();
     const float2 between = bracket(own, scores + list * stride, columns, k);
     // Every warp takes 128 places at a time, which are four words of marks.
@@ -233,14 +262,13 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         for (uint32_t i = words_from; i < words_end; ++i)
             for (uint32_t bits = open[i]; bits; bits &= bits - 1, ++at_open) own.places[at_open] = i * 32 + __ffs(bits) - 1;
         __syncthreads();
-        const float width = (between.y - between.x) / BINS;
+        for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) own.words[i] = ordered(from[own.places[i]]);
+        const bool has_bounds = isfinite(between.x) && isfinite(between.y);
+        const float2 range = has_bounds ? between : bounded(own, cluster, between, total_open);
+        const float width = (range.y - range.x) / BINS;
         const bool has_width = isfinite(width) && width > 0.0f && isfinite(1.0f / width);
-        const Bins bins = has_width ? Bins{between.x, 1.0f / width} : Bins{0.0f, 0.0f};
-        for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) {
-            const uint32_t word = ordered(from[own.places[i]]);
-            own.words[i] = word;
-            atomicAdd(&own.bins[bins.of_word(word)], 1);
-        }
+        const Bins bins = has_width ? Bins{range.x, 1.0f / width} : Bins{0.0f, 0.0f};
+        for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) atomicAdd(&own.bins[bins.of_word(own.words[i])], 1);
         const uint3 deciding = find(own, cluster, left);
         for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) {
             const uint32_t word = own.words[i], place = own.places[i], bin = bins.of_word(word);

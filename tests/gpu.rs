@@ -12,9 +12,10 @@ use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, Prompt
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, Directions, Gpu, GpuError, IndexRows, Into,
-    LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows,
-    ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, CollisionRoom, Directions, Gpu, GpuError,
+    IndexRows, Into, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries,
+    Reduction, Rows, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit,
+    Weights,
 };
 use spattn::kv::{KvDtype, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -855,7 +856,7 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let of_gpu = TableShape { bits, tables, d };
             let made = gpu.hash_keys(&keys, first..first + tokens, of_gpu, (&planes, is_centred), chances).unwrap();
             let asked = Asked::new(&gpu, heads, d, storage);
-            let (mut lists, mut room) = (TokenLists::default(), None);
+            let (mut lists, mut room) = (TokenLists::default(), CollisionRoom::default());
             lists.resize_weighted(&gpu, [2, heads], [tokens, 9], first + tokens).unwrap();
             gpu.sample_collisions(&asked.queries(), &keys, &made, &mut lists, &mut room).unwrap();
             // Of long contexts one head, since the reference is slow.

@@ -18,8 +18,8 @@ use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    Buffer, Cache, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom, Scores, TokenLists,
-    TreeRoom,
+    Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom,
+    Scores, TokenLists, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -165,6 +165,8 @@ pub struct DeviceScratch {
     pub in_order: Mirrored<u32>,
     /// What lies between the rounds of a search.
     pub tree: TreeRoom,
+    /// What lies between a query and what it collides with.
+    pub collisions: CollisionRoom,
 }
 
 /// A scorer's form on a device.

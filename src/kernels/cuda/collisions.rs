@@ -20,8 +20,11 @@ const SUMMED: usize = 1024;
 const SAMPLERS: u32 = 512;
 /// Bits of a code at most: shared memory holds a number for each code.
 const MOST_BITS: usize = 15;
-/// Words of a set of tokens in shared memory at most: longer contexts are taken in ranges.
+/// Words of a set of tokens in shared memory at most: longer contexts are taken in ranges. Short ones are, too, where that gives a
+/// processor so many blocks, but not below so many words.
 const MOST_WORDS: usize = 8192;
+const LEAST_WORDS: usize = 256;
+const BLOCKS_EACH: usize = 2;
 
 /// How many tables of how many planes, for heads of which width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +105,17 @@ struct DeviceSampling {
 
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DeviceSampling {}
+
+/// Room for what lies between hashing queries and weighing what they collide with.
+#[derive(Debug, Default)]
+pub struct CollisionRoom {
+    /// `[row][head][table]` u16.
+    codes: Option<Buffer>,
+    /// `[row][head][range][word]` u32, a bit for each token.
+    marks: Option<Buffer>,
+    /// `[row][head][range]` u32, how many are marked.
+    found: Option<Buffer>,
+}
 
 impl HashTables {
     /// Bytes of the tables, of means and of lengths.
@@ -215,7 +229,7 @@ impl Gpu {
 
     /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
     /// logarithm of how probable that was, into `lists` that have [room](TokenLists::resize_weighted) for all tokens.
-    /// `codes` is room for what queries are hashed to.
+    /// The rooms are for what lies in between.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -228,7 +242,7 @@ impl Gpu {
         keys: &Cache<'_>,
         tables: &HashTables,
         lists: &mut TokenLists,
-        codes: &mut Option<Buffer>,
+        room: &mut CollisionRoom,
     ) -> Result<(), GpuError> {
         let (rows, heads, shape, count) =
             (queries.rows.numbers().len(), queries.heads, tables.shape, tables.tokens.len());
@@ -239,8 +253,8 @@ impl Gpu {
             return Ok(());
         }
         let bytes = 2 * rows * heads * in_all;
-        self.reserve(codes, bytes)?;
-        let codes_at = codes.as_ref().expect("it was reserved").address(0, bytes);
+        self.reserve(&mut room.codes, bytes)?;
+        let codes_at = room.codes.as_ref().expect("it was reserved").address(0, bytes);
         let (from, list) = (queries.address(0..rows, d, keys.storage), queries.list(0..rows));
         let (row_stride, planes) = (queries.stride as u64, tables.planes.address(0, 4 * bits * in_all * d));
         let (heads_of, all, width) = (heads as u32, (rows * heads) as u32, d as i32);
@@ -256,28 +270,44 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("hashing queries"))?;
 
         let number = TableShape::number_bytes(count);
-        let words = count.div_ceil(32).min(MOST_WORDS);
-        let shared = (2 * 4 * words) as u32;
-        let sample = self.with_shared("collisions", &format!("sample_collisions_{name}_{}", 8 * number), shared)?;
-        let (own_keys, head_stride) = (keys.key(0, tables.tokens.start), keys.head_stride());
+        let all_words = count.div_ceil(32);
+        let even = all_words.div_ceil((BLOCKS_EACH * self.processors()).div_ceil(rows * heads));
+        let words = even.clamp(LEAST_WORDS, MOST_WORDS).min(all_words);
+        let ranges = all_words.div_ceil(words);
+        self.reserve(&mut room.marks, 4 * rows * heads * ranges * words)?;
+        self.reserve(&mut room.found, 4 * rows * heads * ranges)?;
+        let marks = room.marks.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges * words);
+        let found = room.found.as_ref().expect("it was reserved").address(0, 4 * rows * heads * ranges);
         let kv_heads = tables.kv_heads;
-        let means = tables.means.as_ref().map_or(0, |means| means.address(0, 4 * kv_heads * d));
-        let lengths = tables.lengths.address(0, 4 * kv_heads * count);
         let bounds = tables.bounds.address(0, kv_heads * in_all * ((1 << bits) + 1) * number);
         let sorted = tables.sorted.address(0, kv_heads * in_all * count * number);
-        let ([tokens, counts], weights, entries) = (lists.addresses(0), lists.weights(0), lists.entries(0));
-        let (group, first, most) = ((heads / kv_heads) as i32, tables.tokens.start as u32, lists.most() as u32);
-        let (count, words) = (count as u32, words as u32);
+        let (group, words_of, tokens_in_all) = ((heads / kv_heads) as i32, words as u32, count as u32);
         let steps = 4 * (tables.sampling.steps as usize + 1);
         let sampling =
             DeviceSampling { log_probabilities: tables.log_probabilities.address(0, steps), ..tables.sampling };
-        let mut launch = self.stream.launch_builder(&sample);
-        launch.arg(&codes_at).arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&own_keys).arg(&head_stride);
-        launch.arg(&count).arg(&width).arg(&means).arg(&lengths).arg(&bounds).arg(&sorted).arg(&sampling);
-        launch.arg(&words).arg(&first).arg(&tokens).arg(&weights).arg(&most).arg(&counts).arg(&entries);
-        let grid = (heads as u32, rows as u32, 1);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
-        // SAFETY: codes, queries, keys, tables and lists are as long as checked and made above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("sampling collisions"))
+        let entries = lists.entries(0);
+        let shared = (2 * 4 * words) as u32;
+        let grid = (heads as u32, rows as u32, ranges as u32);
+        let meet = self.with_shared("collisions", &format!("meet_collisions_{}", 8 * number), shared)?;
+        let mut launch = self.stream.launch_builder(&meet);
+        launch.arg(&codes_at).arg(&group).arg(&tokens_in_all).arg(&bounds).arg(&sorted).arg(&sampling).arg(&words_of);
+        launch.arg(&marks).arg(&found).arg(&entries);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: codes, tables, marks and numbers of entries are as long as checked and made above.
+        unsafe { launch.launch(blocks) }.map_err(failed("meeting collisions"))?;
+
+        let (own_keys, head_stride) = (keys.key(0, tables.tokens.start), keys.head_stride());
+        let means = tables.means.as_ref().map_or(0, |means| means.address(0, 4 * kv_heads * d));
+        let lengths = tables.lengths.address(0, 4 * kv_heads * count);
+        let ([tokens, counts], weights) = (lists.addresses(0), lists.weights(0));
+        let (first, most) = (tables.tokens.start as u32, lists.most() as u32);
+        let weigh = self.function("collisions", &format!("weigh_collisions_{name}"))?;
+        let mut launch = self.stream.launch_builder(&weigh);
+        launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&own_keys).arg(&head_stride).arg(&tokens_in_all);
+        launch.arg(&width).arg(&means).arg(&lengths).arg(&sampling).arg(&words_of).arg(&marks).arg(&found).arg(&first);
+        launch.arg(&tokens).arg(&weights).arg(&most).arg(&counts);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (SAMPLERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, keys, tables, marks and lists are as long as checked and made above.
+        unsafe { launch.launch(blocks) }.map(drop).map_err(failed("weighing collisions"))
     }
 }

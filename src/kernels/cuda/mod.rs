@@ -34,7 +34,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
-pub use collisions::{Chances, HashTables, TableShape};
+pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
 pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};

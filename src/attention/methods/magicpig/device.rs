@@ -80,7 +80,7 @@ impl DeviceForm for MagicPig {
 
     /// Whatever collides: each token with its weight.
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
-        prefix.heads * (prefix.tokens * 2 * size_of::<u32>() + 2 * self.shape().tables)
+        prefix.heads * (prefix.tokens * (2 * size_of::<u32>() + 1) + 2 * self.shape().tables)
     }
 
     #[cfg(feature = "cuda")]
@@ -113,6 +113,6 @@ impl DeviceForm for MagicPig {
         let lengths = [candidates.len(), candidates.len().div_ceil(SAMPLED_OF)];
         room.lists.resize_weighted(gpu, lists, lengths, candidates.end)?;
         let tables = index.tables.as_ref().expect(FITS);
-        gpu.sample_collisions(&step.queries, &step.prefix.cache, tables, &mut room.lists, &mut scratch.queries[0])
+        gpu.sample_collisions(&step.queries, &step.prefix.cache, tables, &mut room.lists, &mut scratch.collisions)
     }
 }
