@@ -212,6 +212,8 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
     if (threadIdx.x == 0) own.few = 0, own.missing = 0, own.least = ~0u, own.largest = 0;
     __syncthreads();
+    // Nobody writes to another block before that has begun.
+    auto begun = cluster.barrier_arrive();
     const float2 between = bracket(own, scores + list * stride, columns, k);
     // Every warp takes 128 places at a time, which are four words of marks.
     const int warp = threadIdx.x / 32;
@@ -244,6 +246,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     uint32_t total_sure, total_open, total;
     block_scan(sure, own.scan, total_sure);
     uint32_t at_open = block_scan(opened, own.scan, total_open);
+    cluster.barrier_wait(std::move(begun));
     if (threadIdx.x < CLUSTER) {
         *cluster.map_shared_rank(&own.sure[rank], threadIdx.x) = total_sure;
         *cluster.map_shared_rank(&own.open[rank], threadIdx.x) = total_open;
