@@ -63,7 +63,7 @@ pub(super) struct Run {
 
 /// A run that is ready to start.
 struct Ready {
-    tasks: Vec<Box<dyn Task>>,
+    tasks: Tasks,
     /// Where the data are, as records are identified by it.
     data: Option<String>,
     /// Models that can be run, those whose turn is over taken out.
@@ -71,6 +71,9 @@ struct Ready {
     /// Models that cannot, as they were named.
     missing_models: Vec<String>,
 }
+
+/// The tasks of a run.
+type Tasks = Vec<Box<dyn Task>>;
 
 /// A model with what is run on it.
 struct Slot {
@@ -227,7 +230,7 @@ impl Run {
     }
 
     /// The tasks, and where their data are, as records are identified by it.
-    fn tasks(&self, watcher: &mut Watcher) -> Result<(Vec<Box<dyn Task>>, Option<String>)> {
+    fn tasks(&self, watcher: &mut Watcher) -> Result<(Tasks, Option<String>)> {
         let config = &self.configs[0];
         let data = config.data.as_deref().map(find_data).transpose()?;
         let options = TaskOptions {

@@ -133,7 +133,7 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
             Some(settings) if args.dry_run => {
                 print_line(&format!("{name}: {}", item.title))?;
                 if let Err(error) = args.prepare(name, settings)?.outline() {
-                    failed.push(format!("{name}: {error:#}"));
+                    failed.push(error.context(name.clone()));
                 }
             }
             None if args.dry_run => print_line(&format!("{name}: nothing to run ({})\n", why_not(item)))?,
@@ -145,19 +145,22 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
                     settings.filter(|_| !args.draw_only).map(|settings| args.prepare(name, settings)).transpose()?;
                 let failure = match ran.map(Run::record) {
                     Some(Ok(Done::Interrupted)) => return Ok(Done::Interrupted),
-                    Some(Err(error)) => Some(format!("{error:#}").replace('\n', " ")),
+                    Some(Err(error)) => Some(error.context(name.clone())),
                     _ => None,
                 };
-                failed.extend(failure.iter().map(|error| format!("{name}: {error}")));
-                args.finish(name, item, failure)?;
+                args.finish(name, item, failure.as_ref())?;
+                failed.extend(failure);
             }
         }
     }
-    failed.iter().for_each(|line| eprintln!("failed: {line}"));
+    // Of a single one, its own error says what is wrong.
+    if count == 1 {
+        return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
+    }
+    failed.iter().for_each(|error| eprintln!("failed: {}", format!("{error:#}").replace('\n', " ")));
     match failed.len() {
         0 => Ok(Done::Completed),
-        1 => Err(anyhow!("1 item could not be run in whole")),
-        n => Err(anyhow!("{n} items could not be run in whole")),
+        n => Err(anyhow!("{n} of {count} items could not be run in whole")),
     }
 }
 
@@ -213,18 +216,24 @@ impl ReproduceArgs {
     }
 
     /// Judges what was recorded, draws it, and draws the page of all anew.
-    fn finish(&self, name: &str, item: &Item, failure: Option<String>) -> Result<()> {
-        let (folder, dir) = (self.run_folder(name), self.out.join(name));
+    fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
+        let folder = self.run_folder(name);
         let merged =
             folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(&folder))).transpose()?;
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
+        if records.is_empty() && failure.is_some() {
+            // What was drawn before stays.
+            return Ok(());
+        }
         let item_of_model = match &self.model {
             // Rows that name the paper's model are those of the one that was run in its place.
             Some(_) => of_any_model(item.clone()),
             None => item.clone(),
         };
         let judged = judge(name, &item_of_model, self.variant(), records)?;
+        let failure = failure.map(|error| format!("{error:#}").replace('\n', " "));
         let outcome = Outcome { ran: ran(records), failure, ..judged };
+        let dir = self.out.join(papers::folder(&outcome));
         papers::write(&outcome, item, &dir)?;
         if !records.is_empty() {
             write_manifest(&dir, &load_manifest(&folder).unwrap_or_default())?;

@@ -39,14 +39,23 @@ pub fn write(outcome: &Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>>
     Ok(written)
 }
 
+/// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.
+pub fn folder(outcome: &Outcome) -> String {
+    match outcome.variant.as_str() {
+        "paper" => format!("{}/paper", outcome.name),
+        _ => outcome.name.clone(),
+    }
+}
+
 /// What came of the items whose results lie below a folder, in the order of the items.
 ///
 /// # Errors
 /// If a result is there and cannot be read.
 pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
-    for item in ITEMS {
-        let path = out.join(item.name).join(RESULT);
+    let folders = ITEMS.iter().flat_map(|item| [out.join(item.name), out.join(item.name).join("paper")]);
+    for folder in folders {
+        let path = folder.join(RESULT);
         if !path.exists() {
             continue;
         }
@@ -146,7 +155,7 @@ pub fn item(outcome: &Outcome) -> String {
     }
     text += &claims(&outcome.claims);
     if outcome.rows.iter().any(|row| row.cells.iter().any(|cell| cell.measured.is_some())) {
-        let _ = write!(text, "\n![{name}]({name}/plot.svg)\n");
+        let _ = write!(text, "\n![{name}]({}/plot.svg)\n", folder(outcome));
     }
     text
 }

@@ -59,6 +59,8 @@ pub struct Line {
     /// Whether a share is shown in percent.
     #[serde(default)]
     pub percent: bool,
+    /// What numbers are multiplied by to be in the paper's unit.
+    pub times: Option<f64>,
     /// Why nothing is measured for it.
     pub missing: Option<String>,
     /// The model's id, where the run has several.

@@ -64,7 +64,8 @@ impl<'a> Measured<'a> {
         let places = |cells: &[&Cell<'a>]| cells.iter().map(|cell| place(cell.head())).collect::<BTreeSet<_>>();
         let is_whole = !parts.is_empty() && places(&parts) == places(&here);
         let value = self.item.value(row, column);
-        let scale = value.scale(row.percent || column.percent);
+        let times = row.times.unwrap_or(1.0) * column.times.unwrap_or(1.0);
+        let scale = value.scale(row.percent || column.percent) * times;
         Ok(is_whole.then_some(Spot { parts, value, scale }))
     }
 }
