@@ -299,7 +299,7 @@ missing = 'a wind tunnel'
         let (outcome, item) = outcome(&records());
         let files = write(&outcome, &item, &dir.path().join("magicpig/table-1")).unwrap();
         assert_eq!(files.len(), 3);
-        assert_eq!(read_all(dir.path()).unwrap(), [outcome.clone()]);
+        assert_eq!(read_all(dir.path()).unwrap(), std::slice::from_ref(&outcome));
         let page = page(&[outcome]);
         assert!(page.contains("| magicpig | 1 | 1 | 0 | 0 | 0 | 2 |\n| all | 1 |"), "{page}");
     }
