@@ -14,8 +14,12 @@ pub struct Cost {
     pub context_tokens: u64,
     /// Tokens attended (static ones included), summed over query-head steps.
     pub attended_tokens: u64,
+    /// Of these, the static ones: attended whatever was picked. Not counted where a mask reads a prompt.
+    pub exact_tokens: u64,
     /// FLOPs spent on finding which tokens to attend.
     pub score_flops: u64,
+    /// Of the FLOPs of finding tokens, those of projecting queries onto what everything shares (hyperplanes).
+    pub projection_flops: u64,
     /// FLOPs of attending the selected tokens.
     pub attend_flops: u64,
     /// FLOPs exact attention over the whole context would have taken.
@@ -27,6 +31,8 @@ pub struct Cost {
     /// Bytes that all heads, layers and sequences share (hyperplanes), each time that one of them used them. They are small
     /// and stay near the cores, so they are no part of what is read from memory.
     pub shared_bytes: u64,
+    /// How often `shared_bytes` were used: their sum over this is the size of what is shared.
+    pub shared_uses: u64,
     /// Bytes of scores and counts written and passed over to pick from them.
     pub select_bytes: u64,
     /// Of the tokens attended, those after the prefix that were so beside the budget, the current one left out.
@@ -42,6 +48,27 @@ impl Cost {
     /// FLOPs of scoring over FLOPs of full attention.
     pub fn cost1(&self) -> f64 {
         self.score_flops as f64 / self.full_flops.max(1) as f64
+    }
+
+    /// Tokens picked over tokens in context, static ones left out; 1 if nothing was counted.
+    pub fn picked_density(&self) -> f64 {
+        ratio(self.attended_tokens.saturating_sub(self.exact_tokens), self.context_tokens)
+    }
+
+    /// FLOPs of scoring without projections onto what everything shares, over FLOPs of full attention.
+    pub fn cost1_published(&self) -> f64 {
+        self.score_flops.saturating_sub(self.projection_flops) as f64 / self.full_flops.max(1) as f64
+    }
+
+    /// FLOPs of attending what was picked over FLOPs of full attention, static tokens left out; 1 if nothing was counted.
+    pub fn cost2_picked(&self) -> f64 {
+        let per_token = self.full_flops.checked_div(self.context_tokens).unwrap_or(0);
+        ratio(self.attend_flops.saturating_sub(per_token * self.exact_tokens), self.full_flops)
+    }
+
+    /// Bytes of what everything shares, once; 0 where nothing is.
+    pub fn shared_resident(&self) -> f64 {
+        self.shared_bytes as f64 / self.shared_uses.max(1) as f64
     }
 
     /// FLOPs of the gathered attention over FLOPs of full attention; 1 if nothing was counted.
@@ -60,6 +87,9 @@ impl AddAssign for Cost {
         self.context_tokens += other.context_tokens;
         self.attended_tokens += other.attended_tokens;
         self.score_flops += other.score_flops;
+        self.projection_flops += other.projection_flops;
+        self.exact_tokens += other.exact_tokens;
+        self.shared_uses += other.shared_uses;
         self.attend_flops += other.attend_flops;
         self.full_flops += other.full_flops;
         self.kv_bytes += other.kv_bytes;
@@ -136,6 +166,27 @@ impl LayerCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn static_tokens_and_projections_can_be_left_out() {
+        let cost = Cost {
+            context_tokens: 1000,
+            attended_tokens: 150,
+            exact_tokens: 130,
+            score_flops: 700,
+            projection_flops: 600,
+            attend_flops: 4 * 16 * 150,
+            full_flops: 4 * 16 * 1000,
+            shared_bytes: 768,
+            shared_uses: 2,
+            ..Cost::default()
+        };
+        assert_eq!((cost.density(), cost.picked_density()), (0.15, 0.02));
+        assert_eq!((cost.cost2(), cost.cost2_picked()), (0.15, 0.02));
+        assert_eq!((cost.cost1_published(), cost.cost1()), (100.0 / 64_000.0, 700.0 / 64_000.0));
+        assert_eq!((cost.shared_resident(), Cost::default().shared_resident()), (384.0, 0.0));
+        assert_eq!(Cost::default().picked_density(), 1.0);
+    }
 
     #[test]
     fn heads_are_counted_by_themselves() {

@@ -1100,7 +1100,8 @@ const COLUMNS: &str = "model,task,length,method,params,protocol,n,score,ci_low,c
                        output_error_min,output_error_median,output_error_max,recall_min,recall_median,recall_max,\
                        dropped_mass,dropped_mass_min,dropped_mass_median,dropped_mass_max,measure,\
                        word_perplexity,bits_per_byte,kl_mean,kl_p99,same_top,acc,acc_norm,kv_tokens_held,index_s,decode_ms_low,decode_ms_high,timed,contexts,detectable,\
-                       shared_bytes_per_token,select_bytes_per_token,free_share,latency,select_ms_per_token,attend_ms_per_token,weights_ms_per_token";
+                       shared_bytes_per_token,select_bytes_per_token,free_share,latency,select_ms_per_token,attend_ms_per_token,weights_ms_per_token,\
+                       picked_density,cost1_sparse_layers,cost2_sparse_layers,cost2_picked,cost1_published,shared_bytes_resident";
 const FIELDS: &str = "task,length,sample,seed,method,params,prediction,references,score,prompt_tokens,new_tokens,density,\
                       cost1,cost2,decode_s";
 

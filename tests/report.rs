@@ -147,6 +147,7 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         bos_tokens: Some(1),
         density: if dense { 1.0 } else { 0.1 / (1.0 + sample as f64) },
         density_sparse_layers: 0.05,
+        comparable: None,
         cost1: 0.1 / 3.0,
         cost2: 0.1,
         aux_bits: 32.0,

@@ -449,6 +449,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
     let commands = [
         "eval",
         "sweep",
+        "reproduce",
         "calibrate",
         "data fetch",
         "data list",

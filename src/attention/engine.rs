@@ -976,6 +976,7 @@ impl Fork {
         cost.steps += group as u64;
         cost.context_tokens += (group * total) as u64;
         cost.attended_tokens += summed as u64;
+        cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
         if !self.dense[layer] && !self.method.moves_on() && !has_rule {
             cost.free_tokens += (group * (self.tail_tokens[layer] - 1)) as u64;
@@ -1118,6 +1119,8 @@ mod tests {
             (cost.steps, cost.context_tokens, cost.attended_tokens, cost.free_tokens),
             (8, context, attended, 4)
         );
+        // All but three picks a head and step were attended whatever was picked.
+        assert_eq!(cost.exact_tokens, attended - 4 * 2 * 3);
         // A product with a key and one with a value.
         let each = 2 * 2 * D as u64;
         assert_eq!((cost.attend_flops, cost.full_flops), (each * attended, each * context));

@@ -8,6 +8,8 @@ use super::output::print_line;
 use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
+use crate::eval::papers::ITEMS;
+use crate::eval::papers::item::Item;
 use crate::tasks::{TaskInfo, catalog, groups};
 
 /// List tasks, methods, models or configs, with parameters and defaults.
@@ -196,14 +198,39 @@ fn configs_text() -> Result<String> {
         let about = Settings::parse(shipped.text, shipped.name)?.about.unwrap_or_default();
         text += &format!("{:<16} {about}\n", shipped.name);
     }
+    for shipped in ITEMS {
+        let item = shipped.parse()?;
+        text += &format!("{:<28} {:<14} {}\n", shipped.name, status(&item), item.title);
+    }
     Ok(text
-        + "\nUse with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
+        + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. Of these, `both` runs on the \
+           paper's model and on the built-in one, `model` and `builtin` on one alone; `missing` cannot be run, and says why.\n\
+           Use with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
            TOML file of your own with the same keys)")
+}
+
+/// How an item can be run.
+fn status(item: &Item) -> String {
+    let runs = match (&item.run, &item.builtin) {
+        (Some(_), Some(_)) => "both",
+        (Some(_), None) => "model",
+        (None, Some(_)) => "builtin",
+        (None, None) => "missing",
+    };
+    match item.claims.iter().filter(|claim| claim.test.is_some()).count() {
+        0 => runs.to_owned(),
+        1 => format!("{runs}, 1 test"),
+        n => format!("{runs}, {n} tests"),
+    }
 }
 
 fn configs_json() -> Result<Value> {
     let one = |c: &crate::eval::config::ShippedConfig| -> Result<Value> {
         Ok(json!({ "name": c.name, "settings": Settings::parse(c.text, c.name)? }))
     };
-    SHIPPED.iter().map(one).collect()
+    let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {
+        let item = shipped.parse()?;
+        Ok(json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing }))
+    };
+    SHIPPED.iter().map(one).chain(ITEMS.iter().map(paper)).collect()
 }

@@ -18,7 +18,7 @@ use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
 use crate::eval::config::RunConfig;
 use crate::eval::contexts::Shard;
-use crate::eval::estimate::Estimate;
+use crate::eval::estimate::{Estimate, estimate_by_products};
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::memory::peak_bytes;
@@ -63,7 +63,7 @@ pub(super) struct Run {
 
 /// A run that is ready to start.
 struct Ready {
-    tasks: Vec<Box<dyn Task>>,
+    tasks: Tasks,
     /// Where the data are, as records are identified by it.
     data: Option<String>,
     /// Models that can be run, those whose turn is over taken out.
@@ -71,6 +71,9 @@ struct Ready {
     /// Models that cannot, as they were named.
     missing_models: Vec<String>,
 }
+
+/// The tasks of a run.
+type Tasks = Vec<Box<dyn Task>>;
 
 /// A model with what is run on it.
 struct Slot {
@@ -106,6 +109,15 @@ impl Ready {
 impl Run {
     /// Runs what is not recorded yet, and prints the table.
     pub fn start(self) -> Result<Done> {
+        self.run(Self::finish)
+    }
+
+    /// Runs what is not recorded yet, and draws nothing.
+    pub fn record(self) -> Result<Done> {
+        self.run(|_, _| Ok(()))
+    }
+
+    fn run(self, finish: impl FnOnce(&Self, Took) -> Result<()>) -> Result<Done> {
         check_free(&self.out, self.mode)?;
         let mut watcher = Watcher::new(self.on_failure);
         let mut ready = self.ready(&mut watcher)?;
@@ -143,7 +155,7 @@ impl Run {
             return Ok(Done::Interrupted);
         }
         let took = Took { all: start.elapsed(), spent, gpu };
-        let ended = end.and_then(|_| self.finish(took)).and_then(|()| watcher.verdict("are done"));
+        let ended = end.and_then(|_| finish(&self, took)).and_then(|()| watcher.verdict("are done"));
         match (ended, kept(&self.out, "once that is mended, go on")) {
             (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
             (ended, _) => ended.map(|()| Done::Completed),
@@ -172,26 +184,33 @@ impl Run {
         watcher.verdict("would be").map(|()| Done::Completed)
     }
 
+    /// Prints what would be run, and about what it would take, of models whose weights need not be there.
+    pub fn outline(self) -> Result<Done> {
+        let mut watcher = Watcher::new(self.on_failure);
+        let (tasks, data) = self.tasks(&mut watcher)?;
+        let mut models = Vec::new();
+        for config in &self.configs {
+            let source = ModelSource::parse(&config.model)?;
+            let options = TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() };
+            let model = match OpenModel::open_without_weights(&source, config.dtype, options) {
+                Ok(model) => model,
+                Err(error) => {
+                    watcher.failed(Failure { what: config.model.clone(), error })?;
+                    continue;
+                }
+            };
+            let planner = Planner { model: &model, config, tasks: &tasks, data: data.as_deref(), shard: self.shard };
+            models.push(Description::outlined(&planner)?);
+        }
+        print(&as_text(&models))?;
+        watcher.verdict("would be").map(|()| Done::Completed)
+    }
+
     /// Loads and checks everything, before any work.
     fn ready(&self, watcher: &mut Watcher) -> Result<Ready> {
         set_threads(self.threads)?;
-        let config = &self.configs[0];
-        let data = config.data.as_deref().map(find_data).transpose()?;
-        let options = TaskOptions {
-            data: data.as_ref().map(|d| d.folder.clone()),
-            positions: config.positions,
-            skip_bad: config.skip_bad,
-        };
-        let mut tasks = Vec::new();
-        for (what, task) in resolve_each(&config.tasks, &options)? {
-            match task {
-                Ok(task) => tasks.push(task),
-                Err(error) => watcher.failed(Failure { what, error })?,
-            }
-        }
-        check_names(&tasks)?;
-        tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
-        let mut ready = Ready { tasks, data: data.map(|d| d.id), slots: VecDeque::new(), missing_models: Vec::new() };
+        let (tasks, data) = self.tasks(watcher)?;
+        let mut ready = Ready { tasks, data, slots: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
             match self.slot(config.clone(), &ready, watcher)? {
                 Some(slot) => ready.slots.push_back(slot),
@@ -208,6 +227,27 @@ impl Run {
                 Err(first)
             }
         }
+    }
+
+    /// The tasks, and where their data are, as records are identified by it.
+    fn tasks(&self, watcher: &mut Watcher) -> Result<(Tasks, Option<String>)> {
+        let config = &self.configs[0];
+        let data = config.data.as_deref().map(find_data).transpose()?;
+        let options = TaskOptions {
+            data: data.as_ref().map(|d| d.folder.clone()),
+            positions: config.positions,
+            skip_bad: config.skip_bad,
+        };
+        let mut tasks = Vec::new();
+        for (what, task) in resolve_each(&config.tasks, &options)? {
+            match task {
+                Ok(task) => tasks.push(task),
+                Err(error) => watcher.failed(Failure { what, error })?,
+            }
+        }
+        check_names(&tasks)?;
+        tasks.iter().flat_map(|t| t.notes()).for_each(|n| eprintln!("note: {n}"));
+        Ok((tasks, data.map(|d| d.id)))
     }
 
     /// A model with what is run on it; `None` if it cannot be loaded.
@@ -531,6 +571,21 @@ struct Description {
 }
 
 impl Description {
+    fn outlined(planner: &Planner<'_>) -> Result<Self> {
+        let (plan, config) = (planner.outline()?, planner.config);
+        let cell = |c: &Cell| (planner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());
+        let examples: usize = plan.cells.iter().map(Cell::examples).sum();
+        Ok(Self {
+            model: planner.model.id.clone(),
+            methods: config.methods.iter().map(|m| m.label()).collect(),
+            protocols: config.protocols.iter().map(ToString::to_string).collect(),
+            seeds: config.seeds.clone(),
+            cells: plan.cells.iter().map(cell).collect(),
+            records: examples * config.methods.len() * config.variants().len(),
+            estimate: estimate_by_products(planner, &plan)?,
+        })
+    }
+
     fn new(runner: &Runner<'_>, left: &Left) -> Result<Self> {
         let config = runner.config;
         let cell = |c: &Cell| (runner.tasks[c.place.task].name().to_owned(), c.place.length, c.examples());

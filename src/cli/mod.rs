@@ -13,6 +13,7 @@ mod matrix;
 mod numbers;
 mod output;
 pub mod report;
+pub mod reproduce;
 pub mod score;
 mod setup;
 pub mod sweep;
@@ -39,6 +40,7 @@ struct Cli {
 enum Command {
     Eval(Box<eval::EvalArgs>),
     Sweep(Box<sweep::SweepArgs>),
+    Reproduce(reproduce::ReproduceArgs),
     Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
@@ -96,6 +98,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
     match command {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),
+        Command::Reproduce(args) => return reproduce::run(args),
         Command::Bench(args) => return bench::run(&args),
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,

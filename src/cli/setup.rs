@@ -1,8 +1,8 @@
 //! What commands that run a model begin with: threads, data, and how they are stopped.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 
@@ -26,7 +26,12 @@ pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
 
 /// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
 pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
+    // A program has one handler, and a command may run several matrices.
+    static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    if let Some(stop) = STOP.get() {
+        return Ok(stop.clone());
+    }
+    let stop = STOP.get_or_init(Arc::default).clone();
     let raised = stop.clone();
     ctrlc::set_handler(move || {
         if raised.swap(true, Ordering::Relaxed) {

@@ -440,6 +440,19 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
     Ok(policies)
 }
 
+/// What methods of these settings are run under unless they say otherwise.
+///
+/// # Errors
+/// If sinks, windows, dense layers or tails are several, or wrong.
+pub(super) fn only_policy(s: &Settings) -> Result<Policy, UsageError> {
+    let mut policies = policies(s)?;
+    match policies.len() {
+        1 => Ok(policies.remove(0)),
+        n => Err(UsageError::new(format!("`sink`, `local`, `dense_layers` and `tail` have {n} combinations"))
+            .hint("give one value of each, and others in the methods' own specs")),
+    }
+}
+
 fn resolve_methods(s: &Settings) -> Result<Vec<Configured>, UsageError> {
     let policies = policies(s)?;
     let reference = (s.no_full != Some(true)).then(|| "full".to_owned());

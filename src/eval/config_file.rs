@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -16,21 +17,34 @@ impl Settings {
     /// # Errors
     /// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, a value of the wrong type or out of its bounds.
     pub fn parse(text: &str, file: &str) -> Result<Self, UsageError> {
-        let place = |at: Option<usize>| at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)));
-        let settings: Self = toml::from_str(text).map_err(|e: toml::de::Error| {
-            let at = e.span().map(|span| span.start);
-            let key = at.and_then(|at| key_at(text, at)).map_or(String::new(), |key| format!("`{key}`: "));
-            match unknown_key(e.message()) {
-                Some(unknown) => UsageError { what: format!("{}: {}", place(at), unknown.what), ..unknown },
-                None => UsageError::new(format!("{}: {key}{}", place(at), in_plain_words(e.message()))).hint(HINT),
-            }
-        })?;
+        let settings: Self = parse_toml(text, file)?;
         settings.check_values().map_err(|Wrong { key, item, error }| {
             let at = value_span(text, key, item).map(|span| span.start);
-            UsageError { what: format!("{}: `{key}`: {}", place(at), error.what), ..error }
+            UsageError { what: format!("{}: `{key}`: {}", place(text, file, at), error.what), ..error }
         })?;
         Ok(settings)
     }
+}
+
+/// Reads a file's text; `file` names it in errors.
+///
+/// # Errors
+/// `FILE:LINE: KEY: what` for text that is no TOML, a key that is none, or a value of the wrong type.
+pub(super) fn parse_toml<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, UsageError> {
+    toml::from_str(text).map_err(|e: toml::de::Error| {
+        let at = e.span().map(|span| span.start);
+        let key = at.and_then(|at| key_at(text, at)).map_or(String::new(), |key| format!("`{key}`: "));
+        let place = place(text, file, at);
+        match unknown_key(e.message()) {
+            Some(unknown) => UsageError { what: format!("{place}: {}", unknown.what), ..unknown },
+            None => UsageError::new(format!("{place}: {key}{}", in_plain_words(e.message()))).hint(HINT),
+        }
+    })
+}
+
+/// `FILE:LINE` of a byte.
+fn place(text: &str, file: &str, at: Option<usize>) -> String {
+    at.map_or(file.to_owned(), |at| format!("{file}:{}", line(text, at)))
 }
 
 /// The number of the line that has a byte, from 1.

@@ -8,14 +8,19 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
+use super::config::{RunConfig, Settings};
+use super::contexts::Shard;
 use super::generate::{Request, Spent, run_example};
 use super::manifest::example_bytes;
-use super::plan::{Cell, Plan};
+use super::plan::{Cell, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::Latency;
-use super::run::{Material, Runner};
+use super::run::{Material, Runner, products};
 use super::solo;
 use crate::attention::Configured;
+use crate::model::Model;
+use crate::model::source::ModelSource;
+use crate::model::tokenizer::TokenizerOptions;
 
 /// The longer of the probe's lengths at most, in tokens; the other is a quarter of it.
 const PROBE_TOKENS: usize = 1024;
@@ -47,6 +52,50 @@ impl Estimate {
         let n = n as f64;
         Self { prefill: n * self.prefill, index: n * self.index, steps: n * self.steps, ..self }
     }
+}
+
+/// Tokens of a question and of an answer, where no example is made.
+const USUAL_QUESTION: usize = 64;
+const USUAL_ANSWER: usize = 32;
+/// Tokens of an example of a file.
+const OF_FILES: usize = 8192;
+
+/// What a matrix will take on a model whose weights are not there, by multiplications: of prefill, and of the weights and the
+/// attention of steps, at the rate that the built-in model reads with. What methods pick with is not known beforehand.
+///
+/// # Errors
+/// If the built-in model cannot be run.
+pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estimate> {
+    let (dimensions, config) = (&planner.model.dimensions, planner.config);
+    let rate = built_in_rate()?;
+    let weights = (dimensions.weight_bytes() / dimensions.dtype().bytes()) as f64;
+    let c = dimensions.config();
+    let per_token = (c.layers * c.heads * c.head_dim) as f64;
+    let protocols = config.protocols.len() as f64;
+    let mut estimate =
+        Estimate { bytes: dimensions.weight_bytes() + example_bytes(config, planner.model), ..Estimate::default() };
+    for cell in &plan.cells {
+        let tokens = if cell.place.length > 0 { cell.place.length } else { OF_FILES };
+        let runs = (cell.examples() * config.seeds.len()) as f64;
+        let steps = protocols * (config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER)) as f64;
+        estimate.prefill += runs * products(dimensions, tokens) / rate;
+        estimate.steps += runs * steps * (weights + per_token * tokens as f64) / rate;
+    }
+    Ok(estimate)
+}
+
+/// Multiplications a second of this machine, as the built-in model reads.
+fn built_in_rate() -> Result<f64> {
+    const TOKENS: usize = 512;
+    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
+    let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = []";
+    let config = RunConfig::resolve(Settings::parse(text, "estimate")?)?.remove(0);
+    let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard: Shard::WHOLE };
+    let runner = Runner { planner, model: &model };
+    let prompt = vec![5; TOKENS];
+    // What is done for the first time takes longer.
+    runner.sample(&prompt, TOKENS)?;
+    Ok(products(&model.dimensions, TOKENS) / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
 }
 
 /// What the probe took at a length, in seconds.
@@ -191,13 +240,7 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::config::{RunConfig, Settings};
-    use crate::eval::contexts::Shard;
-    use crate::eval::plan::Planner;
     use crate::eval::watch::{Failure, Progress, Watch};
-    use crate::model::Model;
-    use crate::model::source::ModelSource;
-    use crate::model::tokenizer::TokenizerOptions;
     use crate::tasks::{TaskOptions, resolve};
 
     #[test]

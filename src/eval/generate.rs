@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::record::{Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
+use super::record::{Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
 use super::shares::{Clock, Step, share_out};
 use super::solo::{self, Script};
 use super::stats;
@@ -145,6 +145,8 @@ pub struct Run {
     pub density_spread: Option<Spread>,
     /// What was solved for the density asked for.
     pub solved: Option<String>,
+    /// What can be laid beside published tables: layers that are not dense by policy alone, with and without static tokens.
+    pub comparable: Comparable,
     /// Scoring FLOPs over full attention's.
     pub cost1: f64,
     /// Attention FLOPs over full attention's.
@@ -606,6 +608,7 @@ impl Run {
             prefill: None,
             density: all.density(),
             density_sparse_layers: sparse.density(),
+            comparable: Comparable::of(&sparse),
             cost1: all.cost1(),
             cost2: all.cost2(),
             aux_bits: fork.aux_bits(),

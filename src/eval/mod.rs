@@ -14,6 +14,7 @@ pub mod likelihood;
 pub mod manifest;
 pub mod memory;
 pub mod order;
+pub mod papers;
 pub mod plan;
 pub mod protocol;
 pub mod record;

@@ -114,6 +114,20 @@ impl Planner<'_> {
         Ok(plan)
     }
 
+    /// What there is to run, of which nothing is checked but what files hold: neither memory nor methods nor lengths.
+    ///
+    /// # Errors
+    /// If files cannot be read.
+    pub fn outline(&self) -> Result<Plan> {
+        let (mut plan, mut contexts) = (Plan::default(), 0);
+        for (at, task) in self.tasks.iter().enumerate() {
+            for &length in self.lengths_of(task.as_ref()) {
+                plan.cells.push(self.cell(Place { task: at, length }, &mut contexts)?);
+            }
+        }
+        Ok(plan)
+    }
+
     /// The lengths that a task is run at.
     fn lengths_of(&self, task: &dyn Task) -> &[usize] {
         match () {

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::stats::median;
+use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::tasks::likelihood::Measure;
 use crate::tasks::metrics::Metric;
@@ -97,6 +98,9 @@ pub struct Record {
     pub density: f64,
     /// The same over the layers that are not dense by policy.
     pub density_sparse_layers: f64,
+    /// The same as published tables count; `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comparable: Option<Comparable>,
     /// FLOPs spent on scoring over FLOPs of full attention.
     pub cost1: f64,
     /// FLOPs of the gathered attention over FLOPs of full attention.
@@ -222,6 +226,40 @@ impl fmt::Display for Conditions {
                 write!(f, "shares of {together} together on {threads} threads{fidelity}, {simd}, {cpu}")
             }
             None => write!(f, "{together} together on {threads} threads{fidelity}, {simd}, {cpu}"),
+        }
+    }
+}
+
+/// Densities and costs as published tables have them: of the layers that are not dense by policy alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Comparable {
+    /// Tokens picked over tokens in context: sink, window and what follows the prefix left out; of `full`, its density.
+    /// `None` where a mask read the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub picked_density: Option<f64>,
+    /// FLOPs of scoring over those of full attention in these layers.
+    pub cost1: f64,
+    /// FLOPs of the gathered attention over those of full attention in these layers.
+    pub cost2: f64,
+    /// The same without static tokens. `None` where `picked_density` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost2_picked: Option<f64>,
+    /// `cost1` without projecting queries onto shared hyperplanes, which MagicPIG counts beside the model's linear layers.
+    pub cost1_published: f64,
+    /// Bytes of what all heads and layers share (hyperplanes), held once.
+    pub shared_bytes_resident: f64,
+}
+
+impl Comparable {
+    /// Of what was counted in the layers that are not dense by policy.
+    pub fn of(sparse: &Cost) -> Self {
+        Self {
+            picked_density: Some(sparse.picked_density()),
+            cost1: sparse.cost1(),
+            cost2: sparse.cost2(),
+            cost2_picked: Some(sparse.cost2_picked()),
+            cost1_published: sparse.cost1_published(),
+            shared_bytes_resident: sparse.shared_resident(),
         }
     }
 }
@@ -636,6 +674,24 @@ pub struct SummaryRow {
     /// Of a share, the milliseconds of all else.
     #[serde(default)]
     pub weights_ms_per_token: Option<f64>,
+    /// Mean share of the context that was picked; see [`Comparable`], as for the next five. Empty in records from before.
+    #[serde(default)]
+    pub picked_density: Option<f64>,
+    /// Mean scoring cost without dense layers.
+    #[serde(default)]
+    pub cost1_sparse_layers: Option<f64>,
+    /// Mean attention cost without dense layers.
+    #[serde(default)]
+    pub cost2_sparse_layers: Option<f64>,
+    /// Mean attention cost without dense layers and static tokens.
+    #[serde(default)]
+    pub cost2_picked: Option<f64>,
+    /// Mean scoring cost without dense layers and projections onto shared hyperplanes.
+    #[serde(default)]
+    pub cost1_published: Option<f64>,
+    /// Bytes that all heads share, held once; `shared_bytes_per_token` is what reading them anew would be.
+    #[serde(default)]
+    pub shared_bytes_resident: Option<f64>,
 }
 
 #[cfg(test)]
@@ -676,6 +732,7 @@ pub(crate) mod tests {
             bos_tokens: Some(1),
             density: if method == "full" { 1.0 } else { 0.1 },
             density_sparse_layers: if method == "full" { 1.0 } else { 0.05 },
+            comparable: None,
             cost1: 0.01,
             cost2: 0.1,
             aux_bits: 32.0,

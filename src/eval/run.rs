@@ -21,7 +21,7 @@ use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
-use super::record::{Choice, Conditions, Latency, Likelihood, Record};
+use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
 use crate::attention::Configured;
@@ -29,6 +29,7 @@ use crate::error::UsageError;
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
 use crate::model::checksum::sha256_hex;
+use crate::model::dimensions::Dimensions;
 use crate::tasks::Task;
 use crate::tasks::likelihood::{Measure, Passage, Scoring};
 use crate::tasks::metrics::Metric;
@@ -233,10 +234,7 @@ impl Runner<'_> {
 
     /// Multiplications of reading so many tokens, about.
     pub(super) fn prefill_products(&self, tokens: usize) -> f64 {
-        let (c, decoder) = (self.model.decoder.config(), &self.model.decoder);
-        let weights = decoder.weight_bytes() / decoder.dtype().bytes();
-        let attention = c.layers * c.heads * c.head_dim * tokens;
-        tokens as f64 * (weights + attention) as f64
+        products(&self.model.dimensions, tokens)
     }
 
     /// The examples of a context under all variants, with the methods whose records are not there.
@@ -575,6 +573,7 @@ impl Runner<'_> {
             bos_tokens: None,
             density: run.density,
             density_sparse_layers: run.density_sparse_layers,
+            comparable: Some(comparable(&run, variant, method)),
             cost1: run.cost1,
             cost2: run.cost2,
             aux_bits: run.aux_bits,
@@ -614,6 +613,26 @@ impl Runner<'_> {
             choice: None,
         }
     }
+}
+
+/// The columns for published tables as far as they are known: of a prompt that a mask read, static tokens were not told
+/// apart, and `full` picks everything.
+fn comparable(run: &Run, variant: Variant, method: &Configured) -> Comparable {
+    let known = |value: Option<f64>| value.filter(|_| variant.protocol != Protocol::Prefill);
+    let Comparable { picked_density, cost2_picked, .. } = run.comparable;
+    match method.name == REFERENCE {
+        true => Comparable { picked_density: Some(run.density), cost2_picked: Some(run.cost2), ..run.comparable },
+        false => {
+            Comparable { picked_density: known(picked_density), cost2_picked: known(cost2_picked), ..run.comparable }
+        }
+    }
+}
+
+/// Multiplications of reading so many tokens, about.
+pub(super) fn products(dimensions: &Dimensions, tokens: usize) -> f64 {
+    let (c, weights) = (dimensions.config(), dimensions.weight_bytes() / dimensions.dtype().bytes());
+    let attention = c.layers * c.heads * c.head_dim * tokens;
+    tokens as f64 * (weights + attention) as f64
 }
 
 /// The record with what the sums say of the passage.

@@ -110,20 +110,26 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
         select_ms_per_token: times.parts_ms.map(|[select, ..]| select),
         attend_ms_per_token: times.parts_ms.map(|[_, attend, _]| attend),
         weights_ms_per_token: times.parts_ms.map(|[.., weights]| weights),
+        picked_density: mean_of_known(cell, |r| r.comparable?.picked_density),
+        cost1_sparse_layers: mean_of_known(cell, |r| Some(r.comparable?.cost1)),
+        cost2_sparse_layers: mean_of_known(cell, |r| Some(r.comparable?.cost2)),
+        cost2_picked: mean_of_known(cell, |r| r.comparable?.cost2_picked),
+        cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
+        shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
     }
 }
 
 /// The score over all examples.
 fn score(cell: &Cell) -> Estimate {
     let found = match cell.measure() {
-        Measure::Perplexity => perplexity_interval(cell),
+        Measure::Perplexity => perplexity_estimate(cell),
         Measure::Score => stats::score(&cell.sample(|r| r.score)).map(|score| score.scaled(100.0)),
     };
     found.unwrap_or(Estimate { mean: 0.0, ends: None })
 }
 
 /// The difference of the score to the reference's, over the examples that both have.
-fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
+pub(super) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
     let delta = match cell.measure() {
         Measure::Perplexity => perplexity_difference(cell, full),
         Measure::Score => stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0)),
@@ -156,7 +162,7 @@ fn window(r: &Record) -> Option<Window> {
     r.likelihood.as_ref().map(|l| Window { nats: l.nll, units: l.tokens as f64 })
 }
 
-fn perplexity_interval(cell: &Cell) -> Option<Estimate> {
+pub(super) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
     let windows = cell.contexts().into_iter().zip(&cell.records).filter_map(|(context, r)| Some((context, window(r)?)));
     ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }

@@ -2,7 +2,7 @@
 //!
 //! Files are edited, merged and torn; a score of 7 among those of a run would move every mean it enters.
 
-use super::record::{Choice, Fidelity, Likelihood, Record};
+use super::record::{Choice, Comparable, Fidelity, Likelihood, Record};
 use crate::tasks::likelihood::Measure;
 
 /// What rounding may add to a share, or take from it.
@@ -47,6 +47,7 @@ impl Record {
             ("select_bytes_per_token", self.select_bytes_per_token),
         ];
         bytes.into_iter().try_for_each(|(name, value)| value.map_or(Ok(()), |value| at_least(name, value, 0.0)))?;
+        self.comparable.iter().try_for_each(Comparable::check)?;
         self.check_times()?;
         self.free_share.iter().try_for_each(|value| share("free_share", *value))?;
         shares_of("density_by_layer", &self.density_by_layer)?;
@@ -61,6 +62,20 @@ impl Record {
         self.fidelity.iter().try_for_each(Fidelity::check)?;
         self.likelihood.iter().try_for_each(Likelihood::check)?;
         self.choice.iter().try_for_each(Choice::check)
+    }
+}
+
+impl Comparable {
+    fn check(&self) -> Result<(), String> {
+        self.picked_density.iter().try_for_each(|value| share("comparable.picked_density", *value))?;
+        let amounts = [
+            ("comparable.cost1", self.cost1),
+            ("comparable.cost2", self.cost2),
+            ("comparable.cost2_picked", self.cost2_picked.unwrap_or(0.0)),
+            ("comparable.cost1_published", self.cost1_published),
+            ("comparable.shared_bytes_resident", self.shared_bytes_resident),
+        ];
+        amounts.into_iter().try_for_each(|(name, value)| at_least(name, value, 0.0))
     }
 }
 

@@ -39,7 +39,7 @@ use calibration::{CALIBRATION, CalibrationPlace};
 use config::CheckpointType;
 use decoder::{Decoder, Dimensions};
 use device::Device;
-use source::ModelSource;
+use source::{ModelFiles, ModelSource};
 use tokenizer::{Tokenizer, TokenizerOptions};
 use weights::{Weights, WeightsError};
 
@@ -108,7 +108,33 @@ impl OpenModel {
     /// # Errors
     /// As [`ModelSource::resolve`] and [`Tokenizer::load`], or if the weights cannot be read.
     pub fn open(source: &ModelSource, dtype: Option<KvDtype>, options: TokenizerOptions) -> Result<Self> {
-        let files = source.resolve()?;
+        Self::of_files(source, source.resolve()?, dtype, options)
+    }
+
+    /// As [`open`](Self::open) of a model whose weights are neither looked for nor downloaded: enough to size a run. What is
+    /// loaded of it are random numbers.
+    ///
+    /// # Errors
+    /// As [`ModelSource::resolve_texts`] and [`Tokenizer::load`].
+    pub fn open_without_weights(
+        source: &ModelSource,
+        dtype: Option<KvDtype>,
+        options: TokenizerOptions,
+    ) -> Result<Self> {
+        let files = ModelFiles {
+            texts: source.resolve_texts()?,
+            weights: Weights::random(0),
+            calibration: CalibrationPlace::None,
+        };
+        Self::of_files(source, files, dtype, options)
+    }
+
+    fn of_files(
+        source: &ModelSource,
+        files: ModelFiles,
+        dtype: Option<KvDtype>,
+        options: TokenizerOptions,
+    ) -> Result<Self> {
         let config = files.config()?;
         let tokenizer = Tokenizer::load(&files, &config, options)?;
         let stored = match config.checkpoint_type {

@@ -4,7 +4,7 @@ use crate::eval::record::SummaryRow;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
-pub const COLUMNS: [&str; 61] = [
+pub const COLUMNS: [&str; 67] = [
     "model",
     "task",
     "length",
@@ -66,6 +66,12 @@ pub const COLUMNS: [&str; 61] = [
     "select_ms_per_token",
     "attend_ms_per_token",
     "weights_ms_per_token",
+    "picked_density",
+    "cost1_sparse_layers",
+    "cost2_sparse_layers",
+    "cost2_picked",
+    "cost1_published",
+    "shared_bytes_resident",
 ];
 
 /// The rows as CSV with a heading line; absent values are empty.
@@ -84,7 +90,7 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-fn fields(r: &SummaryRow) -> [String; 61] {
+fn fields(r: &SummaryRow) -> [String; 67] {
     const PERCENT: usize = 4;
     const SHARE: usize = 8;
     const SIZE: usize = 3;
@@ -151,6 +157,12 @@ fn fields(r: &SummaryRow) -> [String; 61] {
         optional(r.select_ms_per_token, TIME),
         optional(r.attend_ms_per_token, TIME),
         optional(r.weights_ms_per_token, TIME),
+        optional(r.picked_density, SHARE),
+        optional(r.cost1_sparse_layers, SHARE),
+        optional(r.cost2_sparse_layers, SHARE),
+        optional(r.cost2_picked, SHARE),
+        optional(r.cost1_published, SHARE),
+        optional(r.shared_bytes_resident, SIZE),
     ]
 }
 

@@ -192,6 +192,12 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         select_ms_per_token: known(|r| r.select_ms_per_token),
         attend_ms_per_token: known(|r| r.attend_ms_per_token),
         weights_ms_per_token: known(|r| r.weights_ms_per_token),
+        picked_density: known(|r| r.picked_density),
+        cost1_sparse_layers: known(|r| r.cost1_sparse_layers),
+        cost2_sparse_layers: known(|r| r.cost2_sparse_layers),
+        cost2_picked: known(|r| r.cost2_picked),
+        cost1_published: known(|r| r.cost1_published),
+        shared_bytes_resident: known(|r| r.shared_bytes_resident),
         is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != of_rows[0].timed),
         ..of_rows[0].clone()
     })

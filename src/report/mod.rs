@@ -11,6 +11,7 @@ pub mod markdown;
 pub mod merge;
 pub mod others;
 pub mod page;
+pub mod papers;
 pub mod pivot;
 pub mod plots;
 pub mod table;

@@ -154,8 +154,11 @@ impl Scorer for RandomSignatures {
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
         let planes = self.planes.of_width(self.width(queries.d));
         let augmented = self.augment_queries(queries.numbers, queries.d);
-        cost.score_flops += 2 * (augmented.len() * planes.count()) as u64;
+        let flops = 2 * (augmented.len() * planes.count()) as u64;
+        cost.score_flops += flops;
+        cost.projection_flops += flops;
         cost.shared_bytes += planes.bytes() as u64;
+        cost.shared_uses += 1;
         let signatures = side_signatures(&planes, &augmented);
         segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
     }

@@ -426,7 +426,9 @@ fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
     padded[..d].copy_from_slice(query);
     let mut sides = vec![0; planes.words()];
     planes.side_bits(&padded, &mut sides);
-    cost.score_flops += 2 * (width * planes.count()) as u64;
+    let flops = 2 * (width * planes.count()) as u64;
+    cost.score_flops += flops;
+    cost.projection_flops += flops;
     sides
 }
 
@@ -440,8 +442,11 @@ impl HashIndex {
         }
         let mut sides = vec![0; step.group() * self.planes.words()];
         self.planes.side_bits(&queries, &mut sides);
-        cost.score_flops += 2 * (queries.len() * self.planes.count()) as u64;
+        let flops = 2 * (queries.len() * self.planes.count()) as u64;
+        cost.score_flops += flops;
+        cost.projection_flops += flops;
         cost.shared_bytes += self.planes.bytes() as u64;
+        cost.shared_uses += 1;
         sides
     }
 }

@@ -143,6 +143,21 @@ impl Sample {
     }
 }
 
+/// Mean of values of any size with its 95 % interval by Student's t over contexts; `None` for none, no ends for a single
+/// context. Where nothing varies the interval has no width: for counts that are what they are, not for shares of answers,
+/// which [`score()`] is for.
+pub fn mean_interval(values: &Sample) -> Option<Estimate> {
+    if values.is_empty() {
+        return None;
+    }
+    let mean = values.mean();
+    if values.contexts() < 2 {
+        return Some(Estimate { mean, ends: None });
+    }
+    let half = values.variance_of_sum(mean).sqrt() / values.n() * t_quantile(values.contexts() as f64 - 1.0);
+    Some(Estimate { mean, ends: Some((mean - half, mean + half)) })
+}
+
 /// Sum of the values over their number, in their order; 0 for none.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }

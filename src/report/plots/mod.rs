@@ -1,6 +1,7 @@
 //! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records, one file a kind of figure.
 
 pub mod depths;
+pub mod papers;
 pub mod png;
 pub mod trade;
 

@@ -190,6 +190,18 @@ impl<'b> Pen<'_, 'b> {
         })
     }
 
+    /// Draws a line in dashes whatever the look, for what lies beside a series.
+    pub fn faint(&self, look: Look, points: &[Point]) -> Result<()> {
+        const DASH: (f64, f64) = (3.0, 5.0);
+        points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], DASH, look.colour()))
+    }
+
+    /// The marker of a series, hollow.
+    pub fn hollow(&self, look: Look, at: Point) -> Result<()> {
+        self.shape(look, at, RADIUS + 1, look.colour())?;
+        self.shape(look, at, RADIUS - 2, WHITE)
+    }
+
     /// Draws an interval upright.
     pub fn interval(&self, look: Look, x: i32, (low, high): (i32, i32)) -> Result<()> {
         const CAP: i32 = 3;

@@ -1,0 +1,215 @@
+//! What came of an item: its cells, published and measured, and its claims with verdicts. All that is drawn is drawn of this.
+
+use serde::{Deserialize, Serialize};
+
+use super::claims::{Comparison, Place, Test, Told, Verdict};
+use super::item::{Claim, Item, Variant};
+use super::measure::Measured;
+use crate::error::UsageError;
+use crate::eval::record::Record;
+use crate::eval::stats::Estimate;
+
+/// What came of an item, as `result.json` has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// `PAPER/ITEM`.
+    pub name: String,
+    /// What it measures.
+    pub title: String,
+    /// `paper` or `builtin`; empty if nothing was run.
+    #[serde(default)]
+    pub variant: String,
+    /// What was run.
+    #[serde(default)]
+    pub ran: Vec<(String, String)>,
+    /// What cannot be run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+    /// The command nearest to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<String>,
+    /// What a reader has to know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// The rows of the table.
+    pub rows: Vec<Row>,
+    /// The claims.
+    pub claims: Vec<Judged>,
+    /// What failed of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// A row of the table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// The method on the run that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// A cell for each column.
+    pub cells: Vec<CellOutcome>,
+}
+
+/// A cell of the table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct CellOutcome {
+    /// The paper's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<f64>,
+    /// Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Number>,
+}
+
+/// A number with its interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Number {
+    /// The mean.
+    pub mean: f64,
+    /// Both ends of the 95 % interval, if there is one.
+    pub ends: Option<(f64, f64)>,
+    /// Least number of independent examples of a task and length.
+    pub n: usize,
+}
+
+/// A claim with what became of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    /// The claim.
+    pub says: String,
+    /// Of the published numbers; not tested where they are not all there.
+    pub published: Verdict,
+    /// Of ours.
+    pub measured: Verdict,
+    /// What was compared, or what is missing.
+    pub why: Vec<String>,
+    /// Why it is so, where that was looked into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<String>,
+}
+
+/// What came of `item` by the records of its run under `variant`; of the published numbers alone if there are none.
+///
+/// # Errors
+/// None of an item that was checked.
+pub fn judge(name: &str, item: &Item, variant: Variant, records: &[Record]) -> Result<Outcome, UsageError> {
+    let measured = Measured::new(item, variant, records).filter(|_| !records.is_empty());
+    let number = |row: &str, column: &str| -> Result<Option<Number>, UsageError> {
+        let Some(spot) = measured.as_ref().map(|m| m.spot(row, column)).transpose()?.flatten() else { return Ok(None) };
+        Ok(spot.estimate().map(|Estimate { mean, ends }| Number { mean, ends, n: spot.contexts() }))
+    };
+    let mut rows = Vec::new();
+    for row in &item.rows {
+        let cell = |column: &super::item::Line| -> Result<CellOutcome, UsageError> {
+            let published = item.published(&row.name, &column.name);
+            Ok(CellOutcome { published, measured: number(&row.name, &column.name)? })
+        };
+        let cells = item.columns.iter().map(cell).collect::<Result<_, _>>()?;
+        rows.push(Row { name: row.name.clone(), method: row.select(variant).method, cells });
+    }
+    let claims = item.claims.iter().map(|claim| judged(item, claim, measured.as_ref())).collect::<Result<_, _>>()?;
+    Ok(Outcome {
+        name: name.to_owned(),
+        title: item.title.clone(),
+        variant: if records.is_empty() { String::new() } else { variant.name().to_owned() },
+        ran: Vec::new(),
+        missing: item.missing.clone(),
+        nearest: item.nearest.clone(),
+        note: item.note.clone(),
+        columns: item.columns.iter().map(|column| column.name.clone()).collect(),
+        rows,
+        claims,
+        failure: None,
+    })
+}
+
+fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result<Judged, UsageError> {
+    let Claim { says, test, missing, because } = claim;
+    let (mut told, mut why) = (Vec::new(), Vec::new());
+    let all = test.as_ref().map(Test::comparisons).unwrap_or_default();
+    for comparison in &all {
+        let (answer, text) = match measured {
+            Some(measured) => tell(measured, comparison)?,
+            None => (Told::Unmeasured, String::new()),
+        };
+        told.push((answer, comparison.is_lenient));
+        // Of single steps only those that go the other way are worth a line.
+        if !text.is_empty() && (!comparison.is_lenient || answer == Told::No) {
+            why.push(text);
+        }
+    }
+    why.extend(missing.iter().map(|missing| format!("missing: {missing}")));
+    Ok(Judged {
+        says: says.clone(),
+        published: test.as_ref().map_or(Verdict::NotTested, |test| published_verdict(item, test)),
+        measured: Verdict::of(&told),
+        why,
+        because: because.clone().filter(|_| measured.is_some()),
+    })
+}
+
+/// What the published numbers say of a test; not tested where one is not there.
+pub fn published_verdict(item: &Item, test: &Test) -> Verdict {
+    let number = |(row, column): Place<'_>| item.published(row, column);
+    let of = |c: &Comparison<'_>| {
+        let left = number(c.left)?;
+        let right = c.right.map_or(Some(0.0), |(factor, right)| number(right).map(|right| factor * right))?;
+        Some((if c.bound.holds(left - right) { Told::Yes } else { Told::No }, c.is_lenient))
+    };
+    let told: Option<Vec<_>> = test.comparisons().iter().map(of).collect();
+    told.map_or(Verdict::NotTested, |told| Verdict::of(&told))
+}
+
+/// What the measured cells say of a comparison, and how.
+fn tell(measured: &Measured<'_>, c: &Comparison<'_>) -> Result<(Told, String), UsageError> {
+    let name = |(row, column): Place<'_>| format!("{row}, {column}");
+    let Some(left) = measured.spot(c.left.0, c.left.1)? else {
+        return Ok((Told::Unmeasured, format!("{}: not measured", name(c.left))));
+    };
+    let (what, estimate) = match c.right {
+        None => (name(c.left), left.estimate()),
+        Some((factor, right)) => {
+            let Some(spot) = measured.spot(right.0, right.1)? else {
+                return Ok((Told::Unmeasured, format!("{}: not measured", name(right))));
+            };
+            (between(c.left, factor, right), left.less(factor, &spot))
+        }
+    };
+    let Some(estimate) = estimate else { return Ok((Told::Unmeasured, format!("{what}: not measured"))) };
+    let told = c.bound.told(&estimate);
+    let answer = match told {
+        Told::Yes => "yes",
+        Told::No => "no",
+        _ => "open",
+    };
+    let interval =
+        estimate.ends.map_or("no interval".to_owned(), |(low, high)| format!("{} to {}", short(low), short(high)));
+    Ok((told, format!("{what}: {} [{interval}], {}? {answer}", short(estimate.mean), c.bound)))
+}
+
+/// What is taken from what, with what both share said once.
+fn between((row, column): Place<'_>, factor: f64, (other, from): Place<'_>) -> String {
+    let times = if factor == 1.0 { String::new() } else { format!("{factor} × ") };
+    match (row == other, column == from) {
+        (_, true) => format!("{column}: {row} − {times}{other}"),
+        (true, _) => format!("{row}: {column} − {times}{from}"),
+        _ => format!("({row}, {column}) − {times}({other}, {from})"),
+    }
+}
+
+/// A number with as many digits as one reads.
+pub fn short(x: f64) -> String {
+    let digits = match x.abs() {
+        x if x >= 100.0 || x == 0.0 => 1,
+        x if x >= 1.0 => 2,
+        x if x >= 0.01 => 4,
+        _ => 6,
+    };
+    let text = format!("{x:.digits$}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".to_owned() } else { text.to_owned() }
+}

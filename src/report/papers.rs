@@ -1,0 +1,306 @@
+//! What came of the papers' items, to read: a table with the paper's rows and columns, published beside measured, the claims
+//! with their verdicts, and one page of all.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::plots::papers::figure;
+use crate::disk::write_whole;
+use crate::eval::papers::claims::Verdict;
+use crate::eval::papers::item::Item;
+use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
+use crate::eval::papers::{ITEMS, PAPERS};
+
+/// The file that an item's page and the page of all are drawn from.
+pub const RESULT: &str = "result.json";
+
+/// The verdicts, as the page counts them.
+const VERDICTS: [Verdict; 5] =
+    [Verdict::Holds, Verdict::HoldsInPart, Verdict::DoesNotHold, Verdict::CannotBeTold, Verdict::NotTested];
+
+/// Writes what came of an item into its folder: `result.json`, `table.csv`, and `plot.svg` where there is something to draw.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write(outcome: &Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let mut files =
+        vec![(RESULT, format!("{}\n", serde_json::to_string_pretty(outcome)?)), ("table.csv", csv(outcome)?)];
+    files.extend(figure(outcome, item)?.map(|svg| ("plot.svg", svg)));
+    let mut written = Vec::new();
+    for (name, text) in files {
+        let path = dir.join(name);
+        write_whole(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+/// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.
+pub fn folder(outcome: &Outcome) -> String {
+    match outcome.variant.as_str() {
+        "paper" => format!("{}/paper", outcome.name),
+        _ => outcome.name.clone(),
+    }
+}
+
+/// What came of the items whose results lie below a folder, in the order of the items.
+///
+/// # Errors
+/// If a result is there and cannot be read.
+pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    let folders = ITEMS.iter().flat_map(|item| [out.join(item.name), out.join(item.name).join("paper")]);
+    for folder in folders {
+        let path = folder.join(RESULT);
+        if !path.exists() {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let outcome: Outcome =
+            serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))?;
+        outcomes.push(outcome);
+    }
+    Ok(outcomes)
+}
+
+/// A line for each cell: row, column, published, measured, both ends of its interval, n.
+fn csv(outcome: &Outcome) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record(["row", "column", "published", "measured", "ci_low", "ci_high", "n"])?;
+    for row in &outcome.rows {
+        for (column, cell) in outcome.columns.iter().zip(&row.cells) {
+            let text = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+            let ends = cell.measured.and_then(|m| m.ends);
+            writer.write_record([
+                row.name.clone(),
+                column.clone(),
+                text(cell.published),
+                text(cell.measured.map(|m| m.mean)),
+                text(ends.map(|ends| ends.0)),
+                text(ends.map(|ends| ends.1)),
+                cell.measured.map_or(String::new(), |m| m.n.to_string()),
+            ])?;
+        }
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+/// The page of all items: what was found in short, then each with its table and claims.
+pub fn page(outcomes: &[Outcome]) -> String {
+    let mut page = "# The papers, reproduced\n\nMade by `spattn reproduce`. In tables a cell is *published / measured \
+                    [95 % interval]*. A verdict is about the shape of a claim, on the model that was run; never about whether \
+                    two models have the same number. A comparison is told where its paired 95 % interval lies on one side of the \
+                    bound; each interval holds by itself. *published* is the same test on the paper's own numbers.\n\n"
+        .to_owned();
+    page += &counts(outcomes);
+    for paper in &PAPERS {
+        let of_paper = |name: &str| name.split('/').next() == Some(paper.name);
+        let own: Vec<&Outcome> = outcomes.iter().filter(|o| of_paper(&o.name)).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let _ = write!(page, "\n## {}\n", paper.title);
+        own.iter().for_each(|outcome| page += &item(outcome));
+    }
+    page
+}
+
+fn counts(outcomes: &[Outcome]) -> String {
+    let mut text = format!("| paper | items | {} |\n", VERDICTS.map(Verdict::text).join(" | "));
+    text += &format!("|{}\n", "---|".repeat(2 + VERDICTS.len()));
+    let mut by_paper: BTreeMap<&str, (usize, [usize; 5])> = BTreeMap::new();
+    for outcome in outcomes {
+        let paper = outcome.name.split('/').next().unwrap_or_default();
+        for entry in [paper, ""] {
+            let (items, counts) = by_paper.entry(entry).or_default();
+            *items += 1;
+            for claim in &outcome.claims {
+                counts[VERDICTS.iter().position(|v| *v == claim.measured).unwrap_or(0)] += 1;
+            }
+        }
+    }
+    let names = PAPERS.iter().map(|paper| (paper.name, paper.name)).chain([("", "all")]);
+    for (key, name) in names {
+        if let Some((items, counts)) = by_paper.get(key) {
+            let counts = counts.map(|count| count.to_string()).join(" | ");
+            let _ = writeln!(text, "| {name} | {items} | {counts} |");
+        }
+    }
+    text
+}
+
+/// An item's part of the page.
+pub fn item(outcome: &Outcome) -> String {
+    let Outcome { name, title, variant, ran, missing, nearest, note, failure, .. } = outcome;
+    let mut text = format!("\n### {name}: {title}\n\n");
+    let mut line = |what: &str, value: &str| {
+        let _ = writeln!(text, "- {what}: {value}");
+    };
+    if !variant.is_empty() {
+        let flag = if variant == "builtin" { " --builtin" } else { "" };
+        line("command", &format!("`spattn reproduce {name}{flag}`"));
+    }
+    ran.iter().for_each(|(what, value)| line(what, value));
+    missing.iter().for_each(|m| line("cannot be run here", m));
+    nearest.iter().for_each(|n| line("nearest", &format!("`{n}`")));
+    note.iter().for_each(|n| line("note", n));
+    failure.iter().for_each(|f| line("failed", f));
+    if !outcome.rows.is_empty() {
+        text += "\n";
+        text += &table(outcome);
+    }
+    text += &claims(&outcome.claims);
+    if outcome.rows.iter().any(|row| row.cells.iter().any(|cell| cell.measured.is_some())) {
+        let _ = write!(text, "\n![{name}]({}/plot.svg)\n", folder(outcome));
+    }
+    text
+}
+
+fn table(outcome: &Outcome) -> String {
+    let mut text = format!("| | {} |\n|---|{}\n", outcome.columns.join(" | "), "---|".repeat(outcome.columns.len()));
+    for row in &outcome.rows {
+        let cells: Vec<String> = row.cells.iter().map(cell).collect();
+        let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
+    }
+    text
+}
+
+fn cell(cell: &CellOutcome) -> String {
+    let published = cell.published.map(|x| x.to_string());
+    let measured = cell.measured.map(|Number { mean, ends, .. }| match ends {
+        Some((low, high)) if low < high => format!("{} [{} {}]", short(mean), short(low), short(high)),
+        _ => short(mean),
+    });
+    match (published, measured) {
+        (None, None) => String::new(),
+        (published, measured) => {
+            let or_none = |x: Option<String>| x.unwrap_or_else(|| "–".to_owned());
+            format!("{} / {}", or_none(published), or_none(measured))
+        }
+    }
+}
+
+fn claims(claims: &[Judged]) -> String {
+    let mut text = String::new();
+    for Judged { says, published, measured, why, because } in claims {
+        let published = if *published == Verdict::NotTested { "no numbers to test" } else { published.text() };
+        let _ = write!(text, "\n**{says}** – measured: **{}**; published: {published}\n\n", measured.text());
+        const MOST: usize = 8;
+        why.iter().take(MOST).for_each(|w| text += &format!("- {w}\n"));
+        if why.len() > MOST {
+            let _ = writeln!(text, "- and {} more comparisons (result.json)", why.len() - MOST);
+        }
+        because.iter().for_each(|b| text += &format!("- why: {b}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::papers::item::Variant;
+    use crate::eval::papers::outcome::judge;
+    use crate::eval::record::Record;
+    use crate::eval::record::tests::record;
+
+    const ITEM: &str = "
+title = 'a table'
+[run]
+model = 'x/y'
+tasks = ['ruler/vt']
+[builtin]
+[[row]]
+name = 'Full'
+method = 'full'
+[[row]]
+name = 'Top'
+method = 'topk:k=64'
+builtin.method = 'topk:k=8'
+[[row]]
+name = 'Gone'
+method = 'quest'
+missing = 'no such pages'
+[[column]]
+name = 'VT'
+tasks = ['ruler/vt']
+[[column]]
+name = 'Cost'
+value = 'density'
+percent = true
+[[published]]
+row = 'Full'
+values = { VT = 90.5, Cost = 100 }
+[[published]]
+row = 'Top'
+values = { VT = 70, Cost = 2.5 }
+[[claim]]
+says = 'dense is above'
+test = { above = { rows = ['Full'], than = ['Top'], columns = ['VT'], by = 10 } }
+[[claim]]
+says = 'dense is above what is not there'
+test = { above = { rows = ['Full'], than = ['Gone'], columns = ['VT'] } }
+[[claim]]
+says = 'something else'
+missing = 'a wind tunnel'
+";
+
+    fn records() -> Vec<Record> {
+        let of = |method: &str, params: &str, i: usize, score: f64, density: f64| Record {
+            params: params.into(),
+            density,
+            ..record("ruler/vt", method, i, score)
+        };
+        (0..40)
+            .flat_map(|i| [of("full", "", i, 1.0, 1.0), of("topk", "k=8", i, f64::from(u8::from(i % 4 == 0)), 0.05)])
+            .collect()
+    }
+
+    fn outcome(records: &[Record]) -> (Outcome, Item) {
+        let item = Item::parse(ITEM, "item.toml").unwrap();
+        (judge("magicpig/table-1", &item, Variant::Builtin, records).unwrap(), item)
+    }
+
+    #[test]
+    fn published_and_measured_stand_side_by_side() {
+        let (outcome, _) = outcome(&records());
+        let text = item(&outcome);
+        assert!(
+            text.contains("| | VT | Cost |\n|---|---|---|\n| Full | 90.5 / 100 [91.19 100] | 100 / 100 |"),
+            "{text}"
+        );
+        assert!(text.contains("| Top | 70 / 25 [12.69 41.2] | 2.5 / 5 |\n| Gone |  |  |"), "{text}");
+        assert!(text.contains("**dense is above** – measured: **holds**; published: holds"), "{text}");
+        assert!(text.contains("- VT: Full − Top: 75 ["), "{text}");
+        assert!(
+            text.contains("**something else** – measured: **not tested**; published: no numbers to test"),
+            "{text}"
+        );
+        assert!(text.contains("- Gone, VT: not measured") && text.contains("missing: a wind tunnel"), "{text}");
+        let csv = csv(&outcome).unwrap();
+        assert!(csv.starts_with("row,column,published,measured,ci_low,ci_high,n\nFull,VT,90.5,100,91.1"), "{csv}");
+        assert!(csv.contains("\nGone,Cost,,,,,\n"), "{csv}");
+    }
+
+    #[test]
+    fn without_records_there_are_published_numbers_alone() {
+        let (outcome, item_of) = outcome(&[]);
+        assert!(item(&outcome).contains("| Full | 90.5 / – | 100 / – |"));
+        assert_eq!(outcome.claims[0].measured, Verdict::NotTested);
+        assert!(figure(&outcome, &item_of).unwrap().is_some(), "published numbers can be drawn");
+    }
+
+    #[test]
+    fn results_are_written_and_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outcome, item) = outcome(&records());
+        let files = write(&outcome, &item, &dir.path().join("magicpig/table-1")).unwrap();
+        assert_eq!(files.len(), 3);
+        assert_eq!(read_all(dir.path()).unwrap(), std::slice::from_ref(&outcome));
+        let page = page(&[outcome]);
+        assert!(page.contains("| magicpig | 1 | 1 | 0 | 0 | 0 | 2 |\n| all | 1 |"), "{page}");
+    }
+}
