@@ -13,7 +13,7 @@ use super::manifest::example_bytes;
 use super::plan::{Cell, Plan};
 use super::protocol::Protocol;
 use super::record::Latency;
-use super::run::{Material, Runner};
+use super::run::Runner;
 use super::solo;
 use crate::attention::Configured;
 
@@ -125,13 +125,7 @@ impl Runner<'_> {
     fn size(&self, cell: &Cell) -> Option<Sized> {
         let index = *cell.contexts.iter().next()?.first()?;
         let material = self.material(cell.place, index, self.config.seeds[0]).ok()?;
-        let answer_tokens = match &material {
-            Material::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),
-            Material::Prompt(fitted) => {
-                let key = self.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).ok()?;
-                (key.len() + 1).min(fitted.example.max_new_tokens)
-            }
-        };
+        let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
         Some(Sized { examples: 0, prompt: material.prompt().to_vec(), prefixes, answer_tokens })
     }
@@ -193,6 +187,7 @@ mod tests {
     use super::*;
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
+    use crate::eval::material::Material;
     use crate::eval::plan::Planner;
     use crate::eval::watch::{Failure, Progress, Watch};
     use crate::model::Model;
@@ -244,7 +239,7 @@ mod tests {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
         use_it(&Runner { planner, model: &model })
     }
 
