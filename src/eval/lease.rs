@@ -59,8 +59,13 @@ impl Owner {
         serde_json::from_slice(&fs::read(dir.join(OWNER)).ok()?).ok()
     }
 
-    /// Whether the folder's owner has raised its count lately, going by the times of files.
+    /// Whether the folder's owner lives: whether its process is there, if that is of this machine, and otherwise whether it
+    /// raised its count lately, going by the times of files.
     pub fn is_alive(dir: &Path) -> bool {
+        let this = Self::this();
+        if Self::of(dir).is_some_and(|o| (&o.host, &o.boot) == (&this.host, &this.boot) && is_ended(&o)) {
+            return false;
+        }
         let changed = fs::metadata(dir.join(OWNER)).and_then(|file| file.modified());
         changed.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < 2 * PATIENCE))
     }

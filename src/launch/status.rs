@@ -245,9 +245,12 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
     let last = attempts.last();
     let end = last.and_then(|attempt| attempt.end.as_ref());
     let failed = last.map(|attempt| attempt.failed.clone()).unwrap_or_default();
-    let is_alive = || Owner::is_alive(&shard.dir);
-    // A node that died looks alive for a moment; the scheduler knows better, if it knows the task at all.
-    let is_running = || task.map_or(is_alive(), |task| task.is_running() || (!task.is_queued() && end.is_none() && is_alive()));
+    // A node that died looks alive for a while: of the task that began last the scheduler knows better.
+    let is_last = |task: &Task| last.is_some_and(|attempt| attempt.start.job.as_ref() == Some(&task.job));
+    let is_running = || match task {
+        Some(task) if task.is_queued() || is_last(task) => task.is_running(),
+        _ => Owner::is_alive(&shard.dir),
+    };
     let (state, said) = match end.map(|end| end.end) {
         Some(Ending::Done) if failed.is_empty() => (State::Done, None),
         Some(Ending::Done) => (State::Incomplete, None),
