@@ -458,6 +458,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "data export-train",
         "list",
         "report",
+        "status",
         "score",
         "doctor",
         "completions",

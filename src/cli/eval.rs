@@ -176,7 +176,7 @@ pub(super) struct RunArgs {
     #[arg(long)]
     overwrite: bool,
 
-    /// Run one share of the examples: I of N, I from 1
+    /// Run one share of the examples, about as much work as each other: I of N, I from 1
     ///
     /// Example: --shard 1/4
     #[arg(long, value_name = "I/N")]
@@ -233,6 +233,19 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
+    /// What is said of how to run, apart from settings.
+    pub(super) fn how(&self) -> How<'_> {
+        let Self { threads, out, resume, overwrite, shard, json, .. } = self;
+        How {
+            threads: *threads,
+            out: out.as_deref(),
+            is_resumed: *resume,
+            overwrites: *overwrite,
+            shard: shard.as_deref(),
+            json: *json,
+        }
+    }
+
     /// The settings that flags give.
     fn settings(&self) -> Result<Settings, UsageError> {
         let flag = |set: bool| set.then_some(true);
@@ -281,7 +294,7 @@ impl RunArgs {
         let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
         let Self { threads, quiet, json, .. } = self;
-        Ok(Run { configs, shard, out, mode, threads, quiet, json, on_failure })
+        Ok(Run { configs, shard, out, mode, threads, quiet, json, on_failure, is_elsewhere: false })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.
@@ -298,6 +311,17 @@ impl RunArgs {
                 .hint("give it with --out DIR")),
         }
     }
+}
+
+/// Flags that are no settings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct How<'a> {
+    pub threads: Option<usize>,
+    pub out: Option<&'a Path>,
+    pub is_resumed: bool,
+    pub overwrites: bool,
+    pub shard: Option<&'a str>,
+    pub json: bool,
 }
 
 /// A value that a flag gives wrongly. Specs of methods say themselves what they are.

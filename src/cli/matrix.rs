@@ -1,10 +1,12 @@
 //! What `eval` and `sweep` do: models and tasks are made ready and checked, the matrix is run or described, and what
 //! was recorded is drawn.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -12,8 +14,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::output::{print, print_line};
-use super::setup::{find_data, set_threads, stop_on_interrupt};
+use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
 use super::{Advised, Done, listed};
+use crate::eval::attempts::{self, Ending, Log};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
 use crate::eval::config::RunConfig;
@@ -22,20 +25,20 @@ use crate::eval::estimate::{Estimate, estimate_by_products};
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::memory::peak_bytes;
-use crate::eval::plan::{Cell, Plan, Planner, gpu_need};
-use crate::eval::record::REFERENCE;
+use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
 use crate::eval::record::Record;
 use crate::eval::run::{End, Left, Runner};
+use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
+use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::model::device::Device;
 use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
 use crate::report::{Report, json, merge, table};
-use crate::tasks::likelihood::Measure;
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
 
 /// What to do when a part of the matrix cannot be run.
@@ -59,6 +62,8 @@ pub(super) struct Run {
     pub quiet: bool,
     pub json: bool,
     pub on_failure: OnFailure,
+    /// Whether it is only planned here, for other machines to run it.
+    pub is_elsewhere: bool,
 }
 
 /// A run that is ready to start.
@@ -83,6 +88,24 @@ struct Slot {
     model: Slotted,
 }
 
+/// A matrix in shards.
+pub(super) struct Shares {
+    /// By model, task and length.
+    pub cells: Vec<PlannedCell>,
+    pub shards: Vec<PlannedShard>,
+    /// What cannot be run, as far as that is known.
+    pub failed: Vec<attempts::Failed>,
+}
+
+impl Slot {
+    fn opened(&self) -> &OpenModel {
+        match &self.model {
+            Slotted::Loaded(model) => model,
+            Slotted::Open(model) => model,
+        }
+    }
+}
+
 /// A model before its turn.
 enum Slotted {
     /// The only one: its weights are read before any work.
@@ -101,8 +124,9 @@ impl Slotted {
 }
 
 impl Ready {
-    fn planner<'a>(&'a self, config: &'a RunConfig, model: &'a OpenModel, shard: Shard) -> Planner<'a> {
-        Planner { model, config, tasks: &self.tasks, data: self.data.as_deref(), shard }
+    fn planner<'a>(&'a self, config: &'a RunConfig, model: &'a OpenModel, run: &Run) -> Planner<'a> {
+        let (shard, is_elsewhere) = (run.shard, run.is_elsewhere);
+        Planner { model, config, tasks: &self.tasks, data: self.data.as_deref(), shard, is_elsewhere }
     }
 }
 
@@ -118,48 +142,127 @@ impl Run {
     }
 
     fn run(self, finish: impl FnOnce(&Self, Took) -> Result<()>) -> Result<Done> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_preempted = raise_on_preemption(&stop)?;
         check_free(&self.out, self.mode)?;
         let mut watcher = Watcher::new(self.on_failure);
         let mut ready = self.ready(&mut watcher)?;
         let mut store = self.open_store(&ready)?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
-        let stop = stop_on_interrupt()?;
+        if self.on_failure == OnFailure::GoOn {
+            watcher.keep_log(&self.out, store.records().len())?;
+        }
+        raise_on_interrupt(&stop)?;
         watcher.begin(self.quiet, store.records());
-        let (start, mut spent, mut end) = (Instant::now(), Spent::default(), Ok(End::Complete));
-        let mut gpu = GpuUse::default();
-        let models = ready.slots.len();
-        while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
-            watcher.begin_model(&part.id, models - ready.slots.len(), models);
-            end = match model.load(config.device) {
-                Ok(model) => {
-                    let runner = Runner { planner: ready.planner(&config, &model, self.shard), model: &model };
-                    let ran = runner.run(plan, &mut store, &stop, &mut watcher);
-                    let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
-                    gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
-                    ran.map(|(end, of_model)| {
-                        spent += of_model;
-                        end
-                    })
-                }
-                Err(error) => watcher.failed(Failure { what: part.id, error }).map(|()| End::Complete),
-            };
-            if !matches!(end, Ok(End::Complete)) {
-                break;
-            }
-        }
+        let ran = self.run_all(&mut ready, &mut store, &stop, &mut watcher);
         watcher.bar.finish_and_clear();
-        drop(store);
-        if matches!(end, Ok(End::Interrupted)) {
-            let kept = kept(&self.out, "go on");
-            eprintln!("interrupted: {}", kept.unwrap_or_else(|| "nothing was recorded yet".to_owned()));
-            return Ok(Done::Interrupted);
+        let ending = match &ran {
+            Ok((End::Complete, _)) => Ending::Done,
+            Ok((End::Interrupted, _)) => Ending::Stopped,
+            Err(_) => Ending::Error,
+        };
+        if let Some(log) = watcher.log.take() {
+            log.end(ending, store.count(), ran.as_ref().err())?;
         }
-        let took = Took { all: start.elapsed(), spent, gpu };
-        let ended = end.and_then(|_| finish(&self, took)).and_then(|()| watcher.verdict("are done"));
+        drop(store);
+        if ending == Ending::Stopped {
+            let kept = kept(&self.out, "go on").unwrap_or_else(|| "nothing was recorded yet".to_owned());
+            let is_preempted = is_preempted.load(Ordering::Relaxed);
+            eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
+            return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
+        }
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| watcher.verdict("are done"));
         match (ended, kept(&self.out, "once that is mended, go on")) {
             (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
             (ended, _) => ended.map(|()| Done::Completed),
         }
+    }
+
+    /// Runs the models one after the other, until all are done or `stop` is raised.
+    fn run_all(
+        &self,
+        ready: &mut Ready,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watcher: &mut Watcher,
+    ) -> Result<(End, Took)> {
+        let (start, mut spent, mut gpu) = (Instant::now(), Spent::default(), GpuUse::default());
+        let models = ready.slots.len();
+        while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
+            watcher.begin_model(&part.id, models - ready.slots.len(), models);
+            let model = match model.load(config.device) {
+                Ok(model) => model,
+                Err(error) => {
+                    watcher.failed(Failure { what: part.id, error })?;
+                    continue;
+                }
+            };
+            let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
+            let ran = runner.run(plan, store, stop, watcher);
+            let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
+            gpu += GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
+            let (end, of_model) = ran?;
+            spent += of_model;
+            if end == End::Interrupted {
+                return Ok((end, Took { all: start.elapsed(), spent, gpu }));
+            }
+        }
+        Ok((End::Complete, Took { all: start.elapsed(), spent, gpu }))
+    }
+
+    /// What each of so many shards would do, and what cannot be run, without the weights of a model.
+    pub fn shares(mut self, jobs: usize) -> Result<Shares> {
+        self.is_elsewhere = true;
+        self.shard = Shard { index: 0, count: jobs };
+        let mut watcher = Watcher::new(self.on_failure);
+        let ready = self.ready(&mut watcher)?;
+        let contexts: usize = ready.slots.iter().map(|slot| self.contexts(&ready, slot)).sum::<Result<usize>>()?;
+        // No shard is to have nothing.
+        self.shard.count = jobs.min(contexts).max(1);
+        let mut shares =
+            Shares { cells: Vec::new(), shards: vec![PlannedShard::default(); self.shard.count], failed: Vec::new() };
+        for slot in &ready.slots {
+            let model = slot.opened();
+            let planner = ready.planner(&slot.config, model, &self);
+            for cell in planner.dealt()?.iter().filter(|cell| slot.plan.cells.iter().any(|c| c.place == cell.place)) {
+                let records = planner.records_of_example(&slot.plan, cell.place);
+                let mut planned = PlannedCell {
+                    model: model.id.clone(),
+                    task: ready.tasks[cell.place.task].name().to_owned(),
+                    length: cell.place.length,
+                    contexts: 0,
+                    examples: 0,
+                    records: 0,
+                    work: 0,
+                };
+                for (shard, size) in shares.shards.iter_mut().zip(cell.sizes(self.shard.count)) {
+                    let (of_records, of_work) = (size.examples.saturating_mul(records), size.work);
+                    shard.contexts = shard.contexts.saturating_add(size.contexts);
+                    shard.records = shard.records.saturating_add(of_records);
+                    shard.work = shard.work.saturating_add(of_work);
+                    planned.contexts = planned.contexts.saturating_add(size.contexts);
+                    planned.examples = planned.examples.saturating_add(size.examples);
+                    planned.records = planned.records.saturating_add(of_records);
+                    planned.work = planned.work.saturating_add(of_work);
+                }
+                shares.cells.push(planned);
+            }
+        }
+        watcher.list();
+        let failed =
+            |f: &Failure| attempts::Failed { what: f.what.clone(), why: format!("{:#}", f.error).replace('\n', " ") };
+        shares.failed = watcher.failures.iter().map(failed).collect();
+        Ok(shares)
+    }
+
+    /// Contexts of a model's cells, of all shards.
+    fn contexts(&self, ready: &Ready, slot: &Slot) -> Result<usize> {
+        let model = slot.opened();
+        let cells = ready.planner(&slot.config, model, self).dealt()?;
+        let of_cell = |cell: &DealtCell| {
+            cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
+        };
+        Ok(cells.iter().map(of_cell).fold(0, usize::saturating_add))
     }
 
     /// Prints what would be run, and what it would take.
@@ -173,7 +276,7 @@ impl Run {
         let mut models = Vec::new();
         while let Some(Slot { config, plan, model, .. }) = ready.slots.pop_front() {
             let model = &model.load(config.device)?;
-            let runner = Runner { planner: ready.planner(&config, model, self.shard), model };
+            let runner = Runner { planner: ready.planner(&config, model, &self), model };
             let left = runner.remaining(&plan, &known);
             models.push(Description::new(&runner, &left)?);
         }
@@ -199,7 +302,8 @@ impl Run {
                     continue;
                 }
             };
-            let planner = Planner { model: &model, config, tasks: &tasks, data: data.as_deref(), shard: self.shard };
+            let (data, shard) = (data.as_deref(), self.shard);
+            let planner = Planner { model: &model, config, tasks: &tasks, data, shard, is_elsewhere: false };
             models.push(Description::outlined(&planner)?);
         }
         print(&as_text(&models))?;
@@ -253,7 +357,7 @@ impl Run {
     /// A model with what is run on it; `None` if it cannot be loaded.
     fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
         let opened = open_model(&config).and_then(|model| match self.configs.len() {
-            1 => Ok(Slotted::Loaded(Box::new(model.load(config.device)?))),
+            1 if !self.is_elsewhere => Ok(Slotted::Loaded(Box::new(model.load(config.device)?))),
             _ => Ok(Slotted::Open(Box::new(model))),
         });
         let slotted = match opened {
@@ -281,7 +385,7 @@ impl Run {
             }
         }
         config.methods = methods;
-        let plan = ready.planner(&config, model, self.shard).plan(watcher)?;
+        let plan = ready.planner(&config, model, self).plan(watcher)?;
         let part = ModelPart::new(&config, model, ready.data.as_deref());
         Ok(Some(Slot { config, plan, part, model: slotted }))
     }
@@ -398,12 +502,22 @@ struct Watcher {
     bar: ProgressBar,
     failures: Vec<Failure>,
     scores: Scores,
+    /// Where what happens is noted, if it is.
+    log: Option<Log>,
 }
 
 impl Watcher {
     fn new(on_failure: OnFailure) -> Self {
         let bar = ProgressBar::hidden();
-        Self { on_failure, bar, failures: Vec::new(), scores: Scores::default() }
+        Self { on_failure, bar, failures: Vec::new(), scores: Scores::default(), log: None }
+    }
+
+    /// Begins to note what happens in a run's folder, what happened already too.
+    fn keep_log(&mut self, out: &Path, records: usize) -> Result<()> {
+        let mut log = Log::begin(out, records)?;
+        self.failures.iter().try_for_each(|failure| log.failed(&failure.what, &failure.error))?;
+        self.log = Some(log);
+        Ok(())
     }
 
     /// Starts to draw; `records` are there already.
@@ -413,8 +527,8 @@ impl Watcher {
         self.bar = ProgressBar::with_draw_target(None, target);
         self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         self.bar.enable_steady_tick(Duration::from_millis(500));
-        self.scores.add(records);
-        self.scores.current.clear();
+        records.iter().for_each(|record| self.scores.add(&record.into()));
+        self.scores.take_current();
     }
 
     /// The bar is of one model at a time.
@@ -444,14 +558,15 @@ impl Watcher {
 
 impl Watch for Watcher {
     fn progress(&mut self, p: Progress<'_>) {
-        self.scores.add(p.records);
+        p.records.iter().for_each(|record| self.scores.add(&record.into()));
         self.bar.set_length(p.work);
         self.bar.set_position(p.work_done);
         let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
-        let scores = p.records.last().map(|record| self.scores.line(&Place::of(record))).unwrap_or_default();
+        let scores =
+            p.records.last().map(|record| self.scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
         self.bar.set_message(format!("{}/{} examples  {place}  {scores}", p.done, p.total));
         if p.ends_cell {
-            for place in std::mem::take(&mut self.scores.current) {
+            for place in self.scores.take_current() {
                 self.bar.println(format!("{place}  {}", self.scores.line(&place)));
             }
         }
@@ -462,97 +577,11 @@ impl Watch for Watcher {
             return Err(failure.error.context(failure.what));
         }
         self.bar.println(format!("failed: {}: {:#}", failure.what, failure.error));
+        if let Some(log) = &mut self.log {
+            log.failed(&failure.what, &failure.error)?;
+        }
         self.failures.push(failure);
         Ok(())
-    }
-}
-
-/// Records that are compared with each other.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    model: String,
-    task: String,
-    length: usize,
-    protocol: String,
-}
-
-impl Place {
-    fn of(r: &Record) -> Self {
-        let Record { model, task, length, protocol, .. } = r;
-        Self { model: model.clone(), task: task.clone(), length: *length, protocol: protocol.clone() }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { model, task, length, protocol } = self;
-        let length = if *length > 0 { format!(" {length}") } else { String::new() };
-        write!(f, "{model} {task}{length} {protocol}")
-    }
-}
-
-/// What the records of a method at a place add up to.
-#[derive(Debug, Default)]
-struct Sum {
-    measure: Measure,
-    /// Of scores, or of logarithms of perplexities.
-    of: f64,
-    count: usize,
-}
-
-impl Sum {
-    /// In percent, or as perplexity.
-    fn mean(&self) -> f64 {
-        let mean = self.of / self.count.max(1) as f64;
-        match self.measure {
-            Measure::Score => 100.0 * mean,
-            Measure::Perplexity => mean.exp(),
-        }
-    }
-
-    /// Greater for the better.
-    fn merit(&self) -> f64 {
-        match self.measure {
-            Measure::Score => self.mean(),
-            Measure::Perplexity => -self.mean(),
-        }
-    }
-}
-
-/// Mean scores so far, by place and method.
-#[derive(Debug, Default)]
-struct Scores {
-    sums: BTreeMap<Place, BTreeMap<String, Sum>>,
-    /// Places that records were added at since they were last told of.
-    current: BTreeSet<Place>,
-}
-
-impl Scores {
-    fn add(&mut self, records: &[Record]) {
-        for r in records {
-            let place = Place::of(r);
-            let label = if r.params.is_empty() { r.method.clone() } else { format!("{}:{}", r.method, r.params) };
-            let sum = self.sums.entry(place.clone()).or_default().entry(label).or_default();
-            sum.measure = r.measure;
-            sum.of += if r.measure == Measure::Score { r.score } else { r.score.ln() };
-            sum.count += 1;
-            self.current.insert(place);
-        }
-    }
-
-    /// The reference, the best and the worst of the other methods.
-    fn line(&self, place: &Place) -> String {
-        let Some(sums) = self.sums.get(place) else { return String::new() };
-        let full = sums.get(REFERENCE).map(|sum| format!("{REFERENCE} {:.1}", sum.mean()));
-        let mut others: Vec<(&String, &Sum)> = sums.iter().filter(|(label, _)| *label != REFERENCE).collect();
-        others.sort_by(|a, b| b.1.merit().total_cmp(&a.1.merit()));
-        let ends = match others.as_slice() {
-            [] => Vec::new(),
-            [only] => vec![*only],
-            [best, .., worst] => vec![*best, *worst],
-        };
-        let ends = ends.into_iter().map(|(label, sum)| format!("{label} {:.1}", sum.mean()));
-        full.into_iter().chain(ends).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -656,36 +685,10 @@ fn as_text(models: &[Description]) -> String {
 }
 
 /// Seconds, minutes or hours.
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
         s if s < 5400.0 => format!("{:.0} min", s / 60.0),
         s => format!("{:.1} h", s / 3600.0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_has_the_reference_the_best_and_the_worst() {
-        let record = |method: &str, score| crate::eval::record::tests::record("ruler/vt", method, 0, score);
-        let mut scores = Scores::default();
-        scores.add(&[record("full", 1.0), record("topk", 0.5), record("random", 0.0), record("quest", 0.25)]);
-        let place = scores.current.first().unwrap().clone();
-        assert_eq!(place.to_string(), "builtin ruler/vt 4096 question");
-        assert_eq!(scores.line(&place), "full 100.0, topk 50.0, random 0.0");
-        scores.add(&[record("random", 1.0)]);
-        assert_eq!(scores.line(&place), "full 100.0, random 50.0, quest 25.0");
-    }
-
-    #[test]
-    fn of_perplexities_the_least_is_best() {
-        let record = crate::eval::record::tests::perplexity;
-        let mut scores = Scores::default();
-        scores.add(&[record("full", 0, 1.0), record("topk", 0, 3.0), record("quest", 0, 2.0), record("topk", 1, 5.0)]);
-        let line = scores.line(scores.current.first().unwrap());
-        assert_eq!(line, "full 2.7, quest 7.4, topk 54.6");
     }
 }

@@ -8,6 +8,7 @@ mod data_sets;
 pub mod doctor;
 pub mod eval;
 mod export_eval;
+mod launch;
 pub mod list;
 mod matrix;
 mod numbers;
@@ -16,6 +17,7 @@ pub mod report;
 pub mod reproduce;
 pub mod score;
 mod setup;
+pub mod status;
 pub mod sweep;
 
 use std::path::PathBuf;
@@ -46,6 +48,7 @@ enum Command {
     Data(data::DataArgs),
     List(list::ListArgs),
     Report(report::ReportArgs),
+    Status(status::StatusArgs),
     Score(score::ScoreArgs),
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
@@ -59,6 +62,8 @@ enum Command {
     },
 }
 
+/// Exit status of a run that was told to stop and is to be begun again: a failure for the time being, as mailers have it.
+const PREEMPTED: u8 = 75;
 /// Exit status of a run that was interrupted from the keyboard, as shells have it.
 const INTERRUPTED: u8 = 130;
 
@@ -69,14 +74,17 @@ pub enum Done {
     Completed,
     /// The user stopped it; what was done is kept.
     Interrupted,
+    /// A scheduler told it to stop, by SIGTERM, SIGUSR1 or SIGUSR2; what was done is kept.
+    Preempted,
 }
 
 /// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
-/// arguments or configs.
+/// arguments or configs, 75 if a scheduler stopped it, 130 if the user did.
 pub fn main() -> ExitCode {
     match dispatch(Cli::parse().command) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
+        Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
         Err(error) => match error.downcast::<Advised>() {
             Ok(Advised { error, advice }) => explain(&error, Some(&advice)),
             Err(error) => explain(&error, None),
@@ -104,6 +112,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Data(args) => data::run(args)?,
         Command::List(args) => list::run(args)?,
         Command::Report(args) => report::run(args)?,
+        Command::Status(args) => status::run(&args)?,
         Command::Score(args) => score::run(args)?,
         Command::Doctor(args) => doctor::run(&args)?,
         Command::Completions { shell } => output::print(&completions::script(shell, Cli::command()))?,

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use crate::error::UsageError;
 use crate::eval::config::MOST_SAMPLES;
+use crate::eval::deal::MOST_SHARDS;
 use crate::kv::MOST_TOKENS;
 
 /// Examples for each task and length.
@@ -49,6 +50,11 @@ pub(super) fn check_threads_variable() -> Result<(), UsageError> {
             Err(what) => Err(UsageError::new(format!("{NAME}={said}: {what}")).hint("leave it out, or use --threads")),
         },
     }
+}
+
+/// Shards of a sweep.
+pub(super) fn shards(text: &str) -> Result<usize, String> {
+    within(text, 1..=MOST_SHARDS)
 }
 
 /// Sequences that step together.

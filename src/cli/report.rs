@@ -53,6 +53,14 @@ pub struct ReportArgs {
     #[arg(long = "value", value_name = "NAME,...", value_delimiter = ',')]
     values: Vec<String>,
 
+    /// Leave out all that was timed, which no two runs have alike: what is left are the same bytes wherever it was run
+    ///
+    /// Times are 0 then, where a column cannot be empty.
+    ///
+    /// Example: spattn report results/big --no-times --out compare
+    #[arg(long)]
+    no_times: bool,
+
     /// What to print
     ///
     /// Example: --format latex > table.tex
@@ -113,7 +121,10 @@ impl ReportArgs {
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
 pub fn run(args: ReportArgs) -> Result<()> {
-    let merged = merge::read(&args.dirs)?;
+    let mut merged = merge::read(&args.dirs)?;
+    if args.no_times {
+        merged.leave_out_times();
+    }
     let report = Report::of(&merged);
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));

@@ -212,6 +212,7 @@ impl ReproduceArgs {
             quiet: self.quiet,
             json: false,
             on_failure: OnFailure::GoOn,
+            is_elsewhere: false,
         })
     }
 

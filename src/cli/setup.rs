@@ -1,10 +1,12 @@
 //! What commands that run a model begin with: threads, data, and how they are stopped.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use crate::model::data::{DataFolder, DataSource};
 use crate::tasks::assets;
@@ -26,18 +28,32 @@ pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
 
 /// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).
 pub(super) fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
-    // A program has one handler, and a command may run several matrices.
-    static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    if let Some(stop) = STOP.get() {
-        return Ok(stop.clone());
-    }
-    let stop = STOP.get_or_init(Arc::default).clone();
-    let raised = stop.clone();
-    ctrlc::set_handler(move || {
-        if raised.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(super::INTERRUPTED));
-        }
-    })
-    .context("cannot watch for Ctrl-C")?;
+    let stop = Arc::new(AtomicBool::new(false));
+    raise_on_interrupt(&stop)?;
     Ok(stop)
 }
+
+/// Has Ctrl-C raise a flag, a second one end the program.
+pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
+    let failed = "cannot watch for Ctrl-C";
+    flag::register_conditional_shutdown(SIGINT, i32::from(super::INTERRUPTED), stop.clone()).context(failed)?;
+    flag::register(SIGINT, stop.clone()).context(failed)?;
+    Ok(())
+}
+
+/// Has what schedulers send before they take a machine away raise a flag, and a second flag that tells it from Ctrl-C.
+/// Sent again, it changes nothing: they may send it to a whole group of processes that pass it on.
+pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
+    let is_preempted = Arc::new(AtomicBool::new(false));
+    for signal in PREEMPTION {
+        for raised in [&is_preempted, stop] {
+            flag::register(*signal, raised.clone()).context("cannot watch for the scheduler's signals")?;
+        }
+    }
+    Ok(is_preempted)
+}
+
+#[cfg(unix)]
+const PREEMPTION: &[i32] = &[SIGTERM, signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2];
+#[cfg(not(unix))]
+const PREEMPTION: &[i32] = &[SIGTERM];

@@ -5,6 +5,7 @@ use clap::Args;
 
 use super::Done;
 use super::eval::RunArgs;
+use super::launch::{self, LaunchArgs};
 use super::matrix::OnFailure;
 use crate::eval::config::RunConfig;
 
@@ -13,13 +14,14 @@ use crate::eval::config::RunConfig;
 /// CONFIG has the keys of a config of `eval`, of which model, seed, sparse_from, sink, local and dense_layers may be
 /// lists; every combination is run. Keys that it leaves out are those of the config `quick`. An example is prefilled once
 /// for all methods and protocols. What cannot be run is left out and listed at the end (exit status 1). A sweep that was
-/// stopped goes on with --out DIR --resume.
+/// stopped goes on with --out DIR --resume. With --launch a scheduler runs it in shards on many machines.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn sweep kl-grid
   spattn sweep my-matrix.toml --dry-run
   spattn sweep protocols --model ./checkpoint --sparse-from decode --sparse-from last:32 --out results/protocols
-  spattn sweep budgets --shard 1/2 --out results/budgets-1")]
+  spattn sweep budgets --shard 1/2 --out results/budgets-1
+  spattn sweep big.toml --launch slurm --jobs 32 --sbatch 'partition=gpu,gres=gpu:1,time=4:00:00' --out /shared/big")]
 pub struct SweepArgs {
     /// The matrix: a TOML file, or a shipped config (`spattn list configs`); flags override it
     ///
@@ -34,6 +36,9 @@ pub struct SweepArgs {
     dry_run: bool,
 
     #[command(flatten)]
+    launch: LaunchArgs,
+
+    #[command(flatten)]
     run: RunArgs,
 }
 
@@ -43,6 +48,9 @@ pub struct SweepArgs {
 /// Mistakes in arguments as [`UsageError`](crate::error::UsageError); that parts of the matrix failed; whatever keeps
 /// the rest from going on.
 pub fn run(args: SweepArgs) -> Result<Done> {
+    if args.launch.is_asked() {
+        return launch::run(args.launch, args.run, &args.config, args.dry_run);
+    }
     let configs = RunConfig::resolve(args.run.over(Some(&args.config))?)?;
     let run = args.run.run("sweep", configs, OnFailure::GoOn)?;
     if args.dry_run { run.describe() } else { run.start() }

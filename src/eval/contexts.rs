@@ -3,10 +3,11 @@
 //! Where a file holds the samples they are listed. Generated samples are all alike in this, and there may be any number
 //! of them: theirs are worked out one by one, so that a plan takes no memory, however much it asks for.
 
+use super::deal::{Deal, Loads, MOST_SHARDS, Work};
 use crate::error::UsageError;
 use crate::tasks::Task;
 
-/// One share of a run split over machines: contexts whose running number is `index` modulo `count`.
+/// One share of a run that is split over machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// From 0.
@@ -23,6 +24,10 @@ impl Shard {
     pub fn parse(text: &str) -> Result<Self, UsageError> {
         let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
         match parts {
+            Some((i, n)) if i >= 1 && i <= n && n > MOST_SHARDS => {
+                Err(UsageError::new(format!("--shard: {n} shares are more than a run can be split into"))
+                    .hint(format!("take {MOST_SHARDS} at most")))
+            }
             Some((i, n)) if i >= 1 && i <= n => Ok(Self { index: i - 1, count: n }),
             _ => Err(UsageError::new(format!("--shard: `{text}` is no share of a run"))
                 .hint("write I/N with I from 1 to N, for example --shard 1/4 to --shard 4/4")),
@@ -38,36 +43,121 @@ pub struct Contexts {
     generated: Generated,
 }
 
-/// Contexts of generated samples: every `step`-th from `next` on.
+/// Contexts of generated samples: every `step`-th from `next` on, and one more.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Generated {
     /// The examples of the first sample, by context.
     first: Vec<Vec<usize>>,
     /// Examples of a sample.
     cells: usize,
-    /// Number of a context among those of all shares.
+    /// Number of a context among those of all shards.
     next: usize,
     step: usize,
-    /// Contexts of all shares.
+    /// Where the steps end.
     end: usize,
+    /// A context beyond that.
+    extra: Option<usize>,
 }
 
-impl Contexts {
-    /// One share of `samples` samples of a task; `before` counts the contexts of all shares, and goes on by these.
-    pub fn of(task: &dyn Task, samples: usize, is_listed: bool, shard: Shard, before: &mut usize) -> Self {
+/// How much a shard has of the contexts of a task at a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShareSize {
+    /// Contexts.
+    pub contexts: usize,
+    /// Examples on them.
+    pub examples: usize,
+    /// Their work, estimated.
+    pub work: u64,
+}
+
+/// The contexts of a task at a length, before they are dealt out to shards.
+#[derive(Debug, Clone)]
+pub struct Undealt {
+    /// The examples by context: all that are listed, or those of the first sample.
+    first: Vec<Vec<usize>>,
+    cells: usize,
+    /// How often samples are like the first; `None` where they are listed.
+    generated: Option<usize>,
+}
+
+impl Undealt {
+    /// Of `samples` samples of a task.
+    pub fn new(task: &dyn Task, samples: usize, is_listed: bool) -> Self {
         let cells = task.cells();
         let first = by_context(task, if is_listed { samples * cells } else { cells });
-        let end = if is_listed { first.len() } else { samples.saturating_mul(first.len()) };
-        let taken = *before % shard.count;
-        let next = if shard.index >= taken { shard.index - taken } else { shard.count - (taken - shard.index) };
-        *before = before.saturating_add(end);
-        let all = Generated { first, cells, next, step: shard.count, end };
-        match is_listed {
-            true => Self { listed: all.collect(), generated: Generated::default() },
-            false => Self { listed: Vec::new(), generated: all },
+        Self { first, cells, generated: (!is_listed).then_some(samples) }
+    }
+
+    /// No contexts.
+    pub fn none() -> Self {
+        Self { first: Vec::new(), cells: 0, generated: None }
+    }
+
+    /// Work of the longest of them, as far as they are told apart.
+    pub fn longest(&self, work: Work) -> u64 {
+        match self.generated {
+            Some(_) => work.of(self.examples_of_context()),
+            None => self.first.iter().map(|context| work.of(context.len())).max().unwrap_or(0),
         }
     }
 
+    /// Examples on a generated context, rounded up.
+    fn examples_of_context(&self) -> usize {
+        self.cells.div_ceil(self.first.len().max(1))
+    }
+
+    /// Deals them out. Of a sample that is generated, contexts count as having as many examples each.
+    pub fn deal(&self, work: Work, loads: &mut Loads) -> Deal {
+        match self.generated {
+            None => loads.deal_each(&self.first.iter().map(|context| work.of(context.len())).collect::<Vec<_>>()),
+            Some(samples) => {
+                let contexts = samples.saturating_mul(self.first.len());
+                loads.deal_alike(contexts, work.of(self.examples_of_context()))
+            }
+        }
+    }
+
+    /// How much each of so many shards has of them.
+    pub fn sizes(&self, deal: &Deal, work: Work, shards: usize) -> Vec<ShareSize> {
+        let mut sizes = vec![ShareSize::default(); shards];
+        match deal {
+            Deal::Each(shard_of) => {
+                for (context, shard) in self.first.iter().zip(shard_of) {
+                    sizes[*shard].contexts += 1;
+                    sizes[*shard].examples += context.len();
+                    sizes[*shard].work = sizes[*shard].work.saturating_add(work.of(context.len()));
+                }
+            }
+            Deal::Rounds { contexts, rest, .. } => {
+                let mut extra = vec![false; shards];
+                rest.iter().for_each(|shard| extra[*shard] = true);
+                for (index, size) in sizes.iter_mut().enumerate() {
+                    size.contexts = contexts / shards + usize::from(extra[index]);
+                    size.examples = self.of_shard(deal, Shard { index, count: shards }).examples();
+                    size.work = work.of(self.examples_of_context()).saturating_mul(size.contexts as u64);
+                }
+            }
+        }
+        sizes
+    }
+
+    /// What a shard has of them.
+    pub fn of_shard(&self, deal: &Deal, shard: Shard) -> Contexts {
+        let all = match (deal, deal.rounds_of(shard.index)) {
+            (Deal::Each(shard_of), _) => {
+                let own = self.first.iter().zip(shard_of).filter(|(_, of)| **of == shard.index);
+                return Contexts { listed: own.map(|(context, _)| context.clone()).collect(), ..Contexts::default() };
+            }
+            (Deal::Rounds { shards, .. }, Some((end, extra))) => {
+                Generated { first: self.first.clone(), cells: self.cells, next: shard.index, step: *shards, end, extra }
+            }
+            (Deal::Rounds { .. }, None) => Generated::default(),
+        };
+        Contexts { listed: Vec::new(), generated: all }
+    }
+}
+
+impl Contexts {
     /// The examples on each context.
     pub fn iter(&self) -> impl Iterator<Item = Vec<usize>> {
         self.listed.iter().cloned().chain(self.generated.clone())
@@ -99,21 +189,27 @@ fn by_context(task: &dyn Task, count: usize) -> Vec<Vec<usize>> {
 }
 
 impl Generated {
+    /// The number of the next context.
+    fn next_context(&self) -> Option<usize> {
+        if self.next < self.end { Some(self.next) } else { self.extra }
+    }
+
     /// The least index of an example of the sample that the next context belongs to.
     fn next_index(&self) -> Option<usize> {
-        (self.next < self.end).then(|| self.next / self.first.len() * self.cells)
+        self.next_context().map(|context| context / self.first.len() * self.cells)
     }
 
     /// Number of examples on all contexts from the next on.
     fn examples(&self) -> usize {
+        let extra = self.extra.map_or(0, |context| self.first[context % self.first.len()].len());
         if self.next >= self.end {
-            return 0;
+            return extra;
         }
         let left = (self.end - self.next - 1) / self.step + 1;
         // Sizes come again after as many contexts as a sample has, at the latest.
         let period = self.first.len();
         let of = |count: usize| self.clone().take(count).map(|context| context.len()).sum::<usize>();
-        (left / period).saturating_mul(of(period)).saturating_add(of(left % period))
+        (left / period).saturating_mul(of(period)).saturating_add(of(left % period)).saturating_add(extra)
     }
 }
 
@@ -122,9 +218,12 @@ impl Iterator for Generated {
 
     fn next(&mut self) -> Option<Vec<usize>> {
         let offset = self.next_index()?;
-        let context = &self.first[self.next % self.first.len()];
-        self.next = self.next.saturating_add(self.step);
-        Some(context.iter().map(|index| index + offset).collect())
+        let context = self.next_context()?;
+        match self.next < self.end {
+            true => self.next = self.next.saturating_add(self.step),
+            false => self.extra = None,
+        }
+        Some(self.first[context % self.first.len()].iter().map(|index| index + offset).collect())
     }
 }
 
@@ -137,33 +236,36 @@ mod tests {
         resolve(&[name.to_owned()], &TaskOptions::default()).unwrap().remove(0)
     }
 
+    const WORK: Work = Work { context: 3, example: 1 };
+
+    /// A shard's share, after other work was dealt.
     fn share(name: &str, samples: usize, is_listed: bool, index: usize, count: usize, before: usize) -> Contexts {
-        Contexts::of(task(name).as_ref(), samples, is_listed, Shard { index, count }, &mut before.clone())
+        let mut loads = Loads::new(count, 0);
+        loads.deal_alike(before, 10);
+        let all = Undealt::new(task(name).as_ref(), samples, is_listed);
+        all.of_shard(&all.deal(WORK, &mut loads), Shard { index, count })
     }
 
     #[test]
-    fn what_is_worked_out_is_what_would_be_listed() {
+    fn what_is_worked_out_is_dealt_whole_and_as_evenly_as_what_is_listed() {
         for name in ["ruler/vt", "needle/number:steps=3", "needle/number:steps=1"] {
-            for (samples, count, before) in [(1, 1, 0), (7, 1, 5), (7, 2, 3), (7, 3, 1), (2, 5, 9), (5, usize::MAX, 3)]
-            {
-                let mut all = Vec::new();
-                for index in 0..count.min(5) {
+            for (samples, count, before) in [(1, 1, 0), (7, 1, 5), (7, 2, 3), (7, 3, 1), (2, 5, 9), (23, 4, 2)] {
+                let (mut all, mut sizes) = (Vec::new(), Vec::new());
+                for index in 0..count {
                     let listed = share(name, samples, true, index, count, before);
                     let lazy = share(name, samples, false, index, count, before);
                     assert!(lazy.listed.is_empty());
-                    assert_eq!(listed.iter().collect::<Vec<_>>(), lazy.iter().collect::<Vec<_>>());
-                    assert_eq!(listed.examples(), lazy.examples());
+                    assert_eq!(listed.examples(), listed.iter().flatten().count());
+                    assert_eq!(lazy.examples(), lazy.iter().flatten().count());
+                    assert!(lazy.iter().flatten().is_sorted(), "in their order");
+                    sizes.push((listed.iter().count(), lazy.iter().count()));
                     all.extend(lazy.iter().flatten());
                 }
                 all.sort_unstable();
                 let cells = task(name).cells();
-                if count <= 5 {
-                    assert_eq!(
-                        all,
-                        (0..samples * cells).collect::<Vec<_>>(),
-                        "{name}, {samples} samples, {count} shares"
-                    );
-                }
+                let whole: Vec<usize> = (0..samples * cells).collect();
+                assert_eq!(all, whole, "{name}, {samples} samples, {count} shards");
+                sizes.iter().for_each(|(listed, lazy)| assert!(listed.abs_diff(*lazy) <= 1, "{sizes:?}"));
             }
         }
     }
@@ -182,9 +284,19 @@ mod tests {
     }
 
     #[test]
+    fn questions_on_one_context_stay_together() {
+        let name = "needle/number:steps=4";
+        let of = |index| share(name, 9, true, index, 4, 0).iter().collect::<Vec<_>>();
+        for context in (0..4).flat_map(of) {
+            assert_eq!(context, (context[0]..context[0] + 4).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
     fn shares_are_numbered_from_1_to_their_count() {
         let read = |text| Shard::parse(text).map(|Shard { index, count }| (index, count)).ok();
         assert_eq!(["1/1", "1/4", "4/4"].map(read), [(0, 1), (0, 4), (3, 4)].map(Some));
+        assert!(Shard::parse("3/100001").unwrap_err().hint.unwrap().contains("100000 at most"));
         assert_eq!(["0/4", "5/4", "1/0", "0/0", "1", "1/", "a/2", "-1/2"].map(read), [None; 8]);
     }
 }

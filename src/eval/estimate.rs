@@ -15,7 +15,7 @@ use super::manifest::example_bytes;
 use super::plan::{Cell, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::Latency;
-use super::run::{Material, Runner, products};
+use super::run::{Runner, products};
 use super::solo;
 use crate::attention::Configured;
 use crate::model::Model;
@@ -90,7 +90,8 @@ fn built_in_rate() -> Result<f64> {
     let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
     let text = "tasks = ['ruler/niah_single_1']\nlengths = [512]\nsamples = 1\nmethods = []";
     let config = RunConfig::resolve(Settings::parse(text, "estimate")?)?.remove(0);
-    let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard: Shard::WHOLE };
+    let shard = Shard::WHOLE;
+    let planner = Planner { model: &model, config: &config, tasks: &[], data: None, shard, is_elsewhere: false };
     let runner = Runner { planner, model: &model };
     let prompt = vec![5; TOKENS];
     // What is done for the first time takes longer.
@@ -174,13 +175,7 @@ impl Runner<'_> {
     fn size(&self, cell: &Cell) -> Option<Sized> {
         let index = *cell.contexts.iter().next()?.first()?;
         let material = self.material(cell.place, index, self.config.seeds[0]).ok()?;
-        let answer_tokens = match &material {
-            Material::Passage(passage) => passage.continuations.iter().map(|c| c.tokens.len()).sum(),
-            Material::Prompt(fitted) => {
-                let key = self.model.tokenizer.encode_text(&fitted.example.references.join(", "), false).ok()?;
-                (key.len() + 1).min(fitted.example.max_new_tokens)
-            }
-        };
+        let answer_tokens = material.answer_tokens(&self.model.tokenizer)?;
         let prefixes = self.config.protocols.iter().map(|p| material.prefix_tokens(*p)).collect();
         Some(Sized { examples: 0, prompt: material.prompt().to_vec(), prefixes, answer_tokens })
     }
@@ -240,6 +235,7 @@ impl Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::material::Material;
     use crate::eval::watch::{Failure, Progress, Watch};
     use crate::tasks::{TaskOptions, resolve};
 
@@ -287,7 +283,14 @@ mod tests {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         use_it(&Runner { planner, model: &model })
     }
 

@@ -1,5 +1,6 @@
 //! Running a matrix: settings, one example under many methods, records, store and statistics.
 
+pub mod attempts;
 pub mod calibration;
 pub mod cells;
 pub mod checks;
@@ -8,10 +9,13 @@ mod config_file;
 pub mod contexts;
 pub mod counter;
 pub mod cut;
+pub mod deal;
 pub mod estimate;
 pub mod generate;
+pub mod lease;
 pub mod likelihood;
 pub mod manifest;
+mod material;
 pub mod memory;
 pub mod order;
 pub mod papers;
@@ -19,6 +23,7 @@ pub mod plan;
 pub mod protocol;
 pub mod record;
 pub mod run;
+pub mod scores;
 mod shares;
 pub mod sharing;
 mod solo;

@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::config::{RunConfig, Variant};
-use super::contexts::{Contexts, Shard};
+use super::contexts::{Contexts, Shard, ShareSize, Undealt};
 use super::counter::Counter;
+use super::deal::{Deal, Loads, Work};
 use super::manifest::{bytes_of_example, masks_whole_prompt};
+use super::material;
 use super::memory;
 use super::watch::{Failure, Watch};
 use crate::attention::{Configured, Positions, PromptShape};
@@ -65,6 +67,9 @@ impl Plan {
 
 pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what happens with --allow-extrapolation";
 
+/// How much longer a product takes in a step of one row than in a prompt, which is read in large pieces.
+const STEP_FACTOR: u64 = 4;
+
 const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
 
 fn least_of(task: &dyn Task) -> String {
@@ -84,6 +89,33 @@ pub struct Planner<'a> {
     pub data: Option<&'a str>,
     /// Which share of the examples.
     pub shard: Shard,
+    /// Whether other machines will run it, whose memory is not known here.
+    pub is_elsewhere: bool,
+}
+
+/// The examples of a task at a length, dealt out to shards.
+#[derive(Debug)]
+pub struct DealtCell {
+    /// Which task at which length.
+    pub place: Place,
+    /// Work of its contexts, estimated.
+    pub work: Work,
+    all: Undealt,
+    deal: Deal,
+    /// Why it cannot be run on this machine.
+    failure: Option<anyhow::Error>,
+}
+
+impl DealtCell {
+    /// How much each of so many shards has of it.
+    pub fn sizes(&self, shards: usize) -> Vec<ShareSize> {
+        self.all.sizes(&self.deal, self.work, shards)
+    }
+
+    /// What a shard has of it.
+    pub fn of_shard(&self, shard: Shard) -> Contexts {
+        self.all.of_shard(&self.deal, shard)
+    }
 }
 
 impl Planner<'_> {
@@ -97,35 +129,77 @@ impl Planner<'_> {
             return Err(UsageError::new("no length was given").hint("for example --length 4096").into());
         }
         let mut plan = Plan::default();
-        let mut contexts = 0;
-        for (at, task) in self.tasks.iter().enumerate() {
-            let mut failures = self.too_short(task.as_ref());
-            for &length in self.lengths_of(task.as_ref()) {
-                let place = Place { task: at, length };
-                let known =
-                    failures.iter().position(|(short, _)| *short == length).map(|at| failures.swap_remove(at).1);
-                match known.or_else(|| self.too_long(task.as_ref(), length)) {
-                    Some(error) => watch.failed(Failure { what: self.name_of(place), error })?,
-                    None => plan.cells.push(self.cell(place, &mut contexts)?),
-                }
+        for cell in self.dealt()? {
+            match cell.failure {
+                Some(error) => watch.failed(Failure { what: self.name_of(cell.place), error })?,
+                None => plan.cells.push(Cell { place: cell.place, contexts: cell.of_shard(self.shard) }),
             }
         }
         self.check_methods(&mut plan, watch)?;
         Ok(plan)
     }
 
-    /// What there is to run, of which nothing is checked but what files hold: neither memory nor methods nor lengths.
+    /// What there is to run, of which neither memory nor methods are checked; a length that the model cannot read has nothing.
     ///
     /// # Errors
     /// If files cannot be read.
     pub fn outline(&self) -> Result<Plan> {
-        let (mut plan, mut contexts) = (Plan::default(), 0);
+        let mut plan = Plan::default();
+        let of_shard = |cell: DealtCell| Cell { place: cell.place, contexts: cell.of_shard(self.shard) };
+        plan.cells = self.dealt()?.into_iter().map(of_shard).collect();
+        Ok(plan)
+    }
+
+    /// All cells in the order asked for, dealt out to as many shards as [`shard`](Self::shard) is one of: those with the
+    /// longest contexts first. What this machine lacks the memory for is dealt all the same: others may have it.
+    ///
+    /// # Errors
+    /// If files cannot be read.
+    pub fn dealt(&self) -> Result<Vec<DealtCell>> {
+        let mut cells = Vec::new();
         for (at, task) in self.tasks.iter().enumerate() {
+            let mut failures = self.too_short(task.as_ref());
+            let sample = self.sample_of(task.as_ref());
             for &length in self.lengths_of(task.as_ref()) {
-                plan.cells.push(self.cell(Place { task: at, length }, &mut contexts)?);
+                let known =
+                    failures.iter().position(|(short, _)| *short == length).map(|at| failures.swap_remove(at).1);
+                let is_short = known.is_some();
+                let failure = known.or_else(|| self.too_long(task.as_ref(), length));
+                let is_dealt = !is_short && self.is_within_context(task.as_ref(), length);
+                let all = if is_dealt { self.contexts_of(task.as_ref(), length)? } else { Undealt::none() };
+                let work = sample.map_or(Work::default(), |sample| self.work(task.as_ref(), length, sample));
+                let place = Place { task: at, length };
+                cells.push(DealtCell { place, work, all, deal: Deal::Each(Vec::new()), failure });
             }
         }
-        Ok(plan)
+        let turn = self.config.settings.model.iter().flat_map(|m| &m.0).position(|model| *model == self.config.model);
+        let mut loads = Loads::new(self.shard.count, turn.unwrap_or(0));
+        let mut longest: Vec<usize> = (0..cells.len()).collect();
+        longest.sort_by_key(|at| (std::cmp::Reverse(cells[*at].all.longest(cells[*at].work)), *at));
+        for at in longest {
+            cells[at].deal = cells[at].all.deal(cells[at].work, &mut loads);
+        }
+        Ok(cells)
+    }
+
+    /// How many tokens an example of a task has besides its context: the first at the least length that can be made.
+    fn sample_of(&self, task: &dyn Task) -> Option<material::Size> {
+        let mut lengths = self.lengths_of(task).to_vec();
+        lengths.retain(|length| self.is_within_context(task, *length));
+        lengths.sort_unstable();
+        let (model, seed) = (self.model, self.config.seeds[0]);
+        let made = lengths.into_iter().find_map(|length| material::make(task, length, 0, seed, model).ok())?;
+        made.size(&self.config.protocols, &model.tokenizer)
+    }
+
+    /// Work of a task's contexts at a length, under all seeds, protocols and methods. A prompt is taken to be as long as
+    /// was asked for, its question and answer as long as those of the sample.
+    fn work(&self, task: &dyn Task, length: usize, sample: material::Size) -> Work {
+        let prompt = if task.is_sized() && length > 0 { length } else { sample.prompt };
+        let (seeds, methods) = (self.config.seeds.len() as u64, self.config.methods.len() as u64);
+        let products = |rows: usize, tokens: usize| self.model.dimensions.products(rows, tokens);
+        let steps = products(sample.steps, prompt).saturating_mul(methods).saturating_mul(STEP_FACTOR);
+        Work { context: products(prompt, prompt / 2).saturating_mul(seeds), example: steps.saturating_mul(seeds) }
     }
 
     /// The lengths that a task is run at.
@@ -149,6 +223,12 @@ impl Planner<'_> {
             None => task.example(length, 0, seed, &counter).err(),
         };
         lengths.into_iter().map_while(|length| Some((length, error(length)?))).collect()
+    }
+
+    /// Whether the model's context holds what is asked for, on whatever machine.
+    fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
+        let tokens = if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() };
+        self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
     }
 
     fn too_long(&self, task: &dyn Task, length: usize) -> Option<anyhow::Error> {
@@ -212,16 +292,20 @@ impl Planner<'_> {
         }
     }
 
-    /// The examples of this share; `contexts` counts those of all shares.
-    fn cell(&self, place: Place, contexts: &mut usize) -> Result<Cell> {
-        let task = &self.tasks[place.task];
+    /// How many records an example gives, under all variants.
+    pub fn records_of_example(&self, plan: &Plan, place: Place) -> usize {
+        let of = |variant| self.config.methods.iter().filter(|m| plan.has(place, variant, m)).count();
+        self.config.variants().into_iter().map(of).sum()
+    }
+
+    /// The contexts of a task at a length, of all shards.
+    fn contexts_of(&self, task: &dyn Task, length: usize) -> Result<Undealt> {
         let available = match task.likelihood() {
-            Some(task) => Some(task.available(place.length, &Counter(&self.model.tokenizer))?),
+            Some(task) => Some(task.available(length, &Counter(&self.model.tokenizer))?),
             None => task.available(),
         };
         let samples = available.unwrap_or(usize::MAX).min(self.config.samples);
-        let contexts = Contexts::of(task.as_ref(), samples, available.is_some(), self.shard, contexts);
-        Ok(Cell { place, contexts })
+        Ok(Undealt::new(task, samples, available.is_some()))
     }
 
     /// Model, task and length, to read.
@@ -244,6 +328,9 @@ impl Planner<'_> {
 
     /// Makes sure that keys and values of so many tokens can be in memory at all.
     fn check_memory(&self, tokens: usize, what: &str) -> Result<(), UsageError> {
+        if self.is_elsewhere {
+            return Ok(());
+        }
         if let Some(free) = self.config.device.free_bytes() {
             let needed = gpu_need(self.config, self.model, tokens);
             if needed as u64 > free {
@@ -332,7 +419,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        use_it(&Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE })
+        use_it(&Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        })
     }
 
     /// The lengths of the cells, and what failed.

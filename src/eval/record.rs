@@ -184,6 +184,24 @@ pub struct Record {
     pub choice: Option<Choice>,
 }
 
+impl Record {
+    /// Without what was timed, and what depends on what was run before it.
+    pub fn leave_out_times(&mut self) {
+        for seconds in [
+            &mut self.prefill_s,
+            &mut self.prefill_reused_s,
+            &mut self.index_s,
+            &mut self.index_reused_s,
+            &mut self.decode_s,
+        ] {
+            *seconds = 0.0;
+        }
+        self.reused_tokens = 0;
+        (self.select_s, self.attend_s, self.weights_s) = (None, None, None);
+        (self.solo, self.conditions) = (None, None);
+    }
+}
+
 /// What a time depends on besides the method and the example: only times under the same conditions can be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conditions {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 
 use super::config::Variant;
-use super::counter::Counter;
-use super::cut::{Fitted, fit};
+use super::cut::Fitted;
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity};
+use super::material::{self, Material};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
@@ -77,28 +77,6 @@ struct Wanted {
     index: usize,
     variant: Variant,
     methods: Vec<Configured>,
-}
-
-/// What an example is made of; the same under every protocol.
-pub(super) enum Material {
-    Prompt(Box<Fitted>),
-    Passage(Passage),
-}
-
-impl Material {
-    pub fn prompt(&self) -> &[u32] {
-        match self {
-            Self::Prompt(fitted) => &fitted.prompt.ids,
-            Self::Passage(passage) => &passage.prompt,
-        }
-    }
-
-    pub fn prefix_tokens(&self, protocol: Protocol) -> usize {
-        match self {
-            Self::Prompt(fitted) => protocol.prefix_tokens(&fitted.prompt, fitted.example.context.len()),
-            Self::Passage(passage) => protocol.prefix_before_answer(passage.prompt.len()),
-        }
-    }
 }
 
 /// An example that is ready to be run.
@@ -216,12 +194,6 @@ impl Runner<'_> {
             records = records.saturating_add(others.saturating_mul(self.records_of_example(plan, place)));
         }
         Left { plan: left, records }
-    }
-
-    /// How many records an example gives, under all variants.
-    fn records_of_example(&self, plan: &Plan, place: Place) -> usize {
-        let of = |variant| self.config.methods.iter().filter(|m| plan.has(place, variant, m)).count();
-        self.config.variants().into_iter().map(of).sum()
     }
 
     /// Work of an example: multiplications of its prefill, in units that keep the sum of a matrix exact.
@@ -362,17 +334,7 @@ impl Runner<'_> {
     /// What an example is made of.
     pub(super) fn material(&self, place: Place, index: usize, seed: u64) -> Result<Material> {
         let task = &self.tasks[place.task];
-        let counter = Counter(&self.model.tokenizer);
-        let make = || -> Result<Material> {
-            match task.likelihood() {
-                Some(task) => Ok(Material::Passage(task.passage(place.length, index, seed, &counter)?)),
-                None => {
-                    let example = task.example(place.length, index, seed, &counter)?;
-                    let context = self.model.decoder.config().context_limit();
-                    Ok(Material::Prompt(Box::new(fit(example, context, &self.model.tokenizer)?)))
-                }
-            }
-        };
+        let make = || material::make(task.as_ref(), place.length, index, seed, self.model);
         let checked = |material| self.check_fits(task.as_ref(), &material).map(|()| material);
         make().and_then(|material| Ok(checked(material)?)).with_context(|| self.example_name(place, index))
     }
@@ -712,6 +674,7 @@ mod tests {
     use crate::cost::Cost;
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
+    use crate::eval::cut::fit;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
@@ -766,7 +729,14 @@ mod tests {
             Configured { name: "faulty".to_owned(), method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
@@ -891,7 +861,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = vec![task(&config)];
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
@@ -976,7 +953,14 @@ mod tests {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks: Vec<Box<dyn Task>> = vec![Box::new(OfOneSeed(4))];
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
@@ -1021,7 +1005,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
         use_it(&Runner { planner, model: &model }, &json!({ "identity": identities }))
     }

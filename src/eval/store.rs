@@ -3,6 +3,7 @@
 //! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
+use super::lease::{Lease, Owner, Refused};
 use super::record::Record;
 use crate::disk::write_whole;
 use crate::error::{UsageError, in_plain_words};
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Name of the file of records within a run's folder.
@@ -59,6 +60,7 @@ pub struct Store {
     samples: Samples,
     loaded: Loaded,
     keys: HashSet<String>,
+    lease: Lease,
     lock: File,
 }
 
@@ -75,7 +77,8 @@ impl Store {
     /// cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
         check_free(dir, mode)?;
-        let lock = lock(dir)?;
+        let (lock, is_locked) = lock(dir)?;
+        let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
         // Again, now that no other process can be writing.
         check_free(dir, mode)?;
         if mode == OpenMode::Overwrite {
@@ -94,7 +97,7 @@ impl Store {
         }
         write_whole(&dir.join(MANIFEST), format!("{manifest:#}\n").as_bytes())?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
-        Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path)?, loaded, keys, lock })
+        Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path)?, loaded, keys, lease, lock })
     }
 
     /// The folder.
@@ -105,6 +108,11 @@ impl Store {
     /// The records that were there when the folder was opened.
     pub fn records(&self) -> &[Record] {
         &self.loaded.records
+    }
+
+    /// Number of records that are there now.
+    pub fn count(&self) -> usize {
+        self.keys.len()
     }
 
     /// What was repaired or left out when the folder was opened.
@@ -126,6 +134,11 @@ impl Store {
     pub fn append(&mut self, record: &Record) -> Result<bool> {
         if self.contains(&record.key) {
             return Ok(false);
+        }
+        if !self.lease.is_held() {
+            let owner = Owner::of(&self.dir)
+                .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
+            anyhow::bail!("{} is now written by {owner}: this process was silent for too long", self.dir.display());
         }
         self.samples.append(&line(record)?)?;
         self.keys.insert(record.key.clone());
@@ -233,29 +246,32 @@ fn split_torn(bytes: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let failed = || format!("cannot read {}", path.display());
     let (mut records, mut seen, mut repeated) = (Vec::new(), HashSet::new(), 0usize);
-    let (whole, tail) = split_torn(&bytes);
-    for (at, line) in whole.split(|b| *b == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
+    // A line at a time: records are smaller in memory than as text, and there may be millions of them.
+    let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
+    for at in 1.. {
+        line.clear();
+        if lines.read_until(b'\n', &mut line).with_context(failed)? == 0 {
+            break;
+        }
+        let (is_torn, text) = (line.last() != Some(&b'\n'), line.trim_ascii());
+        if text.is_empty() && !is_torn {
             continue;
         }
-        let record: Record = serde_json::from_slice(line).map_err(|e| not_a_record(path, at + 1, &e))?;
-        record.check().map_err(|what| not_a_record(path, at + 1, &what))?;
+        let record: Record = match serde_json::from_slice(text) {
+            Ok(record) => record,
+            Err(_) if is_torn => {
+                notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
+                break;
+            }
+            Err(e) => return Err(not_a_record(path, at, &e)),
+        };
+        record.check().map_err(|what| not_a_record(path, at, &what))?;
         match seen.insert(record.key.clone()) {
             true => records.push(record),
             false => repeated += 1,
         }
-    }
-    match serde_json::from_slice::<Record>(tail) {
-        Ok(record) if seen.insert(record.key.clone()) => {
-            let line = 1 + whole.iter().filter(|b| **b == b'\n').count();
-            record.check().map_err(|what| not_a_record(path, line, &what))?;
-            records.push(record);
-        }
-        Ok(_) => repeated += 1,
-        Err(_) if tail.is_empty() => {}
-        Err(_) => notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), tail.len())),
     }
     if repeated > 0 {
         notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
@@ -308,23 +324,35 @@ fn unwritable(dir: &Path, error: std::io::Error) -> anyhow::Error {
     }
 }
 
-/// Creates the folder and takes its lock, which also shows that it can be written.
-fn lock(dir: &Path) -> Result<File> {
+/// Creates the folder and takes its lock, which also shows that it can be written. Whether there is such a thing as a
+/// lock is told with it.
+fn lock(dir: &Path) -> Result<(File, bool)> {
     let failed = || format!("cannot write to the folder {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
     let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
     let mut file = options.open(&path).map_err(|e| unwritable(dir, e))?;
-    match file.try_lock() {
-        Ok(()) => {}
+    let is_locked = match file.try_lock() {
+        Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
-        // Some network file systems have no locks; a run there is better than none.
-        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
+        // Some network file systems have no locks: there the lease is all.
+        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => false,
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
-    }
+    };
     file.set_len(0).with_context(failed)?;
     file.write_all(std::process::id().to_string().as_bytes()).with_context(failed)?;
-    Ok(file)
+    Ok((file, is_locked))
+}
+
+fn owned(dir: &Path, refused: Refused) -> anyhow::Error {
+    match refused {
+        Refused::Io(e) => unwritable(dir, e),
+        Refused::Owned(owner) => {
+            UsageError::new(format!("{} is being written by process {} on {}", dir.display(), owner.pid, owner.host))
+                .hint("wait for it to end, or choose another --out folder")
+                .into()
+        }
+    }
 }
 
 fn locked(dir: &Path, lock: &Path) -> UsageError {

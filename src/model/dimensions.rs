@@ -50,6 +50,15 @@ impl Dimensions {
         (ends + c.layers * layer) * self.dtype.bytes()
     }
 
+    /// Multiplications of so many rows, each attending to `tokens` tokens, in millions, rounded up: whole numbers, which add
+    /// up to the same everywhere.
+    pub fn products(&self, rows: usize, tokens: usize) -> u64 {
+        let c = &self.config;
+        let weights = self.weight_bytes() / self.dtype.bytes();
+        let row = (weights as u64).saturating_add((c.layers * c.heads * c.head_dim) as u64 * tokens as u64);
+        (rows as u64).saturating_mul(row).div_ceil(1_000_000)
+    }
+
     /// Bytes of keys and values of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()

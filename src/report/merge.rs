@@ -35,6 +35,14 @@ pub struct Merged {
     pub notes: Vec<String>,
 }
 
+impl Merged {
+    /// Leaves out what no two runs have alike.
+    pub fn leave_out_times(&mut self) {
+        self.records.iter_mut().for_each(Record::leave_out_times);
+        self.notes.push("times are left out".to_owned());
+    }
+}
+
 /// Parts of a run's identity that are in its records, so that rows tell them apart, or that add to them.
 const IN_RECORDS: [&str; 5] = ["model", "protocol", "seed", "fidelity", "latency"];
 /// Parts that matter only where two runs have records of the same task and length.

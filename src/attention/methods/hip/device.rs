@@ -1,6 +1,8 @@
 //! The tree search on a device: plain HiP, one search over all channels at ordinary positions, with chunks at equal distances.
 
-use super::search::{Chunks, Offset};
+use super::search::Chunks;
+#[cfg(feature = "cuda")]
+use super::search::Offset;
 use super::{Granularity, Hip};
 use crate::attention::device::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]

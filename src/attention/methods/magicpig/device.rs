@@ -16,6 +16,7 @@ use crate::kv::{KvDtype, KvShape};
 /// The most bits of a code that kernels sort by.
 const MOST_BITS: usize = 15;
 /// Of so many candidates one is expected to be sampled, to cut the work evenly: the published settings sample 1 to 4 %.
+#[cfg(feature = "cuda")]
 const SAMPLED_OF: usize = 32;
 
 impl MagicPig {

@@ -1,0 +1,283 @@
+//! `spattn sweep --launch`: a matrix is planned in shards, written down with a batch script, and given to a scheduler.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::Done;
+use super::eval::RunArgs;
+use super::matrix::{OnFailure, Shares};
+use super::numbers;
+use super::output::{print, print_line};
+use crate::disk::write_whole;
+use crate::error::UsageError;
+use crate::eval::attempts::now;
+use crate::eval::config::RunConfig;
+use crate::launch::plan::{PLAN, Submission, SweepPlan, ranges};
+use crate::launch::script::{SITE, Script, Template};
+use crate::launch::status::{State, Watched};
+use crate::launch::{LOGS, MATRIX, SCRIPT, SHARDS, slurm};
+
+/// Shards if nothing is said.
+const JOBS: usize = 8;
+
+/// How a sweep is given to a scheduler.
+#[derive(Debug, Args)]
+pub(super) struct LaunchArgs {
+    /// Have a scheduler run it, in shards: plans, writes a batch script into --out, submits it, and returns
+    ///
+    /// With --dry-run it is written and printed, and not submitted. With --resume only those shards are submitted that are
+    /// neither done nor in the queue. `spattn status` shows how far they are, `spattn report` puts them together.
+    ///
+    /// Example: spattn sweep big.toml --launch slurm --jobs 32 --out /shared/big
+    #[arg(long, value_name = "SCHEDULER", value_enum)]
+    launch: Option<Scheduler>,
+
+    /// Shards to split it into, of about equal work; 8 if not given
+    ///
+    /// Example: --launch slurm --jobs 100
+    #[arg(long, value_name = "N", value_parser = numbers::shards, requires = "launch", allow_negative_numbers = true)]
+    jobs: Option<usize>,
+
+    /// Options of sbatch by their long names; may be repeated
+    ///
+    /// Example: --sbatch 'partition=gpu,gres=gpu:1,time=4:00:00'
+    #[arg(long = "sbatch", value_name = "KEY=VALUE,...", requires = "launch", allow_hyphen_values = true)]
+    options: Vec<String>,
+
+    /// What the site puts into batch scripts, a TOML file; configs/slurm.toml if that is there
+    ///
+    /// Example: --sbatch-template our-cluster.toml
+    #[arg(long, value_name = "FILE", requires = "launch")]
+    sbatch_template: Option<PathBuf>,
+
+    /// With --resume, submit also shards that ended with parts that could not be run
+    ///
+    /// Example: --launch slurm --out /shared/big --resume --retry-failed
+    #[arg(long, requires = "launch", requires = "resume")]
+    retry_failed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scheduler {
+    /// Slurm, by sbatch
+    Slurm,
+}
+
+impl LaunchArgs {
+    /// Whether a scheduler is to run it.
+    pub fn is_asked(&self) -> bool {
+        self.launch.is_some()
+    }
+
+    /// What goes into the script: the options over the site's template.
+    fn template(&self) -> Result<Template, UsageError> {
+        let file = match &self.sbatch_template {
+            Some(file) => Some(file.as_path()),
+            None => Some(Path::new(SITE)).filter(|file| file.is_file()),
+        };
+        let template = file.map(Template::load).transpose()?.unwrap_or_default();
+        self.options.iter().try_fold(template, |template, options| template.with_options(options))
+    }
+}
+
+/// The folder and the files of a sweep that is launched.
+struct Sweep {
+    dir: PathBuf,
+    plan: SweepPlan,
+    /// Whether the plan was there before.
+    is_known: bool,
+}
+
+/// Plans, writes and submits a matrix.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; a folder that cannot be written; what sbatch says.
+pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) -> Result<Done> {
+    let how = run.how();
+    if how.shard.is_some() || how.overwrites {
+        let flag = if how.overwrites { "--overwrite" } else { "--shard" };
+        return Err(UsageError::new(format!("{flag} does not go with --launch"))
+            .hint("each task runs a shard of its own in a new folder; --jobs says how many")
+            .into());
+    }
+    let Some(out) = how.out else {
+        return Err(UsageError::new("--launch needs a folder that all machines see")
+            .hint("give it with --out DIR")
+            .into());
+    };
+    let (template, json, is_resumed, threads) = (args.template()?, how.json, how.is_resumed, how.threads);
+    let dir = std::path::absolute(out).with_context(|| format!("cannot find {}", out.display()))?;
+    let settings = run.over(Some(config))?;
+    let matrix = toml::to_string(&settings).context("the matrix cannot be written down")?;
+    let known = known_plan(&dir, is_resumed)?;
+    let jobs = args.jobs.or(known.as_ref().map(|plan| plan.shards.len())).unwrap_or(JOBS);
+    let shares = run.run("sweep", RunConfig::resolve(settings)?, OnFailure::GoOn)?.shares(jobs)?;
+    let sweep = Sweep::of(dir, known, shares)?;
+    let arguments: Vec<String> = threads.iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]).collect();
+    let script = sweep.script(&arguments, &template)?;
+    sweep.write(&matrix, &script)?;
+    let missing = match sweep.is_known {
+        true => Watched::open(&sweep.dir)?.look()?.missing(args.retry_failed),
+        false => (1..=sweep.plan.shards.len()).collect(),
+    };
+    let options = if sweep.is_known { template.options() } else { Vec::new() };
+    let job = sweep.submit(&missing, &options, is_dry)?;
+    match json {
+        true => print_line(&sweep.as_json(&missing, job.as_deref()))?,
+        false => print(&sweep.as_text(&missing, job.as_deref(), is_dry)?)?,
+    }
+    Ok(Done::Completed)
+}
+
+/// The plan that a resumed sweep has; none where there is nothing yet.
+fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
+    if dir.exists() && !dir.is_dir() {
+        return Err(UsageError::new(format!("{} is a file, not a folder", dir.display()))
+            .hint("choose another --out folder")
+            .into());
+    }
+    match SweepPlan::is_in(dir) {
+        false => Ok(None),
+        true => {
+            let plan = SweepPlan::load(dir)?;
+            // What was only written down may be written anew.
+            let is_used =
+                !plan.submissions.is_empty() || fs::read_dir(dir.join(SHARDS)).is_ok_and(|mut d| d.next().is_some());
+            match (is_resumed, is_used) {
+                (true, _) => Ok(Some(plan)),
+                (false, false) => Ok(None),
+                (false, true) => Err(UsageError::new(format!("{} already holds a sweep", dir.display()))
+                    .hint("--resume submits what is missing of it, --out chooses another folder")
+                    .into()),
+            }
+        }
+    }
+}
+
+impl Sweep {
+    fn of(dir: PathBuf, known: Option<SweepPlan>, shares: Shares) -> Result<Self, UsageError> {
+        let Shares { cells, shards, failed } = shares;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let plan = SweepPlan { version, created: now(), cells, failed, shards, submissions: Vec::new() };
+        match known {
+            None => Ok(Self { dir, plan, is_known: false }),
+            Some(known) if known.is_same_work(&plan) => Ok(Self { dir, plan: known, is_known: true }),
+            Some(known) => Err(UsageError::new(format!(
+                "{} was planned with another matrix or in other shards: {} records in {} shards, now {} in {}",
+                dir.display(),
+                known.records(),
+                known.shards.len(),
+                plan.records(),
+                plan.shards.len()
+            ))
+            .hint("give the same config, flags and --jobs, or another --out folder; `spattn report` puts folders together")),
+        }
+    }
+
+    fn script(&self, arguments: &[String], template: &Template) -> Result<String> {
+        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        let work = std::env::current_dir().context("cannot tell which folder this is")?;
+        let text = |path: &Path| match path.to_str() {
+            Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
+            _ => Err(UsageError::new(format!("{} cannot be written into a batch script", path.display()))
+                .hint("choose a folder without quotes, backslashes and ends of lines in its name")),
+        };
+        let (program, work, dir) = (text(&program)?, text(&work)?, text(&self.dir)?);
+        let shards = self.plan.shards.len();
+        Ok(Script { program: &program, work: &work, dir: &dir, shards, arguments, template }.text())
+    }
+
+    /// Writes what is not there: a script that somebody has edited stays.
+    fn write(&self, matrix: &str, script: &str) -> Result<()> {
+        for folder in [LOGS, SHARDS] {
+            let folder = self.dir.join(folder);
+            fs::create_dir_all(&folder).map_err(|e| {
+                UsageError::new(format!("cannot write to the folder {}: {e}", folder.display()))
+                    .hint("choose another --out folder")
+            })?;
+        }
+        if self.is_known && [MATRIX, SCRIPT].iter().all(|name| self.dir.join(name).is_file()) {
+            return Ok(());
+        }
+        let about = "# The matrix as it was planned, flags and config together; the tasks read it.\n";
+        write_whole(&self.dir.join(MATRIX), format!("{about}{matrix}").as_bytes())?;
+        write_whole(&self.dir.join(SCRIPT), script.as_bytes())?;
+        self.plan.save(&self.dir)
+    }
+
+    /// Submits shards, if there are any; returns the job's number.
+    fn submit(&self, missing: &BTreeSet<usize>, options: &[String], is_dry: bool) -> Result<Option<String>> {
+        if is_dry || missing.is_empty() {
+            return Ok(None);
+        }
+        let job = slurm::submit(&self.dir.join(SCRIPT), missing, options)?;
+        let mut plan = self.plan.clone();
+        plan.submissions.push(Submission { job: job.clone(), shards: ranges(missing), at: now() });
+        plan.save(&self.dir)?;
+        Ok(Some(job))
+    }
+
+    fn as_json(&self, missing: &BTreeSet<usize>, job: Option<&str>) -> String {
+        json!({
+            "dir": self.dir,
+            "script": self.dir.join(SCRIPT),
+            "records": self.plan.records(),
+            "cells": self.plan.cells,
+            "shards": self.plan.shards,
+            "longest_over_mean": self.plan.imbalance(),
+            "left_out": self.plan.failed,
+            "to_submit": missing,
+            "job": job,
+        })
+        .to_string()
+    }
+
+    fn as_text(&self, missing: &BTreeSet<usize>, job: Option<&str>, is_dry: bool) -> Result<String> {
+        let Self { dir, plan, .. } = self;
+        let script = dir.join(SCRIPT);
+        let mut text = String::new();
+        if is_dry {
+            text += &fs::read_to_string(&script).with_context(|| format!("cannot read {}", script.display()))?;
+            text += "\n";
+        }
+        let contexts: usize = plan.shards.iter().map(|shard| shard.contexts).fold(0, usize::saturating_add);
+        let _ = writeln!(
+            text,
+            "{} records on {contexts} contexts in {} shards; the longest has {:.2} of the mean work, as estimated",
+            plan.records(),
+            plan.shards.len(),
+            plan.imbalance()
+        );
+        for name in [PLAN, MATRIX, SCRIPT] {
+            let _ = writeln!(text, "  {}", dir.join(name).display());
+        }
+        let shown = dir.display();
+        let count = match missing.len() {
+            1 => "1 shard".to_owned(),
+            n => format!("{n} shards"),
+        };
+        let _ = match job {
+            Some(job) => writeln!(text, "submitted {count} ({}) as job {job}", ranges(missing)),
+            None if missing.is_empty() => writeln!(text, "nothing is missing that is not in the queue"),
+            None => writeln!(
+                text,
+                "not submitted; to submit {count}: sbatch --array={} {}",
+                ranges(missing),
+                script.display()
+            ),
+        };
+        let _ = writeln!(text, "spattn status {shown} shows how far it is, spattn report {shown} puts it together");
+        Ok(text)
+    }
+}
+
+/// How many of a state there are, to read.
+pub(super) fn counted(state: State, count: usize) -> String {
+    format!("{count} {}", state.name())
+}

@@ -1,0 +1,149 @@
+//! `spattn status`: how far a sweep is, from its folder.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::launch::counted;
+use super::matrix::duration;
+use super::output::{print, print_line};
+use crate::launch::status::{ShardStatus, State, Status, Watched};
+
+/// Shards that are listed at most.
+const MOST_SHARDS: usize = 40;
+/// Failed parts and places with scores that are listed at most.
+const MOST_LINES: usize = 60;
+/// How often --watch looks.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Show how far a sweep is: shards, records, current scores, and about how long it takes yet.
+///
+/// Reads the folder alone, which any machine can do that sees it; where squeue and sacct are there, they say what waits and
+/// what was killed. `spattn report DIR` makes tables of what is there at any time.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn status /shared/big
+  spattn status /shared/big --watch
+  spattn status /shared/big --json | jq '.shards[] | select(.state == \"failed\")'")]
+pub struct StatusArgs {
+    /// The folder of a sweep
+    ///
+    /// Example: spattn status /shared/big
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Look again every five seconds, until all is done
+    ///
+    /// Example: spattn status /shared/big --watch
+    #[arg(short, long, conflicts_with = "json")]
+    watch: bool,
+
+    /// Print it as JSON
+    ///
+    /// Example: spattn status /shared/big --json
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints how far a sweep is.
+///
+/// # Errors
+/// If the folder holds no sweep, or cannot be read.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    let mut watched = Watched::open(&args.dir)?;
+    if args.json {
+        return print_line(&serde_json::to_string_pretty(&watched.look()?)?);
+    }
+    loop {
+        let status = watched.look()?;
+        let text = as_text(&args.dir.display().to_string(), &status);
+        // From the top of an empty screen.
+        let clear = if args.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        print(&format!("{clear}{text}"))?;
+        if !args.watch || status.is_over() {
+            return Ok(());
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+fn as_text(dir: &str, status: &Status) -> String {
+    let mut text = String::new();
+    let states = State::ALL.into_iter().map(|state| (state, status.count(state))).filter(|(_, count)| *count > 0);
+    let states: Vec<String> = states.map(|(state, count)| counted(state, count)).collect();
+    let _ = writeln!(text, "{dir}: {} shards: {}", status.shards.len(), states.join(", "));
+    let _ = match status.expected {
+        Some(expected) => {
+            let percent = 100.0 * status.records as f64 / expected.max(1) as f64;
+            writeln!(text, "{} of {expected} records ({percent:.1} %)", status.records)
+        }
+        None => writeln!(text, "{} records", status.records),
+    };
+    let running = status.count(State::Running);
+    if let Some(seconds) = status.seconds_left.filter(|_| !status.is_over()) {
+        let how = if running > 0 { format!("with {running} running") } else { "once one is running".to_owned() };
+        let _ = writeln!(text, "about {} left {how}, at the pace so far", duration(seconds));
+    }
+    if !status.knows_queue && status.expected.is_some() && !status.is_over() {
+        text += "(squeue cannot be asked here: what waits in the queue is shown as waiting, stopped or failed)\n";
+    }
+    table(&mut text, status);
+    let failed = status.shards.iter().flat_map(|shard| shard.failed.iter().map(move |f| (Some(&shard.shard), f)));
+    let left_out = status.left_out.iter().map(|failed| (None, failed));
+    // Shards leave out the same.
+    let mut told = Vec::new();
+    for (shard, failed) in left_out.chain(failed) {
+        if !told.contains(&failed) {
+            let of = shard.map_or(String::new(), |shard| format!("shard {shard}, "));
+            listed(&mut text, told.len(), "\n", &format!("failed: {of}{}: {}", failed.what, failed.why));
+            told.push(failed);
+        }
+    }
+    for (at, (place, scores)) in status.scores.iter().enumerate() {
+        listed(&mut text, at, "\nscores so far\n", &format!("  {place}  {scores}"));
+    }
+    text
+}
+
+/// Adds a line, unless there are too many; before the first goes `head`.
+fn listed(text: &mut String, at: usize, head: &str, line: &str) {
+    match at {
+        0 => *text += head,
+        MOST_LINES => *text += "  ...\n",
+        _ => {}
+    }
+    if at < MOST_LINES {
+        *text += line;
+        *text += "\n";
+    }
+}
+
+/// The shards that are not done, with what there is to know of them.
+fn table(text: &mut String, status: &Status) {
+    let open: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state != State::Done).collect();
+    if open.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{:<8} {:<10} {:>19} {:>8}  {:<12} {}", "shard", "", "records", "attempts", "job", "node");
+    for shard in open.iter().take(MOST_SHARDS) {
+        let records = shard.expected.map_or(shard.records.to_string(), |of| format!("{} of {of}", shard.records));
+        let of = |value: &Option<String>| value.clone().unwrap_or_default();
+        let line = format!(
+            "{:<8} {:<10} {records:>19} {:>8}  {:<12} {}  {}",
+            shard.shard,
+            shard.state.name(),
+            shard.attempts,
+            of(&shard.job),
+            of(&shard.node),
+            of(&shard.said)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    if open.len() > MOST_SHARDS {
+        let _ = writeln!(text, "and {} more", open.len() - MOST_SHARDS);
+    }
+}

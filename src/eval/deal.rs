@@ -1,0 +1,182 @@
+//! Dealing contexts out to shards, so that each has about the same work: the longest first, each to the shard that has
+//! the least so far.
+//!
+//! Contexts of generated samples are all alike, and there may be any number of them: they are dealt in rounds, which need
+//! not be listed. What is dealt depends on the work alone, in whole numbers: every shard works out the same, wherever it runs.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Shards that work can be dealt out to at most.
+pub const MOST_SHARDS: usize = 100_000;
+
+/// Work of the contexts of a task at a length, in units that are the same on every machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Of reading a context.
+    pub context: u64,
+    /// Of each example on it.
+    pub example: u64,
+}
+
+impl Work {
+    /// Of a context with so many examples.
+    pub fn of(&self, examples: usize) -> u64 {
+        self.context.saturating_add(self.example.saturating_mul(examples as u64))
+    }
+}
+
+/// Work dealt out so far, by shard.
+#[derive(Debug, Clone)]
+pub struct Loads {
+    of_shard: Vec<u64>,
+    /// The shard that comes first where several have as little.
+    first: usize,
+}
+
+impl Loads {
+    /// Of `shards` shards that have nothing yet. `turn` counts dealings of the same shards that know nothing of each other
+    /// (the models of a matrix): what is left over of each goes to others first.
+    pub fn new(shards: usize, turn: usize) -> Self {
+        let shards = shards.max(1);
+        Self { of_shard: vec![0; shards], first: turn % shards }
+    }
+
+    /// The work of each shard.
+    pub fn of_shards(&self) -> &[u64] {
+        &self.of_shard
+    }
+
+    /// Deals `contexts` that take `work` each.
+    pub fn deal_alike(&mut self, contexts: usize, work: u64) -> Deal {
+        let shards = self.of_shard.len();
+        let (rounds, rest) = (contexts / shards, contexts % shards);
+        let all = work.saturating_mul(rounds as u64);
+        self.of_shard.iter_mut().for_each(|load| *load = load.saturating_add(all));
+        let mut least: Vec<usize> = if rest > 0 { (0..shards).collect() } else { Vec::new() };
+        least.sort_by_key(|shard| (self.of_shard[*shard], self.place(*shard)));
+        least.truncate(rest);
+        for shard in &least {
+            self.of_shard[*shard] = self.of_shard[*shard].saturating_add(work);
+        }
+        Deal::Rounds { contexts, shards, rest: least }
+    }
+
+    /// Deals contexts that take so much each.
+    pub fn deal_each(&mut self, work: &[u64]) -> Deal {
+        let mut longest: Vec<usize> = (0..work.len()).collect();
+        longest.sort_by_key(|context| (Reverse(work[*context]), *context));
+        let entry = |shard: usize, load: u64| Reverse((load, self.place(shard), shard));
+        let mut least: BinaryHeap<_> =
+            self.of_shard.iter().enumerate().map(|(shard, load)| entry(shard, *load)).collect();
+        let mut shard_of = vec![0; work.len()];
+        for context in longest {
+            if let Some(Reverse((load, place, shard))) = least.pop() {
+                shard_of[context] = shard;
+                least.push(Reverse((load.saturating_add(work[context]), place, shard)));
+            }
+        }
+        for Reverse((load, _, shard)) in least {
+            self.of_shard[shard] = load;
+        }
+        Deal::Each(shard_of)
+    }
+
+    fn place(&self, shard: usize) -> usize {
+        let shards = self.of_shard.len();
+        (shard + shards - self.first) % shards
+    }
+}
+
+/// Which contexts of a task at a length each shard has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deal {
+    /// In full rounds each shard gets one; of what is left over, the shards in `rest` get one each, in this order.
+    Rounds {
+        /// Contexts dealt out.
+        contexts: usize,
+        /// Shards they were dealt out to.
+        shards: usize,
+        /// Shards that have one more.
+        rest: Vec<usize>,
+    },
+    /// The shard of each context.
+    Each(Vec<usize>),
+}
+
+impl Deal {
+    /// Contexts of the full rounds, and the one that a shard has beyond them.
+    pub(super) fn rounds_of(&self, shard: usize) -> Option<(usize, Option<usize>)> {
+        match self {
+            Self::Each(_) => None,
+            Self::Rounds { contexts, rest, .. } => {
+                let end = contexts - rest.len();
+                Some((end, rest.iter().position(|other| *other == shard).map(|at| end + at)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many contexts of each kind each shard has, listed one by one.
+    fn counts(deals: &[Deal], shards: usize) -> Vec<Vec<usize>> {
+        let of = |deal: &Deal, shard: usize| match deal {
+            Deal::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
+            Deal::Rounds { contexts, rest, .. } => {
+                (contexts - rest.len()) / shards + usize::from(rest.contains(&shard))
+            }
+        };
+        (0..shards).map(|shard| deals.iter().map(|deal| of(deal, shard)).collect()).collect()
+    }
+
+    #[test]
+    fn rounds_and_single_contexts_are_dealt_alike() {
+        for (contexts, shards, turn) in [(10, 8, 0), (10, 8, 5), (3, 4, 1), (16, 4, 0), (0, 3, 0), (7, 1, 0)] {
+            let (mut rounds, mut each) = (Loads::new(shards, turn), Loads::new(shards, turn));
+            for work in [9, 5, 2] {
+                rounds.deal_alike(contexts, work);
+                each.deal_each(&vec![work; contexts]);
+                let [mut a, mut b] = [&rounds, &each].map(|loads| loads.of_shards().to_vec());
+                a.sort_unstable();
+                b.sort_unstable();
+                assert_eq!(a, b, "{contexts} contexts to {shards} shards");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_goes_to_those_that_have_least() {
+        let mut loads = Loads::new(4, 0);
+        let deals = [loads.deal_alike(6, 10), loads.deal_alike(5, 4), loads.deal_alike(3, 1)];
+        // 6 of 10: two shards have two; 5 of 4: the first of the others has two; 3 of 1: all but the one that has most.
+        assert_eq!(counts(&deals, 4), [vec![2, 1, 1], vec![2, 1, 0], vec![1, 2, 1], vec![1, 1, 1]]);
+        assert_eq!(loads.of_shards(), [25, 24, 19, 15]);
+        let mut turned = Loads::new(4, 2);
+        turned.deal_alike(1, 10);
+        assert_eq!(turned.of_shards(), [0, 0, 10, 0]);
+    }
+
+    #[test]
+    fn the_longest_come_first_and_no_shard_has_more_than_one_context_too_many() {
+        let work: Vec<u64> = (0..100).map(|i| (i * 7919) % 1000 + 1).collect();
+        let mut loads = Loads::new(7, 0);
+        let deal = loads.deal_each(&work);
+        let Deal::Each(shard_of) = &deal else { panic!("{deal:?}") };
+        let of = |shard: usize| work.iter().zip(shard_of).filter(|(_, of)| **of == shard).map(|(w, _)| w).sum::<u64>();
+        assert_eq!(loads.of_shards(), (0..7).map(of).collect::<Vec<_>>());
+        let (most, least) = (loads.of_shards().iter().max().unwrap(), loads.of_shards().iter().min().unwrap());
+        assert!(most - least <= 20, "{:?}", loads.of_shards());
+    }
+
+    #[test]
+    fn work_beyond_all_numbers_does_not_wrap_around() {
+        let mut loads = Loads::new(2, 0);
+        loads.deal_alike(usize::MAX, u64::MAX);
+        loads.deal_each(&[u64::MAX; 3]);
+        assert_eq!(loads.of_shards(), [u64::MAX; 2]);
+        assert_eq!(Work { context: 1, example: u64::MAX }.of(2), u64::MAX);
+    }
+}

@@ -1,0 +1,339 @@
+//! Who writes a folder, said in a file: what keeps a second writer out where the file system has no locks, or has them
+//! for one machine alone, as network file systems may.
+//!
+//! The file is made where it is not there, which only one can do. It names its owner and has a count that the owner raises
+//! as long as it lives. A count that stands still for [`PATIENCE`] is that of an owner who is gone, whatever the clocks of
+//! the two machines say. Who takes over writes its own name, waits, and looks whether it still stands there. An owner that
+//! was asleep and finds another's name writes nothing more.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+/// Name of the file within a folder.
+pub const OWNER: &str = ".owner";
+/// How often an owner says that it lives.
+const BEAT: Duration = Duration::from_secs(5);
+/// How long a count has to stand still.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a name has to stand where two may take over at the same time.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Name of the machine, or of the node that a scheduler calls it.
+    pub host: String,
+    /// Which start of the machine it is, where the system tells.
+    #[serde(default)]
+    pub boot: String,
+    /// The process there.
+    pub pid: u32,
+    /// When it began, in nanoseconds: processes of one number are told apart.
+    pub since: u128,
+    /// Raised as long as it lives.
+    pub count: u64,
+}
+
+impl Owner {
+    /// This process.
+    fn this() -> Self {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        Self { host: host(), boot, pid: std::process::id(), since, count: 0 }
+    }
+
+    /// Who it says it is, whatever its count.
+    fn is(&self, other: &Self) -> bool {
+        (&self.host, &self.boot, self.pid, self.since) == (&other.host, &other.boot, other.pid, other.since)
+    }
+
+    /// The owner of a folder, if one has left its name there.
+    pub fn of(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(dir.join(OWNER)).ok()?).ok()
+    }
+
+    /// Whether the folder's owner lives: whether its process is there, if that is of this machine, and otherwise whether it
+    /// raised its count lately, going by the times of files.
+    pub fn is_alive(dir: &Path) -> bool {
+        let this = Self::this();
+        if Self::of(dir).is_some_and(|o| (&o.host, &o.boot) == (&this.host, &this.boot) && is_ended(&o)) {
+            return false;
+        }
+        let changed = fs::metadata(dir.join(OWNER)).and_then(|file| file.modified());
+        changed.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < 2 * PATIENCE))
+    }
+}
+
+/// What this machine is called.
+pub fn host() -> String {
+    let named = fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    named.map_or_else(|| "a machine without a name".to_owned(), |name| name.trim().to_owned())
+}
+
+/// A folder that this process alone writes to, until it is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    path: PathBuf,
+    owner: Owner,
+    shared: Arc<Shared>,
+    beating: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    is_lost: AtomicBool,
+    /// When the count was last raised; `None` tells the thread to end.
+    last: Mutex<Option<Instant>>,
+    ended: Condvar,
+}
+
+/// Why a folder cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// It has an owner.
+    #[error("process {} on {} writes to it", .0.pid, .0.host)]
+    Owned(Owner),
+    /// The file cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Lease {
+    /// Takes a folder that is there. `is_locked` says that a lock of the file system is held, which tells for certain that
+    /// no other process of this machine writes there.
+    ///
+    /// # Errors
+    /// [`Refused::Owned`] if another process does, which takes up to [`PATIENCE`] to find out.
+    pub fn take(dir: &Path, is_locked: bool) -> Result<Self, Refused> {
+        Self::take_within(dir, is_locked, PATIENCE, SETTLE)
+    }
+
+    fn take_within(dir: &Path, is_locked: bool, patience: Duration, settle: Duration) -> Result<Self, Refused> {
+        let (path, owner) = (dir.join(OWNER), Owner::this());
+        match create(&path, &owner) {
+            Ok(()) => return Ok(Self::held(path, owner)),
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
+            Err(_) => {}
+        }
+        let found = Owner::of(dir);
+        let is_here = found.as_ref().is_some_and(|found| (&found.host, &found.boot) == (&owner.host, &owner.boot));
+        if !(is_here && (is_locked || found.as_ref().is_some_and(is_ended))) {
+            wait_for_silence(dir, found, patience)?;
+            write(&path, &owner)?;
+            std::thread::sleep(settle);
+        } else {
+            write(&path, &owner)?;
+        }
+        match Owner::of(dir) {
+            Some(now) if !now.is(&owner) => Err(Refused::Owned(now)),
+            _ => Ok(Self::held(path, owner)),
+        }
+    }
+
+    fn held(path: PathBuf, owner: Owner) -> Self {
+        let (is_lost, last) = (AtomicBool::new(false), Mutex::new(Some(Instant::now())));
+        let shared = Arc::new(Shared { is_lost, last, ended: Condvar::new() });
+        let (of_thread, path_there, mut own) = (shared.clone(), path.clone(), owner.clone());
+        let beat = move || {
+            let mut last = of_thread.last.lock().unwrap_or_else(PoisonError::into_inner);
+            while last.is_some() {
+                let waited = of_thread.ended.wait_timeout(last, BEAT);
+                last = waited.unwrap_or_else(PoisonError::into_inner).0;
+                if last.is_none() || of_thread.is_lost.load(Ordering::Relaxed) {
+                    break;
+                }
+                own.count += 1;
+                match stands(&path_there, &own) {
+                    true => drop(write(&path_there, &own)),
+                    false => of_thread.is_lost.store(true, Ordering::Relaxed),
+                }
+                *last = Some(Instant::now());
+            }
+        };
+        // Without the thread the folder is as it was before there were leases.
+        let beating = std::thread::Builder::new().name("lease".to_owned()).spawn(beat).ok();
+        Self { path, owner, shared, beating }
+    }
+
+    /// Whether the folder is still this process's. One that slept for long looks for its name.
+    pub fn is_held(&self) -> bool {
+        if self.shared.is_lost.load(Ordering::Relaxed) {
+            return false;
+        }
+        let last = self.shared.last.try_lock().ok().and_then(|last| *last);
+        if last.is_some_and(|last| last.elapsed() > PATIENCE / 2) && !stands(&self.path, &self.owner) {
+            self.shared.is_lost.store(true, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        *self.shared.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.shared.ended.notify_all();
+        if let Some(thread) = self.beating.take() {
+            let _ = thread.join();
+        }
+        if stands(&self.path, &self.owner) && !self.shared.is_lost.load(Ordering::Relaxed) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether no other's name is in the file. That nothing can be read of it, for a moment, says nothing.
+fn stands(path: &Path, owner: &Owner) -> bool {
+    let found = fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Owner>(&bytes).ok());
+    found.is_none_or(|found| found.is(owner))
+}
+
+fn create(path: &Path, owner: &Owner) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(&line(owner))
+}
+
+fn write(path: &Path, owner: &Owner) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    file.write_all(&line(owner))
+}
+
+fn line(owner: &Owner) -> Vec<u8> {
+    let mut line = serde_json::to_vec(owner).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+/// Whether a process of this machine is there no more.
+fn is_ended(owner: &Owner) -> bool {
+    let processes = Path::new("/proc");
+    processes.join("self").exists() && !processes.join(owner.pid.to_string()).exists()
+}
+
+/// Waits until nothing has changed for so long.
+fn wait_for_silence(dir: &Path, mut found: Option<Owner>, patience: Duration) -> Result<(), Refused> {
+    let mut told = false;
+    let start = Instant::now();
+    let mut since = start;
+    while since.elapsed() < patience {
+        std::thread::sleep(patience / 30);
+        let now = Owner::of(dir);
+        match (&found, now) {
+            // Let go of.
+            (_, None) if !dir.join(OWNER).exists() => return Ok(()),
+            (Some(before), Some(now)) if *before != now => return Err(Refused::Owned(now)),
+            // One that was being written.
+            (None, Some(now)) => (found, since) = (Some(now), Instant::now()),
+            _ => {}
+        }
+        if !told && start.elapsed() > patience / 10 {
+            told = true;
+            let who = found.as_ref().map_or("somebody".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
+            let wait = patience.as_secs();
+            eprintln!("note: {} was being written by {who}: waiting {wait} s for a sign of life", dir.display());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(300);
+    const SETTLE: Duration = Duration::from_millis(50);
+
+    /// As on a file system without locks.
+    fn take(dir: &Path) -> Result<Lease, Refused> {
+        Lease::take_within(dir, false, PATIENCE, SETTLE)
+    }
+
+    fn elsewhere(count: u64) -> Owner {
+        Owner { host: "elsewhere".into(), boot: "b".into(), pid: 7, since: 1, count }
+    }
+
+    #[test]
+    fn a_folder_has_one_owner_and_none_when_it_is_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let lease = take(dir.path()).unwrap();
+        assert!(lease.is_held() && Owner::of(dir.path()).unwrap().is(&lease.owner) && Owner::is_alive(dir.path()));
+        drop(lease);
+        assert!(Owner::of(dir.path()).is_none() && !Owner::is_alive(dir.path()));
+        drop(take(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn an_owner_elsewhere_that_lives_refuses_a_second() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join(OWNER), &elsewhere(0)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(PATIENCE / 2);
+                write(&dir.path().join(OWNER), &elsewhere(1)).unwrap();
+            });
+            let Err(Refused::Owned(owner)) = take(dir.path()) else { panic!("it lives") };
+            assert_eq!(owner, elsewhere(1));
+        });
+        assert_eq!(Owner::of(dir.path()), Some(elsewhere(1)), "its name stays");
+    }
+
+    #[test]
+    fn an_owner_elsewhere_that_is_silent_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join(OWNER), &elsewhere(5)).unwrap();
+        let start = Instant::now();
+        let lease = take(dir.path()).unwrap();
+        assert!(start.elapsed() >= PATIENCE && lease.is_held());
+        // A torn file is somebody's as long as it may be being written.
+        drop(lease);
+        fs::write(dir.path().join(OWNER), "{\"host\": \"el").unwrap();
+        assert!(take(dir.path()).unwrap().is_held());
+    }
+
+    #[test]
+    fn of_two_that_follow_at_the_same_time_one_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join(OWNER), &elsewhere(5)).unwrap();
+        let taken: Vec<_> = std::thread::scope(|scope| {
+            let both: Vec<_> = (0..2).map(|_| scope.spawn(|| take(dir.path()))).collect();
+            both.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(taken.iter().filter(|taken| taken.is_ok()).count(), 1, "{taken:?}");
+    }
+
+    #[test]
+    fn one_that_ended_on_this_machine_is_followed_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        // The greatest number of a process is 2^22.
+        let ended = Owner { pid: u32::MAX, ..Owner::this() };
+        write(&dir.path().join(OWNER), &ended).unwrap();
+        let start = Instant::now();
+        if is_ended(&ended) {
+            drop(take(dir.path()).unwrap());
+            assert!(start.elapsed() < PATIENCE);
+        }
+        // With a lock nobody else of this machine can be there, whatever the number says.
+        write(&dir.path().join(OWNER), &Owner { since: 1, ..Owner::this() }).unwrap();
+        let start = Instant::now();
+        drop(Lease::take_within(dir.path(), true, PATIENCE, SETTLE).unwrap());
+        assert!(start.elapsed() < PATIENCE);
+    }
+
+    #[test]
+    fn an_owner_that_finds_another_name_owns_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let lease = take(dir.path()).unwrap();
+        write(&dir.path().join(OWNER), &elsewhere(0)).unwrap();
+        *lease.shared.last.lock().unwrap() = Instant::now().checked_sub(super::PATIENCE);
+        assert!(!lease.is_held());
+        drop(lease);
+        assert_eq!(Owner::of(dir.path()), Some(elsewhere(0)), "and removes nothing");
+    }
+}

@@ -1,0 +1,188 @@
+//! `plan.json`: what each shard of a sweep is to do, worked out before anything runs, and what was submitted of it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::disk::write_whole;
+use crate::error::{UsageError, in_plain_words};
+use crate::eval::attempts::Failed;
+
+/// Name of the file within a sweep's folder.
+pub const PLAN: &str = "plan.json";
+
+/// What there is to run, by shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SweepPlan {
+    /// Version of the program that planned it.
+    pub version: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// By task and length, in the order asked for.
+    pub cells: Vec<PlannedCell>,
+    /// What of the matrix cannot be run, as far as that was known.
+    pub failed: Vec<Failed>,
+    /// The shards, of which the first is number 1.
+    pub shards: Vec<PlannedShard>,
+    /// What was submitted, in order.
+    pub submissions: Vec<Submission>,
+}
+
+/// A task at a length on a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedCell {
+    /// The model.
+    pub model: String,
+    /// The task.
+    pub task: String,
+    /// The length asked for; 0 if a file fixes it.
+    pub length: usize,
+    /// Contexts, which are never split between shards.
+    pub contexts: usize,
+    /// Examples on them, of one seed.
+    pub examples: usize,
+    /// Records that they give, under all seeds, protocols and methods.
+    pub records: usize,
+    /// Estimated work, in millions of multiplications.
+    pub work: u64,
+}
+
+/// What a shard has to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedShard {
+    /// Its contexts.
+    pub contexts: usize,
+    /// Records that they give.
+    pub records: usize,
+    /// Estimated work.
+    pub work: u64,
+}
+
+/// A job array that the scheduler took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submission {
+    /// The scheduler's number.
+    pub job: String,
+    /// The shards, as `1,3-5`.
+    pub shards: String,
+    /// Seconds since 1970.
+    pub at: u64,
+}
+
+impl SweepPlan {
+    /// Whether there is one in a folder.
+    pub fn is_in(dir: &Path) -> bool {
+        dir.join(PLAN).is_file()
+    }
+
+    /// Reads the plan of a folder.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if there is none, or it is none.
+    pub fn load(dir: &Path) -> Result<Self, UsageError> {
+        let path = dir.join(PLAN);
+        let text = fs::read(&path).map_err(|e| {
+            UsageError::new(format!("cannot read {}: {e}", path.display()))
+                .hint("give the folder that `spattn sweep --launch slurm` wrote to")
+        })?;
+        let wrong = |what: &str| UsageError::new(format!("{}: {what}", path.display())).hint("plan the sweep anew");
+        let plan: Self = serde_json::from_slice(&text).map_err(|e| wrong(&in_plain_words(&e.to_string())))?;
+        if plan.shards.is_empty() { Err(wrong("it has no shards")) } else { Ok(plan) }
+    }
+
+    /// Writes it to a folder.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        write_whole(&dir.join(PLAN), text.as_bytes()).context("the plan cannot be kept")
+    }
+
+    /// Whether another plan is of the same matrix in the same shards.
+    pub fn is_same_work(&self, other: &Self) -> bool {
+        (&self.cells, &self.shards) == (&other.cells, &other.shards)
+    }
+
+    /// Records of all shards.
+    pub fn records(&self) -> usize {
+        self.shards.iter().map(|shard| shard.records).fold(0, usize::saturating_add)
+    }
+
+    /// The longest shard's estimated work over the mean.
+    pub fn imbalance(&self) -> f64 {
+        let most = self.shards.iter().map(|shard| shard.work).max().unwrap_or(0) as f64;
+        let mean = self.shards.iter().map(|shard| shard.work as f64).sum::<f64>() / self.shards.len().max(1) as f64;
+        if mean > 0.0 { most / mean } else { 1.0 }
+    }
+}
+
+/// Numbers as schedulers write them: `1,3-5`.
+pub fn ranges(numbers: &BTreeSet<usize>) -> String {
+    let mut text = String::new();
+    let mut numbers = numbers.iter().copied().peekable();
+    while let Some(first) = numbers.next() {
+        let mut last = first;
+        while numbers.next_if_eq(&(last + 1)).is_some() {
+            last += 1;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = match last {
+            last if last == first => write!(text, "{comma}{first}"),
+            last => write!(text, "{comma}{first}-{last}"),
+        };
+    }
+    text
+}
+
+/// The numbers that [`ranges`] wrote; what is none is left out.
+pub fn numbers(ranges: &str) -> BTreeSet<usize> {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let of = |part: &str| match part.split_once('-') {
+        None => number(part).map(|n| n..=n),
+        Some((first, last)) => Some(number(first)?..=number(last)?),
+    };
+    ranges.split(',').filter_map(of).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_ranges_and_read_again() {
+        for (list, text) in [(&[][..], ""), (&[4], "4"), (&[1, 2, 3], "1-3"), (&[1, 3, 4, 9], "1,3-4,9")] {
+            let set: BTreeSet<usize> = list.iter().copied().collect();
+            assert_eq!((ranges(&set).as_str(), numbers(text)), (text, set));
+        }
+        assert_eq!(numbers("x,2,3-y"), BTreeSet::from([2]));
+    }
+
+    #[test]
+    fn a_plan_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let shard = |work| PlannedShard { contexts: 1, records: 3, work };
+        let mut plan = SweepPlan {
+            version: "1".into(),
+            created: 7,
+            cells: Vec::new(),
+            failed: vec![Failed { what: "a".into(), why: "b".into() }],
+            shards: vec![shard(10), shard(30)],
+            submissions: Vec::new(),
+        };
+        plan.save(dir.path()).unwrap();
+        assert_eq!(SweepPlan::load(dir.path()).unwrap(), plan);
+        assert_eq!((plan.records(), plan.imbalance()), (6, 1.5));
+        let other = SweepPlan { created: 8, ..plan.clone() };
+        assert!(plan.is_same_work(&other));
+        plan.shards.pop();
+        assert!(!plan.is_same_work(&other));
+        plan.shards.clear();
+        plan.save(dir.path()).unwrap();
+        assert!(SweepPlan::load(dir.path()).unwrap_err().what.ends_with("plan.json: it has no shards"));
+    }
+}
