@@ -175,12 +175,20 @@ fn what_is_missing_is_submitted_and_what_failed_only_if_asked() {
     fs::create_dir_all(site.path("out/logs")).unwrap();
     fs::write(site.path("out/logs/71_3.log"), "note: a\nerror: no such model\n  hint: b\n").unwrap();
     let text = stdout(&site.run(&["status", "out"], 0));
-    for line in ["1 incomplete, 1 queued, 1 failed", "FAILED NonZeroExitCode: no such model", "failed: builtin, ruler/niah_single_1 at 40000: "] {
+    for line in [
+        "1 incomplete, 1 queued, 1 failed",
+        "FAILED NonZeroExitCode: no such model",
+        "failed: builtin, ruler/niah_single_1 at 40000: ",
+    ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
     let resumed = |more: &[&str]| {
         let said = stdout(&site.launch(&[&jobs[2..], &["--resume", "--dry-run"], more].concat(), 0));
-        said.lines().find_map(|line| Some(line.split_once("--array=")?.1.split(' ').next()?.to_owned()).filter(|_| line.starts_with("not"))).unwrap()
+        said.lines()
+            .find_map(|line| {
+                Some(line.split_once("--array=")?.1.split(' ').next()?.to_owned()).filter(|_| line.starts_with("not"))
+            })
+            .unwrap()
     };
     assert_eq!((resumed(&[]).as_str(), resumed(&["--retry-failed"]).as_str()), ("3", "1,3"));
     // Another matrix is another sweep, and a folder has one.
@@ -202,7 +210,8 @@ fn what_is_missing_is_submitted_and_what_failed_only_if_asked() {
 fn a_sites_template_is_honoured_and_refusals_of_sbatch_are_told() {
     let site = site();
     fs::create_dir(site.path("configs")).unwrap();
-    fs::write(site.path("configs/slurm.toml"), "setup = 'module load a'\n[sbatch]\naccount = 'lab'\ngpus = 1\n").unwrap();
+    fs::write(site.path("configs/slurm.toml"), "setup = 'module load a'\n[sbatch]\naccount = 'lab'\ngpus = 1\n")
+        .unwrap();
     let text = stdout(&site.launch(&["--dry-run", "--sbatch", "gpus=2"], 0));
     for line in ["#SBATCH --account=lab", "#SBATCH --gpus=2", "module load a"] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
@@ -285,7 +294,24 @@ fn a_second_writer_is_refused_also_from_elsewhere() {
 
 /// Writes shards of records as a run would have them: all of `methods` on examples of two tasks at two lengths.
 fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
-    site.run(&["sweep", "matrix.toml", "-n", "1", "--seed", "1", "-l", "400", "-t", "ruler/niah_single_1", "--out", "one", "--quiet"], 0);
+    site.run(
+        &[
+            "sweep",
+            "matrix.toml",
+            "-n",
+            "1",
+            "--seed",
+            "1",
+            "-l",
+            "400",
+            "-t",
+            "ruler/niah_single_1",
+            "--out",
+            "one",
+            "--quiet",
+        ],
+        0,
+    );
     let template = fs::read_to_string(site.path("one/samples.jsonl")).unwrap();
     let template: Value = serde_json::from_str(template.lines().next().unwrap()).unwrap();
     let methods: Vec<String> = (0..25).map(|k| format!("k={}", 8 * (k + 1))).collect();
@@ -299,7 +325,8 @@ fn simulated(site: &Site, shards: usize, contexts: usize) -> usize {
             for (at, params) in methods.iter().enumerate() {
                 let mut record = template.clone();
                 number += 1;
-                record["key"] = format!("{:064x}", u128::from(number) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834).into();
+                record["key"] =
+                    format!("{:064x}", u128::from(number) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834).into();
                 record["task"] = ["ruler/vt", "ruler/cwe"][sample % 2].into();
                 record["length"] = [4096, 8192][sample / 2 % 2].into();
                 record["sample"] = (sample / 4).into();
@@ -354,7 +381,10 @@ fn a_thousand_shards(contexts: usize, most_kilobytes: u64) {
     assert!(plan["longest_over_mean"].as_f64().unwrap() < 1.2 || contexts < 4);
     assert_eq!(simulated(&site, 1000, contexts), records);
     let text = timed(&["status", "out"]);
-    assert!(text.contains("1000 shards: 1000 done") && text.contains(&format!("{records} of {records} records")), "{text}");
+    assert!(
+        text.contains("1000 shards: 1000 done") && text.contains(&format!("{records} of {records} records")),
+        "{text}"
+    );
     let rows = timed(&["report", "out", "--out", "report", "--format", "csv"]);
     assert_eq!(rows.lines().count(), 1 + 4 * 25);
     let page = fs::metadata(site.path("report/report.html")).unwrap().len();

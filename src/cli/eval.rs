@@ -236,7 +236,14 @@ impl RunArgs {
     /// What is said of how to run, apart from settings.
     pub(super) fn how(&self) -> How<'_> {
         let Self { threads, out, resume, overwrite, shard, json, .. } = self;
-        How { threads: *threads, out: out.as_deref(), is_resumed: *resume, overwrites: *overwrite, shard: shard.as_deref(), json: *json }
+        How {
+            threads: *threads,
+            out: out.as_deref(),
+            is_resumed: *resume,
+            overwrites: *overwrite,
+            shard: shard.as_deref(),
+            json: *json,
+        }
     }
 
     /// The settings that flags give.

@@ -107,7 +107,9 @@ pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) ->
             .into());
     }
     let Some(out) = how.out else {
-        return Err(UsageError::new("--launch needs a folder that all machines see").hint("give it with --out DIR").into());
+        return Err(UsageError::new("--launch needs a folder that all machines see")
+            .hint("give it with --out DIR")
+            .into());
     };
     let (template, json, is_resumed, threads) = (args.template()?, how.json, how.is_resumed, how.threads);
     let dir = std::path::absolute(out).with_context(|| format!("cannot find {}", out.display()))?;
@@ -136,14 +138,17 @@ pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) ->
 /// The plan that a resumed sweep has; none where there is nothing yet.
 fn known_plan(dir: &Path, is_resumed: bool) -> Result<Option<SweepPlan>> {
     if dir.exists() && !dir.is_dir() {
-        return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint("choose another --out folder").into());
+        return Err(UsageError::new(format!("{} is a file, not a folder", dir.display()))
+            .hint("choose another --out folder")
+            .into());
     }
     match SweepPlan::is_in(dir) {
         false => Ok(None),
         true => {
             let plan = SweepPlan::load(dir)?;
             // What was only written down may be written anew.
-            let is_used = !plan.submissions.is_empty() || fs::read_dir(dir.join(SHARDS)).is_ok_and(|mut d| d.next().is_some());
+            let is_used =
+                !plan.submissions.is_empty() || fs::read_dir(dir.join(SHARDS)).is_ok_and(|mut d| d.next().is_some());
             match (is_resumed, is_used) {
                 (true, _) => Ok(Some(plan)),
                 (false, false) => Ok(None),
@@ -193,7 +198,8 @@ impl Sweep {
         for folder in [LOGS, SHARDS] {
             let folder = self.dir.join(folder);
             fs::create_dir_all(&folder).map_err(|e| {
-                UsageError::new(format!("cannot write to the folder {}: {e}", folder.display())).hint("choose another --out folder")
+                UsageError::new(format!("cannot write to the folder {}: {e}", folder.display()))
+                    .hint("choose another --out folder")
             })?;
         }
         if self.is_known && [MATRIX, SCRIPT].iter().all(|name| self.dir.join(name).is_file()) {
@@ -259,7 +265,12 @@ impl Sweep {
         let _ = match job {
             Some(job) => writeln!(text, "submitted {count} ({}) as job {job}", ranges(missing)),
             None if missing.is_empty() => writeln!(text, "nothing is missing that is not in the queue"),
-            None => writeln!(text, "not submitted; to submit {count}: sbatch --array={} {}", ranges(missing), script.display()),
+            None => writeln!(
+                text,
+                "not submitted; to submit {count}: sbatch --array={} {}",
+                ranges(missing),
+                script.display()
+            ),
         };
         let _ = writeln!(text, "spattn status {shown} shows how far it is, spattn report {shown} puts it together");
         Ok(text)

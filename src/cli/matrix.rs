@@ -32,11 +32,11 @@ use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
+use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::model::device::Device;
 use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
-use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::model::{Model, OpenModel};
 use crate::report::{Report, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
@@ -167,7 +167,13 @@ impl Run {
     }
 
     /// Runs the models one after the other, until all are done or `stop` is raised.
-    fn run_all(&self, ready: &mut Ready, store: &mut Store, stop: &AtomicBool, watcher: &mut Watcher) -> Result<(End, Took)> {
+    fn run_all(
+        &self,
+        ready: &mut Ready,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watcher: &mut Watcher,
+    ) -> Result<(End, Took)> {
         let (start, mut spent, mut gpu) = (Instant::now(), Spent::default(), GpuUse::default());
         let models = ready.slots.len();
         while let Some(Slot { config, plan, part, model }) = ready.slots.pop_front() {
@@ -201,7 +207,8 @@ impl Run {
         let contexts: usize = ready.slots.iter().map(|slot| self.contexts(&ready, slot)).sum::<Result<usize>>()?;
         // No shard is to have nothing.
         self.shard.count = jobs.min(contexts).max(1);
-        let mut shares = Shares { cells: Vec::new(), shards: vec![PlannedShard::default(); self.shard.count], failed: Vec::new() };
+        let mut shares =
+            Shares { cells: Vec::new(), shards: vec![PlannedShard::default(); self.shard.count], failed: Vec::new() };
         for slot in &ready.slots {
             let model = slot.opened();
             let planner = ready.planner(&slot.config, model, &self);
@@ -230,7 +237,8 @@ impl Run {
             }
         }
         watcher.list();
-        let failed = |f: &Failure| attempts::Failed { what: f.what.clone(), why: format!("{:#}", f.error).replace('\n', " ") };
+        let failed =
+            |f: &Failure| attempts::Failed { what: f.what.clone(), why: format!("{:#}", f.error).replace('\n', " ") };
         shares.failed = watcher.failures.iter().map(failed).collect();
         Ok(shares)
     }
@@ -239,7 +247,9 @@ impl Run {
     fn contexts(&self, ready: &Ready, slot: &Slot) -> Result<usize> {
         let model = slot.opened();
         let cells = ready.planner(&slot.config, model, self).dealt()?;
-        let of_cell = |cell: &DealtCell| cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add);
+        let of_cell = |cell: &DealtCell| {
+            cell.sizes(self.shard.count).iter().map(|size| size.contexts).fold(0, usize::saturating_add)
+        };
         Ok(cells.iter().map(of_cell).fold(0, usize::saturating_add))
     }
 
@@ -511,7 +521,8 @@ impl Watch for Watcher {
         self.bar.set_length(p.work);
         self.bar.set_position(p.work_done);
         let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
-        let scores = p.records.last().map(|record| self.scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
+        let scores =
+            p.records.last().map(|record| self.scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
         self.bar.set_message(format!("{}/{} examples  {place}  {scores}", p.done, p.total));
         if p.ends_cell {
             for place in self.scores.take_current() {

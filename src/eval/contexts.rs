@@ -148,14 +148,9 @@ impl Undealt {
                 let own = self.first.iter().zip(shard_of).filter(|(_, of)| **of == shard.index);
                 return Contexts { listed: own.map(|(context, _)| context.clone()).collect(), ..Contexts::default() };
             }
-            (Deal::Rounds { shards, .. }, Some((end, extra))) => Generated {
-                first: self.first.clone(),
-                cells: self.cells,
-                next: shard.index,
-                step: *shards,
-                end,
-                extra,
-            },
+            (Deal::Rounds { shards, .. }, Some((end, extra))) => {
+                Generated { first: self.first.clone(), cells: self.cells, next: shard.index, step: *shards, end, extra }
+            }
             (Deal::Rounds { .. }, None) => Generated::default(),
         };
         Contexts { listed: Vec::new(), generated: all }

@@ -67,7 +67,8 @@ impl Loads {
         let mut longest: Vec<usize> = (0..work.len()).collect();
         longest.sort_by_key(|context| (Reverse(work[*context]), *context));
         let entry = |shard: usize, load: u64| Reverse((load, self.place(shard), shard));
-        let mut least: BinaryHeap<_> = self.of_shard.iter().enumerate().map(|(shard, load)| entry(shard, *load)).collect();
+        let mut least: BinaryHeap<_> =
+            self.of_shard.iter().enumerate().map(|(shard, load)| entry(shard, *load)).collect();
         let mut shard_of = vec![0; work.len()];
         for context in longest {
             if let Some(Reverse((load, place, shard))) = least.pop() {
@@ -124,7 +125,9 @@ mod tests {
     fn counts(deals: &[Deal], shards: usize) -> Vec<Vec<usize>> {
         let of = |deal: &Deal, shard: usize| match deal {
             Deal::Each(shard_of) => shard_of.iter().filter(|of| **of == shard).count(),
-            Deal::Rounds { contexts, rest, .. } => (contexts - rest.len()) / shards + usize::from(rest.contains(&shard)),
+            Deal::Rounds { contexts, rest, .. } => {
+                (contexts - rest.len()) / shards + usize::from(rest.contains(&shard))
+            }
         };
         (0..shards).map(|shard| deals.iter().map(|deal| of(deal, shard)).collect()).collect()
     }

@@ -408,7 +408,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = OpenModel::open(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        use_it(&Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false })
+        use_it(&Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        })
     }
 
     /// The lengths of the cells, and what failed.

@@ -709,7 +709,14 @@ mod tests {
             Configured { name: "faulty".to_owned(), method: Arc::new(Faulty), ..config.methods[1].clone() };
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
@@ -834,7 +841,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = vec![task(&config)];
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let manifest = json!({ "identity": identity(&config, config.variants()[0], &model, None) });
@@ -919,7 +933,14 @@ mod tests {
         let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks: Vec<Box<dyn Task>> = vec![Box::new(OfOneSeed(4))];
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let runner = Runner { planner, model: &model };
         let dir = tempfile::tempdir().unwrap();
         let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
@@ -964,7 +985,14 @@ mod tests {
         let config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
         let tasks = resolve(&config.tasks, &TaskOptions::default()).unwrap();
-        let planner = Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
         let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
         use_it(&Runner { planner, model: &model }, &json!({ "identity": identities }))
     }

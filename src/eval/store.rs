@@ -136,7 +136,8 @@ impl Store {
             return Ok(false);
         }
         if !self.lease.is_held() {
-            let owner = Owner::of(&self.dir).map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
+            let owner = Owner::of(&self.dir)
+                .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
             anyhow::bail!("{} is now written by {owner}: this process was silent for too long", self.dir.display());
         }
         self.samples.append(&line(record)?)?;
@@ -346,14 +347,11 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
 fn owned(dir: &Path, refused: Refused) -> anyhow::Error {
     match refused {
         Refused::Io(e) => unwritable(dir, e),
-        Refused::Owned(owner) => UsageError::new(format!(
-            "{} is being written by process {} on {}",
-            dir.display(),
-            owner.pid,
-            owner.host
-        ))
-        .hint("wait for it to end, or choose another --out folder")
-        .into(),
+        Refused::Owned(owner) => {
+            UsageError::new(format!("{} is being written by process {} on {}", dir.display(), owner.pid, owner.host))
+                .hint("wait for it to end, or choose another --out folder")
+                .into()
+        }
     }
 }
 

@@ -98,7 +98,9 @@ fn check(key: &str, value: &OptionValue) -> Result<(), UsageError> {
             .hint("write long names: --sbatch 'partition=gpu,gres=gpu:1,time=4:00:00'"));
     }
     if OWN.contains(&key) {
-        return Err(UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs says how many"));
+        return Err(
+            UsageError::new(format!("`{key}` is set by the program")).hint("leave it out; --jobs says how many")
+        );
     }
     match value {
         OptionValue::Text(text) if text.is_empty() || text.contains(['"', '\\']) || text.contains(char::is_control) => {
@@ -141,13 +143,17 @@ impl Script<'_> {
         let mut head = String::new();
         let mut line = |option: String| {
             let quoted = match option.split_once('=') {
-                Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '#') => format!("{key}=\"{value}\""),
+                Some((key, value)) if value.contains(|c: char| c.is_whitespace() || c == '#') => {
+                    format!("{key}=\"{value}\"")
+                }
                 _ => option,
             };
             let _ = writeln!(head, "#SBATCH {quoted}");
         };
         line(format!("--array=1-{shards}"));
-        own.iter().filter(|(key, _)| !template.sbatch.contains_key(*key)).for_each(|(key, value)| line(format!("--{key}={value}")));
+        own.iter()
+            .filter(|(key, _)| !template.sbatch.contains_key(*key))
+            .for_each(|(key, value)| line(format!("--{key}={value}")));
         if !["requeue", "no-requeue"].iter().any(|key| template.sbatch.contains_key(*key)) {
             line("--requeue".to_owned());
         }
@@ -194,7 +200,11 @@ exit "$status"
 /// Text as one word of a shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
 }
 
 #[cfg(test)]
@@ -229,7 +239,8 @@ mod tests {
         let site = site.with_options("time=4:00:00,signal=B:USR1@300,--partition=big").unwrap();
         let text = script(&site);
         let options: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#SBATCH --")).collect();
-        let wanted = ["comment=\"two words\"", "exclusive", "gpus=1", "partition=big", "signal=B:USR1@300", "time=4:00:00"];
+        let wanted =
+            ["comment=\"two words\"", "exclusive", "gpus=1", "partition=big", "signal=B:USR1@300", "time=4:00:00"];
         assert_eq!(options[4..], wanted);
         assert!(text.contains("\n# The site's own.\nmodule load cuda\nulimit -c 0\n"), "{text}");
         assert!(text.contains("\napptainer exec a.sif \"$spattn\" sweep "), "{text}");

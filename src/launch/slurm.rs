@@ -105,7 +105,9 @@ fn add(tasks: &mut BTreeMap<usize, Task>, lines: &str, is_ours: impl Fn(&str, &s
         let Some((array, shard)) = job.split_once('_').and_then(|(a, s)| Some((a, s.parse().ok()?))) else { continue };
         let is_newer = tasks.get(&shard).is_none_or(|known: &Task| number(&known.job) <= number(job));
         if is_ours(array, command) && is_newer {
-            let none = |text: &str| if ["None", "(null)", "0:0", "None assigned"].contains(&text) { "" } else { text }.to_owned();
+            let none = |text: &str| {
+                if ["None", "(null)", "0:0", "None assigned"].contains(&text) { "" } else { text }.to_owned()
+            };
             // `CANCELLED by 1000`
             let state = state.split(' ').next().unwrap_or_default().to_owned();
             tasks.insert(shard, Task { job: job.to_owned(), state, reason: none(reason), node: none(node) });
@@ -126,7 +128,9 @@ mod tests {
     #[test]
     fn the_newest_job_of_a_shard_counts() {
         let mut tasks = BTreeMap::new();
-        add(&mut tasks, "7_1|CANCELLED by 0|0:0|n1\n7_2|FAILED|1:0|n2\n8_[3-4]|PENDING|x|\n9|RUNNING||", |job, _| job != "6");
+        add(&mut tasks, "7_1|CANCELLED by 0|0:0|n1\n7_2|FAILED|1:0|n2\n8_[3-4]|PENDING|x|\n9|RUNNING||", |job, _| {
+            job != "6"
+        });
         add(&mut tasks, "9_1|RUNNING|None|n2|/s\n6_2|RUNNING|None|n1|/s\n8_2|PENDING|Resources||/t", |job, command| {
             job != "6" && !command.is_empty()
         });

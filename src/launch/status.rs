@@ -226,7 +226,13 @@ impl Watched {
         for (at, (shard, attempts)) in self.shards.iter().zip(&attempts).enumerate() {
             scores.merge(&shard.tally.scores);
             let task = tasks.as_ref().and_then(|tasks| tasks.get(&(at + 1)));
-            shards.push(status_of(shard, attempts, task, tasks.is_some(), logs.get(&(at + 1)).map(|(_, log)| log.as_path())));
+            shards.push(status_of(
+                shard,
+                attempts,
+                task,
+                tasks.is_some(),
+                logs.get(&(at + 1)).map(|(_, log)| log.as_path()),
+            ));
         }
         let places = scores.take_current();
         Ok(Status {
@@ -273,7 +279,11 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         records: shard.tally.records,
         expected: shard.planned.as_ref().map(|planned| planned.records),
         attempts: attempts.len(),
-        seconds: attempts.iter().zip(1..).map(|(attempt, n)| seconds(attempt, attempts.get(n), state, &shard.dir)).sum(),
+        seconds: attempts
+            .iter()
+            .zip(1..)
+            .map(|(attempt, n)| seconds(attempt, attempts.get(n), state, &shard.dir))
+            .sum(),
         job: task.map(|task| task.job.clone()).or_else(|| last.and_then(|attempt| attempt.start.job.clone())),
         node: last.map(|attempt| attempt.start.node.clone()).or_else(|| task.map(|task| task.node.clone())),
         said: said.filter(|said| !said.is_empty()),
@@ -421,8 +431,7 @@ mod tests {
         };
         let of = |shards: [ShardStatus; 3]| seconds_left(&plan, &shards);
         // 100 and half of 300 in 500 s; 150 and 200 are left for two.
-        let shards =
-            [shard(State::Done, 10, 200), shard(State::Running, 5, 300), shard(State::Running, 0, 0)];
+        let shards = [shard(State::Done, 10, 200), shard(State::Running, 5, 300), shard(State::Running, 0, 0)];
         assert_eq!(of(shards), Some(350.0 * 2.0 / 2.0));
         assert_eq!(of([0; 3].map(|_| shard(State::Queued, 0, 0))), None);
     }
