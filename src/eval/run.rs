@@ -655,6 +655,7 @@ mod tests {
     use crate::cost::Cost;
     use crate::eval::config::{RunConfig, Settings};
     use crate::eval::contexts::Shard;
+    use crate::eval::cut::fit;
     use crate::eval::store::{OpenMode, load_records};
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
