@@ -156,7 +156,8 @@ say "a second writer on shard $told is refused"
 until_true 30 "a shard is at work" at_work told
 stopped() { log "$told" | grep -q '"end":"stopped"'; }
 # Slurm may send it, and say nevertheless that the job cannot be altered now.
-tell() { stopped || { scancel --quiet --signal=USR1 --batch "${job}_$told" 2>/dev/null || :; sleep 2; stopped; }; }
+# It then tries again by itself, which is not waited for.
+tell() { stopped || { timeout 2 scancel --quiet --signal=USR1 --batch "${job}_$told" 2>/dev/null || :; sleep 1; stopped; }; }
 until_true 20 "shard $told stops" tell
 until_true 10 "shard $told is requeued" grep -q "^requeued" "$sweep/logs/${job}_$told.log"
 say "shard $told stopped at $(records "$told") records by a signal, and is requeued"

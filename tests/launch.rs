@@ -242,7 +242,7 @@ fn stopped(signal: &str, ends: impl Fn(&Output)) {
     ends(&output);
     // The folder is free, its records are whole, and the attempt is told of.
     let records = store::load_records(&site.path("run")).unwrap();
-    assert!(records.notices.is_empty() && records.records.len() >= 4 && records.records.len() % 2 == 0);
+    assert!(records.notices.is_empty() && records.records.len() >= 4 && records.records.len().is_multiple_of(2));
     assert!(!site.path("run/.owner").exists());
     let status: Value = serde_json::from_slice(&site.run(&["status", "run", "--json"], 0).stdout).unwrap();
     assert_eq!((&status["shards"][0]["state"], &status["records"]), (&"stopped".into(), &records.records.len().into()));

@@ -128,7 +128,7 @@ fn table(text: &mut String, status: &Status) {
     if open.is_empty() {
         return;
     }
-    let _ = writeln!(text, "\n{:<8} {:<10} {:>19} {:>8}  {:<12} {}", "shard", "", "records", "attempts", "job", "node");
+    let _ = writeln!(text, "\n{:<8} {:<10} {:>19} {:>8}  {:<12} node", "shard", "", "records", "attempts", "job");
     for shard in open.iter().take(MOST_SHARDS) {
         let records = shard.expected.map_or(shard.records.to_string(), |of| format!("{} of {of}", shard.records));
         let of = |value: &Option<String>| value.clone().unwrap_or_default();
