@@ -386,7 +386,9 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
         let Some(form) = method.method.device_form() else { return 0 };
         let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
-        index + form.list_bytes(prefix)
+        // What later tokens attend again is kept by layer.
+        let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
+        index + (1 + kept) * form.list_bytes(prefix)
     };
     methods.iter().map(of_method).sum()
 }
@@ -611,6 +613,13 @@ mod tests {
         assert_eq!(bytes(&["quest:k=32"]), index + 8 * 32 * 4);
         assert_eq!(bytes(&["quest:k=32", "quest:k=64"]), index + 8 * (32 + 64) * 4);
         assert_eq!(bytes(&["quest:k=32", "quest:k=32,sink=8"]), 2 * (index + 8 * 32 * 4));
-        assert_eq!(bytes(&["full", "random", "magicpig", "quest:summary_bits=4"]), 0);
+        // Ten tables of 17 bounds and all tokens in two bytes, with lengths and means, and hyperplanes; codes of one KV head.
+        let tables = 2 * (2 * (10 * (17 + 1000) * 2 + 4 * (1000 + 64)) + 4 * 40 * 64) + 2 * 10 * 1000;
+        // Whatever collides may be listed, with its weight and a bit more; and a code a table.
+        assert_eq!(bytes(&["magicpig:K=4,L=10"]), tables + 8 * (1000 * (4 + 4 + 1) + 2 * 10));
+        // Masks are kept for both layers where later tokens attend them again.
+        assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
+        assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
+        assert_eq!(bytes(&["full", "random", "snapkv", "quest:summary_bits=4"]), 0);
     }
 }
