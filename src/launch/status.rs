@@ -405,8 +405,8 @@ mod tests {
         assert_eq!(status.shards[2].said.as_deref(), Some("killed"));
         assert_eq!((status.expected, status.records, status.is_over()), (Some(12), 3, false));
         assert_eq!(status.shards[3].failed[0].what, "vt at 9");
-        // The rest of the torn line, and one more: only what is new is read.
         fs::write(folder(2).join(SAMPLES), "").unwrap();
+        assert_eq!(watched.look().unwrap().records, 2);
         append(&folder(2), &[record("vt", "full", 1, 0.0), record("vt", "topk", 1, 1.0)], "");
         let status = watched.look().unwrap();
         assert_eq!(status.records, 4, "a file that was begun anew is read anew");

@@ -1875,7 +1875,7 @@ fn a_form_on_a_device_says_which_heads_it_fits() {
     assert!(fits("loki:rank=128", 128, KvDtype::Bf16) && !fits("loki:rank=8", 256, KvDtype::Bf16));
     assert!(fits("hash_attention:bits=128", 128, KvDtype::F32) && !fits("hash_attention:bits=129", 128, KvDtype::F32));
     assert!(fits("hip", 256, KvDtype::F32) && !fits("hip", 264, KvDtype::F32));
-    for spec in ["hip:n_e=3", "hip:top_r=4", "hip:self_extend=4", "hip:chunks=aligned", "hip:k=0"] {
+    for spec in ["hip:n_e=3", "hip:top_r=4", "hip:self_extend=4", "hip:chunks=aligned"] {
         assert!(!fits(spec, 128, KvDtype::Bf16), "{spec}");
     }
 }
