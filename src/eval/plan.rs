@@ -70,6 +70,9 @@ pub(super) const LENGTH_HINT: &str = "choose a shorter --length, or see what hap
 /// How much longer a product takes in a step of one row than in a prompt, which is read in large pieces.
 const STEP_FACTOR: u64 = 4;
 
+/// Tokens of an example at most that is made to see what an example has besides its context.
+const MOST_SAMPLED: usize = 1 << 20;
+
 const SMALLER_HINT: &str = "ask for fewer in a context, or see what happens with --allow-extrapolation";
 
 fn least_of(task: &dyn Task) -> String {
@@ -185,7 +188,9 @@ impl Planner<'_> {
     /// How many tokens an example of a task has besides its context: the first at the least length that can be made.
     fn sample_of(&self, task: &dyn Task) -> Option<material::Size> {
         let mut lengths = self.lengths_of(task).to_vec();
-        lengths.retain(|length| self.is_within_context(task, *length));
+        // Nothing is made of which it is known that it is not run.
+        let can_be = |length: usize| self.is_within_context(task, length) && self.too_long(task, length).is_none();
+        lengths.retain(|length| can_be(*length) && tokens_of(task, *length) <= MOST_SAMPLED);
         lengths.sort_unstable();
         let (model, seed) = (self.model, self.config.seeds[0]);
         let made = lengths.into_iter().find_map(|length| material::make(task, length, 0, seed, model).ok())?;
@@ -227,7 +232,7 @@ impl Planner<'_> {
 
     /// Whether the model's context holds what is asked for, on whatever machine.
     fn is_within_context(&self, task: &dyn Task, length: usize) -> bool {
-        let tokens = if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() };
+        let tokens = tokens_of(task, length);
         self.config.allow_extrapolation || tokens <= self.model.dimensions.config().context_limit()
     }
 
@@ -370,6 +375,11 @@ impl Planner<'_> {
         }
     }
 }
+/// Tokens of a task's prompts at a length, as far as they are known before one is made.
+fn tokens_of(task: &dyn Task, length: usize) -> usize {
+    if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() }
+}
+
 /// Bytes of a GPU's memory that weights and an example of so many tokens under all methods take at most: worked out, not
 /// measured.
 pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
