@@ -142,13 +142,14 @@ impl Run {
     }
 
     fn run(self, finish: impl FnOnce(&Self, Took) -> Result<()>) -> Result<Done> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let is_preempted = raise_on_preemption(&stop)?;
+        let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let is_preempted = raise_on_preemption(&stop, &is_planning)?;
         check_free(&self.out, self.mode)?;
         let mut watcher = Watcher::new(self.on_failure);
         let mut ready = self.ready(&mut watcher)?;
         let mut store = self.open_store(&ready)?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
+        is_planning.store(false, Ordering::Relaxed);
         if self.on_failure == OnFailure::GoOn {
             watcher.keep_log(&self.out, store.records().len())?;
         }

@@ -42,10 +42,13 @@ pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
 }
 
 /// Has what schedulers send before they take a machine away raise a flag, and a second flag that tells it from Ctrl-C.
-/// Sent again, it changes nothing: they may send it to a whole group of processes that pass it on.
-pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
+/// Sent again, it changes nothing: they may send it to a whole group of processes that pass it on. While `is_planning`, when there
+/// is nothing to lose, it ends the program at once.
+pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let is_preempted = Arc::new(AtomicBool::new(false));
     for signal in PREEMPTION {
+        flag::register_conditional_shutdown(*signal, i32::from(super::PREEMPTED), is_planning.clone())
+            .context("cannot watch for the scheduler's signals")?;
         for raised in [&is_preempted, stop] {
             flag::register(*signal, raised.clone()).context("cannot watch for the scheduler's signals")?;
         }
