@@ -5,6 +5,7 @@
 // keeps as many branches, and they are the next round's chunks.
 #include "common.cuh"
 #include "mma.cuh"
+#include "tree.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 // Most queries whose products with a key are summed together.
@@ -16,41 +17,18 @@ constexpr int UNROLL = 2;
 constexpr int ROUNDS = 32;
 constexpr uint32_t MARK = 1u << 31;
 
-// What is searched: blocks of `size` of `tokens` candidates, a key of each `stride` of them scored, the first or the last; and which
-// block of a branch stands for it.
-struct Tree {
-    uint32_t tokens, size, stride, last;
-    double representative;
-};
-
-// Blocks [first, first + count).
-struct Span { uint32_t first, count; };
-
-__device__ __forceinline__ uint32_t blocks_of(const Tree& tree) { return (tree.tokens + tree.size - 1) / tree.size; }
-
 // Branch `i` of the chunks that were kept, or, without any, of all blocks cut into `keep`.
 __device__ __forceinline__ Span branch(const Tree& tree, const Span* spans, const uint32_t* kept, uint32_t keep, uint32_t i) {
-    const uint64_t blocks = blocks_of(tree), j = i / 2;
-    Span chunk;
-    if (kept) {
-        chunk = spans[kept[j]];
-    } else {
-        const uint32_t first = (2 * j * blocks + keep) / (2 * keep), end = (2 * (j + 1) * blocks + keep) / (2 * keep);
-        chunk = {first, end - first};
-    }
-    const uint32_t half = chunk.count / 2;
-    return i % 2 == 0 ? Span{chunk.first, half} : Span{chunk.first + half, chunk.count - half};
+    const uint32_t j = i / 2;
+    if (kept) return half_of(spans[kept[j]], i);
+    const uint32_t first = chunk_bound(tree, keep, j);
+    return half_of(Span{first, chunk_bound(tree, keep, j + 1) - first}, i);
 }
 
 // Rows that keep fewer blocks than others have fewer branches: nobody takes what lies behind them.
 __device__ __forceinline__ void leave_out(uint32_t all, uint32_t most, float* scores) {
     const uint32_t i = blockIdx.x * BRANCHES + threadIdx.x;
     if (threadIdx.x < BRANCHES && i >= all && i < most) scores[i] = -CUDART_INF_F;
-}
-
-// Keys from `token` to `end` of which one of each `stride` is scored.
-__device__ __forceinline__ uint32_t keys_of(uint32_t token, uint32_t end, uint32_t stride) {
-    return end > token ? (end - token + stride - 1) / stride : 0;
 }
 
 // Whether branch `i` says that its chunk is longer than a block.
@@ -101,8 +79,7 @@ __device__ void branches(const uint32_t* rows, const T* queries, uint64_t row_st
             const uint32_t i = min(start + (warp * SLOTS + slot) * UNROLL + u, all - 1);
             span[u] = branch(tree, before, own_kept, keep, i);
             top[u] = -CUDART_INF_F;
-            const uint32_t length = max(span[u].count, 1u) - 1;
-            const uint32_t block = span[u].first + static_cast<uint32_t>(tree.representative * length + 0.5);
+            const uint32_t block = representative_of(tree, span[u]);
             token[u] = block * tree.size, end[u] = min(token[u] + tree.size, tree.tokens);
             wide = max(wide, end[u] - token[u]);
             if (tree.last) token[u] = min(token[u] + tree.stride, end[u]) - 1;
@@ -181,7 +158,7 @@ __device__ void branches_tiles(const uint32_t* rows, const T* queries, uint64_t 
     if (start >= all) return;
     const uint32_t own = min(start + lane % TILE, all - 1);
     const Span span = branch(tree, before + list * most, kept ? kept + list * kept_most : nullptr, keep, own);
-    const uint32_t block = span.first + static_cast<uint32_t>(tree.representative * (max(span.count, 1u) - 1) + 0.5);
+    const uint32_t block = representative_of(tree, span);
     uint32_t token = block * tree.size, end = min(token + tree.size, tree.tokens), wide = end - token;
     if (tree.last) token = min(token + tree.stride, end) - 1;
     if (span.count == 0) end = token;

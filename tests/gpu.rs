@@ -7,17 +7,20 @@ mod golden_model;
 
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
+use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
-use spattn::attention::{Configured, Fork, IndexCache, Policy, PromptNeed, PromptStats, RecentQueries, expand_grid};
+use spattn::attention::{
+    Configured, Fork, IndexCache, Policy, PromptNeed, PromptStats, RecentQueries, SparsePrefill, expand_grid,
+};
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, Buffer, Cache, Chances, ChannelLists, CollisionRoom, Directions, Gpu, GpuError,
-    IndexRows, Into, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries,
-    Reduction, Rows, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit,
-    Weights,
+    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, CollisionRoom, Directions,
+    Gpu, GpuError, IndexRows, Into, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions,
+    Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder,
+    TokenLists, Tokens, Unit, Weights,
 };
-use spattn::kv::{KvDtype, LayerKv};
+use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
@@ -1251,6 +1254,152 @@ fn prefill_attention_of_odd_sizes() {
                 gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
+            }
+        }
+    }
+}
+
+/// Blocks whose lists are drawn: each row attends the tokens of its list before its start, and all from there to itself.
+#[test]
+#[ignore = "needs a GPU"]
+fn blocks_of_rows_attend_lists_and_stretches() {
+    let gpu = gpu();
+    // Width, heads of a group, rows of a block, whether a group shares its lists.
+    let cases = [
+        (16, 1, 32, false),
+        (64, 4, 32, true),
+        (128, 4, 32, false),
+        (128, 2, 64, true),
+        (80, 3, 48, true),
+        (256, 2, 17, true),
+    ];
+    for storage in [Storage::F16, Storage::Bf16] {
+        for (d, group, block_rows, shared) in cases {
+            for (rows, first) in [(1, 0), (63, 1), (130, 300), (200, 77)] {
+                let kv_heads = 2;
+                let (heads, total, stride) = (kv_heads * group, first + rows, (kv_heads * group + 2 * kv_heads) * d);
+                let kv = Kv::new(kv_heads, total, d, 82, storage);
+                let buffers = kv.send(&gpu, total + 5, storage);
+                let queries = stored(&noise(rows * stride, 92), storage);
+                let lists = if shared { kv_heads } else { heads };
+                let shape = BlockShape { rows, block_rows, lists };
+                let draws = noise(shape.blocks() * lists * total, 93);
+                let listed = |block: usize, list: usize| -> Vec<u32> {
+                    let end = first + (block * block_rows + block_rows).min(rows);
+                    let of = &draws[(block * lists + list) * total..][..end];
+                    // None, some, or all.
+                    let bound = [2.0, 0.3, -2.0][(block + list) % 3];
+                    (0..end as u32).filter(|token| of[*token as usize] > bound).collect()
+                };
+                let draws_of_starts = noise(lists * rows, 94);
+                let start = |list: usize, row: usize| {
+                    let share = f64::from(draws_of_starts[list * rows + row]).abs();
+                    ((first + row) as f64 * share) as usize
+                };
+                let mut expected = Vec::new();
+                for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                    let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
+                    let list = head * lists / heads;
+                    let (start, listed) = (start(list, row), listed(row / block_rows, list));
+                    let seen = listed.iter().map(|token| *token as usize).filter(|token| *token < start);
+                    let part = |t: usize| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t));
+                    let parts: Vec<(f64, &[f32])> = seen.chain(start..=first + row).map(part).collect();
+                    expected.extend(softmax(&parts, d).1);
+                }
+                let all: Vec<Vec<Run>> =
+                    (0..shape.blocks() * lists).map(|i| Run::of(&listed(i / lists, i % lists))).collect();
+                let most = (0..shape.blocks() * lists).map(|i| listed(i / lists, i % lists).len()).max().unwrap();
+                let starts = (0..lists).flat_map(|list| (0..rows).map(move |row| (list, row)));
+                let starts = starts.map(|(list, row)| start(list, row) as u32).collect();
+                let mut seen = BlockLists::default();
+                seen.resize(&gpu, shape, most, starts).unwrap();
+                seen.write(&gpu, &all).unwrap();
+                for i in [0, shape.blocks() * lists - 1] {
+                    assert_eq!(seen.download(&gpu, i / lists, i % lists).unwrap(), listed(i / lists, i % lists));
+                }
+                let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
+                let queries = send(&gpu, &queries, storage);
+                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
+                gpu.attend_blocks(&rows_of, &cache(&buffers, total + 5, &kv, storage), &seen, &mut out).unwrap();
+                let what = format!("{storage:?} d {d} group {group} blocks of {block_rows}, {rows} rows from {first}");
+                assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
+            }
+        }
+    }
+}
+
+/// A prompt that a device reads by a mask, in chunks: what is attended, and what it cost.
+fn read_there(
+    gpu: &Gpu,
+    method: &Configured,
+    queries: &[f32],
+    heads: usize,
+    kv: &LayerKv,
+    chunk: usize,
+) -> (Vec<f32>, LayerCosts) {
+    let (shape, tokens) = (kv.shape(), kv.tokens());
+    let storage = if shape.dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
+    let width = heads * shape.d;
+    let rows_of = |rows: &KvStore| -> Vec<f32> { (0..shape.kv_heads).flat_map(|h| rows.head(h).to_f32()).collect() };
+    let (keys, values) = (send(gpu, &rows_of(&kv.keys), storage), send(gpu, &rows_of(&kv.values), storage));
+    let cache = Cache {
+        keys: &keys,
+        values: &values,
+        keys_at: 0,
+        values_at: 0,
+        capacity: tokens,
+        kv_heads: shape.kv_heads,
+        d: shape.d,
+        storage,
+    };
+    let mut sparse = SparsePrefill::new(method, 1, 7).unwrap();
+    let mut all = Vec::new();
+    for (i, queries) in queries.chunks(chunk * width).enumerate() {
+        let count = queries.len() / width;
+        let (queries, mut out) = (send(gpu, queries, storage), send(gpu, &vec![f32::NAN; count * width], storage));
+        let rows = Rows { queries: &queries, stride: width, count, heads, first: i * chunk };
+        assert!(sparse.attend_there(gpu, (0, shape), &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
+        all.extend(fetch(gpu, &out, count * width, storage));
+    }
+    sparse.settle_there(gpu, (heads, shape)).unwrap();
+    (all, sparse.into_costs())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn prompts_are_read_by_masks_as_on_the_host() {
+    let gpu = gpu();
+    let policy = Policy { sink: 4, local: 40, ..Policy::default() };
+    let methods = [
+        "streaming_llm:window=100",
+        "bigbird:window=48,blocks=3,block=16",
+        "bigbird:window=48,blocks=3,block=16,per=kv_head",
+        "hip:k=64",
+        "hip:k=64,per=kv_head,b_q=64,b_sq=3,query_offset=last",
+        "hip:k=48,b_k=4,b_sk=2,key_offset=last,representative=last",
+        "hip:k=40,b_q=16,b_sq=1,b_k=1,representative=first",
+        "hip:density=0.3,b_k=8,b_sk=3",
+    ];
+    for (dtype, d) in [(KvDtype::F16, 64), (KvDtype::Bf16, 128)] {
+        let storage = if dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
+        let (heads, kv_heads, tokens) = (6, 2, 941);
+        let queries = stored(&noise(tokens * heads * d, 61), storage);
+        let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
+        kv.append_rows(&noise(tokens * kv_heads * d, 62), &noise(tokens * kv_heads * d, 63));
+        for spec in methods {
+            let method = configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+            let mut there = SparsePrefill::new(&method, 1, 7).unwrap();
+            let mut expected = vec![f32::NAN; queries.len()];
+            there.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected);
+            let costs = there.into_costs();
+            let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+            for chunk in [tokens, 320] {
+                let chunk = chunk.next_multiple_of(64);
+                let (out, counted) = read_there(&gpu, &method, &queries, heads, &kv, chunk);
+                let what = format!("{spec} {storage:?}, chunks of {chunk}");
+                assert_near(&out, &expected, tolerance(storage), &what);
+                assert_eq!(counted.total(|_| true), costs.total(|_| true), "{what}");
+                assert_eq!(counted.head_densities(0), costs.head_densities(0), "{what}");
             }
         }
     }

@@ -9,17 +9,17 @@
 //! For methods of a [`Scorer`](super::scorer::Scorer) and a [`Picker`](super::pick::Picker) each of the two has a form of its own,
 //! and whatever has both goes together ([`Scored`](super::scored::Scored)).
 
-#[cfg(feature = "cuda")]
 use std::ops::Range;
 
 use super::budget::Context;
+use super::prefill::QueryBlock;
 use super::prompt::PromptShape;
 use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, ScoreRoom,
-    Scores, TokenLists, TreeRoom,
+    Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, Sampling,
+    ScoreRoom, Scores, TokenLists, Tree, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -98,6 +98,31 @@ pub trait DeviceForm: Send + Sync {
         room: &mut DeviceRoom,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
+}
+
+/// A mask of a prompt's blocks that a device finds: by a search among the candidates of each block, which are the same for all
+/// heads. All tokens that follow them are attended anyway, and so is what lies before.
+pub trait SearchedMask: Send + Sync {
+    /// Whether there is a form for keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool;
+
+    /// Lists of a block: one for each query head, or for each KV head.
+    fn lists(&self, heads: usize, kv_heads: usize) -> usize;
+
+    /// The candidates of a block, of which nobody shows queries or keys, and how many key blocks of them are kept.
+    fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize);
+
+    /// Tokens of a key block.
+    fn key_block(&self) -> usize;
+
+    /// Key blocks, what stands for them, and which rows are scored; the candidates are those of each block.
+    #[cfg(feature = "cuda")]
+    fn search(&self) -> (Tree, Sampling);
+
+    /// What so many products of a query and a key cost.
+    fn cost(&self, products: u64, d: usize) -> Cost {
+        Cost { score_flops: products * (2 * d) as u64, ..Cost::default() }
+    }
 }
 
 /// What a device holds about the keys of one layer.

@@ -25,6 +25,8 @@ mod pick;
 mod policy;
 mod prefill;
 mod prefill_rows;
+#[cfg(feature = "cuda")]
+mod prefill_there;
 mod probe;
 mod prompt;
 mod scored;
@@ -32,7 +34,7 @@ mod scorer;
 mod spec;
 
 pub use budget::{Budget, Context, Tuned};
-pub use device::{DeviceForm, DeviceIndex, StepShape};
+pub use device::{DeviceForm, DeviceIndex, SearchedMask, StepShape};
 #[cfg(feature = "cuda")]
 pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
 pub use engine::{AttentionTime, Fork, IndexCache, IndexTime, Selects};
@@ -45,7 +47,7 @@ pub use method::{
 pub use policy::{DenseLayers, Policy, Tail};
 pub use prefill::{
     BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SparsePrefill, WeightedToken,
-    attend_densely,
+    attend_densely, mask_list_bytes,
 };
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};

@@ -19,7 +19,8 @@ use super::grouped::Grouped;
 use super::method::{Exact, GIVEN_ROTATION, Positions, Rotation};
 use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
-use super::{Configured, mix_seed};
+use super::prompt::PromptShape;
+use super::{Configured, SearchedMask, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::prefill::{PackedHead, Sight, Single, block_attention, causal_attention};
@@ -58,6 +59,16 @@ pub trait BlockMask: Send + Sync {
     /// What the rows of a block attend. Adds what scoring cost (`score_flops`) to `cost`; attending is counted by the
     /// caller.
     fn masks(&self, block: &QueryBlock<'_>, cost: &mut Cost) -> Masks;
+
+    /// Whether that follows from where a block is: then nobody has to show it queries and keys.
+    fn is_blind(&self) -> bool {
+        false
+    }
+
+    /// How a device finds it, if one can.
+    fn device_form(&self) -> Option<&dyn SearchedMask> {
+        None
+    }
 }
 
 /// What blocks of query rows attend, where that depends on tokens behind them: on the last queries, on what all tokens hash
@@ -81,6 +92,8 @@ pub struct QueryBlock<'a> {
     pub layer: usize,
     /// KV head, from 0.
     pub kv_head: usize,
+    /// Query heads of its group.
+    pub group: usize,
     /// Rotated, unscaled queries `[group][row][d]`.
     pub queries: &'a [f32],
     /// Rows of each head.
@@ -99,10 +112,16 @@ pub struct QueryBlock<'a> {
     pub seed: u64,
 }
 
-impl QueryBlock<'_> {
-    /// Query heads in the group.
-    pub fn group(&self) -> usize {
-        self.queries.len() / (self.rows * self.d)
+impl<'a> QueryBlock<'a> {
+    /// `rows` rows from position `first` on of which nobody looks at queries or keys, at the first layer and with seed 0.
+    pub(super) fn unseen(
+        policy: &'a Policy,
+        (kv_head, group): (usize, usize),
+        (first, rows): (usize, usize),
+        d: usize,
+    ) -> Self {
+        let (queries, keys) = (&[][..], Rows::F32(&[]));
+        Self { layer: 0, kv_head, group, queries, rows, first, d, keys, grouped: None, policy, seed: 0 }
     }
 
     /// The rows `[row][d]` of one head of the group.
@@ -257,16 +276,42 @@ fn pack(tokens: impl Iterator<Item = usize>, end: usize) -> (Vec<u32>, Vec<usize
 
 /// A method that reads a prompt by its mask.
 pub struct SparsePrefill<'a> {
-    pattern: PrefillPattern<'a>,
+    pub(super) pattern: PrefillPattern<'a>,
     /// What is stored where every row has its own picks.
     rows: Option<RowReader<'a>>,
-    policy: &'a Policy,
-    positions: Positions,
+    pub(super) policy: &'a Policy,
+    pub(super) positions: Positions,
     rotation: Option<Arc<dyn Rotation>>,
     /// By layer: whether it attends everything by policy.
-    dense: Vec<bool>,
-    seed: u64,
-    costs: LayerCosts,
+    pub(super) dense: Vec<bool>,
+    pub(super) seed: u64,
+    pub(super) costs: LayerCosts,
+    /// What a device that reads the prompt holds of it.
+    #[cfg(feature = "cuda")]
+    pub(super) there: super::prefill_there::There,
+}
+
+/// Bytes that the lists of `rows` rows take on a device that attends what a mask leaves them, at the end of a prompt of this shape:
+/// more than before it. Nothing where the host chooses.
+pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
+    let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
+    let Some(PrefillPattern::Blocks(mask)) = method.reads().method.prefill_pattern() else { return 0 };
+    let policy = &method.reads().policy;
+    let here = mask.query_rows().min(tokens.max(1));
+    let block = QueryBlock::unseen(policy, (0, heads / kv_heads), (tokens.saturating_sub(here), here), d);
+    let (lists, most) = match (mask.is_blind(), mask.device_form()) {
+        (true, _) => match mask.masks(&block, &mut Cost::default()) {
+            Masks::Shared(mask) => (kv_heads, mask.common.len()),
+            Masks::PerHead(masks) => (heads, masks.iter().map(|mask| mask.common.len()).max().unwrap_or(0)),
+        },
+        (false, Some(form)) => {
+            let (candidates, keep) = form.searched(&block);
+            let found = keep.saturating_mul(form.key_block()).min(candidates.len());
+            (form.lists(heads, kv_heads), candidates.start + found)
+        }
+        (false, None) => (0, 0),
+    };
+    size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
 }
 
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
@@ -290,7 +335,19 @@ impl<'a> SparsePrefill<'a> {
             PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, layers, seed)),
             _ => None,
         };
-        Some(Self { pattern, rows, policy, positions, rotation: None, dense, seed, costs: LayerCosts::new(layers) })
+        let costs = LayerCosts::new(layers);
+        Some(Self {
+            pattern,
+            rows,
+            policy,
+            positions,
+            rotation: None,
+            dense,
+            seed,
+            costs,
+            #[cfg(feature = "cuda")]
+            there: super::prefill_there::There::default(),
+        })
     }
 
     /// How the model's positions are moved, for methods that attend at others than the original ones
@@ -321,11 +378,14 @@ impl<'a> SparsePrefill<'a> {
             }
             (false, PrefillPattern::Whole(mask)) => self.attend_whole(chunk, mask, out),
         };
-        for BlockCost { cost, attended, context } in counted {
-            // Bytes are those of a decoding step: here many rows share what is read.
-            *self.costs.layer_mut(chunk.layer) += Cost { kv_bytes: 0, aux_bytes: 0, ..cost };
-            self.costs.count_heads(chunk.layer, 0, &attended, context);
-        }
+        counted.into_iter().for_each(|counted| self.count(chunk.layer, counted));
+    }
+
+    /// Counts what was attended at a layer.
+    pub(super) fn count(&mut self, layer: usize, BlockCost { cost, attended, context }: BlockCost) {
+        // Bytes are those of a decoding step: here many rows share what is read.
+        *self.costs.layer_mut(layer) += Cost { kv_bytes: 0, aux_bytes: 0, ..cost };
+        self.costs.count_heads(layer, 0, &attended, context);
     }
 
     /// A chunk that is all of the prompt: what its blocks attend is planned first, for each KV head.
@@ -387,6 +447,7 @@ impl<'a> SparsePrefill<'a> {
         QueryBlock {
             layer: chunk.layer,
             kv_head,
+            group: chunk.heads / chunk.kv_heads(),
             queries,
             rows,
             first: chunk.first + skipped,
@@ -739,6 +800,7 @@ pub(super) mod testing {
             QueryBlock {
                 layer: 0,
                 kv_head,
+                group: self.group(),
                 queries,
                 rows,
                 first,

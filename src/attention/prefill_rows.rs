@@ -104,6 +104,7 @@ impl<'a> RowReader<'a> {
             let block = QueryBlock {
                 layer: chunk.layer,
                 kv_head,
+                group,
                 queries: &own,
                 rows,
                 first,

@@ -436,7 +436,7 @@ impl<S: Scorer> RowMask for Scored<S> {
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, state: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
         let grown: &Grown<S::Index> = state.downcast_ref().expect("what this method began");
-        let (group, d, page) = (block.group(), block.d, self.scorer.page());
+        let (group, d, page) = (block.group, block.d, self.scorer.page());
         // No row read so far has a candidate.
         let Some(index) = &grown.index else { return vec![self.per.nothing(group); block.rows] };
         let scale = 1.0 / (d as f32).sqrt();

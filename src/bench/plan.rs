@@ -17,6 +17,8 @@ use super::kernels;
 use super::learned::calibrated;
 use super::peers::{PeerTurns, Peers};
 use super::place::Place;
+#[cfg(feature = "cuda")]
+use super::prefill::AttendingThere;
 use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{Sequence, Wanted, needs_of};
@@ -27,7 +29,7 @@ use crate::eval::memory::most_bytes;
 use crate::eval::record::REFERENCE;
 use crate::kv::LayerKv;
 #[cfg(feature = "cuda")]
-use crate::model::cuda::LayerAlone;
+use crate::model::cuda::{LayerAlone, PromptAlone};
 use crate::model::decoder::Decoder;
 use crate::model::device::Device;
 use crate::model::dimensions::Dimensions;
@@ -211,6 +213,9 @@ struct Material {
     /// The sequences on a GPU.
     #[cfg(feature = "cuda")]
     there: Option<Arc<LayerAlone>>,
+    /// The prompt on a GPU.
+    #[cfg(feature = "cuda")]
+    prompt_there: Option<Arc<Mutex<PromptAlone>>>,
 }
 
 impl At<'_> {
@@ -282,12 +287,20 @@ impl At<'_> {
             None => Ok(self.prompt(&angles)),
             Some(capture) => capture.prompt(self.context),
         });
+        let prompt = prompt.transpose()?;
         Ok(Material {
             rotation,
             sequences,
-            prompt: prompt.transpose()?,
             #[cfg(feature = "cuda")]
             there,
+            #[cfg(feature = "cuda")]
+            prompt_there: match (&prompt, place) {
+                (Some(Prompt { queries, heads, kv }), Place::Gpu(here)) => {
+                    Some(Arc::new(Mutex::new(PromptAlone::new(here.gpu.clone(), *heads, queries, kv)?)))
+                }
+                _ => None,
+            },
+            prompt,
         })
     }
 
@@ -312,6 +325,10 @@ impl At<'_> {
         if let Some(layer) = &material.there {
             return self.there(material, layer, notes);
         }
+        #[cfg(feature = "cuda")]
+        if let (Some(prompt), Some(there)) = (&material.prompt, &material.prompt_there) {
+            return self.reading_there(prompt, there, notes);
+        }
         let mut caches = caches(sequences, dimensions, material.rotation.as_ref());
         Ok(match (self.plan.op, &self.plan.decoder) {
             (Op::Attention, _) => {
@@ -335,7 +352,7 @@ impl At<'_> {
                 let runs = Box::new(Reading { decoder, tokens });
                 vec![Entry { method: REFERENCE.to_owned(), params: String::new(), peer: false, part: false, runs }]
             }
-            (Op::Prefill, None) => self.reading(material.prompt.iter(), notes),
+            (Op::Prefill, None) => material.prompt.iter().flat_map(|prompt| self.reading(prompt, notes)).collect(),
             (Op::Index, _) => sequences.iter().take(1).flat_map(|s| self.building(material, s)).collect(),
             (Op::Kernels, _) => sequences.iter().take(1).flat_map(|s| self.kernels(s)).collect(),
             (Op::Decode, None) => Vec::new(),
@@ -346,6 +363,9 @@ impl At<'_> {
     #[cfg(feature = "cuda")]
     fn taken_there(&self, place: &Place, sequences: &[Sequence]) -> Result<Option<Arc<LayerAlone>>> {
         let Place::Gpu(here) = place else { return Ok(None) };
+        if self.plan.op == Op::Prefill {
+            return Ok(None);
+        }
         let dimensions = &self.plan.dimensions;
         let model = self.plan.decoder.as_ref().and_then(Decoder::cuda);
         let (gpu, copies) = match model {
@@ -386,19 +406,43 @@ impl At<'_> {
         Ok(entries)
     }
 
+    /// Methods that read a prompt by masks that the GPU finds, or that follow from where blocks are; and `full`.
+    #[cfg(feature = "cuda")]
+    fn reading_there<'r>(
+        &'r self,
+        prompt: &'r Prompt,
+        there: &Arc<Mutex<PromptAlone>>,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<Entry<'r>>> {
+        let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
+        for method in self.readers(notes) {
+            match AttendingThere::new(prompt, there.clone(), method, self.plan.seed)? {
+                Some(runs) => entries.push(Entry::of(method, runs)),
+                None => elsewhere.push(method.label()),
+            }
+        }
+        let note =
+            format!("choose on the host what prompts attend, and are left out on a GPU: {}.", elsewhere.join(", "));
+        if !elsewhere.is_empty() && !notes.contains(&note) {
+            notes.push(note);
+        }
+        Ok(entries)
+    }
+
     /// Methods that read a prompt in their own way; others read it as `full` does.
-    fn reading<'r>(&'r self, prompt: impl Iterator<Item = &'r Prompt>, notes: &mut Vec<String>) -> Vec<Entry<'r>> {
+    fn readers(&self, notes: &mut Vec<String>) -> Vec<&Configured> {
         let reads = |method: &&Configured| method.name == REFERENCE || method.masks_prefill();
         let dense: Vec<String> = self.methods.iter().filter(|m| !reads(m)).map(Configured::label).collect();
         let note = format!("read prompts densely, as full does, and are left out: {}.", dense.join(", "));
         if !dense.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
-        let of = |prompt: &'r Prompt| {
-            let entry = |method: &'r Configured| Entry::of(method, Attending::new(prompt, method, self.plan.seed));
-            self.methods.iter().filter(reads).map(entry).collect::<Vec<_>>()
-        };
-        prompt.flat_map(of).collect()
+        self.methods.iter().filter(reads).collect()
+    }
+
+    fn reading<'r>(&'r self, prompt: &'r Prompt, notes: &mut Vec<String>) -> Vec<Entry<'r>> {
+        let entry = |method: &'r Configured| Entry::of(method, Attending::new(prompt, method, self.plan.seed));
+        self.readers(notes).into_iter().map(entry).collect()
     }
 
     /// Methods that have an index.

@@ -1,5 +1,7 @@
 //! Attention of a whole prompt at one layer or more, densely or by the mask of a method; and the whole forward pass.
 
+#[cfg(feature = "cuda")]
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -10,6 +12,8 @@ use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Configured, SparsePrefill, attend_densely};
 use crate::cost::Cost;
 use crate::kv::LayerKv;
+#[cfg(feature = "cuda")]
+use crate::model::cuda::PromptAlone;
 use crate::model::decoder::Decoder;
 
 /// A prompt of one layer: queries `[token][head][d]`, keys and values.
@@ -74,6 +78,58 @@ impl Runs for Attending<'_> {
         row.limit_bytes = (kv.keys.stored_bytes() + kv.values.stored_bytes() + rows) as u64;
         row.bytes = row.limit_bytes;
         row.flops = self.cost.attend_flops + self.cost.score_flops;
+    }
+}
+
+/// A method that reads a prompt on a GPU.
+#[cfg(feature = "cuda")]
+pub struct AttendingThere<'p> {
+    here: Attending<'p>,
+    there: Arc<Mutex<PromptAlone>>,
+}
+
+#[cfg(feature = "cuda")]
+impl<'p> AttendingThere<'p> {
+    /// Ready to read `prompt`, which `there` has on the device; `None` if the host has to look at its queries and keys for that.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn new(
+        prompt: &'p Prompt,
+        there: Arc<Mutex<PromptAlone>>,
+        method: &'p Configured,
+        seed: u64,
+    ) -> Result<Option<Self>> {
+        let cost = Cost::default();
+        let mut reading = Self { here: Attending { prompt, method, seed, out: Vec::new(), cost }, there };
+        Ok(reading.read()?.is_some().then_some(reading))
+    }
+
+    fn read(&mut self) -> Result<Option<Turn>> {
+        let start = Instant::now();
+        let mut sparse = SparsePrefill::new(self.here.method, 1, self.here.seed);
+        let times = self.there.lock().unwrap_or_else(PoisonError::into_inner).read(sparse.as_mut())?;
+        let time = start.elapsed();
+        self.here.cost = match sparse {
+            Some(sparse) => sparse.into_costs().total(|_| true),
+            None => self.here.dense_cost(),
+        };
+        Ok(times.map(|times| Turn { select: times.select, attend: times.attend, ..Turn::of(time) }))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Runs for AttendingThere<'_> {
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        self.read()?.ok_or_else(|| anyhow!("a prompt that was read on the GPU is no longer"))
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        self.here.count(row);
+        let (kv, width) = (&self.here.prompt.kv, self.here.prompt.queries.len());
+        row.limit_bytes =
+            (kv.keys.stored_bytes() + kv.values.stored_bytes() + 2 * width * kv.keys.dtype().bytes()) as u64;
+        row.bytes = row.limit_bytes;
     }
 }
 

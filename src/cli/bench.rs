@@ -255,10 +255,14 @@ impl BenchArgs {
     fn check_meaning(&self) -> Result<(), UsageError> {
         let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
         let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
-        if self.device()? != Device::Cpu && !of_steps {
-            return refused("on a GPU steps are timed", "write `bench attention` or `bench decode`, or --device cpu");
+        let on_gpu = self.device()? != Device::Cpu;
+        if on_gpu && matches!(what, What::Index | What::Kernels) {
+            return refused(
+                "on a GPU attention, prefill and whole steps are timed",
+                "write `bench attention`, `bench prefill` or `bench decode`, or --device cpu",
+            );
         }
-        if self.device()? != Device::Cpu && what == What::Attention && self.layers.is_some() {
+        if on_gpu && what == What::Attention && self.layers.is_some() {
             return refused("on a GPU attention is that of one layer", "leave --layers out, or write `bench decode`");
         }
         match self.layers {

@@ -12,10 +12,11 @@ use super::manifest::{bytes_of_example, masks_whole_prompt};
 use super::material;
 use super::memory;
 use super::watch::{Failure, Watch};
-use crate::attention::{Configured, Positions, PromptShape};
+use crate::attention::{Configured, Positions, PromptShape, mask_list_bytes};
 use crate::error::UsageError;
 use crate::kv::KvDtype;
 use crate::model::OpenModel;
+use crate::model::dimensions::GPU_PREFILL_CHUNK;
 use crate::tasks::Task;
 
 /// A task at a length.
@@ -384,9 +385,13 @@ fn tokens_of(task: &dyn Task, length: usize) -> usize {
 /// measured.
 pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let (dimensions, methods) = (&model.dimensions, &config.methods);
+    let prompt = dimensions.prompt_shape(tokens);
+    // One method reads at a time.
+    let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
     dimensions.weight_bytes()
         + dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config))
-        + picking_bytes(methods, &dimensions.prompt_shape(tokens), dimensions.dtype())
+        + picking_bytes(methods, &prompt, dimensions.dtype())
+        + lists
 }
 
 /// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.

@@ -10,7 +10,7 @@ use crate::kv::KvDtype;
 /// Prompt tokens that pass the layers together; bounds the memory of activations.
 pub(super) const PREFILL_CHUNK: usize = 2048;
 /// The same on a GPU.
-pub(super) const GPU_PREFILL_CHUNK: usize = 8192;
+pub const GPU_PREFILL_CHUNK: usize = 8192;
 /// Bytes of scores that methods which pick on a GPU make at a time, if one row does not take more.
 const GPU_SCORES: usize = 64 << 20;
 /// Tokens behind a prefix that most runs have room for.

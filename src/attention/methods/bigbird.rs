@@ -143,8 +143,12 @@ impl BlockMask for BigBird {
             |head: usize| block.mask(&candidates, self.draw(&candidates, count, mix_seed(of_block, head as u64)));
         match self.per {
             Granularity::KvHead(_) => Masks::Shared(drawn(0)),
-            Granularity::QueryHead => Masks::PerHead((0..block.group()).map(drawn).collect()),
+            Granularity::QueryHead => Masks::PerHead((0..block.group).map(drawn).collect()),
         }
+    }
+
+    fn is_blind(&self) -> bool {
+        true
     }
 }
 

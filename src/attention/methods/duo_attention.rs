@@ -241,6 +241,10 @@ impl BlockMask for DuoAttention {
     fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
         mask(block, self.heads().is_among(self.share(), block.layer, block.kv_head))
     }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
 }
 
 impl PromptMask for DuoAttention {

@@ -227,7 +227,7 @@ impl PromptMask for FlexPrefill {
                 false => Pattern::Lines(self.lines(&votes, fixed)),
             }
         };
-        let patterns: Vec<Pattern> = (0..prompt.group()).map(pattern).collect();
+        let patterns: Vec<Pattern> = (0..prompt.group).map(pattern).collect();
         Box::new(move |block| Masks::PerHead(patterns.iter().map(|pattern| pattern.mask(block)).collect()))
     }
 }

@@ -233,7 +233,7 @@ impl PromptMask for HyperAttention {
         };
         let (halves, starts) = recursion(tokens, self.least);
         let keys = self.hashes(&prompt.keys.slice(0..tokens, d).to_f32(), d, cost);
-        let heads: Vec<Vec<Sorted>> = (0..prompt.group())
+        let heads: Vec<Vec<Sorted>> = (0..prompt.group)
             .map(|head| {
                 let queries = self.hashes(prompt.head(head), d, cost);
                 let seed = mix_seed(prompt.seed, head as u64);

@@ -385,7 +385,7 @@ impl RowMask for MagicPig {
     fn take_in(&self, _: &mut (dyn Any + Send + Sync), _: &RowHead<'_>, _: Range<usize>) {}
 
     fn picks(&self, block: &QueryBlock<'_>, head: &RowHead<'_>, _: &dyn Any, cost: &mut Cost) -> Vec<Selection> {
-        let (d, group) = (block.d, block.group());
+        let (d, group) = (block.d, block.group);
         let of_row = |row: usize| Exact::sliding(block.policy, block.first + row + 1);
         let (first, last) = (of_row(0), of_row(block.rows - 1));
         let (sink, all) = (last.sink, last.sink..last.recent);

@@ -161,7 +161,7 @@ impl PromptMask for MInference {
             let better = |a: (f64, Pattern), b: (f64, Pattern)| if b.0 > a.0 { b } else { a };
             patterns.into_iter().reduce(better).expect("three patterns").1
         };
-        let patterns: Vec<Pattern> = (0..prompt.group()).map(pattern).collect();
+        let patterns: Vec<Pattern> = (0..prompt.group).map(pattern).collect();
         Box::new(move |block| Masks::PerHead(patterns.iter().map(|pattern| pattern.mask(block)).collect()))
     }
 }

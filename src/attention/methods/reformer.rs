@@ -152,7 +152,7 @@ impl Reformer {
             let queries = rounds.iter().map(|round| buckets(prompt.head(head), &round.rotation, d, cost)).collect();
             Chunks { size, rounds: rounds.clone(), queries, fixed }
         };
-        (0..prompt.group()).map(of_head).collect()
+        (0..prompt.group).map(of_head).collect()
     }
 
     /// The least size of chunks by which so large a share of all pairs is attended, by a sample of the rows.

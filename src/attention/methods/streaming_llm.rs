@@ -125,6 +125,10 @@ impl BlockMask for SinkAndWindow {
     fn masks(&self, block: &QueryBlock<'_>, _: &mut Cost) -> Masks {
         Masks::Shared(window_mask(block, self.window))
     }
+
+    fn is_blind(&self) -> bool {
+        true
+    }
 }
 
 /// Query rows that are read together where each has a window of its own.

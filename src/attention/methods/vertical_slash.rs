@@ -92,7 +92,7 @@ impl PromptMask for VerticalSlash {
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
-        let votes = (0..prompt.group()).map(|head| LineVotes::of_last(prompt, head, self.snapshot, cost)).collect();
+        let votes = (0..prompt.group).map(|head| LineVotes::of_last(prompt, head, self.snapshot, cost)).collect();
         let lines: Vec<Lines> =
             self.per.reduced(votes, LineVotes::add).iter().map(|votes| self.choose(votes, fixed)).collect();
         Box::new(move |block| self.per.masks(lines.iter().map(|lines| lines.mask(block)).collect()))

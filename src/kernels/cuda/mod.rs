@@ -6,6 +6,7 @@
 //! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
 
 mod attend;
+mod blocks;
 mod collisions;
 mod flood;
 mod labels;
@@ -34,6 +35,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
+pub use blocks::{BlockLists, BlockShape, PromptSearch, Run, Sampling, Searched};
 pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
 pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
@@ -259,6 +261,8 @@ pub struct Gpu {
     functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
+    /// Bytes of shared memory that a block can have.
+    most_shared: usize,
     /// For kernels that take work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
@@ -400,6 +404,8 @@ impl Gpu {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let processors = context.attribute(attribute).map_err(failed("counting processors"))? as usize;
         let is_hopper = capability.0 == HOPPER;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let most_shared = context.attribute(attribute).map_err(failed("asking for its shared memory"))? as usize;
         let memory = Arc::new(Memory::default());
         let slice = stream.alloc_zeros(4).map_err(failed("making room"))?;
         let counter = Buffer { slice, held: Held::new(4, &memory) };
@@ -407,7 +413,20 @@ impl Gpu {
         // SAFETY: bytes need no initial value; those that are read were copied to before.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("making room"))?);
         let functions = Mutex::default();
-        Ok(Self { context, stream, blas, modules, functions, processors, is_hopper, counter, staging, landing, memory })
+        Ok(Self {
+            context,
+            stream,
+            blas,
+            modules,
+            functions,
+            processors,
+            is_hopper,
+            most_shared,
+            counter,
+            staging,
+            landing,
+            memory,
+        })
     }
 
     /// What it is.

@@ -234,7 +234,7 @@ impl Gpu {
 }
 
 /// Where the queries begin and the output goes; both hold all rows.
-fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
+pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
     assert!(rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0, "rows of {}", rows.stride);

@@ -53,7 +53,7 @@ impl Tree {
 /// As the kernel's struct `Tree`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct DeviceTree {
+pub(super) struct DeviceTree {
     tokens: u32,
     size: u32,
     stride: u32,
@@ -63,6 +63,18 @@ struct DeviceTree {
 
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DeviceTree {}
+
+impl DeviceTree {
+    pub(super) fn of(tree: &Tree) -> Self {
+        Self {
+            tokens: tree.tokens.len() as u32,
+            size: tree.size as u32,
+            stride: tree.stride as u32,
+            last: u32::from(tree.last),
+            representative: tree.representative,
+        }
+    }
+}
 
 /// Room for what lies between the rounds of a search.
 #[derive(Debug, Default)]
@@ -119,13 +131,7 @@ impl Gpu {
         let [mut before, mut after] =
             [&*first, &*second].map(|spans| spans.address(0, SPAN_BYTES * rows * count * columns));
         let scored = scored.address(0, 4 * rows * count * ROUNDS);
-        let on_device = DeviceTree {
-            tokens: tree.tokens.len() as u32,
-            size: tree.size as u32,
-            stride: tree.stride as u32,
-            last: u32::from(tree.last),
-            representative: tree.representative,
-        };
+        let on_device = DeviceTree::of(tree);
         let (from, list) = (queries.address(0..rows, d, storage), queries.list(0..rows));
         let (own_keys, head_stride, row_stride) =
             (keys.key(0, tree.tokens.start), keys.head_stride(), queries.stride as u64);

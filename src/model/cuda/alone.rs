@@ -213,7 +213,7 @@ impl LayerAlone {
     }
 }
 
-fn upload(gpu: &Gpu, buffer: &mut Buffer, offset: usize, rows: Rows<'_>) -> Result<(), GpuError> {
+pub(super) fn upload(gpu: &Gpu, buffer: &mut Buffer, offset: usize, rows: Rows<'_>) -> Result<(), GpuError> {
     match rows {
         Rows::F32(rows) => gpu.upload_to(buffer, offset, rows),
         Rows::F16(rows) => gpu.upload_to(buffer, offset, rows),

@@ -12,10 +12,12 @@ mod alone;
 mod batch;
 mod host;
 mod kv;
+mod prompt;
 mod step;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
 pub use batch::BatchRoom;
+pub use prompt::{PromptAlone, ReadTimes};
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -211,6 +213,9 @@ impl Engine for Cuda {
         }
         if let Some(room) = self.room.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             room.host = HostRoom::default();
+        }
+        if let Some(sparse) = &mut reading.sparse {
+            sparse.settle_there(&self.gpu, (self.config.heads, self.shape()))?;
         }
         let layers = self.config.layers;
         Ok(Prefill { prefix: Prefix::on_device(layers, prefix.tokens, Box::new(prefix)), logits })
@@ -528,7 +533,19 @@ impl Cuda {
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }
-        let masked = reading.sparse.as_mut().map(|sparse| {
+        let (queries, cache) =
+            (Rows { queries: qkv, stride: widths.1, count: rows, heads: c.heads, first }, prefix.cache(layer));
+        let Some(sparse) = reading.sparse.as_mut() else {
+            return match view.close() {
+                Some(failure) => Err(failure),
+                None => self.gpu.prefill_attention(&queries, &cache, attended),
+            };
+        };
+        let is_attended = {
+            let mut attended = view.attended.lock().unwrap_or_else(PoisonError::into_inner);
+            sparse.attend_there(&self.gpu, (layer, self.shape()), &queries, &cache, &mut attended, None)?
+        };
+        let masked = (!is_attended).then(|| {
             let mut out = vec![0.0; rows * widths.0];
             sparse.attend(&chunk, &mut out);
             out
@@ -538,10 +555,7 @@ impl Cuda {
         }
         match masked {
             Some(out) => Numbers::narrow(out, self.storage()).upload_to(&self.gpu, attended, 0),
-            None => {
-                let queries = Rows { queries: qkv, stride: widths.1, count: rows, heads: c.heads, first };
-                self.gpu.prefill_attention(&queries, &prefix.cache(layer), attended)
-            }
+            None => Ok(()),
         }
     }
 }

@@ -3,18 +3,21 @@
 use super::search::Chunks;
 #[cfg(feature = "cuda")]
 use super::search::Offset;
-use super::{Granularity, Hip};
-use crate::attention::device::{DeviceForm, StepShape};
+use super::{Granularity, Hip, View, Window};
+use std::ops::Range;
+
+use crate::attention::device::{DeviceForm, SearchedMask, StepShape};
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
-use crate::attention::{Context, Positions, PromptShape};
+use crate::attention::{Context, Positions, PromptShape, QueryBlock};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, Tree};
+use crate::kernels::cuda::{GpuError, Sampling, Tree};
 use crate::kv::{KvDtype, KvShape};
 
-/// The widest head that kernels search.
+/// The widest head that kernels search, and the heads with which the blocks of a prompt do.
 const WIDEST: usize = 256;
+const TILED: [usize; 2] = [64, 128];
 
 impl Hip {
     /// Whether a device can search as this method does.
@@ -24,8 +27,19 @@ impl Hip {
         all_channels && ensemble.searches == 1 && *positions == Positions::Original
     }
 
-    fn lists(&self, heads: usize, kv_heads: usize) -> usize {
+    fn count_lists(&self, heads: usize, kv_heads: usize) -> usize {
         if self.per == Granularity::QueryHead { heads } else { kv_heads }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn tree(&self, tokens: Range<usize>) -> Tree {
+        Tree {
+            tokens,
+            size: self.key_block,
+            stride: self.search.key_stride,
+            last: self.search.key_offset == Offset::Last,
+            representative: self.search.representative.place(),
+        }
     }
 }
 
@@ -73,7 +87,7 @@ impl DeviceForm for Hip {
         // Branches, with where they are, what they score and which are kept, beside the tokens.
         const EACH: usize = 2 * (2 * 8 + 4 + 4);
         let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
-        self.lists(prefix.heads, prefix.kv_heads) * of_list
+        self.count_lists(prefix.heads, prefix.kv_heads) * of_list
     }
 
     #[cfg(feature = "cuda")]
@@ -90,17 +104,36 @@ impl DeviceForm for Hip {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (gpu, cache, candidates) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.clone());
-        let lists = self.lists(step.queries.heads, cache.kv_heads);
+        let lists = self.count_lists(step.queries.heads, cache.kv_heads);
         let most = step.numbers.iter().max().map_or(0, |keep| *keep as usize * self.key_block).min(candidates.len());
         room.lists.resize_counted(gpu, [step.numbers.len(), lists], most, candidates.end)?;
         room.numbers.set(gpu, step.numbers.to_vec())?;
-        let tree = Tree {
-            tokens: candidates,
-            size: self.key_block,
-            stride: self.search.key_stride,
-            last: self.search.key_offset == Offset::Last,
-            representative: self.search.representative.place(),
-        };
+        let tree = self.tree(candidates);
         gpu.search_tree(&step.queries, cache, &tree, &room.numbers, &mut room.lists, &mut scratch.tree)
+    }
+}
+
+impl SearchedMask for Hip {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.dtype != KvDtype::F32 && TILED.contains(&shape.d)
+    }
+
+    fn lists(&self, heads: usize, kv_heads: usize) -> usize {
+        self.count_lists(heads, kv_heads)
+    }
+
+    fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize) {
+        let View { candidates, context, .. } = Window::Block.view(block);
+        let keep = self.budget.blocks(context, self.key_block);
+        (candidates, keep)
+    }
+
+    fn key_block(&self) -> usize {
+        self.key_block
+    }
+
+    #[cfg(feature = "cuda")]
+    fn search(&self) -> (Tree, Sampling) {
+        (self.tree(0..0), Sampling { stride: self.query_stride, last: self.query_offset == Offset::Last })
     }
 }

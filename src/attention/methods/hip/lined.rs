@@ -58,7 +58,7 @@ impl Hip {
     fn block_masks(&self, prompt: &QueryBlock<'_>, first: usize, lines: &[Lines]) -> (Masks, Cost) {
         let rows = self.query_block.min(prompt.rows - first);
         let of_head = |head: usize| &prompt.head(head)[first * prompt.d..][..rows * prompt.d];
-        let queries: Vec<f32> = (0..prompt.group()).flat_map(of_head).copied().collect();
+        let queries: Vec<f32> = (0..prompt.group).flat_map(of_head).copied().collect();
         let block = QueryBlock { queries: &queries, rows, first, ..prompt.clone() };
         let mut cost = Cost::default();
         let mut masks = BlockMask::masks(self, &block, &mut cost);
@@ -79,7 +79,7 @@ impl PromptMask for Hip {
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
         let votes = |head: usize| LineVotes::of_last(prompt, head, self.lines.snapshot, cost);
-        let votes = self.per.reduced((0..prompt.group()).map(votes).collect(), LineVotes::add);
+        let votes = self.per.reduced((0..prompt.group).map(votes).collect(), LineVotes::add);
         let lines: Vec<Lines> = votes.iter().map(|votes| Lines::chosen(votes, self.lines, fixed)).collect();
         let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
         let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first, &lines));

@@ -60,7 +60,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::device::DeviceForm;
 use crate::attention::{
     BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
-    PrefillPattern, QueryBlock, Selection, Step, TailRule,
+    PrefillPattern, QueryBlock, SearchedMask, Selection, Step, TailRule,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -516,9 +516,13 @@ impl BlockMask for Hip {
             Mask::new((0..candidates.start as u32).chain(picks).collect(), starts.clone())
         };
         match self.per {
-            Granularity::KvHead(_) => Masks::Shared(mask(0, 0..block.group())),
-            Granularity::QueryHead => Masks::PerHead((0..block.group()).map(|h| mask(h, h..h + 1)).collect()),
+            Granularity::KvHead(_) => Masks::Shared(mask(0, 0..block.group)),
+            Granularity::QueryHead => Masks::PerHead((0..block.group).map(|h| mask(h, h..h + 1)).collect()),
         }
+    }
+
+    fn device_form(&self) -> Option<&dyn SearchedMask> {
+        (self.is_plain() && self.window == Window::Block).then_some(self as &dyn SearchedMask)
     }
 }
 

@@ -1,0 +1,355 @@
+// Attention of a prompt's rows over what a mask leaves them: the block-sparse counterpart of prefill_attention_any.cu.
+//
+// Rows are cut into blocks of `block_rows`, heads into as many equal parts as there are lists for a block. The rows of a block,
+// of all heads of a part, share a list of tokens, ascending; a row attends
+//   the tokens of the list that lie before its start, and all tokens from its start up to its own position.
+// So each token counts once, whatever list and stretch have in common. Every row sees itself.
+//
+// Kernels: attend_blocks_{bf16,f16}_{64,128,256}_{32,64}, by element type, head width up to which they go, and rows of a
+// tile; sm_80 and up; d a multiple of 8. Products are mma.m16n8k16 with f32 sums; weights are rounded to the element type.
+//
+// Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
+//   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
+//   k, v   [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
+//   out    [rows][heads * d].
+//   tokens u32 [block][list][most], counts u32 [block][list]: all below the block's first position plus its rows.
+//   starts u32 [list or 1][rows]: list l has row i at l * starts_stride + i; at most the row's position.
+//
+// Launch, with TILE rows of a tile (32 or 64) and w the kernel's width
+//   grid    x = blocks * ceil(block_rows * heads / lists / TILE), y = lists
+//   block   128 threads
+//   shared  dynamic, (TILE + 128) * 2 * w bytes (raise the kernel's limit first)
+//   scale   positive
+//
+// How it works. A block of threads owns a tile of rows and walks through the tiles of 64 tokens of the list, then of the
+// stretch. Keys and values are gathered token by token, 16 bytes a copy; the values of a tile are copied while its scores are
+// computed, the next keys while the weighted sum is. With 64 rows each of 4 warps owns 16 of them; with 32, two warps share
+// 16 rows and each takes half of the tokens, and their sums are merged at the end. Blocks that are worked on together are
+// those of one list, whose keys so stay in the second-level cache.
+
+#include <climits>
+
+#include "tiles.cuh"
+
+namespace attend_blocks {
+
+using namespace tiles;
+using numbers::exp2_fast;
+using numbers::LOG2_E;
+using numbers::Pair;
+
+constexpr int THREADS = 128;
+constexpr int KEYS = ROWS;
+constexpr uint32_t NOBODY = ~0u;
+
+// What the rows of a chunk see.
+struct Seen {
+    const uint32_t *tokens, *counts, *starts;
+    uint32_t most, starts_stride, block_rows, lists;
+};
+
+template <typename T> struct Problem {
+    const T *q, *k, *v;
+    T* out;
+    int d, q_stride;
+    long long kv_stride;
+    int rows, first, heads, kv_heads;
+    float scale;
+    Seen seen;
+};
+
+// The rows of a tile: number `i` of the block's rows of all heads of a part, head after head.
+struct Tile {
+    int block, base, head, count;  // rows of a block begin with `base`; `count` is one past the last number
+
+    // Row of the chunk, or -1.
+    __device__ __forceinline__ int row(int i, int block_rows, int rows) const {
+        const int row = base + i % block_rows;
+        return i < count && row < rows ? row : -1;
+    }
+};
+
+// Gathers the keys or values of 64 tokens.
+template <typename T, int WIDTH>
+__device__ __forceinline__ void gather(uint32_t tile, const T* from, const uint32_t* ids, int d) {
+    constexpr int PIECES = WIDTH / 8;
+#pragma unroll 4
+    for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
+        const int at = i * THREADS + threadIdx.x, r = at / PIECES, c = at % PIECES;
+        const uint32_t id = ids[r];
+        const bool valid = id != NOBODY && 8 * c < d;
+        copy_16(piece<WIDTH>(tile, r, c), valid ? from + static_cast<size_t>(id) * d + 8 * c : from, valid);
+    }
+}
+
+template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void attend(const Problem<T>& problem) {
+    constexpr int KEY_WARPS = 4 / ROW_WARPS, QUERIES = 16 * ROW_WARPS, OWN = KEYS / KEY_WARPS;
+    constexpr uint32_t ROW_BYTES = (WIDTH + 63) / 64 * 128;
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    __shared__ uint32_t ids[3][KEYS];
+    __shared__ int bounds[3];
+    const uint32_t q_tile = shared_address(shared_raw), k_tile = q_tile + QUERIES * ROW_BYTES,
+                   v_tile = k_tile + KEYS * ROW_BYTES;
+    const Seen& seen = problem.seen;
+    const int d = problem.d, block_rows = static_cast<int>(seen.block_rows);
+    const int list = blockIdx.y, sharing = problem.heads / static_cast<int>(seen.lists);
+    const int numbers = block_rows * sharing, tiles_of_block = (numbers + QUERIES - 1) / QUERIES;
+    // Blocks with most tokens begin first.
+    const int at = gridDim.x - 1 - blockIdx.x;
+    const Tile tile{at / tiles_of_block, at / tiles_of_block * block_rows, list * sharing, numbers};
+    const int number0 = at % tiles_of_block * QUERIES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int row_warp = warp % ROW_WARPS, own_key = warp / ROW_WARPS * OWN;
+    const uint32_t* starts = seen.starts + static_cast<size_t>(list) * seen.starts_stride;
+
+    // First and last start, and first and last position, of the rows of the tile.
+    if (warp == 0) {
+        int first_start = INT_MAX, last_start = 0, first_row = INT_MAX, last_row = 0;
+        for (int i = lane; i < QUERIES; i += 32) {
+            const int row = tile.row(number0 + i, block_rows, problem.rows);
+            if (row < 0) continue;
+            const int start = static_cast<int>(starts[row]);
+            first_start = min(first_start, start), last_start = max(last_start, start);
+            first_row = min(first_row, row), last_row = max(last_row, row);
+        }
+        first_start = __reduce_min_sync(~0u, first_start), last_start = __reduce_max_sync(~0u, last_start);
+        first_row = __reduce_min_sync(~0u, first_row), last_row = __reduce_max_sync(~0u, last_row);
+        if (lane == 0) bounds[0] = first_start, bounds[1] = last_start, bounds[2] = first_row;
+        if (lane == 1) ids[2][0] = last_row;
+    }
+    __syncthreads();
+    const int first_start = bounds[0], last_start = bounds[1], first_position = problem.first + bounds[2];
+    if (first_start == INT_MAX) return;  // no row of the chunk is in the tile
+    const int end = problem.first + static_cast<int>(ids[2][0]) + 1;
+    const size_t index = static_cast<size_t>(tile.block) * seen.lists + list;
+    const uint32_t* listed = seen.tokens + index * seen.most;
+    const int count = static_cast<int>(seen.counts[index]);
+    const int list_tiles = (count + KEYS - 1) / KEYS;
+    const int tiles = list_tiles + (end - first_start + KEYS - 1) / KEYS;
+    auto id_of = [&](int tile, int slot) -> uint32_t {
+        if (tile < list_tiles) {
+            const int i = tile * KEYS + slot;
+            return i < count ? listed[i] : NOBODY;
+        }
+        const int key = first_start + (tile - list_tiles) * KEYS + slot;
+        return key < end ? static_cast<uint32_t>(key) : NOBODY;
+    };
+    __syncthreads();  // the last row is read
+    if (threadIdx.x < KEYS) {
+        ids[0][threadIdx.x] = id_of(0, threadIdx.x);
+        ids[1][threadIdx.x] = tiles > 1 ? id_of(1, threadIdx.x) : NOBODY;
+    }
+    __syncthreads();
+
+    const size_t shift = static_cast<size_t>(tile.head / (problem.heads / problem.kv_heads)) * problem.kv_stride;
+    const T *k = problem.k + shift, *v = problem.v + shift;
+    {
+        constexpr int PIECES = WIDTH / 8;
+#pragma unroll 4
+        for (int i = 0; i < QUERIES * PIECES / THREADS; ++i) {
+            const int at = i * THREADS + threadIdx.x, r = at / PIECES, c = at % PIECES;
+            const int row = tile.row(number0 + r, block_rows, problem.rows);
+            const bool valid = row >= 0 && 8 * c < d;
+            const int head = tile.head + (number0 + r) / block_rows;
+            const size_t from = static_cast<size_t>(row) * problem.q_stride + static_cast<size_t>(head) * d + 8 * c;
+            copy_16(piece<WIDTH>(q_tile, r, c), valid ? problem.q + from : problem.q, valid);
+        }
+    }
+    gather<T, WIDTH>(k_tile, k, ids[0], d);
+    copy_commit();
+
+    // Of the lane's two rows: where they start and stand; rows that are not there see nothing.
+    int start[2], position[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = tile.row(number0 + 16 * row_warp + g + 8 * r, block_rows, problem.rows);
+        start[r] = row < 0 ? 0 : static_cast<int>(starts[row]);
+        position[r] = row < 0 ? -1 : problem.first + row;
+    }
+    const float scale_log2 = problem.scale * LOG2_E;
+    float o[WIDTH / 2];
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; ++i) o[i] = 0.f;
+    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+
+    for (int at = 0; at < tiles; ++at) {
+        copy_wait<0>();
+        __syncthreads();  // the keys are there, nobody reads the last values any more, and the next tokens are known
+        const uint32_t* own = ids[at % 3];
+        gather<T, WIDTH>(v_tile, v, own, d);
+        copy_commit();
+        uint32_t after_next = NOBODY;
+        if (threadIdx.x < KEYS && at + 2 < tiles) after_next = id_of(at + 2, threadIdx.x);
+
+        float s[OWN / 2];
+#pragma unroll
+        for (int i = 0; i < OWN / 2; ++i) s[i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 16; ++i) {
+            uint32_t a[4];
+            load_matrices(a, piece<WIDTH>(q_tile, 16 * row_warp + lane % 16, 2 * i + lane / 16));
+#pragma unroll
+            for (int n = 0; n < OWN / 16; ++n) {
+                uint32_t b[4];
+                load_matrices(b, piece<WIDTH>(k_tile, own_key + 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+                multiply<T>(s + 8 * n, a, b[0], b[1]);
+                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+
+        const bool is_list = at < list_tiles;
+        const int begin = first_start + (at - list_tiles) * KEYS;
+        // Every row sees all tokens: of a list those before the first start, of a stretch those behind the last.
+        const bool is_whole = is_list ? own[KEYS - 1] < static_cast<uint32_t>(first_start)
+                                      : begin >= last_start && begin + KEYS - 1 <= first_position;
+        if (!is_whole) {
+#pragma unroll
+            for (int i = 0; i < OWN / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int slot = own_key + 8 * i + 2 * t + c;
+                    const uint32_t id = is_list ? own[slot] : static_cast<uint32_t>(begin + slot);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const bool sees = is_list ? id < static_cast<uint32_t>(start[r])
+                                                  : static_cast<int>(id) >= start[r] && static_cast<int>(id) <= position[r];
+                        if (!sees) s[4 * i + 2 * r + c] = -INFINITY;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = maximum[r];
+#pragma unroll
+            for (int i = 0; i < OWN / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+            // A row may have seen nothing yet.
+            const float base = m == -INFINITY ? 0.f : m * scale_log2;
+            const float factor = maximum[r] == m ? 1.f : exp2_fast((maximum[r] - m) * scale_log2);
+            maximum[r] = m;
+            float part = 0.f;
+#pragma unroll
+            for (int i = 0; i < OWN / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    float& x = s[4 * i + 2 * r + c];
+                    x = exp2_fast(x * scale_log2 - base);
+                    part += x;
+                }
+            }
+            sum[r] = sum[r] * factor + part;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                o[4 * i + 2 * r] *= factor;
+                o[4 * i + 2 * r + 1] *= factor;
+            }
+        }
+        // Nobody reads the tokens of the tile before any more.
+        if (threadIdx.x < KEYS) ids[(at + 2) % 3][threadIdx.x] = after_next;
+
+        copy_wait<0>();
+        __syncthreads();  // the values are there, and nobody reads the keys any more
+        if (at + 1 < tiles) gather<T, WIDTH>(k_tile, k, ids[(at + 1) % 3], d);
+        copy_commit();
+#pragma unroll
+        for (int i = 0; i < OWN / 16; ++i) {
+            uint32_t a[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) a[c] = Pair<T>::pack(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
+#pragma unroll
+            for (int n = 0; n < WIDTH / 16; ++n) {
+                uint32_t b[4];
+                load_matrices_transposed(b, piece<WIDTH>(v_tile, own_key + 16 * i + lane % 16, 2 * n + lane / 16));
+                multiply<T>(o + 8 * n, a, b[0], b[1]);
+                multiply<T>(o + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
+        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
+    }
+    if constexpr (KEY_WARPS == 2) {
+        // The warps of the second half of the tokens hand their sums to those of the first.
+        float* sums = reinterpret_cast<float*>(shared_raw + QUERIES * ROW_BYTES);
+        float* scalars = reinterpret_cast<float*>(shared_raw);
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = 16 * row_warp + g + 8 * r;
+            if (warp < ROW_WARPS) continue;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i)
+                *reinterpret_cast<float2*>(sums + row * WIDTH + 8 * i + 2 * t) =
+                    make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
+            if (t == 0) scalars[2 * row] = maximum[r], scalars[2 * row + 1] = sum[r];
+        }
+        __syncthreads();
+        if (warp >= ROW_WARPS) return;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = 16 * row_warp + g + 8 * r;
+            const float other = scalars[2 * row], m = fmaxf(maximum[r], other);
+            const float own = maximum[r] == m ? 1.f : exp2_fast((maximum[r] - m) * scale_log2);
+            const float theirs = other == m ? 1.f : exp2_fast((other - m) * scale_log2);
+            sum[r] = sum[r] * own + scalars[2 * row + 1] * theirs;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                const float2 part = *reinterpret_cast<float2*>(sums + row * WIDTH + 8 * i + 2 * t);
+                o[4 * i + 2 * r] = o[4 * i + 2 * r] * own + part.x * theirs;
+                o[4 * i + 2 * r + 1] = o[4 * i + 2 * r + 1] * own + part.y * theirs;
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int number = number0 + 16 * row_warp + g + 8 * r;
+        if (position[r] < 0) continue;
+        const int row = position[r] - problem.first, head = tile.head + number / block_rows;
+        const float inverse = 1.f / sum[r];
+        T* line = problem.out + (static_cast<size_t>(row) * problem.heads + head) * d + 2 * t;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i) {
+            if (8 * i < d) {
+                *reinterpret_cast<uint32_t*>(line + 8 * i) =
+                    Pair<T>::pack(o[4 * i + 2 * r] * inverse, o[4 * i + 2 * r + 1] * inverse);
+            }
+        }
+    }
+}
+
+}  // namespace attend_blocks
+
+#define ATTEND_BLOCKS(T, NAME, WIDTH, TILE)                                                                             \
+    extern "C" __global__ void __launch_bounds__(attend_blocks::THREADS, WIDTH > 128 ? 1 : TILE == 32 ? 4 : 3)          \
+        attend_blocks_##NAME##_##WIDTH##_##TILE(const T* q, const T* k, const T* v, T* out, int d, int q_stride,        \
+                                                long long kv_stride, int rows, int first, int heads, int kv_heads,      \
+                                                float scale, const attend_blocks::Seen seen) {                          \
+        attend_blocks::attend<T, WIDTH, TILE / 16>(attend_blocks::Problem<T>{q, k, v, out, d, q_stride, kv_stride,      \
+                                                                             rows, first, heads, kv_heads, scale,       \
+                                                                             seen});                                    \
+    }
+
+#define TILES(T, NAME, WIDTH) ATTEND_BLOCKS(T, NAME, WIDTH, 32) ATTEND_BLOCKS(T, NAME, WIDTH, 64)
+#define WIDTHS(T, NAME) TILES(T, NAME, 64) TILES(T, NAME, 128) TILES(T, NAME, 256)
+
+WIDTHS(__half, f16)
+WIDTHS(__nv_bfloat16, bf16)
+
+// Tokens `first` ..= `first + count - 1` at places `place` and on of a list.
+struct Run { uint32_t first, count, place; };
+
+// Blocks: lists. Writes the runs [begins[list], begins[list + 1]) of each list out, `most` apart, and how many tokens it has.
+extern "C" __global__ void __launch_bounds__(256) write_runs(const Run* runs, const uint32_t* begins, uint32_t* tokens,
+                                                             uint32_t most, uint32_t* counts) {
+    const uint32_t begin = begins[blockIdx.x], end = begins[blockIdx.x + 1];
+    uint32_t* to = tokens + static_cast<size_t>(blockIdx.x) * most;
+    for (uint32_t i = begin + threadIdx.x / 32; i < end; i += blockDim.x / 32) {
+        const Run run = runs[i];
+        for (uint32_t j = threadIdx.x % 32; j < run.count; j += 32) to[run.place + j] = run.first + j;
+    }
+    if (threadIdx.x == 0) counts[blockIdx.x] = begin == end ? 0 : runs[end - 1].place + runs[end - 1].count;
+}

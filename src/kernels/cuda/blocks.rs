@@ -1,0 +1,385 @@
+//! Sparse attention of a prompt's rows: blocks of them attend lists of tokens and a stretch up to each row; and the search of a tree
+//! of keys that makes such lists.
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::prefill::{Rows, addresses};
+use super::tree::{DeviceTree, Tree};
+use super::{Buffer, Gpu, GpuError, Mirrored, Plain, Storage, failed};
+
+/// Threads of a block that attends or searches, and of one that writes runs out.
+const THREADS: u32 = 128;
+const WRITERS: u32 = 256;
+/// Keys of a tile.
+const TILE_KEYS: usize = 64;
+/// Rows of the smaller and the larger tile.
+const TILES: [usize; 2] = [32, 64];
+/// Rows that a product on tensor cores takes, and numbers between them in shared memory.
+const SAMPLES: usize = 16;
+const SAMPLE_GAP: usize = 32;
+/// Bytes of shared memory that a search takes for each block that it keeps: two spans, and the scores of two branches.
+const KEPT_BYTES: usize = 2 * 8 + 2 * 4;
+/// Shared memory that the kernel takes beside what it is given.
+const OWN_SHARED: usize = 1 << 10;
+/// Lists are allocated in steps of so many bytes.
+const LIST_STEP: usize = 1 << 20;
+
+/// Tokens that follow one another in a list.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Run {
+    first: u32,
+    count: u32,
+    place: u32,
+}
+
+// SAFETY: three words; any bits are numbers.
+unsafe impl Plain for Run {}
+
+impl Run {
+    /// The runs of a list of tokens, ascending.
+    pub fn of(tokens: &[u32]) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for (place, token) in tokens.iter().enumerate() {
+            match runs.last_mut() {
+                Some(run) if run.first + run.count == *token => run.count += 1,
+                _ => runs.push(Self { first: *token, count: 1, place: place as u32 }),
+            }
+        }
+        runs
+    }
+}
+
+/// How the rows of a chunk are cut up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BlockShape {
+    /// Rows of the chunk.
+    pub rows: usize,
+    /// Rows of a block; the last may have fewer.
+    pub block_rows: usize,
+    /// Lists of a block: query heads, or KV heads whose query heads share one.
+    pub lists: usize,
+}
+
+impl BlockShape {
+    /// Blocks.
+    pub fn blocks(&self) -> usize {
+        self.rows.div_ceil(self.block_rows.max(1))
+    }
+}
+
+/// What the rows of a chunk see: of the tokens of their block's list those before their start, and all from there up to themselves.
+#[derive(Debug, Default)]
+pub struct BlockLists {
+    shape: BlockShape,
+    /// Tokens that a list has at most, and there is room for.
+    most: usize,
+    /// All tokens lie below this one.
+    end: usize,
+    /// `[block][list][most]`.
+    tokens: Option<Buffer>,
+    /// `[block][list]`.
+    counts: Option<Buffer>,
+    /// `[list][row]`, or `[row]` for all lists.
+    starts: Mirrored<u32>,
+    runs: Option<Buffer>,
+    begins: Option<Buffer>,
+}
+
+impl BlockLists {
+    /// Makes room for lists of up to `most` tokens, which somebody then has to write. `starts` are `[list][row]`, or `[row]` for all
+    /// lists alike, each at most the position of its row.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are neither as many starts as rows nor as many for each list.
+    pub fn resize(&mut self, gpu: &Gpu, shape: BlockShape, most: usize, starts: Vec<u32>) -> Result<(), GpuError> {
+        let BlockShape { rows, lists, .. } = shape;
+        assert!(starts.len() == rows || starts.len() == lists * rows, "{} starts of {rows} rows", starts.len());
+        (self.shape, self.most, self.end) = (shape, most.max(1), 0);
+        let count = shape.blocks() * lists;
+        gpu.reserve(&mut self.tokens, (4 * count * self.most).next_multiple_of(LIST_STEP))?;
+        gpu.reserve(&mut self.counts, 4 * count)?;
+        self.starts.set(gpu, starts)
+    }
+
+    /// Writes the lists, `[block][list]`, each in runs.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are not as many lists, or one is longer than there is room for.
+    pub fn write(&mut self, gpu: &Gpu, lists: &[Vec<Run>]) -> Result<(), GpuError> {
+        assert_eq!(lists.len(), self.shape.blocks() * self.shape.lists, "lists");
+        let ends = lists.iter().filter_map(|runs| runs.last());
+        assert!(ends.map(|run| (run.place + run.count) as usize).all(|count| count <= self.most), "long lists");
+        let ends = lists.iter().scan(0, |sum, runs| {
+            *sum += runs.len() as u32;
+            Some(*sum)
+        });
+        let begins: Vec<u32> = std::iter::once(0).chain(ends).collect();
+        let runs: Vec<Run> = lists.concat();
+        self.end = runs.iter().map(|run| (run.first + run.count) as usize).max().unwrap_or(0);
+        gpu.reserve(&mut self.begins, size_of_val(&begins[..]))?;
+        gpu.reserve(&mut self.runs, size_of_val(&runs[..]).max(1))?;
+        let [tokens, counts] = self.addresses();
+        let (Some(of_runs), Some(of_begins)) = (&mut self.runs, &mut self.begins) else {
+            unreachable!("both were reserved")
+        };
+        gpu.upload_to(of_begins, 0, &begins)?;
+        gpu.upload_to(of_runs, 0, &runs)?;
+        let (of_runs, of_begins) =
+            (of_runs.address(0, size_of_val(&runs[..])), of_begins.address(0, size_of_val(&begins[..])));
+        let most = self.most as u32;
+        let function = gpu.function("attend_blocks", "write_runs")?;
+        let mut launch = gpu.stream.launch_builder(&function);
+        launch.arg(&of_runs).arg(&of_begins).arg(&tokens).arg(&most).arg(&counts);
+        let grid =
+            LaunchConfig { grid_dim: (lists.len() as u32, 1, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: runs and begins were sent, and every run ends within `most` tokens of its list.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("writing lists"))
+    }
+
+    /// Copies one list to the host.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn download(&self, gpu: &Gpu, block: usize, list: usize) -> Result<Vec<u32>, GpuError> {
+        let (index, mut count) = (block * self.shape.lists + list, [0u32]);
+        gpu.download(self.counts.as_ref().expect("there is room"), 4 * index, &mut count)?;
+        let mut tokens = vec![0; count[0] as usize];
+        gpu.download(self.tokens.as_ref().expect("there is room"), 4 * index * self.most, &mut tokens)?;
+        Ok(tokens)
+    }
+
+    /// Where tokens and counts are.
+    fn addresses(&self) -> [u64; 2] {
+        let count = self.shape.blocks() * self.shape.lists;
+        let (tokens, counts) = (self.tokens.as_ref().expect("there is room"), self.counts.as_ref());
+        [tokens.address(0, 4 * count * self.most), counts.expect("there is room").address(0, 4 * count)]
+    }
+
+    /// Bytes of lists of a chunk.
+    pub fn bytes(shape: &BlockShape, most: usize) -> usize {
+        (4 * shape.blocks() * shape.lists * most).next_multiple_of(LIST_STEP)
+    }
+}
+
+/// As the kernel's struct `Seen`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    tokens: u64,
+    counts: u64,
+    starts: u64,
+    most: u32,
+    starts_stride: u32,
+    block_rows: u32,
+    lists: u32,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for Seen {}
+
+/// What a block of rows searches, as the kernel's struct `Searched`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Searched {
+    /// First of the candidates; what lies before is seen anyway.
+    pub begin: u32,
+    /// Candidates.
+    pub tokens: u32,
+    /// Key blocks that are kept.
+    pub keep: u32,
+}
+
+// SAFETY: three words; any bits are numbers.
+unsafe impl Plain for Searched {}
+
+/// Which rows of a block are scored: one of each `stride`, the first or the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampling {
+    /// Rows from one to the next; at most those of a block.
+    pub stride: usize,
+    /// Whether it is the last.
+    pub last: bool,
+}
+
+/// As the kernel's struct `Sampling`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceSampling {
+    rows: u32,
+    stride: u32,
+    last: u32,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceSampling {}
+
+/// A search for the lists of all blocks of a chunk.
+pub struct PromptSearch<'a> {
+    /// Key blocks and what stands for them; the candidates are those of each block.
+    pub tree: Tree,
+    /// Rows that are scored.
+    pub sampling: Sampling,
+    /// What each block searches.
+    pub blocks: &'a Mirrored<Searched>,
+}
+
+impl PromptSearch<'_> {
+    /// Bytes of shared memory that it takes, for `sharing` query heads of a list.
+    fn shared_bytes(&self, block_rows: usize, sharing: usize, d: usize) -> usize {
+        let keep = self.most_kept();
+        self.sample_tiles(block_rows, sharing) * SAMPLES * (d + SAMPLE_GAP) * 2 + keep * KEPT_BYTES
+    }
+
+    /// The most blocks that a search keeps.
+    fn most_kept(&self) -> usize {
+        let searching =
+            self.blocks.numbers().iter().filter(|own| own.keep < own.tokens.div_ceil(self.tree.size as u32));
+        searching.map(|own| own.keep as usize).max().unwrap_or(0)
+    }
+
+    /// The rows that are sampled for a list, by 16.
+    fn sample_tiles(&self, block_rows: usize, sharing: usize) -> usize {
+        (block_rows.div_ceil(self.sampling.stride) * sharing).div_ceil(SAMPLES)
+    }
+}
+
+impl Gpu {
+    /// Whether rows over such a cache can be attended in blocks.
+    pub fn attends_blocks(&self, storage: Storage, d: usize) -> bool {
+        storage != Storage::F32 && d.is_multiple_of(8) && d <= 256
+    }
+
+    /// Each row attends what `seen` leaves it, into `out` `[row][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or nothing of this shape can be attended so.
+    pub fn attend_blocks(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        seen: &BlockLists,
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let BlockShape { block_rows, lists, .. } = seen.shape;
+        assert!(self.attends_blocks(cache.storage, cache.d), "heads of {} channels", cache.d);
+        assert!(seen.shape.rows == rows.count && rows.first + rows.count <= cache.capacity, "{:?}", seen.shape);
+        assert!(rows.heads.is_multiple_of(lists) && lists.is_multiple_of(cache.kv_heads), "{lists} lists");
+        assert!(seen.end <= rows.first + rows.count, "tokens up to {}", seen.end);
+        let (queries, out) = addresses(rows, cache, out);
+        let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
+        let [tokens, counts] = seen.addresses();
+        let numbers = block_rows * rows.heads / lists;
+        let tile = if numbers <= TILES[0] { TILES[0] } else { TILES[1] };
+        let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
+        let shared_bytes = ((tile + 2 * TILE_KEYS) * 2 * width) as u32;
+        let name = format!("attend_blocks_{}_{width}_{tile}", cache.storage.name());
+        let function = self.with_shared("attend_blocks", &name, shared_bytes)?;
+        let starts = seen.starts.numbers();
+        let own = Seen {
+            tokens,
+            counts,
+            starts: seen.starts.address(0..starts.len()),
+            most: seen.most as u32,
+            starts_stride: if starts.len() == rows.count { 0 } else { rows.count as u32 },
+            block_rows: block_rows as u32,
+            lists: lists as u32,
+        };
+        let scale = 1.0 / (cache.d as f32).sqrt();
+        let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
+        let (count, first) = (rows.count as i32, rows.first as i32);
+        let (heads, kv_heads) = (rows.heads as i32, cache.kv_heads as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&d).arg(&stride).arg(&kv_stride);
+        launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale).arg(&own);
+        let grid = LaunchConfig {
+            grid_dim: ((seen.shape.blocks() * numbers.div_ceil(tile)) as u32, lists as u32, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: shared_bytes,
+        };
+        // SAFETY: queries, cache and output are as large as checked by `addresses` and above; lists hold tokens below their `end`, and
+        // stretches end with the rows.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's blocks"))
+    }
+
+    /// Whether the rows of blocks can search on this device: by the shape of their heads, and by what a search keeps.
+    pub fn searches_prompt(
+        &self,
+        search: &PromptSearch<'_>,
+        shape: &BlockShape,
+        heads: usize,
+        cache: &Cache<'_>,
+    ) -> bool {
+        let shared = search.shared_bytes(shape.block_rows, heads / shape.lists, cache.d);
+        cache.storage.fits_tiles(cache.d) && shared + OWN_SHARED <= self.most_shared
+    }
+
+    /// The tokens of the blocks that a search finds for the rows of each block, into `lists`, which have room for them: what lies
+    /// before the candidates, then what was found. Adds to `counters`, u64 `[list][2]` from byte `counters_at` on, the products that
+    /// were taken, and the tokens that all rows of one head see of their lists.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or the device [cannot](Self::searches_prompt).
+    pub fn search_prompt(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        search: &PromptSearch<'_>,
+        lists: &mut BlockLists,
+        (counters, counters_at): (&mut Buffer, usize),
+    ) -> Result<(), GpuError> {
+        let (shape, blocks, tree) = (lists.shape, search.blocks.numbers(), &search.tree);
+        assert!(self.searches_prompt(search, &shape, rows.heads, cache), "{shape:?}");
+        assert!(blocks.len() == shape.blocks() && shape.rows == rows.count, "{} of {shape:?}", blocks.len());
+        assert!((1..=tree.size).contains(&tree.stride), "{tree:?}");
+        assert!((1..=shape.block_rows).contains(&search.sampling.stride), "{:?}", search.sampling);
+        for (block, own) in blocks.iter().enumerate() {
+            let end = (own.begin + own.tokens) as usize;
+            assert!(end <= rows.first + (block * shape.block_rows).min(rows.count), "candidates up to {end}");
+            let found = (own.keep as usize * tree.size).min(own.tokens as usize);
+            assert!(own.begin as usize + found <= lists.most, "lists of {}", lists.most);
+        }
+        assert!(rows.heads.is_multiple_of(shape.lists) && shape.lists.is_multiple_of(cache.kv_heads), "{shape:?}");
+        assert!(rows.stride.is_multiple_of(8) && rows.stride >= rows.heads * cache.d, "rows of {}", rows.stride);
+        let numbers = (rows.count - 1) * rows.stride + rows.heads * cache.d;
+        let queries = rows.queries.address(0, numbers * cache.storage.bytes());
+        lists.end = blocks.iter().map(|own| (own.begin + own.tokens) as usize).max().unwrap_or(0);
+        let [tokens, counts] = lists.addresses();
+        let counters = counters.address(counters_at, 16 * shape.lists);
+        let sharing = rows.heads / shape.lists;
+        let shared_bytes = search.shared_bytes(shape.block_rows, sharing, cache.d) as u32;
+        let (keep, tiles) = (search.most_kept() as u32, search.sample_tiles(shape.block_rows, sharing) as u32);
+        let name = format!("search_prompt_{}_{}", cache.storage.name(), cache.d);
+        let function = self.with_shared("tree_prompt", &name, shared_bytes)?;
+        let tree = DeviceTree::of(tree);
+        let Sampling { stride, last } = search.sampling;
+        let sampling = DeviceSampling { rows: shape.block_rows as u32, stride: stride as u32, last: u32::from(last) };
+        let (row_stride, count, heads) = (rows.stride as u32, rows.count as u32, rows.heads as u32);
+        let (keys, kv_stride, kv_heads) = (cache.key(0, 0), cache.head_stride(), cache.kv_heads as u32);
+        let (searched, most) = (search.blocks.address(0..blocks.len()), lists.most as u32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&queries).arg(&row_stride).arg(&count).arg(&heads).arg(&keys).arg(&kv_stride).arg(&kv_heads);
+        launch.arg(&tree).arg(&sampling).arg(&searched).arg(&keep).arg(&tiles);
+        launch.arg(&tokens).arg(&most).arg(&counts).arg(&counters);
+        let grid = LaunchConfig {
+            grid_dim: (shape.blocks() as u32, shape.lists as u32, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: shared_bytes,
+        };
+        // SAFETY: queries, keys, lists and counters are as long as checked, and what is searched lies before the rows.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("searching for a prompt's blocks"))
+    }
+}
