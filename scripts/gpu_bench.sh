@@ -3,7 +3,7 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small decode llama2 crossover, and of the papers' settings ds_figure5 ds_figure6
+# TABLES names some of the tables (all): batch context small decode llama2 crossover prefill prefill_density, and of the papers' settings ds_figure5 ds_figure6
 # hash_figure4 hash_figure4_steps hip_decoding hip_table5 magicpig_figure7.
 set -euo pipefail
 
@@ -39,6 +39,12 @@ table decode decode --layers 32 -c 128K --batch 6 "${methods[@]}" --density 0.06
 table crossover decode --layers 32 -c 8K,32K,128K "${methods[@]}" --density 0.0625 --rounds 9
 # Llama-2-7B's heads, of which each has keys of its own, as the papers measured.
 table llama2 decode --shape llama-2-7b --layers 32 -c 32K --batch 6 "${methods[@]}" --density 0.0625 --rounds 9
+
+# Attention of a whole prompt at one layer, by masks; hip as its paper has it, and with one mask for the heads of a group.
+table prefill prefill -c 8K,32K,128K -m hip:k=512 -m hip:k=512,per=kv_head -m streaming_llm:window=1024 -m bigbird:blocks=8,per=kv_head \
+    --rounds 7 "${peers[@]}"
+# How its time falls with what is kept.
+table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m hip:per=kv_head --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 7
 
 # The papers' own settings, against what they measured against: PyTorch's scaled_dot_product_attention, which copies KV heads where a
 # program before enable_gqa had to, and against cuDNN.

@@ -4,7 +4,8 @@
 //! these, and runs that only attend exactly, wait for nothing within a step. The others pick on the host, by the code that all
 //! engines share: queries and the new keys and values come down, picks go up, and the GPU attends them; who picks without a look
 //! at anything has nothing come down. A prefix is copied to the host, layer by layer, when somebody looks at it there. Rows that
-//! are attended at other positions than they were read at are attended on the host as well.
+//! are attended at other positions than they were read at are attended on the host as well. A prompt that is read by a mask is
+//! attended on the device where it can be told there what blocks of rows attend ([`attend_there`](crate::attention::SparsePrefill::attend_there)).
 //!
 //! The residual stream is f32; what feeds a product, keys and values are of the storage type; sums are f32.
 
