@@ -5,7 +5,6 @@
 
 use std::hint::black_box;
 
-use candle_core::{Device, Tensor};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use rand::{RngExt, SeedableRng};
@@ -102,14 +101,6 @@ fn linear(c: &mut Criterion) {
             b.iter(|| linear_rows(&x, &w, inputs, black_box(&mut out)))
         });
     }
-    let rows = 2048;
-    let (x, w) = (noise(rows * inputs), noise(outputs * inputs));
-    let x = Tensor::from_vec(x, (rows, inputs), &Device::Cpu).expect("shape fits");
-    let w = Tensor::from_vec(w, (outputs, inputs), &Device::Cpu).expect("shape fits").t().expect("a matrix");
-    group.throughput(Throughput::Elements((2 * rows * outputs * inputs) as u64));
-    group.bench_function(format!("candle/{rows}x{inputs}x{outputs}"), |b| {
-        b.iter(|| black_box(x.matmul(&w).expect("shapes fit")))
-    });
 }
 
 fn hyperplanes(c: &mut Criterion) {

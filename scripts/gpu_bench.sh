@@ -17,7 +17,7 @@ if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; th
 # One selection for the heads of a group, as the papers' kernels for grouped heads have it, but for magicpig, whose heads sample
 # by themselves; hip with half of its keys, too.
 methods=(-m streaming_llm -m hash_attention:per=kv_head -m hip:per=kv_head -m hip:per=kv_head,b_sk=2
-    -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
+    -m lsh_bits:per=kv_head -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
 # Of 32 layers and several sequences its tables would take more than the memory there is.
 sampling=(-m magicpig:K=10,L=150)
 

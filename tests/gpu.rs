@@ -1313,7 +1313,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 let starts = starts.map(|(list, row)| start(list, row) as u32).collect();
                 let mut seen = BlockLists::default();
                 seen.resize(&gpu, shape, most, starts).unwrap();
-                seen.write(&gpu, &all).unwrap();
+                seen.write(&gpu, &all.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
                 for i in [0, shape.blocks() * lists - 1] {
                     assert_eq!(seen.download(&gpu, i / lists, i % lists).unwrap(), listed(i / lists, i % lists));
                 }
@@ -1758,7 +1758,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or are drawn for without a look.
-const THERE: [&str; 25] = [
+const THERE: [&str; 28] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1781,6 +1781,9 @@ const THERE: [&str; 25] = [
     "hip:k=16,b_k=4,per=kv_head,r_m=1",
     "hip:k=16,r_m=8",
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7",
+    "lsh_bits:k=16",
+    "lsh_bits:bits=40,label=av,k=20,per=kv_head",
+    "lsh_bits:bits=300,label=av,center=true,ties=first,k=20",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
     "topk:k=0",

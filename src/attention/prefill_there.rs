@@ -116,31 +116,29 @@ impl SparsePrefill<'_> {
             let (block, kv_head) = (i / kv_heads, i % kv_heads);
             let first = rows.first + block * block_rows;
             let here = block_rows.min(rows.first + rows.count - first);
-            mask.masks(&self.unseen(layer, (kv_head, group), (first, here), cache.d), &mut Cost::default())
+            match mask.masks(&self.unseen(layer, (kv_head, group), (first, here), cache.d), &mut Cost::default()) {
+                Masks::Shared(mask) => Placed::of(&mask, first).map(|placed| vec![placed]),
+                Masks::PerHead(masks) => masks.iter().map(|mask| Placed::of(mask, first)).collect(),
+            }
         };
-        let masks: Vec<Masks> = (0..blocks * kv_heads).into_par_iter().map(of).collect();
-        let is_shared = masks.iter().all(|masks| matches!(masks, Masks::Shared(_)));
+        let placed: Option<Vec<Vec<Placed>>> = (0..blocks * kv_heads).into_par_iter().map(of).collect();
+        let Some(placed) = placed else { return Ok(false) };
+        let is_shared = placed.iter().all(|lists| lists.len() == 1);
         let sharing = if is_shared { group } else { 1 };
-        let masks: Vec<&Mask> = masks.iter().flat_map(|masks| lists_of(masks, group / sharing)).collect();
-        if masks.iter().any(|mask| !mask.slashes.is_empty() || mask.own.iter().any(|own| !own.is_empty())) {
-            return Ok(false);
-        }
+        let repeats = |lists: &Vec<Placed>| if lists.len() == 1 { group / sharing } else { 1 };
+        let placed: Vec<&Placed> =
+            placed.iter().flat_map(|lists| lists.iter().flat_map(|list| vec![list; repeats(lists)])).collect();
         let lists = rows.heads / sharing;
         let shape = BlockShape { rows: rows.count, block_rows, lists };
-        let mut starts = vec![0; lists * rows.count];
+        let starts_of = |list: usize| placed.iter().skip(list).step_by(lists).flat_map(|placed| &placed.starts);
+        let is_alike = placed.chunks(lists).all(|block| block.iter().all(|list| list.starts == block[0].starts));
+        let starts = (0..if is_alike { 1 } else { lists }).flat_map(starts_of).copied().collect();
         let mut attended = vec![0; rows.heads];
-        for (i, mask) in masks.iter().enumerate() {
-            let (block, list) = (i / lists, i % lists);
-            for (row, start) in (block * block_rows..).zip(&mask.starts) {
-                let position = rows.first + row;
-                let start = (*start).min(position);
-                starts[list * rows.count + row] = start as u32;
-                let seen = mask.common.partition_point(|token| (*token as usize) < start) + position + 1 - start;
-                attended[list * sharing..][..sharing].iter_mut().for_each(|sum| *sum += seen);
-            }
+        for (i, placed) in placed.iter().enumerate() {
+            attended[i % lists * sharing..][..sharing].iter_mut().for_each(|sum| *sum += placed.seen);
         }
-        let most = masks.iter().map(|mask| mask.common.len()).max().unwrap_or(0);
-        let runs: Vec<Vec<Run>> = masks.par_iter().map(|mask| Run::of(&mask.common)).collect();
+        let most = placed.iter().map(|placed| placed.tokens).max().unwrap_or(0);
+        let runs: Vec<&[Run]> = placed.iter().map(|placed| &placed.runs[..]).collect();
         self.there.lists.resize(gpu, shape, most, starts)?;
         self.there.lists.write(gpu, &runs)?;
         self.count(layer, BlockCost::new(attended, context(rows), rows.count, cache.d));
@@ -198,10 +196,29 @@ fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 
-/// The masks of a KV head's lists.
-fn lists_of(masks: &Masks, lists: usize) -> Vec<&Mask> {
-    match masks {
-        Masks::Shared(mask) => vec![mask; lists],
-        Masks::PerHead(masks) => masks.iter().collect(),
+/// A list of a block that was placed.
+struct Placed {
+    runs: Vec<Run>,
+    /// Tokens of the list.
+    tokens: usize,
+    /// Of each row.
+    starts: Vec<u32>,
+    /// Tokens that the rows attend together.
+    seen: usize,
+}
+
+impl Placed {
+    /// What a mask leaves rows from position `first` on; `None` if that is more than a list and a stretch.
+    fn of(mask: &Mask, first: usize) -> Option<Self> {
+        if !mask.slashes.is_empty() || mask.own.iter().any(|own| !own.is_empty()) {
+            return None;
+        }
+        let starts: Vec<u32> =
+            (first..).zip(&mask.starts).map(|(position, start)| (*start).min(position) as u32).collect();
+        let seen = |(position, start): (usize, &u32)| {
+            mask.common.partition_point(|token| token < start) + position + 1 - *start as usize
+        };
+        let seen = (first..).zip(&starts).map(seen).sum();
+        Some(Self { runs: Run::of(&mask.common), tokens: mask.common.len(), starts, seen })
     }
 }

@@ -19,13 +19,18 @@
 //! `center` subtracts the candidates' mean key first, which takes the same from all inner products of a
 //! query; the paper does not.
 
+mod device;
+
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use super::planes::RandomPlanes;
+#[cfg(feature = "cuda")]
+use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
+use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
@@ -161,6 +166,10 @@ impl Scorer for RandomSignatures {
         cost.shared_uses += 1;
         let signatures = side_signatures(&planes, &augmented);
         segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
     }
 }
 

@@ -137,6 +137,12 @@ impl Signatures {
         Self { planes: Vec::new(), words, place }
     }
 
+    /// All of them, `[word][candidate]`.
+    #[cfg(feature = "cuda")]
+    pub(super) fn planes(&self) -> &[u32] {
+        &self.planes
+    }
+
     /// Bytes as stored.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(self.planes.as_slice())

@@ -113,7 +113,7 @@ impl BlockLists {
     ///
     /// # Panics
     /// If there are not as many lists, or one is longer than there is room for.
-    pub fn write(&mut self, gpu: &Gpu, lists: &[Vec<Run>]) -> Result<(), GpuError> {
+    pub fn write(&mut self, gpu: &Gpu, lists: &[&[Run]]) -> Result<(), GpuError> {
         assert_eq!(lists.len(), self.shape.blocks() * self.shape.lists, "lists");
         let ends = lists.iter().filter_map(|runs| runs.last());
         assert!(ends.map(|run| (run.place + run.count) as usize).all(|count| count <= self.most), "long lists");

@@ -1,8 +1,11 @@
 //! What happens to rows of activations: embedding, norms, products with weights, RoPE, the gate, attention in prefill.
 
+use std::ops::Range;
+
 use cudarc::cublas::result::gemm_ex;
 use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType_t};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
+use half::{bf16, f16};
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
@@ -109,6 +112,26 @@ impl Cache<'_> {
         (kv_head * self.capacity + token) * self.d * self.storage.bytes()
     }
 
+    /// Copies the keys and values of some tokens of a KV head to the host, `[token][d]` each. Waits for the device.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there is no room for so many tokens.
+    pub fn download_rows(&self, gpu: &Gpu, kv_head: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], GpuError> {
+        assert!(tokens.end <= self.capacity, "{tokens:?} of {}", self.capacity);
+        let (at, count) = (self.offset(kv_head, tokens.start), tokens.len() * self.d);
+        let rows = |buffer: &Buffer, offset: usize| -> Result<Vec<f32>, GpuError> {
+            Ok(match self.storage {
+                Storage::F32 => gpu.downloaded(buffer, offset, count)?,
+                Storage::F16 => widened(&gpu.downloaded::<f16>(buffer, offset, count)?),
+                Storage::Bf16 => widened(&gpu.downloaded::<bf16>(buffer, offset, count)?),
+            })
+        };
+        Ok([rows(self.keys, self.keys_at + at)?, rows(self.values, self.values_at + at)?])
+    }
+
     /// Numbers from one KV head to the next.
     pub(super) fn head_stride(&self) -> u64 {
         (self.capacity * self.d) as u64
@@ -130,6 +153,10 @@ impl Cache<'_> {
         assert!(token < self.capacity && kv_head < self.kv_heads, "token {token} of {}", self.capacity);
         Place { keys: self.key(kv_head, token), values: self.value(kv_head, token), head_stride: self.head_stride() }
     }
+}
+
+fn widened<T: Copy + core::convert::Into<f32>>(numbers: &[T]) -> Vec<f32> {
+    numbers.iter().map(|x| (*x).into()).collect()
 }
 
 /// A block for each row.

@@ -14,6 +14,9 @@ const THREADS: u32 = 256;
 const ROWS: usize = 64;
 /// Threads of a block that signs a query.
 const SIGNERS: u32 = 512;
+/// The widest hyperplanes, and the most of them.
+const WIDEST_SIDES: usize = 256;
+const MOST_SIDES: usize = 4096;
 /// Candidates of a block that compares signatures, and KV heads.
 const COMPARED: usize = 1024;
 const COMPARED_HEADS: usize = 8;
@@ -295,6 +298,39 @@ impl Gpu {
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&table).arg(&known).arg(&bits).arg(&out);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: queries, nets and signatures are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
+    }
+
+    /// Signatures of queries by the sides of `bits` hyperplanes on which they lie, `[row][head][word]`: `sides` has a normal `[d]` of each,
+    /// then what is added to each product.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or there are more hyperplanes, or wider ones, than kernels take.
+    pub fn sign_sides(
+        &self,
+        (queries, rows): (&Queries<'_>, Range<usize>),
+        storage: Storage,
+        sides: &Buffer,
+        (d, bits): (usize, usize),
+        out: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert!(d <= WIDEST_SIDES && bits <= MOST_SIDES, "{bits} hyperplanes of {d} channels");
+        let out = out.address(0, 4 * rows.len() * queries.heads * bits.div_ceil(32));
+        let sides = sides.address(0, size_of::<f32>() * bits * (d + 1));
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let function = self.function("maps", &format!("sign_sides_{}", storage.name()))?;
+        let (from, list) = (queries.address(rows.clone(), d, storage), queries.list(rows.clone()));
+        let (stride, grid) = (queries.stride as u64, (queries.heads as u32, rows.len() as u32, 1));
+        let [d, bits] = [d, bits].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&sides).arg(&bits).arg(&out);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (SIGNERS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, hyperplanes and signatures are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("signing queries"))
     }
 

@@ -561,6 +561,13 @@ impl Gpu {
         if len == 0 { self.synchronize() } else { Ok(()) }
     }
 
+    /// As [`download`](Self::download), into new memory.
+    fn downloaded<T: Plain + Default>(&self, buffer: &Buffer, offset: usize, count: usize) -> Result<Vec<T>, GpuError> {
+        let mut numbers = vec![T::default(); count];
+        self.download(buffer, offset, &mut numbers)?;
+        Ok(numbers)
+    }
+
     /// Copies `len` bytes within the device.
     ///
     /// # Errors

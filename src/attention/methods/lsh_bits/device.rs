@@ -1,0 +1,89 @@
+//! Signatures by random hyperplanes on a device: queries are signed there at every step. Keys are signed by the host form when a prefix is
+//! read, as what they are lengthened to depends on all of them, and their signatures are sent.
+
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
+use super::RandomSignatures;
+#[cfg(feature = "cuda")]
+use super::gaussians;
+use crate::attention::PromptShape;
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceScorer, StepShape};
+use crate::attention::methods::signatures::words_of;
+use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Reduction, Signatures};
+use crate::kv::{KvDtype, KvShape};
+
+/// The widest head whose queries kernels sign.
+const WIDEST: usize = 256;
+
+impl DeviceScorer for RandomSignatures {
+    fn fits(&self, shape: KvShape) -> bool {
+        shape.d <= WIDEST
+    }
+
+    fn cost(&self, step: &StepShape) -> Cost {
+        let numbers = (self.width(step.d) * self.bits) as u64;
+        let flops = 2 * step.group as u64 * numbers;
+        Cost {
+            score_flops: flops,
+            projection_flops: flops,
+            shared_bytes: 4 * numbers,
+            shared_uses: 1,
+            aux_bytes: (4 * words_of(self.bits) * step.candidates) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
+        let signatures = 4 * prefix.kv_heads * words_of(self.bits) * prefix.tokens.next_multiple_of(4);
+        signatures + 4 * self.bits * (prefix.d + 1)
+    }
+
+    /// The signatures, and the hyperplanes as queries meet them: all coordinates of each, then what the further one adds.
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+        let (gpu, cache, candidates) = (layer.gpu, &layer.cache, layer.candidates.clone());
+        let (d, words, tokens) = (cache.d, words_of(self.bits), candidates.len());
+        let mut stored = vec![0u32; Signatures::bytes_of(cache.kv_heads, words, tokens) / 4];
+        let stride = stored.len() / (cache.kv_heads * words);
+        for (kv_head, planes) in stored.chunks_exact_mut(words * stride).enumerate() {
+            let [keys, values] = cache.download_rows(gpu, kv_head, candidates.clone())?;
+            let learned = self.learn(&keys, &values, d);
+            let signatures = super::Signatures::new(&self.signatures(&learned, &keys, &values, d), words);
+            for (plane, own) in planes.chunks_exact_mut(stride).zip(signatures.planes().chunks_exact(tokens)) {
+                plane[..tokens].copy_from_slice(own);
+            }
+        }
+        let normals = gaussians(self.bits * self.width(d), self.seed);
+        let rows = || normals.chunks_exact(self.width(d));
+        let offset = |row: &[f32]| if self.by_norm { row[d] } else { 0.0 };
+        let sides: Vec<f32> = rows().flat_map(|row| &row[..d]).copied().chain(rows().map(offset)).collect();
+        let bytes = 4 * cache.kv_heads * words * tokens;
+        Ok(DeviceIndex { buffers: vec![gpu.upload(&stored)?, gpu.upload(&sides)?], bytes, ..DeviceIndex::default() })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let [buffer, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
+        let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
+        let (kv_heads, words, count) = (cache.kv_heads, words_of(self.bits), rows.len());
+        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
+        gpu.reserve(made, 4 * count * heads * words)?;
+        let Some(made) = made else { unreachable!("it was reserved") };
+        gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)?;
+        let keys = Signatures { buffer, kv_heads, nets: 1, words, tokens: step.prefix.candidates.len() };
+        let ties = self.ties.on_device(32 * words, heads / kv_heads);
+        gpu.score_signatures((made, count, heads), &keys, ties, reduction, scores)
+    }
+}
