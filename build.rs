@@ -1,10 +1,13 @@
 //! Compiles `kernels/*.cu` for the feature `cuda`; without it, nothing.
 //!
 //! Each file becomes one fat binary: code for Hopper GPUs, and PTX from which drivers make code for others from Ampere on.
-//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path.
+//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again where its text, a header, this file or the
+//! compiler is another.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
+use std::sync::Mutex;
 use std::{env, fs, thread};
 
 /// For Hopper GPUs.
@@ -22,10 +25,15 @@ fn main() {
     println!("cargo:rerun-if-changed=kernels");
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let sources = sources(Path::new("kernels"));
+    let sources = files(Path::new("kernels"), "cu");
+    let shared = shared_key();
+    let waiting = Mutex::new(sources.iter());
+    let next = || waiting.lock().expect("nobody panics while taking one").next();
+    let compile_some = || std::iter::from_fn(next).map(|source| compile(source, &out, shared)).collect::<Vec<_>>();
     let compiled: Vec<Result<(), String>> = thread::scope(|scope| {
-        let jobs: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile(source, &out))).collect();
-        jobs.into_iter().map(|job| job.join().expect("a thread that waits for a compiler")).collect()
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(compile_some)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a thread that waits for a compiler")).collect()
     });
     let failures: Vec<String> = compiled.into_iter().filter_map(Result::err).collect();
     if !failures.is_empty() {
@@ -40,15 +48,28 @@ fn main() {
     fs::write(out.join("modules.rs"), format!("&[\n{list}]\n")).expect("OUT_DIR can be written to");
 }
 
-/// The files that hold kernels, in order.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+/// The files of a folder that end so, in order.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the folder of kernels is part of the source");
-    let mut sources: Vec<PathBuf> = entries
+    let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .filter(|path| path.extension().is_some_and(|extension| extension == ending))
         .collect();
-    sources.sort();
-    sources
+    files.sort();
+    files
+}
+
+fn nvcc() -> PathBuf {
+    env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"))
+}
+
+/// What all kernels are made of beside their own text: headers, this file, the compiler.
+fn shared_key() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    nvcc().hash(&mut hasher);
+    let shared = files(Path::new("kernels"), "cuh").into_iter().chain([PathBuf::from("build.rs")]);
+    shared.for_each(|path| fs::read(&path).unwrap_or_default().hash(&mut hasher));
+    hasher.finish()
 }
 
 fn stem(source: &Path) -> &str {
@@ -60,9 +81,19 @@ fn is_hopper_only(source: &Path) -> bool {
     fs::read_to_string(source).is_ok_and(|text| text.contains(HOPPER_ONLY))
 }
 
-fn compile(source: &Path, out: &Path) -> Result<(), String> {
-    let nvcc = env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"));
-    let to = out.join(stem(source)).with_extension("fatbin");
+/// What a kernel's code was made of.
+fn key_of(source: &Path, shared: u64) -> String {
+    let mut hasher = DefaultHasher::new();
+    (shared, fs::read(source).unwrap_or_default()).hash(&mut hasher);
+    format!("{:x}", hasher.finish())
+}
+
+fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
+    let (nvcc, to) = (nvcc(), out.join(stem(source)).with_extension("fatbin"));
+    let (key, made) = (key_of(source, shared), to.with_extension("key"));
+    if to.exists() && fs::read_to_string(&made).is_ok_and(|known| known == key) {
+        return Ok(());
+    }
     let run = Command::new(&nvcc)
         .args(["--fatbin", "-O3", "-std=c++17", HOPPER])
         .args((!is_hopper_only(source)).then_some(PORTABLE))
@@ -72,7 +103,7 @@ fn compile(source: &Path, out: &Path) -> Result<(), String> {
         .output()
         .map_err(|e| format!("the feature cuda needs {}: {e}; set CUDA_HOME to a CUDA 13 toolkit", nvcc.display()))?;
     match run.status.success() {
-        true => Ok(()),
+        true => fs::write(made, key).map_err(|e| format!("{}: {e}", source.display())),
         false => Err(format!("{}: {}", source.display(), first_errors(&run.stderr))),
     }
 }
