@@ -51,7 +51,9 @@ impl DeviceForm for MagicPig {
             score_flops: group * (2 * planes + mean_flops),
             aux_bytes: group * (bounds + mean_bytes),
             select_bytes: group * 2 * step.candidates as u64,
+            projection_flops: group * 2 * planes,
             shared_bytes: 4 * planes,
+            shared_uses: 1,
             ..Cost::default()
         }
     }
