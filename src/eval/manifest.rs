@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use super::config::{RunConfig, Settings, Variant};
+use super::protocol::Protocol;
 use super::record::Latency;
 use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
@@ -147,6 +148,15 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
     model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config))
         + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
+        + waiting_prefix_bytes(config, model, tokens)
+}
+
+/// Bytes of a prefix that waits while another is read: what methods that read densely go on from is kept for the next example, while
+/// each of those that read by a mask reads the prompt for itself.
+pub(super) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    let [masked, dense] = [true, false].map(|masks| config.methods.iter().any(|m| m.masks_prefill() == masks));
+    let is_waiting = config.protocols.contains(&Protocol::Prefill) && masked && dense;
+    if is_waiting { tokens * model.dimensions.kv_bytes_per_token() } else { 0 }
 }
 
 /// Whether a method has to see all of a prompt at each layer.
@@ -173,7 +183,6 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::protocol::Protocol;
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
 
@@ -208,6 +217,15 @@ mod tests {
         // Each of two protocols keeps it, and what they share keeps it to be gone on with.
         config.protocols = vec![Protocol::Question, Protocol::Decode];
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
+        // One that reads for itself, beside one that reads densely.
+        let mut read = |methods: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = [{methods}]");
+            config.methods = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap().methods;
+            config.protocols = vec![Protocol::Prefill];
+            example_bytes(&config, &model)
+        };
+        assert_eq!(read("'full', 'hip'"), prefill + 1024 * model.dimensions.kv_bytes_per_token());
+        assert_eq!((read("'hip'"), read("'full'")), (prefill, prefill));
     }
 
     #[test]

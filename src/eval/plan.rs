@@ -8,7 +8,7 @@ use super::config::{RunConfig, Variant};
 use super::contexts::{Contexts, Shard, ShareSize, Undealt};
 use super::counter::Counter;
 use super::deal::{Deal, Loads, Work};
-use super::manifest::{bytes_of_example, masks_whole_prompt};
+use super::manifest::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::material;
 use super::memory;
 use super::watch::{Failure, Watch};
@@ -392,6 +392,7 @@ pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
         + dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config))
         + picking_bytes(methods, &prompt, dimensions.dtype())
         + lists
+        + waiting_prefix_bytes(config, model, tokens)
 }
 
 /// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.
