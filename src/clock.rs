@@ -124,6 +124,17 @@ pub fn processor_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Time that processors spent on this process so far; `None` where that cannot be had.
+pub fn process_time() -> Option<Duration> {
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    None
+}
+
 /// Time since the first call: what processors spent on a thread cannot be had here.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn processor_time() -> Duration {

@@ -265,10 +265,10 @@ fn ran(records: &[Record]) -> Vec<(String, String)> {
     let lengths: Vec<String> = lengths.into_iter().filter(|length| *length > 0).map(|n| n.to_string()).collect();
     let examples: BTreeSet<_> = records.iter().map(|r| (&r.task, r.length, r.seed, r.sample)).collect();
     vec![
-        ("model".to_owned(), list(&|r| r.model.clone())),
-        ("tasks".to_owned(), list(&|r| r.task.clone())),
+        ("model".to_owned(), list(&|r| r.model.to_string())),
+        ("tasks".to_owned(), list(&|r| r.task.to_string())),
         ("lengths".to_owned(), lengths.join(", ")),
-        ("sparse from".to_owned(), list(&|r| r.protocol.clone())),
+        ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
         ("examples".to_owned(), format!("{}, {} records", examples.len(), records.len())),
     ]
 }

@@ -92,6 +92,7 @@ fn as_text(dir: &str, status: &Status) -> String {
         text += "(squeue cannot be asked here: what waits in the queue is shown as waiting, stopped or failed)\n";
     }
     table(&mut text, status);
+    balance(&mut text, status);
     let failed = status.shards.iter().flat_map(|shard| shard.failed.iter().map(move |f| (Some(&shard.shard), f)));
     let left_out = status.left_out.iter().map(|failed| (None, failed));
     // Shards leave out the same.
@@ -145,5 +146,30 @@ fn table(text: &mut String, status: &Status) {
     }
     if open.len() > MOST_SHARDS {
         let _ = writeln!(text, "and {} more", open.len() - MOST_SHARDS);
+    }
+}
+
+/// What the shards that are done took, beside what was estimated: the longest first.
+fn balance(text: &mut String, status: &Status) {
+    let Some(balance) = &status.balance else { return };
+    let measured = [("time", balance.seconds), ("processor time", balance.processor)];
+    let measured = measured.into_iter().filter_map(|(of, ratio)| Some(format!("{:.2} of {of}", ratio?)));
+    let told: Vec<String> = std::iter::once(format!("{:.2} as estimated", balance.estimated)).chain(measured).collect();
+    let _ = writeln!(text, "\nlongest over mean of {} shards that are done: {}", balance.shards, told.join(", "));
+    let mut done: Vec<&ShardStatus> = status.shards.iter().filter(|shard| shard.state == State::Done).collect();
+    let work = |shard: &ShardStatus| shard.work.unwrap_or(0) as f64;
+    let mean = done.iter().map(|shard| work(shard)).sum::<f64>() / done.len() as f64;
+    done.sort_by(|a, b| {
+        b.processor_s.unwrap_or(0.0).total_cmp(&a.processor_s.unwrap_or(0.0)).then(b.seconds.cmp(&a.seconds))
+    });
+    let _ = writeln!(text, "{:<8} {:>14} {:>12} {:>14}", "shard", "estimated", "time", "processor");
+    for shard in done.iter().take(MOST_SHARDS) {
+        let estimated = format!("{:.2} of mean", work(shard) / mean);
+        let processor = shard.processor_s.map_or(String::new(), |seconds| format!("{seconds:.1} s"));
+        let line = format!("{:<8} {estimated:>14} {:>12} {processor:>14}", shard.shard, format!("{} s", shard.seconds));
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    if done.len() > MOST_SHARDS {
+        let _ = writeln!(text, "and {} more", done.len() - MOST_SHARDS);
     }
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::lease::host;
+use crate::clock;
 use crate::error::RunFailure;
 
 /// Name of the file within a folder.
@@ -46,7 +47,7 @@ pub struct Failed {
 }
 
 /// How a process ended that could say so.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct End {
     /// Seconds since 1970.
     pub at: u64,
@@ -57,6 +58,17 @@ pub struct End {
     /// The error that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Seconds that processors worked on it, where the system tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor_s: Option<f64>,
+}
+
+impl End {
+    fn now(end: Ending, records: usize, error: Option<String>) -> Self {
+        // To a hundredth: more is noise.
+        let processor_s = clock::process_time().map(|time| (100.0 * time.as_secs_f64()).round() / 100.0);
+        Self { at: now(), end, records, error, processor_s }
+    }
 }
 
 /// How a process ended.
@@ -80,7 +92,7 @@ enum Line {
 }
 
 /// One process on the folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
     /// How it began.
     pub start: Start,
@@ -134,7 +146,7 @@ impl Log {
             None => Ok(log),
             Some(job) => {
                 let what = format!("job {job} began {MOST_FRUITLESS} times and ended before one example was done");
-                log.write(&Line::Ended(End { at: now(), end: Ending::Error, records, error: Some(what.clone()) }))?;
+                log.write(&Line::Ended(End::now(Ending::Error, records, Some(what.clone()))))?;
                 let hint = "give it more time or memory, or run fewer methods together".to_owned();
                 Err(RunFailure { what, hint }.into())
             }
@@ -156,7 +168,7 @@ impl Log {
     /// If it cannot be written.
     pub fn end(mut self, end: Ending, records: usize, error: Option<&anyhow::Error>) -> Result<()> {
         let error = error.map(|error| format!("{error:#}").replace('\n', " "));
-        self.write(&Line::Ended(End { at: now(), end, records, error }))
+        self.write(&Line::Ended(End::now(end, records, error)))
     }
 
     fn write(&mut self, line: &Line) -> Result<()> {

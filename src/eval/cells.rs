@@ -5,18 +5,34 @@ use super::record::{Likelihood, REFERENCE, Record};
 use super::stats::ratios::{self, Window};
 use super::stats::{self, Sample};
 use crate::tasks::likelihood::Measure;
-use std::collections::{BTreeMap, BTreeSet};
+use rayon::prelude::*;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::OnceLock;
 
 /// The records of one row, one a sample, in the order of the samples.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Cell<'a> {
     /// The records, sorted by seed and sample; never empty.
     pub records: Vec<&'a Record>,
     /// How many further records repeat a sample, and are left out.
     pub repeated: usize,
+    /// The context of each record, once somebody asked.
+    contexts: OnceLock<Vec<Context>>,
+}
+
+impl PartialEq for Cell<'_> {
+    /// Whether anybody asked for the contexts is no difference.
+    fn eq(&self, other: &Self) -> bool {
+        (&self.records, self.repeated) == (&other.records, other.repeated)
+    }
 }
 
 impl<'a> Cell<'a> {
+    fn of(records: Vec<&'a Record>, repeated: usize) -> Self {
+        Self { records, repeated, contexts: OnceLock::new() }
+    }
+
     /// Any record of the cell, for the fields that all share.
     pub fn head(&self) -> &'a Record {
         self.records[0]
@@ -30,21 +46,28 @@ impl<'a> Cell<'a> {
     /// The part of the cell that is of one seed; `None` if there is none.
     pub fn of_seed(&self, seed: u64) -> Option<Self> {
         let records: Vec<&Record> = self.records.iter().copied().filter(|r| r.seed == seed).collect();
-        (!records.is_empty()).then_some(Self { records, repeated: 0 })
+        (!records.is_empty()).then(|| Self::of(records, 0))
     }
 
     /// The context of each record.
     ///
     /// The depths of a sample share one, and so do the questions of a row. An example of a file is the same under every
     /// seed, and then seeds tell no contexts apart.
-    pub fn contexts(&self) -> Vec<Context> {
-        let (of_seed, depths) = (!self.repeats_under_seeds(), self.depths_of_sample());
-        let first = |r: &Record| r.context.unwrap_or(r.sample - r.sample % depths);
-        self.records.iter().map(|r| (of_seed.then_some(r.seed), first(r))).collect()
+    pub fn contexts(&self) -> &[Context] {
+        self.contexts.get_or_init(|| {
+            let of_seed = !self.repeats_under_seeds();
+            let depths = if self.records.iter().all(|r| r.context.is_some()) { 1 } else { self.depths_of_sample() };
+            let first = |r: &Record| r.context.unwrap_or(r.sample - r.sample % depths);
+            self.records.iter().map(|r| (of_seed.then_some(r.seed), first(r))).collect()
+        })
     }
 
     /// Whether several seeds asked the same.
     fn repeats_under_seeds(&self) -> bool {
+        let seed = self.head().seed;
+        if self.records.iter().all(|r| r.seed == seed) {
+            return false;
+        }
         let asked = |r: &'a Record| (&r.question, &r.references, r.prompt_tokens);
         let mut by_sample = BTreeMap::new();
         let mut several = false;
@@ -70,7 +93,7 @@ impl<'a> Cell<'a> {
 
     /// A number of every record, with the contexts.
     pub fn sample(&self, of: impl Fn(&Record) -> f64) -> Sample {
-        Sample::new(self.contexts().into_iter().zip(self.records.iter().map(|r| of(r))))
+        Sample::new(self.contexts().iter().zip(self.records.iter().map(|r| of(r))))
     }
 
     /// The difference of a number to another cell's, on the examples that both have.
@@ -80,10 +103,15 @@ impl<'a> Cell<'a> {
 
     /// The records of the examples that both have.
     pub(super) fn pairs<'b>(&self, other: &Cell<'b>) -> Vec<(Context, &'a Record, &'b Record)> {
-        let theirs: BTreeMap<_, _> = other.records.iter().map(|r| ((r.seed, r.sample), *r)).collect();
-        let pair =
-            |(context, ours): (Context, &&'a Record)| Some((context, *ours, *theirs.get(&(ours.seed, ours.sample))?));
-        self.contexts().into_iter().zip(&self.records).filter_map(pair).collect()
+        let mut theirs = other.records.iter().copied().peekable();
+        let mut pairs = Vec::with_capacity(self.records.len().min(other.records.len()));
+        for (context, ours) in self.contexts().iter().zip(&self.records) {
+            // Both are in the order of the examples.
+            while theirs.next_if(|theirs| example(theirs) < example(ours)).is_some() {}
+            let same = theirs.next_if(|theirs| example(theirs) == example(ours));
+            pairs.extend(same.map(|theirs| (*context, *ours, theirs)));
+        }
+        pairs
     }
 
     /// What the scores are.
@@ -101,7 +129,7 @@ impl<'a> Cell<'a> {
 
     /// The sums of the records that have them.
     pub(super) fn likelihoods(&self) -> Vec<&'a Likelihood> {
-        self.records.iter().filter_map(|r| r.likelihood.as_ref()).collect()
+        self.records.iter().filter_map(|r| r.likelihood.as_deref()).collect()
     }
 
     /// The cell of `full` on the same model, protocol, task and length.
@@ -132,14 +160,20 @@ pub fn place(r: &Record) -> (&str, &str, &str, usize) {
     (&r.model, &r.protocol, &r.task, r.length)
 }
 
+/// What tells the examples of a row apart.
+fn example(r: &Record) -> (u64, usize) {
+    (r.seed, r.sample)
+}
+
 /// The records by row, in the order of the summary.
 pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<'a>> {
-    let mut groups: BTreeMap<_, Vec<&Record>> = BTreeMap::new();
+    let row = |r: &'a Record| (place(r), r.method.as_str(), r.params.as_str());
+    let mut groups: HashMap<_, Vec<&Record>> = HashMap::new();
     for r in records {
-        groups.entry((place(r), &r.method, &r.params)).or_default().push(r);
+        groups.entry(row(r)).or_default().push(r);
     }
-    let mut cells: Vec<Cell> = groups.into_values().map(cell).collect();
-    cells.sort_by(|a, b| compare(a.head(), b.head(), order));
+    let mut cells: Vec<Cell> = groups.into_values().collect::<Vec<_>>().into_par_iter().map(cell).collect();
+    cells.sort_by(|a, b| compare(a.head(), b.head(), order).then_with(|| row(a.head()).cmp(&row(b.head()))));
     cells
 }
 
@@ -147,12 +181,14 @@ pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<
 fn cell(mut records: Vec<&Record>) -> Cell<'_> {
     // Equal keys with different contents are no run's work; comparing all of it keeps the choice defined.
     let content = |r: &Record| serde_json::to_string(r).unwrap_or_default();
-    records.sort_by(|a, b| {
-        (a.seed, a.sample, &a.key).cmp(&(b.seed, b.sample, &b.key)).then_with(|| content(a).cmp(&content(b)))
+    records.sort_by(|a, b| match example(a).cmp(&example(b)) {
+        Ordering::Equal => a.key.cmp(&b.key).then_with(|| content(a).cmp(&content(b))),
+        other => other,
     });
     let all = records.len();
-    records.dedup_by_key(|r| (r.seed, r.sample));
-    Cell { repeated: all - records.len(), records }
+    records.dedup_by_key(|r| example(r));
+    let repeated = all - records.len();
+    Cell::of(records, repeated)
 }
 
 /// Exponential of all nats over all units of some sums.
@@ -166,7 +202,7 @@ mod tests {
     use crate::eval::record::tests::{perplexity as text, record};
 
     fn of_seed(seed: u64, sample: usize, score: f64) -> Record {
-        Record { seed, question: format!("{seed} {sample}"), ..record("vt", "topk", sample, score) }
+        Record { seed, question: format!("{seed} {sample}").into(), ..record("vt", "topk", sample, score) }
     }
 
     #[test]
@@ -208,7 +244,7 @@ mod tests {
     #[test]
     fn contexts_are_told_by_the_seed_and_the_first_example() {
         let asked = |seed, sample, question: &str| Record { question: question.into(), ..of_seed(seed, sample, 1.0) };
-        let contexts = |records: &[Record]| group(records, &[])[0].contexts();
+        let contexts = |records: &[Record]| group(records, &[])[0].contexts().to_vec();
         assert_eq!(contexts(&[asked(1, 0, "a"), asked(2, 0, "b")]), [(Some(1), 0), (Some(2), 0)]);
         assert_eq!(contexts(&[asked(1, 0, "a"), asked(2, 0, "a")]), [(None, 0); 2], "the same is asked again");
         assert_eq!(contexts(&[asked(1, 0, "a"), asked(1, 1, "a")]), [(Some(1), 0), (Some(1), 1)]);

@@ -6,11 +6,13 @@
 use super::cells::{Cell, group, merit, place};
 use super::record::REFERENCE;
 use super::record::{Conditions, Record};
+use super::shared::Text;
 use super::stats::several::greatest_discovery;
 use super::stats::{self, Estimate, ratios};
 use super::times::{Times, prevailing};
 use crate::model::source::RANDOM;
 use crate::tasks::likelihood::Measure;
+use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -161,39 +163,54 @@ const TOLD: f64 = 0.1;
 /// All warnings about the records, in the order of the summary (`order` as there); independent of the order of
 /// the records.
 pub fn check(records: &[Record], order: &[(String, String)]) -> Vec<Warning> {
-    let cells = group(records, order);
-    let real = Discoveries::among(&cells);
-    let mut warnings: Vec<Warning> = random_weights(records).into_iter().chain(few_examples(&cells)).collect();
-    for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
-        let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
-        warnings.extend([bos(cells), length(cells), cut(cells), full.and_then(low_reference)].into_iter().flatten());
-        for cell in cells {
-            warnings
-                .extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
-            if let Some(full) = full {
-                warnings.extend([truncated(cell, full), above(cell, full, &real)].into_iter().flatten());
-            }
+    check_cells(&group(records, order))
+}
+
+/// All warnings about the records of cells, in the order of the summary.
+pub fn check_cells(cells: &[Cell]) -> Vec<Warning> {
+    let real = Discoveries::among(cells);
+    let general = random_weights(cells).into_iter().chain(few_examples(cells));
+    let of_places: Vec<Vec<Warning>> = by_place(cells).into_par_iter().map(|cells| check_place(cells, &real)).collect();
+    general.chain(of_places.into_iter().flatten()).collect()
+}
+
+/// The cells of each model, protocol, task and length.
+fn by_place<'b, 'a>(cells: &'b [Cell<'a>]) -> Vec<&'b [Cell<'a>]> {
+    cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect()
+}
+
+fn check_place(cells: &[Cell], real: &Discoveries) -> Vec<Warning> {
+    let full = cells.iter().find(|cell| cell.head().method == REFERENCE);
+    let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
+    let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
+    for cell in cells {
+        warnings.extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
+        if let Some(full) = full {
+            warnings.extend([truncated(cell, full), above(cell, full, real)].into_iter().flatten());
         }
-        warnings.extend(timed_apart(cells));
-        warnings.extend(not_monotone(cells, &real));
     }
+    warnings.extend(timed_apart(cells));
+    warnings.extend(not_monotone(cells, real));
     warnings
 }
 
 fn at_place(code: Check, r: &Record, message: String) -> Warning {
-    let Record { model, protocol, task, length, .. } = r.clone();
-    Warning { code, model, protocol, task, length, method: None, params: None, message }
+    let [model, protocol, task] = [&r.model, &r.protocol, &r.task].map(|text| text.as_str().to_owned());
+    Warning { code, model, protocol, task, length: r.length, method: None, params: None, message }
 }
 
 fn of_cell(code: Check, cell: &Cell, message: String) -> Warning {
     let r = cell.head();
-    Warning { method: Some(r.method.clone()), params: Some(r.params.clone()), ..at_place(code, r, message) }
+    Warning { method: Some(r.method.to_string()), params: Some(r.params.to_string()), ..at_place(code, r, message) }
 }
 
 /// One record of each example, whatever the method.
 fn examples<'a>(cells: &[Cell<'a>]) -> Vec<&'a Record> {
-    let records = cells.iter().flat_map(|cell| &cell.records);
-    records.map(|r| ((r.seed, r.sample), *r)).collect::<BTreeMap<_, _>>().into_values().collect()
+    // The last of each, as its cells come.
+    let mut records: Vec<&Record> = cells.iter().rev().flat_map(|cell| &cell.records).copied().collect();
+    records.sort_by_key(|r| (r.seed, r.sample));
+    records.dedup_by_key(|r| (r.seed, r.sample));
+    records
 }
 
 fn bos(cells: &[Cell]) -> Option<Warning> {
@@ -393,24 +410,27 @@ struct Discoveries {
 
 impl Discoveries {
     fn among(cells: &[Cell]) -> Self {
-        let (mut above, mut falls) = (Vec::new(), Vec::new());
-        for cells in cells.chunk_by(|a, b| place(a.head()) == place(b.head())) {
-            if let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) {
-                let others = cells.iter().filter(|cell| cell.head().method != REFERENCE);
-                above.extend(others.filter_map(|cell| gain_p(cell, full)));
-            }
-            for cells in ladders(cells).into_values() {
-                falls.extend(steps(&cells).into_iter().filter_map(|(low, high)| gain_p(low, high)));
-            }
-        }
-        Self { above: greatest_discovery(&above), falls: greatest_discovery(&falls) }
+        let above = |cells: &&[Cell]| -> Vec<f64> {
+            let Some(full) = cells.iter().find(|cell| cell.head().method == REFERENCE) else { return Vec::new() };
+            let others = cells.par_iter().filter(|cell| cell.head().method != REFERENCE);
+            others.filter_map(|cell| gain_p(cell, full)).collect()
+        };
+        let falls = |cells: &&[Cell]| -> Vec<f64> {
+            let steps = ladders(cells).into_values().flat_map(|cells| steps(&cells)).collect::<Vec<_>>();
+            steps.into_par_iter().filter_map(|(low, high)| gain_p(low, high)).collect()
+        };
+        let places = by_place(cells);
+        let discoveries = |of: &(dyn Fn(&&[Cell]) -> Vec<f64> + Sync)| {
+            greatest_discovery(&places.par_iter().flat_map_iter(of).collect::<Vec<_>>())
+        };
+        Self { above: discoveries(&above), falls: discoveries(&falls) }
     }
 }
 
 /// Whether so few examples were asked that methods cannot be told apart on a task: one warning for all records.
 fn few_examples(cells: &[Cell]) -> Option<Warning> {
-    let places = cells.chunk_by(|a, b| place(a.head()) == place(b.head()));
-    let compared: Vec<usize> = places
+    let compared: Vec<usize> = by_place(cells)
+        .into_iter()
         .filter(|cells| cells.len() > 1 && cells[0].measure().is_score())
         .filter_map(|cells| cells.iter().map(|cell| cell.sample(|r| r.score).contexts()).min())
         .collect();
@@ -437,13 +457,14 @@ fn few_examples(cells: &[Cell]) -> Option<Warning> {
 }
 
 /// Models whose weights were drawn.
-fn random_weights(records: &[Record]) -> Vec<Warning> {
-    let models: BTreeSet<&String> = records.iter().map(|r| &r.model).filter(|id| id.starts_with(RANDOM)).collect();
-    let warning = |model: &String| {
+fn random_weights(cells: &[Cell]) -> Vec<Warning> {
+    let models: BTreeSet<&Text> =
+        cells.iter().map(|cell| &cell.head().model).filter(|id| id.starts_with(RANDOM)).collect();
+    let warning = |model: &Text| {
         let message =
             format!("{model} has random weights: times and memory are those of its shape, scores mean nothing");
         let [protocol, task] = [const { String::new() }; 2];
-        let model = model.clone();
+        let model = model.to_string();
         Warning { code: Check::RandomWeights, model, protocol, task, length: 0, method: None, params: None, message }
     };
     models.into_iter().map(warning).collect()
@@ -482,7 +503,7 @@ fn ladders_of(r: &Record) -> Vec<Ladder> {
     let ladder = |varied: &String| {
         let mut fixed = settings.clone();
         fixed.remove(varied);
-        Ladder { method: r.method.clone(), varied: varied.clone(), fixed }
+        Ladder { method: r.method.to_string(), varied: varied.clone(), fixed }
     };
     settings.iter().filter(|(_, value)| is_numeric(value)).map(|(key, _)| ladder(key)).collect()
 }
@@ -610,8 +631,10 @@ mod tests {
                 select_on: None,
             })
         };
-        let records = ["full", "topk", "quest"]
-            .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
+        let records = ["full", "topk", "quest"].map(|method| Record {
+            conditions: under(method == "quest").map(Into::into),
+            ..record("ruler/vt", method, 0, 1.0)
+        });
         let timed = |records: &[Record]| -> Vec<Warning> {
             check(records, &[]).into_iter().filter(|w| w.code == Check::TimedApart).collect()
         };
@@ -862,8 +885,9 @@ mod tests {
     fn less_perplexity_is_better() {
         use crate::eval::record::tests::perplexity;
         let of = |method: &str, density: f64, nats: f64| -> Vec<Record> {
+            let params = format!("k={density}");
             let make =
-                |i| Record { density, params: format!("k={density}"), ..perplexity(method, i, nats + i as f64 / 9.0) };
+                |i| Record { density, params: params.as_str().into(), ..perplexity(method, i, nats + i as f64 / 9.0) };
             (0..20).map(make).collect()
         };
         let full = of("full", 1.0, 5.0);
@@ -887,13 +911,13 @@ mod tests {
             let mut records = samples("topk", &format!("k={k}"), |_| score);
             for r in &mut records {
                 r.density = k as f64 / 100.0;
-                r.fidelity = Some(Fidelity {
+                r.fidelity = Some(Box::new(Fidelity {
                     output_error: errors.to_vec(),
                     recall: vec![1.0; errors.len()],
                     dropped_mass: Vec::new(),
                     spread: None,
                     heads: None,
-                });
+                }));
             }
             records
         };

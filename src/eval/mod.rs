@@ -24,6 +24,7 @@ pub mod protocol;
 pub mod record;
 pub mod run;
 pub mod scores;
+pub mod shared;
 mod shares;
 pub mod sharing;
 mod solo;

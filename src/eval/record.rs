@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::shared::{Pool, Shared, Text};
 use super::stats::median;
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -25,9 +26,9 @@ pub struct Record {
     /// Hash of everything that determines this record: model, tokenizer, task, example, protocol, method, seed, code version.
     pub key: String,
     /// Model id as given (`builtin`, a folder, a hub id).
-    pub model: String,
+    pub model: Text,
     /// Full task name, such as `ruler/vt`.
-    pub task: String,
+    pub task: Text,
     /// Length asked for in tokens; 0 if a file fixes it.
     pub length: usize,
     /// Position of the example in its task.
@@ -39,27 +40,27 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
     /// Bare method name.
-    pub method: String,
+    pub method: Text,
     /// Canonical `key=value,...` of the method's parameters.
-    pub params: String,
+    pub params: Text,
     /// All parameters of the method by key, those at their default too; empty in records from before they were kept.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub settings: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "is_empty_map")]
+    pub settings: Shared<BTreeMap<String, String>>,
     /// Where sparse attention started: `decode`, `question`, `last:N` or `prefill`.
-    pub protocol: String,
+    pub protocol: Text,
     /// Where the task's text came from.
-    pub source: String,
+    pub source: Text,
     /// What was asked: the text after the context, its middle left out where it is long; empty where nothing is asked, and
     /// in records from before it was kept.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub question: String,
+    #[serde(default, skip_serializing_if = "is_empty_text")]
+    pub question: Text,
     /// Generated text, special tokens removed; the option chosen, where options are scored; empty for perplexity.
-    pub prediction: String,
+    pub prediction: Text,
     /// The answer key.
-    pub references: Vec<String>,
+    pub references: Shared<Vec<String>>,
     /// The names of all classes, where the metric needs them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub all_classes: Vec<String>,
+    #[serde(default, skip_serializing_if = "is_empty_list")]
+    pub all_classes: Shared<Vec<String>>,
     /// Score in 0..=1; where `measure` is perplexity, the token perplexity of this example.
     pub score: f64,
     /// What the score is.
@@ -161,7 +162,7 @@ pub struct Record {
     pub solo: Option<Solo>,
     /// Under what the times were taken; `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub conditions: Option<Conditions>,
+    pub conditions: Option<Shared<Conditions>>,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
     /// What was solved for the density asked for, as `key=value,...`, where the method's budget is not in tokens.
@@ -175,13 +176,13 @@ pub struct Record {
     pub density_spread: Option<Spread>,
     /// Against exact attention, by layer; only with `--fidelity`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fidelity: Option<Fidelity>,
+    pub fidelity: Option<Box<Fidelity>>,
     /// Sums over the scored text; only where perplexity is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub likelihood: Option<Likelihood>,
+    pub likelihood: Option<Box<Likelihood>>,
     /// The options' likelihoods; only where options are scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub choice: Option<Choice>,
+    pub choice: Option<Box<Choice>>,
 }
 
 impl Record {
@@ -202,8 +203,41 @@ impl Record {
     }
 }
 
+fn is_empty_text(text: &Text) -> bool {
+    text.is_empty()
+}
+
+fn is_empty_list(list: &Shared<Vec<String>>) -> bool {
+    list.is_empty()
+}
+
+fn is_empty_map(map: &Shared<BTreeMap<String, String>>) -> bool {
+    map.is_empty()
+}
+
+/// What records said so far that others may say again.
+#[derive(Debug, Default)]
+pub struct Said {
+    texts: Pool<str>,
+    lists: Pool<Vec<String>>,
+    settings: Pool<BTreeMap<String, String>>,
+    conditions: Pool<Conditions>,
+}
+
+impl Record {
+    /// Holds what records before have said as well where those do.
+    pub fn share(&mut self, said: &mut Said) {
+        let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
+        let texts = [&mut self.source, &mut self.question, &mut self.prediction];
+        names.into_iter().chain(texts).for_each(|text| said.texts.share(text));
+        [&mut self.references, &mut self.all_classes].into_iter().for_each(|list| said.lists.share(list));
+        said.settings.share(&mut self.settings);
+        self.conditions.iter_mut().for_each(|conditions| said.conditions.share(conditions));
+    }
+}
+
 /// What a time depends on besides the method and the example: only times under the same conditions can be compared.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Conditions {
     /// Whether every step was compared with exact attention as well; within its time on a GPU, and where `latency` is `None`.
     pub fidelity: bool,
@@ -283,7 +317,7 @@ impl Comparable {
 }
 
 /// What the time of a step is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
     /// A method's share of the time that steps of all methods take together.
@@ -435,7 +469,7 @@ impl Choice {
 impl Record {
     /// All parameters of the method by key; of a record from before they were kept, those that are named.
     pub fn settings(&self) -> BTreeMap<String, String> {
-        if self.settings.is_empty() { named(&self.params) } else { self.settings.clone() }
+        if self.settings.is_empty() { named(&self.params) } else { (*self.settings).clone() }
     }
 
     /// The density asked for, if the budget was given as one.
@@ -727,14 +761,14 @@ pub(crate) mod tests {
             seed: 1,
             context: None,
             method: method.into(),
-            params: String::new(),
-            settings: BTreeMap::new(),
+            params: "".into(),
+            settings: Shared::default(),
             protocol: "question".into(),
             source: "grammar".into(),
             question: "question".into(),
             prediction: "answer".into(),
-            references: vec!["answer".into()],
-            all_classes: Vec::new(),
+            references: vec!["answer".to_owned()].into(),
+            all_classes: Shared::default(),
             score,
             other_scores: BTreeMap::new(),
             depth: None,
@@ -794,11 +828,29 @@ pub(crate) mod tests {
         };
         Record {
             measure: Measure::Perplexity,
-            prediction: String::new(),
+            prediction: "".into(),
             max_new_tokens: 0,
-            likelihood: Some(likelihood),
+            likelihood: Some(likelihood.into()),
             ..record("ppl/text", method, sample, nats.exp())
         }
+    }
+
+    #[test]
+    fn records_are_small_and_what_they_say_alike_is_held_once() {
+        assert!(size_of::<Record>() <= 800, "{} bytes, of which a report holds millions", size_of::<Record>());
+        let settings = || Shared::from(BTreeMap::from([("k".to_owned(), "8".to_owned())]));
+        let mut records = [0, 1].map(|i| Record { settings: settings(), ..record("vt", "topk", i, 1.0) });
+        let before = records.clone();
+        let mut said = Said::default();
+        records.iter_mut().for_each(|r| r.share(&mut said));
+        assert_eq!(records, before);
+        let [a, b] = &records;
+        let texts = |r: &Record| {
+            let names = [&r.model, &r.task, &r.method, &r.params, &r.protocol, &r.source, &r.question, &r.prediction];
+            names.map(Shared::address)
+        };
+        assert_eq!(texts(a), texts(b));
+        assert_eq!((a.settings.address(), a.references.address()), (b.settings.address(), b.references.address()));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::material::{self, Material};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
+use super::shared::{Shared, Text};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
 use crate::attention::Configured;
@@ -410,17 +411,17 @@ impl Runner<'_> {
             let prediction = example.handling.ended(&generated).to_owned();
             let score_by = |m: &Metric| (m.name().to_owned(), example.score_by(*m, &prediction));
             Ok(Record {
-                task: example.task.clone(),
+                task: example.task.as_str().into(),
                 length: example.length,
                 sample: example.index,
-                source: example.source.clone(),
+                source: example.source.as_str().into(),
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
-                question: abridged(&example.question),
-                prediction,
-                references: example.references.clone(),
-                all_classes: example.all_classes.clone(),
+                question: abridged(&example.question).into(),
+                prediction: prediction.into(),
+                references: example.references.clone().into(),
+                all_classes: example.all_classes.clone().into(),
                 metric: Some(example.metric),
                 first_line: example.handling.first_line,
                 cut_tokens: *cut_tokens,
@@ -468,10 +469,10 @@ impl Runner<'_> {
         let shared =
             SharedReading { time: outcome.prefill, reused: outcome.reused, reused_tokens: outcome.reused_tokens };
         let record = |(method, scored): (&Configured, Scored)| Record {
-            task: passage.task.clone(),
+            task: passage.task.as_str().into(),
             length: passage.length,
             sample: passage.index,
-            source: passage.source.clone(),
+            source: passage.source.as_str().into(),
             measure: passage.scoring.measure(),
             prompt_tokens: passage.prompt.len(),
             prefix_tokens: request.prefix_tokens,
@@ -503,23 +504,24 @@ impl Runner<'_> {
         let reading = run.prefill.map_or(shared, |time| SharedReading { time, ..SharedReading::default() });
         let task = self.tasks[place.task].name();
         let is_solo = self.config.latency == Latency::Solo;
+        let settings = method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone()));
         Record {
             key: record_key(identity, task, place.length, index, method),
-            model: self.model.id.clone(),
-            task: task.to_owned(),
+            model: self.model.id.as_str().into(),
+            task: task.into(),
             length: place.length,
             sample: index,
             seed: variant.seed,
             context: Some(self.tasks[place.task].context_of(index)),
-            method: method.name.clone(),
-            params: method.params.clone(),
-            settings: method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone())).collect(),
-            protocol: variant.protocol.to_string(),
-            source: String::new(),
-            question: String::new(),
-            prediction: String::new(),
-            references: Vec::new(),
-            all_classes: Vec::new(),
+            method: method.name.as_str().into(),
+            params: method.params.as_str().into(),
+            settings: settings.collect::<BTreeMap<_, _>>().into(),
+            protocol: variant.protocol.to_string().into(),
+            source: Text::default(),
+            question: Text::default(),
+            prediction: Text::default(),
+            references: Shared::default(),
+            all_classes: Shared::default(),
             score: 0.0,
             measure: Measure::Score,
             other_scores: BTreeMap::new(),
@@ -550,7 +552,7 @@ impl Runner<'_> {
             reused_tokens: reading.reused_tokens,
             index_s: run.index.whole.as_secs_f64(),
             index_reused_s: run.index.reused.as_secs_f64(),
-            conditions: Some(Conditions {
+            conditions: Some(Shared::from(Conditions {
                 // Alone, a method's steps are compared with nothing.
                 fidelity: self.config.fidelity && !is_solo,
                 together: if is_solo { 1 } else { run.together },
@@ -560,7 +562,7 @@ impl Runner<'_> {
                 cpu: cpu_name(),
                 gpu: self.model.decoder.gpu().map(str::to_owned),
                 select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
-            }),
+            })),
             decode_s: run.parts.map_or(run.decode.as_secs_f64(), |parts| parts.steps()),
             select_s: run.parts.map(|parts| parts.select),
             attend_s: run.parts.map(|parts| parts.attend),
@@ -570,7 +572,7 @@ impl Runner<'_> {
             solved: run.solved,
             density_by_layer: run.density_by_layer,
             density_spread: run.density_spread,
-            fidelity: run.fidelity,
+            fidelity: run.fidelity.map(Box::new),
             likelihood: None,
             choice: None,
         }
@@ -611,7 +613,7 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
                 kl_sum: sums.kl_sum,
                 kl: if sums.kl_sum > 0.0 { sums.kl.clone() } else { Vec::new() },
             };
-            Record { score: (sums.nll / text.tokens.len() as f64).exp(), likelihood: Some(likelihood), ..record }
+            Record { score: (sums.nll / text.tokens.len() as f64).exp(), likelihood: Some(likelihood.into()), ..record }
         }
         Scoring::Choice { right, normalised } => {
             let choice = Choice::new(
@@ -622,9 +624,9 @@ fn scored_record(passage: &Passage, sums: &[likelihood::Sums], record: Record) -
             let chosen = if normalised { choice.most_likely_by_length } else { choice.most_likely };
             Record {
                 score: f64::from(u8::from(chosen == right)),
-                prediction: passage.continuations[chosen].text.clone(),
-                references: vec![passage.continuations[right].text.clone()],
-                choice: Some(choice),
+                prediction: passage.continuations[chosen].text.as_str().into(),
+                references: vec![passage.continuations[right].text.clone()].into(),
+                choice: Some(choice.into()),
                 ..record
             }
         }
@@ -889,8 +891,8 @@ mod tests {
         let example = Given::question();
         assert!(!record.prediction.is_empty() && 0 < prefix_tokens && prefix_tokens < prompt.len());
         assert_eq!((record.task.as_str(), record.length, record.sample), ("given", 0, 0));
-        assert_eq!((record.source.as_str(), record.question), ("by hand", example.question));
-        assert_eq!((record.references, record.all_classes), (example.references, example.all_classes));
+        assert_eq!((record.source.as_str(), record.question), ("by hand", example.question.into()));
+        assert_eq!((record.references, record.all_classes), (example.references.into(), example.all_classes.into()));
         assert_eq!((record.score, record.metric, record.depth), (0.5, Some(Metric::StringMatchAll), Some(25.0)));
         assert_eq!(record.other_scores, BTreeMap::from([("string_match_part".to_owned(), 1.0)]));
         assert_eq!((record.first_line, record.cut_tokens, record.max_new_tokens), (true, Some(0), 3));
@@ -912,7 +914,7 @@ mod tests {
         let chosen = usize::from(scores[1] > scores[0]);
         assert_eq!(choice.score, [1.0, 0.0][chosen]);
         assert_eq!(choice.prediction, [" 1147 alone.", " a key that nobody has."][chosen]);
-        assert_eq!((&choice.references, choice.measure), (&vec![" 1147 alone.".to_owned()], Measure::Score));
+        assert_eq!((&choice.references, choice.measure), (&vec![" 1147 alone.".to_owned()].into(), Measure::Score));
         assert!(choice.likelihood.is_none());
 
         assert_eq!(prompt, same_prompt);
@@ -1204,10 +1206,10 @@ mod tests {
             (made.score, made.prediction, made.references, made.choice.unwrap())
         };
         let (score, prediction, references, choice) = choose(0, false);
-        assert_eq!((score, prediction, references), (1.0, "é".to_owned(), vec!["é".to_owned()]));
+        assert_eq!((score, prediction, references), (1.0, "é".into(), vec!["é".to_owned()].into()));
         assert_eq!((choice.log_likelihoods, choice.characters), (vec![-1.0, -2.0, -4.0], vec![1, 10, 4]));
         let (score, prediction, references, _) = choose(0, true);
-        assert_eq!((score, prediction, references), (0.0, "a long one".to_owned(), vec!["é".to_owned()]));
+        assert_eq!((score, prediction, references), (0.0, "a long one".into(), vec!["é".to_owned()].into()));
         assert_eq!((choose(1, true).0, choose(1, false).0), (1.0, 0.0));
         assert_eq!(passage_tokens(&passage(vec![1, 2, 3], 7)), 10, "with the longest");
     }

@@ -1,6 +1,6 @@
 //! How much prefill was saved because examples begin alike.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::fmt;
 
 use super::record::Record;
@@ -34,11 +34,14 @@ impl Sharing {
     /// Of the examples in `records`; all records of an example that share a prefill say the same.
     pub fn of(records: &[Record]) -> Self {
         // An example that was run in parts, for some methods and then for others, counts as the first part.
-        let mut examples: BTreeMap<_, &Record> = BTreeMap::new();
+        let mut firsts: HashMap<_, &Record> = HashMap::new();
         for r in records {
-            examples.entry((&r.model, &r.protocol, &r.task, r.length, r.seed, r.sample)).or_insert(r);
+            firsts.entry((&r.model, &r.protocol, &r.task, r.length, r.seed, r.sample)).or_insert(r);
         }
-        examples.into_values().fold(Self::default(), |sum, r| Self {
+        // In an order, which sums depend on in their last digits.
+        let mut examples: Vec<_> = firsts.into_iter().collect();
+        examples.sort_unstable_by_key(|(example, _)| *example);
+        examples.into_iter().map(|(_, r)| r).fold(Self::default(), |sum, r| Self {
             examples: sum.examples + 1,
             sharing: sum.sharing + usize::from(r.reused_tokens > 0),
             tokens: sum.tokens + r.prefix_tokens,

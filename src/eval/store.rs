@@ -4,13 +4,15 @@
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
 use super::lease::{Lease, Owner, Refused};
-use super::record::Record;
+use super::record::{Record, Said};
 use crate::disk::write_whole;
 use crate::error::{UsageError, in_plain_words};
 use anyhow::{Context, Result};
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -247,7 +249,7 @@ fn split_torn(bytes: &[u8]) -> (&[u8], &[u8]) {
 
 fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     let failed = || format!("cannot read {}", path.display());
-    let (mut records, mut seen, mut repeated) = (Vec::new(), HashSet::new(), 0usize);
+    let (mut records, mut said) = (Vec::new(), Said::default());
     // A line at a time: records are smaller in memory than as text, and there may be millions of them.
     let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
     for at in 1.. {
@@ -259,7 +261,7 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
         if text.is_empty() && !is_torn {
             continue;
         }
-        let record: Record = match serde_json::from_slice(text) {
+        let mut record: Record = match serde_json::from_slice(text) {
             Ok(record) => record,
             Err(_) if is_torn => {
                 notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
@@ -268,15 +270,30 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
             Err(e) => return Err(not_a_record(path, at, &e)),
         };
         record.check().map_err(|what| not_a_record(path, at, &what))?;
-        match seen.insert(record.key.clone()) {
-            true => records.push(record),
-            false => repeated += 1,
-        }
+        record.share(&mut said);
+        records.push(record);
     }
+    records.shrink_to_fit();
+    let repeated = drop_repeated(&mut records, |r| (&r.key, ""));
     if repeated > 0 {
         notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
     }
     Ok(Loaded { records, notices })
+}
+
+/// Keeps the first of the records that are equal in what is told of them; returns how many are left out.
+pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> (&str, &str)) -> usize {
+    // Of most there is one: hashes say so, which are smaller than keys.
+    let hasher = RandomState::new();
+    let hashes: Vec<u64> = records.par_iter().map(|r| hasher.hash_one(of(r))).collect();
+    let mut seen = HashSet::with_capacity(hashes.len());
+    let several: HashSet<u64> = hashes.iter().copied().filter(|hash| !seen.insert(*hash)).collect();
+    let mut first = HashSet::new();
+    let is_repeated: Vec<bool> =
+        records.iter().zip(&hashes).map(|(r, hash)| several.contains(hash) && !first.insert(of(r))).collect();
+    let (all, mut is_repeated) = (records.len(), is_repeated.into_iter());
+    records.retain(|_| is_repeated.next() != Some(true));
+    all - records.len()
 }
 
 fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyhow::Error {
@@ -482,7 +499,7 @@ pub fn load_run(dir: &Path) -> Result<(Loaded, Value)> {
 fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> {
     let known = identities(manifest);
     let is = |identity: &Value, r: &Record| {
-        identity["model"] == r.model && identity["protocol"] == r.protocol && identity["seed"] == r.seed
+        identity["model"] == *r.model && identity["protocol"] == *r.protocol && identity["seed"] == r.seed
     };
     match records.iter().position(|r| !known.iter().any(|identity| is(identity, r))) {
         None => Ok(()),
@@ -742,6 +759,24 @@ mod tests {
         fs::write(&path, twice).unwrap();
         let loaded = load_records(dir.path()).unwrap();
         assert_eq!((loaded.records, loaded.notices.len()), (vec![first], 1));
+    }
+
+    #[test]
+    fn records_that_are_equal_in_what_is_told_are_dropped_after_the_first() {
+        let of = |key: &str, model: &str, sample| Record {
+            key: key.into(),
+            model: model.into(),
+            ..record("vt", "full", sample, 1.0)
+        };
+        let all = || vec![of("a", "x", 0), of("b", "x", 1), of("a", "y", 2), of("a", "x", 3), of("b", "x", 4)];
+        let left = |told: fn(&Record) -> (&str, &str)| {
+            let mut records = all();
+            let dropped = drop_repeated(&mut records, told);
+            (records.iter().map(|r| r.sample).collect::<Vec<_>>(), dropped)
+        };
+        assert_eq!(left(|r| (&r.key, "")), (vec![0, 1], 3));
+        assert_eq!(left(|r| (&r.key, &r.model)), (vec![0, 1, 2], 2));
+        assert_eq!(left(|_| ("", "")).1, 4);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::stats::ratios::{self, Window};
 use super::stats::{self, Estimate};
 use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
+use rayon::prelude::*;
 
 /// One row for each (model, task, length, method, params, protocol).
 ///
@@ -24,9 +25,10 @@ pub fn summarize(records: &[Record], order: &[(String, String)]) -> Vec<SummaryR
 pub fn rows(cells: &[Cell]) -> Vec<SummaryRow> {
     let of_place = |cells: &[Cell]| -> Vec<SummaryRow> {
         let around = prevailing(cells);
-        cells.iter().map(|cell| row(cell, cell.reference(cells), Times::of(cell, around))).collect()
+        cells.par_iter().map(|cell| row(cell, cell.reference(cells), Times::of(cell, around))).collect()
     };
-    cells.chunk_by(|a, b| place(a.head()) == place(b.head())).flat_map(of_place).collect()
+    let places: Vec<&[Cell]> = cells.chunk_by(|a, b| place(a.head()) == place(b.head())).collect();
+    places.into_par_iter().flat_map_iter(of_place).collect()
 }
 
 fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
@@ -46,13 +48,13 @@ fn row(cell: &Cell, reference: Option<&Cell>, times: Times) -> SummaryRow {
         mean_of_known(cell, |r| r.choice.as_ref().map(|c| 100.0 * f64::from(u8::from(of(c) == c.right))))
     };
     SummaryRow {
-        model: model.clone(),
-        task: task.clone(),
+        model: model.to_string(),
+        task: task.to_string(),
         length: *length,
-        method: method.clone(),
-        params: params.clone(),
+        method: method.to_string(),
+        params: params.to_string(),
         settings: cell.head().settings(),
-        protocol: protocol.clone(),
+        protocol: protocol.to_string(),
         n: cell.records.len(),
         score: score.mean,
         ci_low: score.low(),
@@ -163,7 +165,7 @@ fn window(r: &Record) -> Option<Window> {
 }
 
 pub(super) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
-    let windows = cell.contexts().into_iter().zip(&cell.records).filter_map(|(context, r)| Some((context, window(r)?)));
+    let windows = cell.contexts().iter().zip(&cell.records).filter_map(|(context, r)| Some((*context, window(r)?)));
     ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }
 
@@ -320,7 +322,7 @@ mod tests {
             seed,
             key: format!("{seed} {i}"),
             depth: Some(25.0 * (i % 5) as f64),
-            references: vec![format!("{seed} {}", i / 5)],
+            references: vec![format!("{seed} {}", i / 5)].into(),
             ..record("needle/number", "topk", i, f64::from(u8::from(right(i / 5))))
         };
         (0..20).map(make).collect()
@@ -352,7 +354,7 @@ mod tests {
         assert_eq!(summarize(&generated, &[])[0].contexts, 8);
         let asked: Vec<Record> = generated
             .iter()
-            .map(|r| Record { references: vec![r.sample.to_string()], task: "jsonl:rows".into(), ..r.clone() })
+            .map(|r| Record { references: vec![r.sample.to_string()].into(), task: "jsonl:rows".into(), ..r.clone() })
             .collect();
         let row = &summarize(&asked, &[])[0];
         assert_eq!((row.n, row.contexts), (40, 4));
@@ -365,7 +367,7 @@ mod tests {
             [([-3.0, -2.0, -1.0], 1), ([-3.0, -2.0, -1.0], 9), ([-3.0, -2.0, -1.5], 9), ([-1.0, -2.0, -3.0], 9)];
         let row = |count: usize| {
             let of = |(i, (likelihoods, characters)): (usize, &([f64; 3], usize))| Record {
-                choice: Some(Choice::new(likelihoods.to_vec(), vec![9, 9, *characters], 2)),
+                choice: Some(Choice::new(likelihoods.to_vec(), vec![9, 9, *characters], 2).into()),
                 ..method("topk", "", i, 1.0)
             };
             let mut records: Vec<Record> = options.iter().enumerate().take(count).map(of).collect();
@@ -382,7 +384,7 @@ mod tests {
         // Two layers each; the third example was not compared.
         let compared = |sample, [error, recall, dropped]: [[f64; 2]; 3], x: f64| Record {
             density_spread: Some(spread(x)),
-            fidelity: Some(Fidelity {
+            fidelity: Some(Box::new(Fidelity {
                 output_error: error.to_vec(),
                 recall: recall.to_vec(),
                 dropped_mass: dropped.to_vec(),
@@ -392,7 +394,7 @@ mod tests {
                     dropped_mass: spread(1000.0 * x),
                 }),
                 heads: None,
-            }),
+            })),
             ..method("topk", "", sample, 1.0)
         };
         let records = [

@@ -4,10 +4,11 @@
 //! ([`Conditions`]). Only times under the same conditions are averaged; rows that were timed under others than most around
 //! them are marked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::cells::Cell;
 use super::record::{Conditions, Latency, Record, Solo};
+use super::shared::Shared;
 use super::stats::ratios::rate_interval;
 use super::stats::{Estimate, Sample, median_interval};
 
@@ -32,9 +33,15 @@ pub struct Times {
 
 /// The conditions under which most records of some cells were timed; those of the first of equals in their own order.
 pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&'a Conditions> {
-    let mut counts: BTreeMap<Option<&Conditions>, usize> = BTreeMap::new();
+    // Of many records few are said apart: what is at one place in memory is counted by that.
+    let mut said: HashMap<Option<usize>, (Option<&Conditions>, usize)> = HashMap::new();
     for record in cells.into_iter().flat_map(|cell| cell.records.iter().copied()) {
-        *counts.entry(record.conditions.as_ref()).or_default() += 1;
+        let at = record.conditions.as_ref().map(Shared::address);
+        said.entry(at).or_insert((record.conditions.as_deref(), 0)).1 += 1;
+    }
+    let mut counts: BTreeMap<Option<&Conditions>, usize> = BTreeMap::new();
+    for (conditions, count) in said.into_values() {
+        *counts.entry(conditions).or_default() += count;
     }
     let most = counts.values().copied().max()?;
     counts.into_iter().find(|(_, count)| *count == most)?.0
@@ -43,10 +50,10 @@ pub fn prevailing<'a>(cells: impl IntoIterator<Item = &'a Cell<'a>>) -> Option<&
 impl Times {
     /// Of the records of a cell that were timed under the conditions of most around it, or else under its own commonest.
     pub fn of(cell: &Cell, around: Option<&Conditions>) -> Self {
-        let is_there = cell.records.iter().any(|r| r.conditions.as_ref() == around);
+        let is_there = cell.records.iter().any(|r| r.conditions.as_deref() == around);
         let conditions = if is_there { around } else { prevailing([cell]) };
-        let timed: Vec<(_, &Record)> = (cell.contexts().into_iter().zip(cell.records.iter().copied()))
-            .filter(|(_, r)| r.conditions.as_ref() == conditions)
+        let timed: Vec<(_, &Record)> = (cell.contexts().iter().copied().zip(cell.records.iter().copied()))
+            .filter(|(_, r)| r.conditions.as_deref() == conditions)
             .collect();
         let mean = |of: fn(&Record) -> f64| timed.iter().map(|(_, r)| of(r)).sum::<f64>() / timed.len().max(1) as f64;
         let is_solo = conditions.and_then(|c| c.latency) == Some(Latency::Solo);
@@ -90,7 +97,7 @@ mod tests {
     }
 
     fn timed(method: &str, sample: usize, conditions: Option<Conditions>, decode_s: f64) -> Record {
-        Record { conditions, decode_s, steps: 10, ..record("vt", method, sample, 1.0) }
+        Record { conditions: conditions.map(Into::into), decode_s, steps: 10, ..record("vt", method, sample, 1.0) }
     }
 
     #[test]

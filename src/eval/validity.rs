@@ -16,8 +16,9 @@ impl Record {
     /// # Errors
     /// The first field that is not, with its value and what it may be.
     pub fn check(&self) -> Result<(), String> {
-        for (name, text) in [("key", &self.key), ("model", &self.model), ("task", &self.task), ("method", &self.method)]
-        {
+        let names = [("model", &self.model), ("task", &self.task), ("method", &self.method)];
+        let names = names.map(|(name, text)| (name, text.as_str()));
+        for (name, text) in [("key", self.key.as_str())].into_iter().chain(names) {
             if text.is_empty() {
                 return Err(format!("`{name}` is empty"));
             }
@@ -59,9 +60,9 @@ impl Record {
         if self.max_new_tokens > 0 {
             at_most("new_tokens", self.new_tokens, "max_new_tokens", self.max_new_tokens)?;
         }
-        self.fidelity.iter().try_for_each(Fidelity::check)?;
-        self.likelihood.iter().try_for_each(Likelihood::check)?;
-        self.choice.iter().try_for_each(Choice::check)
+        self.fidelity.as_deref().map_or(Ok(()), Fidelity::check)?;
+        self.likelihood.as_deref().map_or(Ok(()), Likelihood::check)?;
+        self.choice.as_deref().map_or(Ok(()), Choice::check)
     }
 }
 
@@ -203,17 +204,19 @@ mod tests {
                 *r = perplexity("topk", 0, 3.0);
                 r.likelihood.as_mut().unwrap().same_top = 101;
             }),
-            ("`choice.right` is 2, of 2 options", |r| r.choice = Some(Choice::new(vec![-1.0, -2.0], vec![1, 1], 2))),
-            ("`choice.log_likelihoods` is 1", |r| r.choice = Some(Choice::new(vec![-1.0, 1.0], vec![1, 1], 0))),
+            ("`choice.right` is 2, of 2 options", |r| {
+                r.choice = Some(Choice::new(vec![-1.0, -2.0], vec![1, 1], 2).into())
+            }),
+            ("`choice.log_likelihoods` is 1", |r| r.choice = Some(Choice::new(vec![-1.0, 1.0], vec![1, 1], 0).into())),
             ("`fidelity.recall` is 3", |r| {
                 let of = vec![0.5];
-                r.fidelity = Some(Fidelity {
+                r.fidelity = Some(Box::new(Fidelity {
                     output_error: of.clone(),
                     recall: vec![3.0],
                     dropped_mass: of,
                     spread: None,
                     heads: None,
-                });
+                }));
             }),
         ];
         for (expected, spoil) in cases {

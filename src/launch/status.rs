@@ -65,8 +65,12 @@ pub struct ShardStatus {
     pub expected: Option<usize>,
     /// How often a process began on it.
     pub attempts: usize,
+    /// Its estimated work, if that was planned.
+    pub work: Option<u64>,
     /// Seconds that processes were at it.
     pub seconds: u64,
+    /// Seconds that processors worked on it; `None` where one of the processes did not say.
+    pub processor_s: Option<f64>,
     /// The scheduler's number of its task.
     pub job: Option<String>,
     /// Where it is or was.
@@ -75,6 +79,41 @@ pub struct ShardStatus {
     pub said: Option<String>,
     /// What its last attempt could not run.
     pub failed: Vec<Failed>,
+}
+
+/// How evenly work was dealt out to the shards that are done: the longest over the mean.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Balance {
+    /// Shards that are done.
+    pub shards: usize,
+    /// As it was estimated.
+    pub estimated: f64,
+    /// By the seconds that processes were at it.
+    pub seconds: Option<f64>,
+    /// By the seconds that processors worked; `None` where a shard does not say.
+    pub processor: Option<f64>,
+}
+
+impl Balance {
+    /// Of a plan's shards, once two are done.
+    fn of(shards: &[ShardStatus]) -> Option<Self> {
+        let done: Vec<&ShardStatus> = shards.iter().filter(|shard| shard.state == State::Done).collect();
+        let over_mean = |of: &dyn Fn(&ShardStatus) -> Option<f64>| {
+            longest_over_mean(&done.iter().map(|shard| of(shard)).collect::<Option<Vec<f64>>>()?)
+        };
+        Some(Self {
+            shards: done.len(),
+            estimated: over_mean(&|shard| shard.work.map(|work| work as f64)).filter(|_| done.len() > 1)?,
+            seconds: over_mean(&|shard| Some(shard.seconds as f64)),
+            processor: over_mean(&|shard| shard.processor_s),
+        })
+    }
+}
+
+/// `None` if all is nothing.
+fn longest_over_mean(of_shards: &[f64]) -> Option<f64> {
+    let mean = of_shards.iter().sum::<f64>() / of_shards.len() as f64;
+    (mean > 0.0).then(|| of_shards.iter().copied().fold(0.0, f64::max) / mean)
 }
 
 /// How far a sweep is.
@@ -88,6 +127,8 @@ pub struct Status {
     pub expected: Option<usize>,
     /// Seconds until all is done, if it goes on at the pace so far; `None` if nothing is known of that.
     pub seconds_left: Option<f64>,
+    /// How evenly the work was dealt out, as far as it is done.
+    pub balance: Option<Balance>,
     /// Whether the scheduler was asked.
     pub knows_queue: bool,
     /// What was known not to run before anything began.
@@ -239,6 +280,7 @@ impl Watched {
             records: shards.iter().map(|shard| shard.records).sum(),
             expected: self.plan.as_ref().map(SweepPlan::records),
             seconds_left: self.plan.as_ref().and_then(|plan| seconds_left(plan, &shards)),
+            balance: Balance::of(&shards),
             knows_queue: tasks.is_some(),
             left_out: self.plan.as_ref().map(|plan| plan.failed.clone()).unwrap_or_default(),
             scores: places.iter().map(|place| (place.to_string(), scores.line(place))).collect(),
@@ -279,6 +321,8 @@ fn status_of(shard: &Shard, attempts: &[Attempt], task: Option<&Task>, asked: bo
         records: shard.tally.records,
         expected: shard.planned.as_ref().map(|planned| planned.records),
         attempts: attempts.len(),
+        work: shard.planned.as_ref().map(|planned| planned.work),
+        processor_s: attempts.iter().map(|attempt| attempt.end.as_ref()?.processor_s).sum(),
         seconds: attempts
             .iter()
             .zip(1..)
@@ -423,7 +467,9 @@ mod tests {
             records,
             expected: Some(10),
             attempts: 1,
+            work: None,
             seconds,
+            processor_s: None,
             job: None,
             node: None,
             said: None,
@@ -434,6 +480,38 @@ mod tests {
         let shards = [shard(State::Done, 10, 200), shard(State::Running, 5, 300), shard(State::Running, 0, 0)];
         assert_eq!(of(shards), Some(350.0 * 2.0 / 2.0));
         assert_eq!(of([0; 3].map(|_| shard(State::Queued, 0, 0))), None);
+    }
+
+    #[test]
+    fn shards_that_are_done_are_compared_by_what_they_took() {
+        let shard = |state, work, seconds, processor_s| ShardStatus {
+            shard: String::new(),
+            state,
+            records: 1,
+            expected: Some(1),
+            attempts: 1,
+            work: Some(work),
+            seconds,
+            processor_s,
+            job: None,
+            node: None,
+            said: None,
+            failed: Vec::new(),
+        };
+        let done = |work, seconds, processor_s| shard(State::Done, work, seconds, processor_s);
+        let mut shards = vec![
+            done(30, 90, Some(4.0)),
+            shard(State::Running, 1000, 1000, None),
+            done(20, 30, Some(2.0)),
+            done(10, 60, Some(2.0)),
+        ];
+        let expected = Balance { shards: 3, estimated: 1.5, seconds: Some(1.5), processor: Some(1.5) };
+        assert_eq!(Balance::of(&shards), Some(expected));
+        shards[3].processor_s = None;
+        shards[0].seconds = 210;
+        assert_eq!(Balance::of(&shards), Some(Balance { seconds: Some(2.1), processor: None, ..expected }));
+        assert_eq!(Balance::of(&shards[..2]), None, "one is not compared with itself");
+        assert_eq!(Balance::of(&[done(1, 0, Some(0.0)), done(3, 0, None)]).unwrap().seconds, None);
     }
 
     #[test]

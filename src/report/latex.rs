@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn tables_have_rules_and_escaped_text_and_marks() {
         let empty = |sample| Record {
-            prediction: String::new(),
+            prediction: "".into(),
             params: "per=kv_head".into(),
             ..record("vt", "topk", sample, 0.0)
         };

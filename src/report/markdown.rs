@@ -1,7 +1,7 @@
 //! `summary.md`: the page for people.
 
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
-use super::others::other_scores;
+use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, Table, is_about};
 use super::plots::Figure;
 use super::{MeanTable, Report};
@@ -16,13 +16,14 @@ pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
     page.push_str(&warnings(report));
+    let other_scores = other_scores(&report.rows, report.records);
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         let _ = write!(page, "\n## {}\n", setting(&rows[0]));
         page.extend(report.means_of(&rows[0]).map(means));
         page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
             page.push_str(&task(rows, report));
-            page.push_str(&others(rows, report));
+            page.push_str(&others(rows, &other_scores));
         }
     }
     let _ = write!(page, "\n{LEGEND}{}\n", extra_legend(&report.rows));
@@ -142,8 +143,9 @@ fn marks(entry: &Entry) -> String {
 }
 
 /// The scores of a task by further metrics; nothing where there are none.
-fn others(rows: &[SummaryRow], report: &Report) -> String {
-    let scores = other_scores(rows, report.records);
+fn others(rows: &[SummaryRow], all: &[OtherScore]) -> String {
+    let is_here = |score: &&OtherScore| rows.iter().any(|row| std::ptr::eq(score.row, row));
+    let scores: Vec<&OtherScore> = all.iter().filter(is_here).collect();
     let metrics: Vec<&str> = distinct(scores.iter().map(|s| s.metric.as_str()));
     if metrics.is_empty() {
         return String::new();

@@ -131,12 +131,16 @@ pub fn shared_sets<T: Ord + Clone>(sets: &[BTreeSet<T>]) -> Vec<BTreeSet<T>> {
 /// A warning if the settings did not see the same examples: their scores are then not to be compared, but their
 /// differences to dense attention are.
 fn other_examples(settings: &[Vec<usize>], cells: &[Cell]) -> Option<String> {
-    let examples = |of: &Vec<usize>| -> BTreeSet<(&str, u64, usize)> {
+    let examples = |of: &Vec<usize>| -> Vec<(&str, u64, usize)> {
         let records = of.iter().flat_map(|i| &cells[*i].records);
-        records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect()
+        let mut seen: Vec<_> = records.map(|r| (r.task.as_str(), r.seed, r.sample)).collect();
+        // They come in order within a cell, and mostly in all.
+        seen.sort();
+        seen.dedup();
+        seen
     };
     let seen: Vec<_> = settings.iter().map(examples).collect();
-    let counts: Vec<usize> = seen.iter().map(BTreeSet::len).collect();
+    let counts: Vec<usize> = seen.iter().map(Vec::len).collect();
     let (least, most) = (counts.iter().min()?, counts.iter().max()?);
     seen.iter().any(|other| *other != seen[0]).then(|| {
         let counts = if least == most { format!("{least} each") } else { format!("{least} to {most}") };

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::eval::record::Record;
-use crate::eval::store::{CALIBRATION, SAMPLES, identities, load_run};
+use crate::eval::shared::Text;
+use crate::eval::store::{CALIBRATION, Loaded, SAMPLES, drop_repeated, identities, load_run};
 
 use super::format::distinct;
 
@@ -25,7 +27,7 @@ pub struct Source {
 /// What was read of several runs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Merged {
-    /// One record a key; models with the same name that differ are told apart in it.
+    /// One record a key, without its densities by layer; models with the same name that differ are told apart in it.
     pub records: Vec<Record>,
     /// (method, params) as their users gave them.
     pub order: Vec<(String, String)>,
@@ -38,7 +40,7 @@ pub struct Merged {
 impl Merged {
     /// Leaves out what no two runs have alike.
     pub fn leave_out_times(&mut self) {
-        self.records.iter_mut().for_each(Record::leave_out_times);
+        self.records.par_iter_mut().for_each(Record::leave_out_times);
         self.notes.push("times are left out".to_owned());
     }
 }
@@ -70,8 +72,9 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     runs.retain(|run| seen.insert(run.canonicalize().unwrap_or_else(|_| run.clone())));
     let mut merged = Merged::default();
     let mut loaded = Vec::new();
-    for (run, name) in runs.iter().zip(names(&runs)) {
-        let (records, manifest) = load_run(run)?;
+    let read: Vec<_> = runs.par_iter().map(|run| without_layers(load_run(run)?)).collect();
+    for (run, name) in read.into_iter().zip(names(&runs)) {
+        let (records, manifest) = run?;
         merged.notes.extend(records.notices);
         merged.order.extend(order(&manifest));
         merged.sources.push(Source { name, manifest, records: records.records.len() });
@@ -79,18 +82,20 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     }
     merged.order = distinct(std::mem::take(&mut merged.order));
     tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
-    let (mut keys, mut repeated) = (BTreeSet::new(), 0usize);
-    for record in loaded.into_iter().flatten() {
-        // The same key under another label is another record: what differs is not in the key.
-        match keys.insert((record.key.clone(), record.model.clone())) {
-            true => merged.records.push(record),
-            false => repeated += 1,
-        }
-    }
+    merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
+    loaded.into_iter().for_each(|records| merged.records.extend(records));
+    // The same key under another label is another record: what differs is not in the key.
+    let repeated = drop_repeated(&mut merged.records, |r| (&r.key, &r.model));
     if repeated > 0 {
         merged.notes.push(format!("{repeated} records are in several of the runs; each counts once"));
     }
     Ok(merged)
+}
+
+/// Leaves out densities by layer, which no report shows, and which are long for a large model.
+fn without_layers((mut loaded, manifest): (Loaded, Value)) -> Result<(Loaded, Value)> {
+    loaded.records.iter_mut().for_each(|r| r.density_by_layer = Vec::new());
+    Ok((loaded, manifest))
 }
 
 /// Folders with records in `dir` or below, by name; those below a run are not looked at.
@@ -141,16 +146,24 @@ fn order(manifest: &Value) -> Vec<(String, String)> {
 
 /// Adds what differs between runs of models of the same name to the models' names.
 fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
-    let places: Vec<BTreeSet<(String, String, usize)>> = loaded.iter().map(|records| places(records)).collect();
-    for model in distinct(loaded.iter().flatten().map(|r| r.model.clone())) {
-        let runs: Vec<usize> = (0..loaded.len()).filter(|i| loaded[*i].iter().any(|r| r.model == model)).collect();
-        let identities: Vec<BTreeMap<String, String>> = sources.iter().map(|s| identity(&s.manifest, &model)).collect();
-        let keys: BTreeSet<&String> = runs.iter().flat_map(|i| identities[*i].keys()).collect();
+    let has: Vec<Has> = loaded.par_iter().map(|records| Has::of(records)).collect();
+    for model in distinct(has.iter().flat_map(|has| has.models.iter().cloned())) {
+        let runs: Vec<usize> = (0..loaded.len()).filter(|i| has[*i].models.contains(&model)).collect();
+        let identities: BTreeMap<usize, BTreeMap<String, String>> =
+            runs.iter().map(|i| (*i, identity(&sources[*i].manifest, &model))).collect();
+        let keys: BTreeSet<&String> = identities.values().flat_map(BTreeMap::keys).collect();
         let differs = |key: &&&String| {
-            let meet = |a: usize, b: usize| !is_of_tasks(key) || !places[a].is_disjoint(&places[b]);
-            let value = |i: usize| identities[i].get(**key);
-            let known = |i: usize| !key.starts_with(CALIBRATION) || value(i).is_some();
-            runs.iter().any(|a| runs.iter().any(|b| known(*a) && known(*b) && value(*a) != value(*b) && meet(*a, *b)))
+            // What the runs with each value have between them.
+            let mut places: BTreeMap<Option<&String>, BTreeSet<&Place>> = BTreeMap::new();
+            for (run, identity) in &identities {
+                let value = identity.get(**key);
+                if value.is_some() || !key.starts_with(CALIBRATION) {
+                    places.entry(value).or_default().extend(&has[*run].places);
+                }
+            }
+            let places: Vec<BTreeSet<&Place>> = places.into_values().collect();
+            let meet = |(at, one): (usize, &BTreeSet<&Place>)| places[..at].iter().any(|other| !one.is_disjoint(other));
+            places.len() > 1 && (!is_of_tasks(key) || places.iter().enumerate().any(meet))
         };
         let differing: Vec<&String> = keys.iter().filter(differs).copied().collect();
         if differing.is_empty() {
@@ -162,11 +175,12 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
         ));
         for run in runs {
             let part = |key: &&String| {
-                let value = identities[run].get(*key).map_or("none", String::as_str);
+                let value = identities[&run].get(*key).map_or("none", String::as_str);
                 format!("{}={}", key.trim_end_matches("_sha256"), value.chars().take(8).collect::<String>())
             };
             let label = format!("{model} ({})", differing.iter().map(part).collect::<Vec<_>>().join(", "));
-            loaded[run].iter_mut().filter(|r| r.model == model).for_each(|r| r.model.clone_from(&label));
+            let label = Text::from(label);
+            loaded[run].iter_mut().filter(|r| r.model == model).for_each(|r| r.model = label.clone());
         }
     }
 }
@@ -175,9 +189,30 @@ fn is_of_tasks(key: &str) -> bool {
     OF_TASKS.contains(&key) || key.starts_with(CALIBRATION)
 }
 
-/// What was run: protocols, tasks and lengths.
-fn places(records: &[Record]) -> BTreeSet<(String, String, usize)> {
-    records.iter().map(|r| (r.protocol.clone(), r.task.clone(), r.length)).collect()
+/// A protocol, a task and a length.
+type Place = (Text, Text, usize);
+
+/// What there is in a run.
+#[derive(Default)]
+struct Has {
+    /// In the order of the records.
+    models: Vec<Text>,
+    places: BTreeSet<Place>,
+}
+
+impl Has {
+    fn of(records: &[Record]) -> Self {
+        let mut has = Self::default();
+        // Records beside each other are mostly of one place.
+        let of = |r: &Record| (r.model.address(), r.protocol.address(), r.task.address(), r.length);
+        for r in records.chunk_by(|a, b| of(a) == of(b)).map(|alike| &alike[0]) {
+            if !has.models.contains(&r.model) {
+                has.models.push(r.model.clone());
+            }
+            has.places.insert((r.protocol.clone(), r.task.clone(), r.length));
+        }
+        has
+    }
 }
 
 /// What determines a run's records of a model besides what is in them, by name. Several identities of a model in one

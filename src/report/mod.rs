@@ -58,15 +58,15 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// Summarises and checks records; `order` lists (method, params) as the user gave them.
     pub fn new(records: &'a [Record], order: &[(String, String)]) -> Self {
-        let rows = summary::summarize(records, order);
         let cells = cells::group(records, order);
+        let rows = summary::rows(&cells);
         Self {
             means: means::over_tasks(&rows, &cells),
             records,
             rows,
-            cells,
             depths: depths::cells(records, order),
-            warnings: checks::check(records, order),
+            warnings: checks::check_cells(&cells),
+            cells,
             sources: &[],
             notes: &[],
         }
@@ -90,7 +90,12 @@ impl<'a> Report<'a> {
     /// # Errors
     /// If a file cannot be written.
     pub fn write_all(&self, dir: &Path) -> Result<Vec<PathBuf>> {
-        let figures = plots::figures(self)?;
+        // The samples are most of the work, and depend on nothing else.
+        let (samples, drawn) = rayon::join(
+            || page::samples(self),
+            || plots::figures(self).and_then(|figures| Ok((write_figures(&figures, dir)?, figures))),
+        );
+        let (drawn, figures) = drawn?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
         if !self.depths.is_empty() {
             files.push(("depths.csv".to_owned(), depths::csv(&self.depths)?));
@@ -99,13 +104,13 @@ impl<'a> Report<'a> {
         if !others.is_empty() {
             files.push(("metrics.csv".to_owned(), others::csv(&others)?));
         }
-        files.push(("report.html".to_owned(), page::render(self, &figures)?));
+        files.push(("report.html".to_owned(), page::render(self, &figures, &samples?)?));
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
         let mut paths: Vec<PathBuf> =
             files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
-        paths.extend(write_figures(&figures, dir)?);
+        paths.extend(drawn);
         Ok(paths)
     }
 

@@ -1,9 +1,10 @@
 //! `metrics.csv`: mean scores by every metric, for tasks that record more than one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 
+use crate::eval::cells::place;
 use crate::eval::record::{Record, SummaryRow};
 use crate::eval::stats::mean;
 
@@ -22,26 +23,30 @@ pub struct OtherScore<'a> {
 
 /// The further scores of the summary's rows, in the order of the rows and of the metrics' names.
 pub fn other_scores<'a>(rows: &'a [SummaryRow], records: &[Record]) -> Vec<OtherScore<'a>> {
-    rows.iter().flat_map(|row| of_row(row, records)).collect()
-}
-
-fn of_row<'a>(row: &'a SummaryRow, records: &[Record]) -> Vec<OtherScore<'a>> {
-    let is_of = |r: &&Record| {
-        (&r.model, &r.task, r.length) == (&row.model, &row.task, row.length)
-            && (&r.method, &r.params, &r.protocol) == (&row.method, &row.params, &row.protocol)
-    };
-    let mut by_metric: BTreeMap<&String, BTreeMap<(u64, usize), f64>> = BTreeMap::new();
-    for r in records.iter().filter(is_of) {
+    let mut by_row: HashMap<RowKey<'_>, ByMetric<'_>> = HashMap::new();
+    for r in records.iter().filter(|r| !r.other_scores.is_empty()) {
+        let key = (place(r), r.method.as_str(), r.params.as_str());
+        let by_metric = by_row.entry(key).or_default();
         for (metric, score) in &r.other_scores {
             by_metric.entry(metric).or_default().insert((r.seed, r.sample), *score);
         }
     }
-    let one = |(metric, scores): (&String, BTreeMap<_, f64>)| {
-        let scores: Vec<f64> = scores.into_values().collect();
-        OtherScore { row, metric: metric.clone(), n: scores.len(), score: 100.0 * mean(&scores) }
+    let of_row = |row: &'a SummaryRow| {
+        let place = (row.model.as_str(), row.protocol.as_str(), row.task.as_str(), row.length);
+        let by_metric = by_row.get(&(place, row.method.as_str(), row.params.as_str()));
+        let one = move |(metric, scores): (&&str, &BTreeMap<_, f64>)| {
+            let scores: Vec<f64> = scores.values().copied().collect();
+            OtherScore { row, metric: (*metric).to_owned(), n: scores.len(), score: 100.0 * mean(&scores) }
+        };
+        by_metric.into_iter().flatten().map(one).collect::<Vec<_>>()
     };
-    by_metric.into_iter().map(one).collect()
+    rows.iter().flat_map(of_row).collect()
 }
+
+/// What tells rows apart: [`place`], method and parameters.
+type RowKey<'r> = ((&'r str, &'r str, &'r str, usize), &'r str, &'r str);
+/// Scores of examples by metric.
+type ByMetric<'r> = BTreeMap<&'r str, BTreeMap<(u64, usize), f64>>;
 
 /// The scores as CSV with a heading line.
 ///

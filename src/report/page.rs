@@ -11,7 +11,8 @@ use anyhow::Result;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::{Compression, GzBuilder};
-use serde::Serialize;
+use rayon::prelude::*;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Value, json};
 
 use super::Report;
@@ -24,20 +25,21 @@ const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
-/// The page.
+/// The page, with [`samples`].
 ///
 /// # Errors
 /// None in practice; the writers' signatures have one.
-pub fn render(report: &Report, figures: &[Figure]) -> Result<String> {
+pub fn render(report: &Report, figures: &[Figure], samples: &str) -> Result<String> {
     let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
     let title = if models.is_empty() { "no results".to_owned() } else { models.join(", ") };
+    let (title, figures, facts) = (escaped(&title), drawings(figures), in_script(&facts(report)?));
     let parts = [
-        ("title", escaped(&title)),
-        ("style", CSS.to_owned()),
-        ("figures", drawings(figures)),
-        ("report", in_script(&facts(report)?)),
-        ("samples", packed(&serde_json::to_vec(&Samples::new(report))?)?),
-        ("script", SCRIPT.to_owned()),
+        ("title", title.as_str()),
+        ("style", CSS),
+        ("figures", &figures),
+        ("report", &facts),
+        ("samples", samples),
+        ("script", SCRIPT),
     ];
     // In one pass over the frame, so that nothing is looked for in what was put in.
     let mut page = String::new();
@@ -45,7 +47,7 @@ pub fn render(report: &Report, figures: &[Figure]) -> Result<String> {
     while let Some((before, after)) = rest.split_once("{{") {
         let (name, after) = after.split_once("}}").unwrap_or((after, ""));
         page.push_str(before);
-        page.extend(parts.iter().find(|(part, _)| *part == name).map(|(_, text)| text.as_str()));
+        page.extend(parts.iter().find(|(part, _)| *part == name).map(|(_, text)| *text));
         rest = after;
     }
     Ok(page + rest)
@@ -133,57 +135,85 @@ fn figure(figure: &Figure) -> String {
     )
 }
 
-/// Compressed, as text; the same for the same bytes.
-fn packed(bytes: &[u8]) -> Result<String> {
+/// The samples as compressed text; the same for the same records.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn samples(report: &Report) -> Result<String> {
+    packed(&Samples::new(report))
+}
+
+fn packed(value: &impl Serialize) -> Result<String> {
+    // In one piece: what comes out depends on the pieces.
     let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
-    writer.write_all(bytes)?;
+    writer.write_all(&serde_json::to_vec(value)?)?;
     Ok(STANDARD.encode(writer.finish()?))
 }
 
 /// The records by column, each example and each text once.
-#[derive(Serialize, Default)]
-struct Samples {
+#[derive(serde::Serialize, Default)]
+struct Samples<'a> {
     /// All texts; columns of texts hold places in here.
-    texts: Vec<String>,
+    texts: Vec<&'a str>,
     examples: Examples,
-    records: Records,
+    records: Records<'a>,
 }
 
-#[derive(Serialize, Default)]
+#[derive(serde::Serialize, Default)]
 struct Examples {
-    model: Vec<usize>,
-    protocol: Vec<usize>,
-    task: Vec<usize>,
+    model: Vec<u32>,
+    protocol: Vec<u32>,
+    task: Vec<u32>,
     length: Vec<usize>,
     seed: Vec<u64>,
     sample: Vec<usize>,
     depth: Vec<Option<f64>>,
-    source: Vec<usize>,
-    question: Vec<usize>,
-    references: Vec<Vec<usize>>,
+    source: Vec<u32>,
+    question: Vec<u32>,
+    references: Vec<Vec<u32>>,
     prompt_tokens: Vec<usize>,
     prefix_tokens: Vec<usize>,
     prefill_s: Vec<f64>,
 }
 
-#[derive(Serialize, Default)]
-struct Records {
-    example: Vec<usize>,
-    method: Vec<usize>,
-    params: Vec<usize>,
-    prediction: Vec<usize>,
-    score: Vec<f64>,
-    perplexity: Vec<u8>,
-    stopped: Vec<u8>,
-    new_tokens: Vec<usize>,
-    density: Vec<f64>,
-    cost1: Vec<f64>,
-    cost2: Vec<f64>,
-    kv_bytes_per_token: Vec<Option<f64>>,
-    index_s: Vec<f64>,
-    decode_s: Vec<f64>,
-    steps: Vec<usize>,
-    output_error: Vec<Option<f64>>,
+/// The columns of records that are looked up; what is in the records themselves is read as it is written.
+#[derive(Default)]
+struct Records<'a> {
+    all: Vec<&'a Record>,
+    example: Vec<u32>,
+    method: Vec<u32>,
+    params: Vec<u32>,
+    prediction: Vec<u32>,
+}
+
+impl Records<'_> {
+    fn column<T: Send>(&self, of: impl Fn(&Record) -> T + Sync) -> Vec<T> {
+        self.all.par_iter().map(|r| of(r)).collect()
+    }
+}
+
+impl Serialize for Records<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut to = serializer.serialize_struct("Records", 16)?;
+        to.serialize_field("example", &self.example)?;
+        to.serialize_field("method", &self.method)?;
+        to.serialize_field("params", &self.params)?;
+        to.serialize_field("prediction", &self.prediction)?;
+        to.serialize_field("score", &self.column(|r| four_digits(r.score)))?;
+        to.serialize_field("perplexity", &self.column(|r| u8::from(!r.measure.is_score())))?;
+        to.serialize_field("stopped", &self.column(|r| u8::from(r.stopped)))?;
+        to.serialize_field("new_tokens", &self.column(|r| r.new_tokens))?;
+        to.serialize_field("density", &self.column(|r| four_digits(r.density)))?;
+        to.serialize_field("cost1", &self.column(|r| four_digits(r.cost1)))?;
+        to.serialize_field("cost2", &self.column(|r| four_digits(r.cost2)))?;
+        to.serialize_field("kv_bytes_per_token", &self.column(|r| r.kv_bytes_per_token.map(four_digits)))?;
+        to.serialize_field("index_s", &self.column(|r| four_digits(r.index_s)))?;
+        to.serialize_field("decode_s", &self.column(|r| four_digits(r.decode_s)))?;
+        to.serialize_field("steps", &self.column(|r| r.steps))?;
+        let output_error = |r: &Record| r.fidelity.as_ref().map(|f| four_digits(f.mean_error()));
+        to.serialize_field("output_error", &self.column(output_error))?;
+        to.end()
+    }
 }
 
 /// What tells examples apart.
@@ -191,34 +221,35 @@ type ExampleKey<'a> = (&'a str, &'a str, &'a str, usize, u64, usize);
 
 #[derive(Default)]
 struct Places<'a> {
-    texts: HashMap<&'a str, usize>,
-    examples: HashMap<ExampleKey<'a>, usize>,
+    texts: HashMap<&'a str, u32>,
+    examples: HashMap<ExampleKey<'a>, u32>,
 }
 
-impl Samples {
+impl<'a> Samples<'a> {
     /// In the order of the summary, one record an example and setting.
-    fn new(report: &Report) -> Self {
+    fn new(report: &Report<'a>) -> Self {
         let (mut samples, mut places) = (Self::default(), Places::default());
-        for record in report.cells.iter().flat_map(|cell| &cell.records) {
+        for record in report.cells.iter().flat_map(|cell| cell.records.iter().copied()) {
             let example = samples.example(record, &mut places);
             samples.record(record, example, &mut places);
         }
         samples
     }
 
-    fn text<'a>(&mut self, text: &'a str, places: &mut Places<'a>) -> usize {
+    // Records are counted in 32 bits: more than there are do not fit into a page.
+    fn text(&mut self, text: &'a str, places: &mut Places<'a>) -> u32 {
         *places.texts.entry(text).or_insert_with(|| {
-            self.texts.push(text.to_owned());
-            self.texts.len() - 1
+            self.texts.push(text);
+            (self.texts.len() - 1) as u32
         })
     }
 
-    fn example<'a>(&mut self, r: &'a Record, places: &mut Places<'a>) -> usize {
+    fn example(&mut self, r: &'a Record, places: &mut Places<'a>) -> u32 {
         let key = (r.model.as_str(), r.protocol.as_str(), r.task.as_str(), r.length, r.seed, r.sample);
         if let Some(place) = places.examples.get(&key) {
             return *place;
         }
-        let place = self.examples.task.len();
+        let place = self.examples.task.len() as u32;
         places.examples.insert(key, place);
         let [model, protocol, task, source, question] =
             [&r.model, &r.protocol, &r.task, &r.source, &r.question].map(|text| self.text(text, places));
@@ -240,25 +271,14 @@ impl Samples {
         place
     }
 
-    fn record<'a>(&mut self, r: &'a Record, example: usize, places: &mut Places<'a>) {
+    fn record(&mut self, r: &'a Record, example: u32, places: &mut Places<'a>) {
         let [method, params, prediction] = [&r.method, &r.params, &r.prediction].map(|text| self.text(text, places));
         let to = &mut self.records;
+        to.all.push(r);
         to.example.push(example);
         to.method.push(method);
         to.params.push(params);
         to.prediction.push(prediction);
-        to.score.push(four_digits(r.score));
-        to.perplexity.push(u8::from(!r.measure.is_score()));
-        to.stopped.push(u8::from(r.stopped));
-        to.new_tokens.push(r.new_tokens);
-        to.density.push(four_digits(r.density));
-        to.cost1.push(four_digits(r.cost1));
-        to.cost2.push(four_digits(r.cost2));
-        to.kv_bytes_per_token.push(r.kv_bytes_per_token.map(four_digits));
-        to.index_s.push(four_digits(r.index_s));
-        to.decode_s.push(four_digits(r.decode_s));
-        to.steps.push(r.steps);
-        to.output_error.push(r.fidelity.as_ref().map(|f| four_digits(f.mean_error())));
     }
 }
 
@@ -271,7 +291,7 @@ mod tests {
     fn text_of_records_is_never_markup() {
         let hostile = "</script><script>alert(1)</script>";
         let made = Record { model: hostile.into(), prediction: hostile.into(), ..record("vt", "topk", 0, 1.0) };
-        let page = render(&Report::new(&[made], &[]), &[]).unwrap();
+        let page = render(&Report::new(&[made], &[]), &[], "").unwrap();
         assert!(!page.contains(hostile));
         assert!(page.contains("&lt;/script&gt;") && page.contains("\\u003c/script>"));
         assert!(!page.contains("{{"), "all parts are filled in");
@@ -284,7 +304,7 @@ mod tests {
         let samples = Samples::new(&report);
         assert_eq!(samples.examples.sample, [0, 1]);
         assert_eq!(samples.records.example, [0, 0, 1]);
-        assert_eq!(samples.texts.iter().filter(|t| *t == "answer").count(), 1);
+        assert_eq!(samples.texts.iter().filter(|t| **t == "answer").count(), 1);
     }
 
     #[test]
@@ -305,6 +325,6 @@ mod tests {
 
     #[test]
     fn an_empty_report_is_a_page_too() {
-        assert!(render(&Report::new(&[], &[]), &[]).unwrap().contains("no results"));
+        assert!(render(&Report::new(&[], &[]), &[], "").unwrap().contains("no results"));
     }
 }

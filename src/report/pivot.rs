@@ -579,6 +579,7 @@ mod tests {
     use super::*;
     use crate::eval::record::Record;
     use crate::eval::record::tests::{perplexity, record};
+    use std::collections::BTreeMap;
 
     fn at(task: &str, length: usize, method: &str, params: &str, sample: usize, score: f64) -> Record {
         let key = format!("{task}{length}{method}{params}{sample}");
@@ -677,7 +678,7 @@ mod tests {
     #[test]
     fn what_is_suspect_is_marked() {
         let mut records = records();
-        records[1].prediction = String::new();
+        records[1].prediction = "".into();
         let table = made(&records, &["method"], &["length"], "score").remove(0);
         let noted: Vec<&str> = table.notes.iter().map(String::as_str).collect();
         assert!(noted[0].contains("`empty_predictions` ruler/vt at 1024, magicpig:K=10,L=75,sink=4"), "{noted:?}");
@@ -735,8 +736,8 @@ mod tests {
                 .filter(|(_, value, default)| value != default)
                 .map(|(k, v, _)| format!("{k}={v}"))
                 .collect();
-            let settings = params.iter().map(|(k, v, _)| ((*k).to_owned(), (*v).to_owned())).collect();
-            Record { settings, ..at("ruler/vt", 1024, "hip", &named.join(","), 0, 1.0) }
+            let settings: BTreeMap<_, _> = params.iter().map(|(k, v, _)| ((*k).to_owned(), (*v).to_owned())).collect();
+            Record { settings: settings.into(), ..at("ruler/vt", 1024, "hip", &named.join(","), 0, 1.0) }
         };
         let mut records: Vec<Record> =
             ["2", "4", "8"].iter().flat_map(|b_k| ["16", "32"].map(|b_q| hip(b_k, b_q))).collect();

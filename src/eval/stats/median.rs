@@ -7,8 +7,8 @@ use super::{CONFIDENCE, Estimate, Sample};
 /// them, for the greatest k that the binomial distribution allows. `None` of nothing; no ends for fewer than six contexts,
 /// whose smallest and greatest together are not as sure.
 pub fn median_interval(sample: &Sample) -> Option<Estimate> {
-    let of_context = |places: &Vec<usize>| median(places.iter().map(|i| sample.values[*i]).collect());
-    let mut medians: Vec<f64> = sample.contexts.iter().filter_map(of_context).collect();
+    let of_context = |places: &[usize]| median(places.iter().map(|i| sample.values[*i]).collect());
+    let mut medians: Vec<f64> = sample.by_context().filter_map(of_context).collect();
     medians.sort_by(f64::total_cmp);
     let n = medians.len();
     let ends = rank(n).map(|k| (medians[k - 1], medians[n - k]));

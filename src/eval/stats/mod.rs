@@ -18,8 +18,6 @@ mod score;
 #[cfg(test)]
 mod coverage;
 
-use std::collections::BTreeMap;
-
 pub use difference::{difference, gain_p, least_detectable, nearest_detectable};
 pub use median::{median, median_interval};
 pub use score::score;
@@ -64,20 +62,21 @@ impl Estimate {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     values: Vec<f64>,
-    /// The values' places, by context.
-    contexts: Vec<Vec<usize>>,
+    /// The values' places, those of a context together.
+    places: Vec<usize>,
+    /// Where the places of each context end.
+    ends: Vec<usize>,
 }
 
 impl Sample {
     /// Of values in the order of the examples, each with its context.
     pub fn new<C: Ord>(observed: impl IntoIterator<Item = (C, f64)>) -> Self {
-        let mut values = Vec::new();
-        let mut contexts: BTreeMap<C, Vec<usize>> = BTreeMap::new();
-        for (context, value) in observed {
-            contexts.entry(context).or_default().push(values.len());
-            values.push(value);
-        }
-        Self { values, contexts: contexts.into_values().collect() }
+        let (contexts, values): (Vec<C>, Vec<f64>) = observed.into_iter().unzip();
+        let mut places: Vec<usize> = (0..values.len()).collect();
+        places.sort_by(|a, b| contexts[*a].cmp(&contexts[*b]));
+        let is_last = |at: &usize| places.get(at + 1).is_none_or(|next| contexts[*next] != contexts[places[*at]]);
+        let ends = (0..places.len()).filter(is_last).map(|at| at + 1).collect();
+        Self { values, places, ends }
     }
 
     /// Of values that have a context each.
@@ -87,7 +86,13 @@ impl Sample {
 
     /// Number of contexts: what is independent.
     pub fn contexts(&self) -> usize {
-        self.contexts.len()
+        self.ends.len()
+    }
+
+    /// The values' places, by context.
+    fn by_context(&self) -> impl Iterator<Item = &[usize]> {
+        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        begins.zip(&self.ends).map(|(begin, end)| &self.places[begin..*end])
     }
 
     /// Whether there is no value.
@@ -105,19 +110,19 @@ impl Sample {
 
     /// Whether every example has a context of its own.
     fn is_independent(&self) -> bool {
-        self.contexts.len() == self.values.len()
+        self.ends.len() == self.values.len()
     }
 
     /// Variance of the sum of the values around `centre` times their number, estimated from the sums of contexts.
     fn variance_of_sum(&self, centre: f64) -> f64 {
-        let sum = |context: &Vec<usize>| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
-        let groups = self.contexts.len() as f64;
-        groups / (groups - 1.0) * self.contexts.iter().map(|context| sum(context).powi(2)).sum::<f64>()
+        let sum = |context: &[usize]| context.iter().map(|i| self.values[*i] - centre).sum::<f64>();
+        let groups = self.ends.len() as f64;
+        groups / (groups - 1.0) * self.by_context().map(|context| sum(context).powi(2)).sum::<f64>()
     }
 
     /// How many independent examples would do if those of a context were all alike.
     fn least_effective(&self) -> f64 {
-        self.n().powi(2) / self.contexts.iter().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
+        self.n().powi(2) / self.by_context().map(|context| (context.len() as f64).powi(2)).sum::<f64>()
     }
 
     /// The number of independent all-or-nothing examples, whose mean has the variance `whole` over their number, that
@@ -135,7 +140,7 @@ impl Sample {
         if whole < NO_VARIANCE {
             return least;
         }
-        let groups = self.contexts.len() as f64;
+        let groups = self.ends.len() as f64;
         // Both in units of the variance of independent all-or-nothing examples.
         let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
         let design = ((groups - 1.0) * measured + most) / groups;

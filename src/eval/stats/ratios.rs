@@ -113,7 +113,7 @@ pub fn gain_p(sample: &Sample) -> Option<f64> {
 }
 
 fn around(sample: &Sample, centre: f64) -> Sample {
-    Sample { values: sample.values.iter().map(|v| v - centre).collect(), contexts: sample.contexts.clone() }
+    Sample { values: sample.values.iter().map(|v| v - centre).collect(), ..sample.clone() }
 }
 
 #[cfg(test)]

@@ -292,8 +292,10 @@ mod tests {
                 select_on: None,
             })
         };
-        let records = ["full", "topk", "quest"]
-            .map(|method| Record { conditions: under(method == "quest"), ..record("ruler/vt", method, 0, 1.0) });
+        let records = ["full", "topk", "quest"].map(|method| Record {
+            conditions: under(method == "quest").map(Into::into),
+            ..record("ruler/vt", method, 0, 1.0)
+        });
         let (blocks, figure) = drawn(&records);
         assert_eq!(blocks[0].bars.iter().map(|b| b.name.as_str()).collect::<Vec<_>>(), ["full", "topk"]);
         assert!(figure.title.contains("without 1 rows timed under other conditions"), "{}", figure.title);

@@ -86,13 +86,13 @@ fn cell(examples: Vec<&Record>) -> Cell {
     let mean = |of: fn(&Record) -> f64| examples.iter().map(|r| of(r)).sum::<f64>() / n as f64;
     let head = examples[0];
     Cell {
-        model: head.model.clone(),
-        task: head.task.clone(),
-        protocol: head.protocol.clone(),
+        model: head.model.to_string(),
+        task: head.task.to_string(),
+        protocol: head.protocol.to_string(),
         length: head.length,
         depth: head.depth.unwrap_or_default(),
-        method: head.method.clone(),
-        params: head.params.clone(),
+        method: head.method.to_string(),
+        params: head.params.to_string(),
         n,
         score: 100.0 * mean(|r| r.score),
         prompt_tokens: mean(|r| r.prompt_tokens as f64),

@@ -23,7 +23,7 @@ const QUANTITIES: [Quantity; 4] = [
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
 pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
-    let scene = |c: &Cell| (c.head().model.clone(), c.head().protocol.clone(), c.head().length);
+    let scene = |c: &Cell| (c.head().model.to_string(), c.head().protocol.to_string(), c.head().length);
     let with_heads: Vec<&Cell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
     let scenes = distinct(with_heads.iter().map(|c| scene(c)));
     let mut figures = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
             spread: None,
             heads: Some(heads),
         };
-        Record { fidelity: Some(fidelity), ..record("ruler/vt", method, sample, 1.0) }
+        Record { fidelity: Some(fidelity.into()), ..record("ruler/vt", method, sample, 1.0) }
     }
 
     #[test]
