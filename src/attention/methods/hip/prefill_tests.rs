@@ -61,6 +61,7 @@ impl Prompt {
         QueryBlock {
             layer: 0,
             kv_head,
+            group: queries.len() / (rows * D),
             queries,
             rows,
             first,
