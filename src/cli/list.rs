@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::output::print_line;
+use crate::analyze::{ANALYSES, Analysis};
 use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
@@ -12,7 +13,7 @@ use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::Item;
 use crate::tasks::{TaskInfo, catalog, groups};
 
-/// List tasks, methods, models or configs, with parameters and defaults.
+/// List tasks, methods, models, configs or analyses, with parameters and defaults.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn list methods
@@ -46,6 +47,8 @@ enum What {
     Models,
     /// Run matrices shipped with the program
     Configs,
+    /// Observations about attention, with the papers' figures that show them
+    Analyses,
 }
 
 /// Prints the list on standard output.
@@ -69,6 +72,8 @@ pub fn run(args: ListArgs) -> Result<()> {
         (What::Methods, true) => serde_json::to_string_pretty(&methods_json(&methods))?,
         (What::Models, false) => models_text(),
         (What::Models, true) => serde_json::to_string_pretty(&models_json())?,
+        (What::Analyses, false) => analyses_text(),
+        (What::Analyses, true) => serde_json::to_string_pretty(&analyses_json())?,
         (What::Configs, false) => configs_text()?,
         (What::Configs, true) => serde_json::to_string_pretty(&configs_json()?)?,
     };
@@ -190,6 +195,25 @@ fn models_text() -> String {
 
 fn models_json() -> Value {
     MODELS.iter().map(|(name, about)| json!({ "name": name, "about": about })).collect()
+}
+
+fn analyses_text() -> String {
+    let one = |a: &Analysis| {
+        let methods = if a.methods.is_empty() {
+            String::new()
+        } else {
+            format!("    {:<12} {}\n", "methods", a.methods.join(" "))
+        };
+        format!("{}\n  {}\n    {:<12} {}\n{methods}\n", a.name, a.about, "shown in", a.reference)
+    };
+    let all: String = ANALYSES.iter().map(one).collect();
+    format!("{all}Use with: spattn analyze NAME --out DIR; methods are those that are looked at unless -m names others")
+}
+
+fn analyses_json() -> Value {
+    let one =
+        |a: &Analysis| json!({ "name": a.name, "about": a.about, "reference": a.reference, "methods": a.methods });
+    ANALYSES.iter().map(one).collect()
 }
 
 fn configs_text() -> Result<String> {
