@@ -228,7 +228,8 @@ fn configs_text() -> Result<String> {
     }
     Ok(text
         + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. Of these, `both` runs on the \
-           paper's model and on the built-in one, `model` and `builtin` on one alone; `missing` cannot be run, and says why.\n\
+           paper's model and on the built-in one, `model` and `builtin` on one alone; `analyze` is measured by spattn analyze, whose words `spattn reproduce PAPER/ITEM` \
+           gives; `missing` cannot be run, and says why.\n\
            Use with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
            TOML file of your own with the same keys)")
 }
@@ -239,6 +240,8 @@ fn status(item: &Item) -> String {
         (Some(_), Some(_)) => "both",
         (Some(_), None) => "model",
         (None, Some(_)) => "builtin",
+        // Where attention itself is looked at, another command answers.
+        (None, None) if item.nearest.as_ref().is_some_and(|nearest| nearest.starts_with("spattn analyze")) => "analyze",
         (None, None) => "missing",
     };
     match item.claims.iter().filter(|claim| claim.test.is_some()).count() {
@@ -254,7 +257,34 @@ fn configs_json() -> Result<Value> {
     };
     let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {
         let item = shipped.parse()?;
-        Ok(json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing }))
+        Ok(
+            json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing, "nearest": item.nearest }),
+        )
     };
     SHIPPED.iter().map(one).chain(ITEMS.iter().map(paper)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_that_an_analysis_answers_name_one_that_there_is() {
+        let mut answered = 0;
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap();
+            let Some(words) = item.nearest.as_deref().and_then(|nearest| nearest.strip_prefix("spattn analyze "))
+            else {
+                continue;
+            };
+            let names: Vec<String> =
+                words.split(' ').take_while(|word| !word.starts_with('-')).map(str::to_owned).collect();
+            assert!(!names.is_empty() && crate::analyze::select(&names).is_ok(), "{}: {words}", shipped.name);
+            assert_eq!(status(&item), "analyze", "{}", shipped.name);
+            answered += 1;
+        }
+        assert_eq!(answered, 18);
+        let text = analyses_text();
+        assert!(ANALYSES.iter().all(|analysis| text.contains(analysis.about) && text.contains(analysis.reference)));
+    }
 }
