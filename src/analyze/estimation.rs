@@ -23,14 +23,14 @@ use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, norm, softmax};
 use super::picked::{Estimate, estimate};
 use super::{Analysis, Choices, Document, Findings, Method, Observation, Setup};
-use crate::attention::mix_seed;
+use crate::attention::{Configured, mix_seed};
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "estimation",
     about: "estimation error of top-k, sampling, oracle sampling and MagicPIG by budget: bias², variance, sample size, tails",
     reference: "MagicPIG Figs. 3, 4, Definition 3.1, Theorem 3.3, Table 8",
     methods: &["magicpig:K={8,9,10},L=75", "magicpig:K=9,L=120", "magicpig:K=10,L=150"],
-    start: |setup| Ok(Box::new(Estimation::new(setup))),
+    start: |setup| Ok(Box::new(Estimation::new(setup)?)),
 };
 
 /// Budgets as shares of the context: one in so many.
@@ -51,7 +51,8 @@ const NUMBERS: [(&str, Unit); 6] = [
 ];
 
 struct Estimation {
-    methods: Vec<Method>,
+    /// Names of methods, and of each its draws.
+    methods: Vec<(String, Vec<Configured>)>,
     draws: usize,
     seed: u64,
     sink: usize,
@@ -60,20 +61,24 @@ struct Estimation {
 }
 
 impl Estimation {
-    fn new(setup: &Setup<'_>) -> Self {
+    fn new(setup: &Setup<'_>) -> Result<Self> {
         let Setup { draws, seed, sink, .. } = *setup;
-        Self { methods: setup.methods.to_vec(), draws, seed, sink, tallies: BTreeMap::new() }
+        let of_method = |method: &Method| {
+            let all = (0..draws).map(|draw| method.drawn_anew(draw, &setup.loaded.model)).collect::<Result<_>>()?;
+            Ok((method.configured.label(), all))
+        };
+        let methods = setup.methods.iter().map(of_method).collect::<Result<_>>()?;
+        Ok(Self { methods, draws, seed, sink, tallies: BTreeMap::new() })
     }
 
     /// What each method picks in each draw.
-    fn choices(&self, document: &Document) -> Result<Vec<(String, Vec<Choices>)>> {
-        let of_method = |method: &Method| {
-            let of_draw = |draw: usize| {
-                let drawn = method.drawn_anew(draw)?;
-                let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
-                Ok(document.choices(&drawn, &mut cache))
-            };
-            Ok((method.configured.label(), (0..self.draws).map(of_draw).collect::<Result<_>>()?))
+    fn choices(&self, document: &Document) -> Vec<(String, Vec<Choices>)> {
+        let of_draw = |(draw, method): (usize, &Configured)| {
+            let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
+            document.choices(method, &mut cache)
+        };
+        let of_method = |(label, draws): &(String, Vec<Configured>)| {
+            (label.clone(), draws.iter().enumerate().map(of_draw).collect())
         };
         self.methods.iter().map(of_method).collect()
     }
@@ -81,7 +86,7 @@ impl Estimation {
 
 impl Observation for Estimation {
     fn observe(&mut self, document: &Document) -> Result<()> {
-        let choices = self.choices(document)?;
+        let choices = self.choices(document);
         let (draws, sink, context) = (self.draws, self.sink, document.context());
         let looked = document.each_head(|head| {
             let mut all = Vec::new();
@@ -198,7 +203,7 @@ fn curves(rows: &[Estimator<'_>], name: &str) -> Lines {
         y_label: "relative to the exact output".to_owned(),
         log_x: true,
         log_y: true,
-        panels: vec![panel("error", 1), panel("bias²", 2), panel("variance", 3)],
+        panels: vec![panel("error", 1), panel("bias², where above 0", 2), panel("variance", 3)],
     }
 }
 

@@ -206,7 +206,7 @@ fn deviations(distances: &BTreeMap<usize, Tally>, of_heads: &BTreeMap<(usize, us
     let mean_deviation: Vec<(f64, f64)> = line(1).iter().map(|point| (point.x, point.y)).collect();
     let fitted = fit_logarithm(&mean_deviation).map(|fit| {
         let at = |(x, _): &(f64, f64)| Point::at(*x, fit.a * (x + fit.b).ln() + fit.c);
-        (format!("{:.2} ln(Δ + {:.1}) + {:.2}", fit.a, fit.b, fit.c), mean_deviation.iter().map(at).collect())
+        (format!("{:.2} ln(Δ + {:.2}) + {:.2}", fit.a, fit.b, fit.c), mean_deviation.iter().map(at).collect())
     });
     let named = |name: &str, at: usize| (name.to_owned(), line(at));
     let deviation =

@@ -130,8 +130,8 @@ impl Method {
     /// The same with another draw of what is drawn once for all heads, if it has such a parameter and the user did not set it.
     ///
     /// # Errors
-    /// None for a method that was read.
-    fn drawn_anew(&self, draw: usize) -> Result<Configured> {
+    /// None for a method that was read for this model.
+    fn drawn_anew(&self, draw: usize, model: &OpenModel) -> Result<Configured> {
         const SEED: &str = "seed";
         let has_seed = self.configured.settings.iter().any(|setting| setting.key == SEED);
         if !has_seed || self.spec.params.iter().any(|(key, _)| key == SEED) {
@@ -139,8 +139,9 @@ impl Method {
         }
         let mut spec = self.spec.clone();
         spec.params.push((SEED.to_owned(), (draw + 1).to_string()));
-        let policy = self.configured.policy.clone();
-        let Configured { method, settings, .. } = configure(&spec, &policy)?;
+        let mut drawn = [configure(&spec, &self.configured.policy)?];
+        supply(&mut drawn, model, None)?;
+        let [Configured { method, settings, .. }] = drawn;
         Ok(Configured { method, settings, ..self.configured.clone() })
     }
 }

@@ -509,7 +509,8 @@ mod tests {
                     let logits = head.logits(query);
                     let found = estimate(&logits, &choices[0][query.step][kv_head], query.in_group);
                     let out = &outputs[(query.step * 4 + query.head) * 64..][..64];
-                    let far = found.output(&head).iter().zip(out).map(|(a, b)| (a - f64::from(*b)).abs());
+                    let own = found.output(&head);
+                    let far = own.iter().zip(out).map(|(a, b)| (a - f64::from(*b)).abs());
                     let far = far.fold(0.0, f64::max);
                     assert!(far < 2e-3, "{name}: {far}");
                     let all = found.weights.iter().map(|w| w.1).sum::<f64>() + found.rest.as_ref().map_or(0.0, |r| r.0);
