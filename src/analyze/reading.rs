@@ -530,8 +530,12 @@ mod tests {
         let read =
             |spec: &str| Method::read_all(&[spec.to_owned()], &Policy::default(), &loaded.model).unwrap().remove(0);
         let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
-        let of =
-            |method: &Method, draw: usize| document.choices(&method.drawn_anew(draw).unwrap(), &mut document.cache());
+        let of = |method: &Method, draw: usize| {
+            document.choices(&method.drawn_anew(draw, &loaded.model).unwrap(), &mut document.cache())
+        };
+        // What was learned stays, only the order of equals is drawn.
+        let learned = read("hash_attention:k=30");
+        assert_ne!(of(&learned, 0), of(&learned, 1));
         let [free, fixed] = ["magicpig:K=6,L=40", "magicpig:K=6,L=40,seed=9"].map(read);
         assert_ne!(of(&free, 0), of(&free, 1));
         assert_eq!(of(&fixed, 0), of(&fixed, 1));
