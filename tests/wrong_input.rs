@@ -450,6 +450,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "eval",
         "sweep",
         "reproduce",
+        "analyze",
         "calibrate",
         "data fetch",
         "data list",

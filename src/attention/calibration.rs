@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
 use super::{ParamInfo, Params, Rotation};
 use crate::error::UsageError;
-use crate::kv::{KvShape, LayerKv};
+use crate::kv::{KvShape, KvStore, LayerKv};
 
 /// Tokens of a prompt at one layer of a dense prefill, before they attend.
 ///
@@ -28,6 +28,7 @@ pub struct PrefillChunk<'a> {
     tokens: usize,
     shape: KvShape,
     source: Source<'a>,
+    input: Option<&'a [f32]>,
 }
 
 #[derive(Clone, Copy)]
@@ -56,7 +57,7 @@ impl<'a> PrefillChunk<'a> {
     /// The last tokens of `kv` from position `first` on, with their rotated, unscaled `queries` `[token][head][d]`.
     pub fn new(layer: usize, first: usize, queries: &'a [f32], heads: usize, kv: &'a LayerKv) -> Self {
         let tokens = kv.tokens() - first;
-        Self { layer, first, heads, tokens, shape: kv.shape(), source: Source::Host { queries, kv } }
+        Self { layer, first, heads, tokens, shape: kv.shape(), source: Source::Host { queries, kv }, input: None }
     }
 
     /// `tokens` tokens from position `first` on that a device reads.
@@ -68,7 +69,17 @@ impl<'a> PrefillChunk<'a> {
         shape: KvShape,
         source: &'a dyn DeviceChunk,
     ) -> Self {
-        Self { layer, first, heads, tokens, shape, source: Source::Device(source) }
+        Self { layer, first, heads, tokens, shape, source: Source::Device(source), input: None }
+    }
+
+    /// The same with what enters the layer, `[token][hidden]`, before its norm.
+    pub fn with_input(self, input: &'a [f32]) -> Self {
+        Self { input: Some(input), ..self }
+    }
+
+    /// What enters the layer, `[token][hidden]`, before its norm; `None` where whoever reads does not show it.
+    pub fn input(&self) -> Option<&'a [f32]> {
+        self.input
     }
 
     /// Rotated, unscaled queries `[token][head][d]` of the chunk.
@@ -127,6 +138,20 @@ impl<'a> PrefillChunk<'a> {
     /// The query of one head of the chunk's `token`-th token.
     pub fn query(&self, token: usize, head: usize) -> &'a [f32] {
         &self.queries()[(token * self.heads + head) * self.d()..][..self.d()]
+    }
+
+    /// Keys and values `[token][kv_head][d]` of the chunk's own tokens.
+    pub fn rows(&self) -> (Vec<f32>, Vec<f32>) {
+        let (d, kv, range) = (self.d(), self.kv(), self.first..self.end());
+        let by_token = |store: &KvStore| {
+            let of_head = |head| store.head(head).slice(range.clone(), d).to_f32();
+            let heads: Vec<Vec<f32>> = (0..store.kv_heads()).map(of_head).collect();
+            (0..range.len())
+                .flat_map(|token| heads.iter().flat_map(move |head| &head[token * d..][..d]))
+                .copied()
+                .collect()
+        };
+        (by_token(&kv.keys), by_token(&kv.values))
     }
 
     /// Keys `[token][d]` of one KV head, of the chunk's own tokens.

@@ -4,7 +4,6 @@
 //! question about it; or a text of the user's. Artefacts of the model's calibration are cut to the same layers.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::attention::calibration::PrefillChunk;
 use crate::error::UsageError;
 use crate::eval::calibration::{found, read_text};
+use crate::eval::capture::read_apart;
 use crate::eval::counter::Counter;
 use crate::eval::memory::most_bytes;
 use crate::kv::{KvDtype, LayerKv};
@@ -249,7 +249,6 @@ impl Capture {
         mut before: impl FnMut(&PrefillChunk<'_>),
         mut behind: impl FnMut(&PrefillChunk<'_>),
     ) -> Result<Vec<LayerKv>> {
-        let decoder = &self.model.decoder;
         let ours = |chunk: &PrefillChunk<'_>, see: &mut dyn FnMut(&PrefillChunk<'_>)| {
             if let Some(layer) = self.layers.iter().position(|layer| *layer == chunk.layer) {
                 let mut chunk = *chunk;
@@ -257,16 +256,10 @@ impl Capture {
                 see(&chunk);
             }
         };
-        let alone = "nobody else holds a prefix that was just read";
-        let mut observe = |chunk: &PrefillChunk<'_>| ours(chunk, &mut before);
-        let prefill = decoder.prefill_observed(&ids[..context], ids.len(), &mut observe)?;
-        let mut prefix = Arc::into_inner(prefill.prefix).ok_or_else(|| anyhow!(alone))?;
-        if context < ids.len() {
-            let mut observe = |chunk: &PrefillChunk<'_>| ours(chunk, &mut behind);
-            let prefill = decoder.prefill_after(prefix, context, ids, ids.len(), &mut observe)?;
-            prefix = Arc::into_inner(prefill.prefix).ok_or_else(|| anyhow!(alone))?;
-        }
-        let mut kvs: Vec<Option<LayerKv>> = prefix.into_layers().into_iter().map(Some).collect();
+        let mut observe_before = |chunk: &PrefillChunk<'_>| ours(chunk, &mut before);
+        let mut observe_behind = |chunk: &PrefillChunk<'_>| ours(chunk, &mut behind);
+        let kvs = read_apart(&self.model.decoder, ids, context, &mut observe_before, &mut observe_behind)?;
+        let mut kvs: Vec<Option<LayerKv>> = kvs.into_iter().map(Some).collect();
         // Those that nobody looks at are let go of before the others are given the room that they need.
         let mut kept: Vec<LayerKv> = self.layers.iter().filter_map(|layer| kvs[*layer].take()).collect();
         drop(kvs);
@@ -291,19 +284,15 @@ impl Capture {
 /// Queries, keys and values of a chunk's own tokens, added to `rows`.
 pub(super) fn keep_rows(chunk: &PrefillChunk<'_>, rows: &mut Rows) {
     rows.queries.extend_from_slice(chunk.queries());
-    let (d, kv, range) = (chunk.d(), chunk.kv(), chunk.first..chunk.end());
-    let by_token = |store: &crate::kv::KvStore, out: &mut Vec<f32>| {
-        let heads: Vec<Vec<f32>> =
-            (0..store.kv_heads()).map(|head| store.head(head).slice(range.clone(), d).to_f32()).collect();
-        (0..range.len()).for_each(|token| heads.iter().for_each(|head| out.extend(&head[token * d..][..d])));
-    };
-    by_token(&kv.keys, &mut rows.keys);
-    by_token(&kv.values, &mut rows.values);
+    let (keys, values) = chunk.rows();
+    rows.keys.extend(keys);
+    rows.values.extend(values);
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use super::super::sequence::{Sequence, Wanted};
     use super::*;

@@ -7,6 +7,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
+use crate::analyze::ANALYSES;
 use crate::attention::methods::{CALIBRATIONS, METHODS};
 use crate::eval::config::SHIPPED;
 use crate::eval::record::Latency;
@@ -25,15 +26,21 @@ struct Named {
     or_path: bool,
 }
 
-static NAMED: [Named; 12] = [
-    Named { argument: "tasks", commands: &["eval", "sweep", "calibrate", "export-eval"], names: tasks, or_path: false },
-    Named { argument: "methods", commands: &["eval", "sweep"], names: methods, or_path: false },
+static NAMED: [Named; 13] = [
+    Named {
+        argument: "tasks",
+        commands: &["eval", "sweep", "analyze", "calibrate", "export-eval"],
+        names: tasks,
+        or_path: false,
+    },
+    Named { argument: "methods", commands: &["eval", "sweep", "analyze"], names: methods, or_path: false },
     Named { argument: "methods", commands: &["calibrate"], names: calibrations, or_path: false },
     Named { argument: "more_methods", commands: &["calibrate"], names: calibrations, or_path: false },
     Named { argument: "names", commands: &["list"], names: methods, or_path: false },
+    Named { argument: "what", commands: &["analyze"], names: analyses, or_path: false },
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
     Named { argument: "models", commands: &["eval", "sweep"], names: models, or_path: true },
-    Named { argument: "model", commands: &["calibrate", "export-eval"], names: models, or_path: true },
+    Named { argument: "model", commands: &["analyze", "calibrate", "export-eval"], names: models, or_path: true },
     Named { argument: "latency", commands: &["eval", "sweep"], names: latencies, or_path: false },
     Named { argument: "metric", commands: &["score"], names: metrics, or_path: false },
     Named { argument: "dataset", commands: &["score"], names: scored_sets, or_path: false },
@@ -103,6 +110,10 @@ fn with_names(command: Command) -> Command {
 }
 
 /// Tasks and groups that are named without a file.
+fn analyses() -> Vec<String> {
+    ANALYSES.iter().map(|analysis| analysis.name.to_owned()).collect()
+}
+
 fn tasks() -> Vec<String> {
     let groups = groups().into_iter().map(|(name, _)| name);
     groups.chain(catalog().into_iter().map(|task| task.name)).filter(|name| !name.contains(':')).collect()

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::output::print_line;
+use crate::analyze::{ANALYSES, Analysis};
 use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
@@ -12,7 +13,7 @@ use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::Item;
 use crate::tasks::{TaskInfo, catalog, groups};
 
-/// List tasks, methods, models or configs, with parameters and defaults.
+/// List tasks, methods, models, configs or analyses, with parameters and defaults.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn list methods
@@ -46,6 +47,8 @@ enum What {
     Models,
     /// Run matrices shipped with the program
     Configs,
+    /// Observations about attention, with the papers' figures that show them
+    Analyses,
 }
 
 /// Prints the list on standard output.
@@ -69,6 +72,8 @@ pub fn run(args: ListArgs) -> Result<()> {
         (What::Methods, true) => serde_json::to_string_pretty(&methods_json(&methods))?,
         (What::Models, false) => models_text(),
         (What::Models, true) => serde_json::to_string_pretty(&models_json())?,
+        (What::Analyses, false) => analyses_text(),
+        (What::Analyses, true) => serde_json::to_string_pretty(&analyses_json())?,
         (What::Configs, false) => configs_text()?,
         (What::Configs, true) => serde_json::to_string_pretty(&configs_json()?)?,
     };
@@ -192,6 +197,25 @@ fn models_json() -> Value {
     MODELS.iter().map(|(name, about)| json!({ "name": name, "about": about })).collect()
 }
 
+fn analyses_text() -> String {
+    let one = |a: &Analysis| {
+        let methods = if a.methods.is_empty() {
+            String::new()
+        } else {
+            format!("    {:<12} {}\n", "methods", a.methods.join(" "))
+        };
+        format!("{}\n  {}\n    {:<12} {}\n{methods}\n", a.name, a.about, "shown in", a.reference)
+    };
+    let all: String = ANALYSES.iter().map(one).collect();
+    format!("{all}Use with: spattn analyze NAME --out DIR; methods are those that are looked at unless -m names others")
+}
+
+fn analyses_json() -> Value {
+    let one =
+        |a: &Analysis| json!({ "name": a.name, "about": a.about, "reference": a.reference, "methods": a.methods });
+    ANALYSES.iter().map(one).collect()
+}
+
 fn configs_text() -> Result<String> {
     let mut text = String::new();
     for shipped in SHIPPED {
@@ -204,7 +228,8 @@ fn configs_text() -> Result<String> {
     }
     Ok(text
         + "\nPAPER/ITEM is a table or figure of a paper: spattn reproduce PAPER/ITEM [--builtin]. Of these, `both` runs on the \
-           paper's model and on the built-in one, `model` and `builtin` on one alone; `missing` cannot be run, and says why.\n\
+           paper's model and on the built-in one, `model` and `builtin` on one alone; `analyze` is measured by spattn analyze, whose words `spattn reproduce PAPER/ITEM` \
+           gives; `missing` cannot be run, and says why.\n\
            Use with: spattn eval --config NAME, or spattn sweep NAME where it has several models, seeds or protocols (or a \
            TOML file of your own with the same keys)")
 }
@@ -215,6 +240,8 @@ fn status(item: &Item) -> String {
         (Some(_), Some(_)) => "both",
         (Some(_), None) => "model",
         (None, Some(_)) => "builtin",
+        // Where attention itself is looked at, another command answers.
+        (None, None) if item.nearest.as_ref().is_some_and(|nearest| nearest.starts_with("spattn analyze")) => "analyze",
         (None, None) => "missing",
     };
     match item.claims.iter().filter(|claim| claim.test.is_some()).count() {
@@ -230,7 +257,34 @@ fn configs_json() -> Result<Value> {
     };
     let paper = |shipped: &crate::eval::papers::Shipped| -> Result<Value> {
         let item = shipped.parse()?;
-        Ok(json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing }))
+        Ok(
+            json!({ "name": shipped.name, "title": item.title, "status": status(&item), "missing": item.missing, "nearest": item.nearest }),
+        )
     };
     SHIPPED.iter().map(one).chain(ITEMS.iter().map(paper)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_that_an_analysis_answers_name_one_that_there_is() {
+        let mut answered = 0;
+        for shipped in ITEMS {
+            let item = shipped.parse().unwrap();
+            let Some(words) = item.nearest.as_deref().and_then(|nearest| nearest.strip_prefix("spattn analyze "))
+            else {
+                continue;
+            };
+            let names: Vec<String> =
+                words.split(' ').take_while(|word| !word.starts_with('-')).map(str::to_owned).collect();
+            assert!(!names.is_empty() && crate::analyze::select(&names).is_ok(), "{}: {words}", shipped.name);
+            assert_eq!(status(&item), "analyze", "{}", shipped.name);
+            answered += 1;
+        }
+        assert_eq!(answered, 18);
+        let text = analyses_text();
+        assert!(ANALYSES.iter().all(|analysis| text.contains(analysis.about) && text.contains(analysis.reference)));
+    }
 }

@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand; arguments in, exit status out.
 
+pub mod analyze;
 pub mod bench;
 pub mod calibrate;
 mod completions;
@@ -43,6 +44,7 @@ enum Command {
     Eval(Box<eval::EvalArgs>),
     Sweep(Box<sweep::SweepArgs>),
     Reproduce(reproduce::ReproduceArgs),
+    Analyze(analyze::AnalyzeArgs),
     Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
@@ -107,6 +109,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),
         Command::Reproduce(args) => return reproduce::run(args),
+        Command::Analyze(args) => return analyze::run(&args),
         Command::Bench(args) => return bench::run(&args),
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,

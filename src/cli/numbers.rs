@@ -67,6 +67,26 @@ pub(super) fn layers(text: &str) -> Result<usize, String> {
     within(text, 1..=1024)
 }
 
+/// Last tokens of a prompt whose queries are looked at.
+pub(super) fn queries(text: &str) -> Result<usize, String> {
+    within(text, 1..=65_536)
+}
+
+/// The number of a layer.
+pub(super) fn layer(text: &str) -> Result<usize, String> {
+    within(text, 0..=1023)
+}
+
+/// Prompts of each task that are analysed.
+pub(super) fn documents(text: &str) -> Result<usize, String> {
+    within(text, 1..=100_000)
+}
+
+/// Draws of what is drawn.
+pub(super) fn draws(text: &str) -> Result<usize, String> {
+    within(text, 1..=10_000)
+}
+
 /// Turns that count in a bench.
 pub(super) fn rounds(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)

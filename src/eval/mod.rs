@@ -2,6 +2,7 @@
 
 pub mod attempts;
 pub mod calibration;
+pub mod capture;
 pub mod cells;
 pub mod checks;
 pub mod config;

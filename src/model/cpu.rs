@@ -146,7 +146,7 @@ impl Cpu {
         }
         let queries: Vec<f32> = qkv.chunks_exact(width).flat_map(|row| &row[..q_width]).copied().collect();
         drop(qkv);
-        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv);
+        let chunk = PrefillChunk::new(index, first, &queries, c.heads, kv).with_input(x);
         if let Some(observe) = &mut reading.observe {
             observe(&chunk);
         }

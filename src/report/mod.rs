@@ -1,8 +1,10 @@
-//! Tables, plots and the page, all drawn from stored records and summary rows; [`mod@bench`] draws those of a bench.
+//! Tables, plots and the page, all drawn from stored records and summary rows; [`mod@bench`] draws those of a bench, [`analyses`]
+//! what was found about attention itself.
 //!
 //! Each format is one file that turns rows into text; only [`Report::write_all`] and [`Report::write_tables`] touch the
 //! disk. The same records give the same bytes. Nothing here measures or scores.
 
+pub mod analyses;
 pub mod bench;
 pub mod csv;
 pub mod json;

@@ -69,6 +69,23 @@ impl Axis {
         Self::logarithmic(least / room, most * room)
     }
 
+    /// For numbers of either sign, with a little room at both ends.
+    pub fn of_values(values: &[f64]) -> Self {
+        const MOST_TICKS: f64 = 8.0;
+        const MARGIN: f64 = 0.04;
+        let finite = || values.iter().copied().filter(|value| value.is_finite());
+        let (least, most) = (finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max));
+        if least > most {
+            return Self::linear(0.0, 1.0);
+        }
+        let span = (most - least).max(1e-3 * most.abs()).max(1e-6);
+        let (low, high) = (least - MARGIN * span, most + MARGIN * span);
+        let step = round_up((high - low) / MOST_TICKS);
+        let (first, last) = ((low / step).ceil(), (high / step).floor());
+        let ticks = (0..=(last - first).max(0.0) as usize).map(|i| (first + i as f64) * step).collect();
+        Self { low, high, log: false, ticks }
+    }
+
     /// For lengths: a tick at each of them, at equal distances where each is a multiple of the one before.
     pub fn of_lengths(lengths: &[usize]) -> Self {
         let ticks: Vec<f64> = lengths.iter().map(|length| *length as f64).collect();
@@ -148,6 +165,20 @@ mod tests {
         }
         let axis = Axis::of_perplexities([12.0, f64::INFINITY, 15.0].into_iter());
         assert!(axis.low > 11.0 && axis.high < 16.0);
+    }
+
+    #[test]
+    fn values_may_be_of_either_sign() {
+        let axis = Axis::of_values(&[-0.9, 0.4]);
+        assert_eq!(
+            axis.ticks.iter().map(|tick| tick_label(*tick)).collect::<Vec<_>>(),
+            ["-0.8", "-0.6", "-0.4", "-0.2", "0", "0.2", "0.4"]
+        );
+        assert!(axis.low < -0.9 && axis.high > 0.4);
+        for values in [&[][..], &[0.0], &[-1e300, 1e300], &[f64::NAN, 3.0]] {
+            let axis = Axis::of_values(values);
+            assert!(axis.low < axis.high && axis.ticks.len() < 20, "{values:?}");
+        }
     }
 
     #[test]

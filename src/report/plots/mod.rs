@@ -1,5 +1,6 @@
 //! `plots/*.svg` and `plots/*.png`: drawings of summary rows and records, one file a kind of figure.
 
+pub mod analyses;
 pub mod depths;
 pub mod papers;
 pub mod png;

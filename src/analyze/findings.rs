@@ -1,0 +1,279 @@
+//! What an analysis ends with: tables of numbers, and what is drawn of them. How either looks is decided above.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// Tables, in the order in which one looks at them.
+    pub tables: Vec<Table>,
+    /// Drawings, likewise.
+    #[serde(skip)]
+    pub drawings: Vec<Drawing>,
+    /// What a reader has to know, one line each.
+    pub notes: Vec<String>,
+}
+
+/// Numbers by a few names.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Table {
+    /// Its file's name, without the ending.
+    pub name: String,
+    /// What it shows, and over what is averaged.
+    pub title: String,
+    /// What names a row.
+    pub keys: Vec<String>,
+    /// What its numbers are.
+    pub columns: Vec<Column>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// Whether it is too long to be printed: one row a head.
+    pub is_detail: bool,
+}
+
+/// A column of numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Column {
+    /// Its heading.
+    pub name: String,
+    /// How its numbers are shown.
+    pub unit: Unit,
+}
+
+/// How numbers are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// A share, in percent.
+    Share,
+    /// A number.
+    Number,
+    /// A number of tokens.
+    Tokens,
+}
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// One for each of the table's keys.
+    pub keys: Vec<String>,
+    /// One for each column; what is missing is none.
+    pub numbers: Vec<Option<f64>>,
+}
+
+impl Table {
+    /// A table without rows, whose columns are shown in these units.
+    pub fn new(name: &str, title: &str, keys: &[&str], columns: &[(&str, Unit)]) -> Self {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let columns = columns.iter().map(|(name, unit)| Column { name: (*name).to_owned(), unit: *unit }).collect();
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            keys: owned(keys),
+            columns,
+            rows: Vec::new(),
+            is_detail: false,
+        }
+    }
+
+    /// The same as one that is too long to be printed.
+    pub fn detail(self) -> Self {
+        Self { is_detail: true, ..self }
+    }
+
+    /// Adds a row.
+    pub fn push<K: ToString>(&mut self, keys: impl IntoIterator<Item = K>, numbers: impl IntoIterator<Item = f64>) {
+        let finite = |x: f64| Some(x).filter(|x| x.is_finite());
+        let row = Row {
+            keys: keys.into_iter().map(|key| key.to_string()).collect(),
+            numbers: numbers.into_iter().map(finite).collect(),
+        };
+        debug_assert_eq!((row.keys.len(), row.numbers.len()), (self.keys.len(), self.columns.len()));
+        self.rows.push(row);
+    }
+}
+
+/// A drawing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Drawing {
+    /// Lines in panels.
+    Lines(Lines),
+    /// Shades by layer and head.
+    Map(Map),
+}
+
+/// Lines in panels, all with the same axes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lines {
+    /// Its file's name, without the ending.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What runs to the right.
+    pub x_label: String,
+    /// What runs upwards.
+    pub y_label: String,
+    /// Whether what runs to the right does so in decades.
+    pub log_x: bool,
+    /// Whether what runs upwards does so in decades.
+    pub log_y: bool,
+    /// The panels.
+    pub panels: Vec<Panel>,
+}
+
+/// One panel.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Panel {
+    /// What it is about.
+    pub title: String,
+    /// Names and points of its lines.
+    pub series: Vec<(String, Vec<Point>)>,
+}
+
+/// A point of a line.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    /// To the right.
+    pub x: f64,
+    /// Upwards.
+    pub y: f64,
+    /// Between which values others lie of which it is the mean, if that is shown.
+    pub ends: Option<(f64, f64)>,
+}
+
+impl Point {
+    /// A point alone.
+    pub fn at(x: f64, y: f64) -> Self {
+        Self { x, y, ends: None }
+    }
+}
+
+/// Shares by layer and query head, or other numbers from 0 on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Map {
+    /// Its file's name, without the ending.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What the numbers are.
+    pub label: String,
+    /// Of each panel, its title and `(layer, head, number)`.
+    pub panels: Vec<(String, Vec<(usize, usize, f64)>)>,
+}
+
+// ---- means ----
+
+/// What was looked at: a task's documents at one layer and query head.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The task, or the text.
+    pub task: String,
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Query head, from 0.
+    pub head: usize,
+}
+
+/// Sums over queries, by task, layer and head.
+#[derive(Debug, Clone, Default)]
+pub struct Tally(BTreeMap<Place, (Vec<f64>, usize)>);
+
+impl Tally {
+    /// Adds what one query gave.
+    pub fn add(&mut self, task: &str, layer: usize, head: usize, numbers: &[f64]) {
+        let place = Place { task: task.to_owned(), layer, head };
+        let (sums, count) = self.0.entry(place).or_insert_with(|| (vec![0.0; numbers.len()], 0));
+        sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+        *count += 1;
+    }
+
+    /// Means over all queries of the places that are of one group, by group; a place of none is left out.
+    pub fn means<G: Ord>(&self, group: impl Fn(&Place) -> Option<G>) -> BTreeMap<G, Vec<f64>> {
+        let mut sums: BTreeMap<G, (Vec<f64>, usize)> = BTreeMap::new();
+        for (place, (numbers, count)) in &self.0 {
+            let Some(group) = group(place) else { continue };
+            let (sum, all) = sums.entry(group).or_insert_with(|| (vec![0.0; numbers.len()], 0));
+            sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+            *all += count;
+        }
+        let mean = |(sums, count): (Vec<f64>, usize)| sums.into_iter().map(|sum| sum / count.max(1) as f64).collect();
+        sums.into_iter().map(|(group, sums)| (group, mean(sums))).collect()
+    }
+
+    /// By layer and head.
+    pub fn heads(&self) -> BTreeMap<(usize, usize), Vec<f64>> {
+        self.means(|place| Some((place.layer, place.head)))
+    }
+
+    /// By layer.
+    pub fn layers(&self) -> BTreeMap<usize, Vec<f64>> {
+        self.means(|place| Some(place.layer))
+    }
+
+    /// By task.
+    pub fn tasks(&self) -> BTreeMap<String, Vec<f64>> {
+        self.means(|place| Some(place.task.clone()))
+    }
+
+    /// Of all; nothing if nothing was added.
+    pub fn overall(&self) -> Option<Vec<f64>> {
+        self.means(|_| Some(())).remove(&())
+    }
+
+    /// Number `at` of every layer and head, as a panel of a [`Map`].
+    pub fn panel(&self, at: usize) -> Vec<(usize, usize, f64)> {
+        self.heads().into_iter().map(|((layer, head), numbers)| (layer, head, numbers[at])).collect()
+    }
+
+    /// Number `at` by layer: the mean over heads, between the least and the greatest of them.
+    pub fn by_layer(&self, at: usize) -> Vec<Point> {
+        let heads = self.panel(at);
+        let of_layer = |(layer, means): (usize, Vec<f64>)| {
+            let all = || heads.iter().filter(|head| head.0 == layer).map(|head| head.2);
+            let ends = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+            Point { x: layer as f64, y: means[at], ends: Some(ends) }
+        };
+        self.layers().into_iter().map(of_layer).collect()
+    }
+}
+
+/// The correlation of pairs (Pearson); none where either does not vary, or there are fewer than three.
+pub fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
+    const LEAST: usize = 3;
+    let n = pairs.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|pair| pair.0), mean(|pair| pair.1));
+    let sum = |of: &dyn Fn(f64, f64) -> f64| pairs.iter().map(|pair| of(pair.0 - x, pair.1 - y)).sum::<f64>();
+    let spread = (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
+    (pairs.len() >= LEAST && spread > 0.0).then(|| sum(&|a, b| a * b) / spread)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_are_over_all_queries_of_a_group() {
+        let mut tally = Tally::default();
+        for (task, layer, head, number) in [("a", 0, 0, 1.0), ("a", 0, 0, 2.0), ("b", 0, 1, 6.0), ("b", 2, 0, 4.0)] {
+            tally.add(task, layer, head, &[number, -number]);
+        }
+        assert_eq!(tally.overall().unwrap(), [3.25, -3.25]);
+        assert_eq!(tally.layers(), BTreeMap::from([(0, vec![3.0, -3.0]), (2, vec![4.0, -4.0])]));
+        assert_eq!(tally.panel(0), [(0, 0, 1.5), (0, 1, 6.0), (2, 0, 4.0)]);
+        assert_eq!(tally.by_layer(0)[0], Point { x: 0.0, y: 3.0, ends: Some((1.5, 6.0)) });
+        assert_eq!(tally.tasks()["b"], [5.0, -5.0]);
+        assert_eq!(Tally::default().overall(), None);
+    }
+
+    #[test]
+    fn correlation_is_that_of_a_line_and_of_nothing() {
+        assert!((correlation(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]).unwrap() - 1.0).abs() < 1e-12);
+        // 1, 2, 3 against 1, 3, 2: covariance 1/2·…, by hand 0.5.
+        assert!((correlation(&[(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]).unwrap() - 0.5).abs() < 1e-12);
+        assert_eq!(correlation(&[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]), None);
+        assert_eq!(correlation(&[(1.0, 1.0), (2.0, 2.0)]), None);
+    }
+}

@@ -1,0 +1,281 @@
+//! How alike the scores of near tokens are (HiP Fig. 5 and A.3: Figs. 10 to 16).
+//!
+//! Scores of a query are `sᵢ = q·kᵢ/√d`, the sink left out. Of each distance `Δ`, `δ = sᵢ₊Δ − sᵢ` over all `i` has a mean and a
+//! deviation `σ(Δ)`; how far it is from a normal distribution of the same is `Σ p ln(p/p_normal)` over bins of a fifth of `σ`
+//! within four of them, the rest in the two at the ends. To the mean `σ(Δ)` of a head, `a·ln(Δ + b) + c` is fitted by least
+//! squares; its error is the root of the mean square over the span of `σ` (NRMSE).
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use statrs::distribution::{ContinuousCDF, Normal};
+
+use super::findings::{Drawing, Lines, Map, Panel, Point, Table, Tally, Unit};
+use super::head::{Head, Query};
+use super::{Analysis, Document, Findings, Observation};
+
+pub(super) const ANALYSIS: Analysis = Analysis {
+    name: "locality",
+    about: "differences of scores by distance: mean, deviation, divergence from a normal, fit of a logarithm",
+    reference: "HiP Figs. 5, 10 to 16",
+    methods: &[],
+    start: |setup| Ok(Box::new(Locality { sink: setup.sink, distances: BTreeMap::new() })),
+};
+
+/// Distances, as far as half of the context.
+const DISTANCES: [usize; 24] =
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384];
+/// Bins of the divergence, in deviations.
+const BIN: f64 = 0.2;
+const REACH: f64 = 4.0;
+
+struct Locality {
+    sink: usize,
+    /// Mean, deviation and divergence, by distance.
+    distances: BTreeMap<usize, Tally>,
+}
+
+impl Observation for Locality {
+    fn observe(&mut self, document: &Document) -> Result<()> {
+        let sink = self.sink;
+        let looked = document.each_head(|head| {
+            let one = |query: &Query| (query.head, of_query(head, query, sink));
+            (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
+        });
+        for (layer, queries) in looked {
+            for (head, distances) in queries {
+                for (distance, numbers) in distances {
+                    self.distances.entry(distance).or_default().add(&document.task, layer, head, &numbers);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Findings {
+        let Self { distances, .. } = *self;
+        let columns = [("mean", Unit::Number), ("deviation", Unit::Number), ("KL to normal", Unit::Number)];
+        let about = "Differences of scores by distance";
+        let mut by_distance = Table::new(
+            "locality",
+            &format!("{about}; mean over documents, layers, heads and queries"),
+            &["distance"],
+            &columns,
+        );
+        let mut by_head = Table::new(
+            "locality_by_head",
+            &format!("{about}; by layer and head"),
+            &["distance", "layer", "head"],
+            &columns,
+        )
+        .detail();
+        // σ(Δ) of each head.
+        let mut of_heads: BTreeMap<(usize, usize), Vec<(f64, f64)>> = BTreeMap::new();
+        for (distance, tally) in &distances {
+            if let Some(numbers) = tally.overall() {
+                by_distance.push([distance], numbers);
+            }
+            for ((layer, head), numbers) in tally.heads() {
+                of_heads.entry((layer, head)).or_default().push((*distance as f64, numbers[1]));
+                by_head.push([*distance, layer, head], numbers);
+            }
+        }
+        let mut fits = Table::new(
+            "locality_fit",
+            "Deviation by distance as a·ln(Δ+b)+c, by layer and head; error as a share of the span",
+            &["layer", "head"],
+            &[("a", Unit::Number), ("b", Unit::Number), ("c", Unit::Number), ("NRMSE", Unit::Number)],
+        )
+        .detail();
+        let (mut errors, mut rising) = (Vec::new(), 0);
+        for ((layer, head), points) in &of_heads {
+            let Some(fit) = fit_logarithm(points) else { continue };
+            fits.push([*layer, *head], [fit.a, fit.b, fit.c, fit.error]);
+            errors.push((*layer, *head, fit.error));
+            rising += usize::from(fit.a > 0.0);
+        }
+        let good = errors.iter().filter(|error| error.2 <= 0.1).count();
+        let all = errors.len();
+        let notes = vec![format!(
+            "the deviation rises with the distance in {rising} of {all} heads; a logarithm fits it within 0.1 (NRMSE) in {good}"
+        )];
+        let drawings = vec![
+            Drawing::Lines(deviations(&distances, &of_heads)),
+            Drawing::Map(Map {
+                name: "locality_fit".to_owned(),
+                title: "Error of the logarithmic fit by layer and query head".to_owned(),
+                label: "NRMSE".to_owned(),
+                panels: vec![("NRMSE".to_owned(), errors)],
+            }),
+        ];
+        Findings { tables: vec![by_distance, fits, by_head], drawings, notes }
+    }
+}
+
+/// Mean, deviation and divergence by distance.
+fn of_query(head: &Head, query: &Query, sink: usize) -> Vec<(usize, Vec<f64>)> {
+    let scores = &head.logits(query)[sink.min(query.tokens)..];
+    let near = DISTANCES.iter().take_while(|distance| 2 * **distance <= scores.len());
+    let of_distance = |distance: &usize| {
+        let differences: Vec<f64> = scores.windows(distance + 1).map(|window| window[*distance] - window[0]).collect();
+        let n = differences.len() as f64;
+        let mean = differences.iter().sum::<f64>() / n;
+        let deviation = (differences.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n).sqrt();
+        (*distance, vec![mean, deviation, divergence(&differences, mean, deviation)])
+    };
+    near.map(of_distance).collect()
+}
+
+/// How far numbers are from a normal distribution of their mean and deviation.
+fn divergence(numbers: &[f64], mean: f64, deviation: f64) -> f64 {
+    let bins = (2.0 * REACH / BIN).round() as usize;
+    let mut counts = vec![0usize; bins];
+    for x in numbers {
+        let at = ((x - mean) / deviation.max(f64::MIN_POSITIVE) + REACH) / BIN;
+        counts[(at.max(0.0) as usize).min(bins - 1)] += 1;
+    }
+    let normal = Normal::standard();
+    let below = |edge: usize| match edge {
+        0 => 0.0,
+        edge if edge == bins => 1.0,
+        edge => normal.cdf(edge as f64 * BIN - REACH),
+    };
+    let of_bin = |(bin, count): (usize, &usize)| {
+        let p = *count as f64 / numbers.len() as f64;
+        if p > 0.0 { p * (p / (below(bin + 1) - below(bin))).ln() } else { 0.0 }
+    };
+    counts.iter().enumerate().map(of_bin).sum()
+}
+
+/// `a·ln(x + b) + c`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Fit {
+    a: f64,
+    b: f64,
+    c: f64,
+    /// Root of the mean square of what is left, over the span of what is fitted.
+    error: f64,
+}
+
+/// The best fit; none to fewer than four points, or points on a level. `b` is tried over decades, then more finely.
+fn fit_logarithm(points: &[(f64, f64)]) -> Option<Fit> {
+    const LEAST: usize = 4;
+    const STEPS: i32 = 40;
+    let most = points.iter().map(|p| p.1).fold(f64::NEG_INFINITY, f64::max);
+    let span = most - points.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
+    if points.len() < LEAST || span <= 0.0 {
+        return None;
+    }
+    let best = |bs: &mut dyn Iterator<Item = f64>| {
+        bs.filter_map(|b| fit_line(points, b, span)).min_by(|one, other| one.error.total_cmp(&other.error))
+    };
+    // From a hundredth to ten thousand.
+    let coarse = best(&mut (-STEPS / 2..=STEPS).map(|step| 10f64.powf(f64::from(step) / 10.0)))?;
+    best(&mut (-STEPS..=STEPS).map(|step| coarse.b * 10f64.powf(f64::from(step) / f64::from(STEPS) / 10.0)))
+}
+
+/// The best fit with this `b`.
+fn fit_line(points: &[(f64, f64)], b: f64, span: f64) -> Option<Fit> {
+    let n = points.len() as f64;
+    let log = |x: f64| (x + b).ln();
+    let (mean_x, mean_y) =
+        (points.iter().map(|p| log(p.0)).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
+    let spread: f64 = points.iter().map(|p| (log(p.0) - mean_x).powi(2)).sum();
+    if spread <= 0.0 {
+        return None;
+    }
+    let a = points.iter().map(|p| (log(p.0) - mean_x) * (p.1 - mean_y)).sum::<f64>() / spread;
+    let c = mean_y - a * mean_x;
+    let left: f64 = points.iter().map(|p| (a * log(p.0) + c - p.1).powi(2)).sum();
+    Some(Fit { a, b, c, error: (left / n).sqrt() / span })
+}
+
+/// Deviation, mean and divergence against distance: of all heads, with their span.
+fn deviations(distances: &BTreeMap<usize, Tally>, of_heads: &BTreeMap<(usize, usize), Vec<(f64, f64)>>) -> Lines {
+    let line = |at: usize| {
+        let point = |(distance, tally): (&usize, &Tally)| {
+            let values: Vec<f64> = tally.panel(at).into_iter().map(|cell| cell.2).collect();
+            let ends = (
+                values.iter().copied().fold(f64::INFINITY, f64::min),
+                values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            );
+            Some(Point { x: *distance as f64, y: tally.overall()?[at], ends: Some(ends) })
+        };
+        distances.iter().filter_map(point).collect::<Vec<_>>()
+    };
+    let mean_deviation: Vec<(f64, f64)> = line(1).iter().map(|point| (point.x, point.y)).collect();
+    let fitted = fit_logarithm(&mean_deviation).map(|fit| {
+        let at = |(x, _): &(f64, f64)| Point::at(*x, fit.a * (x + fit.b).ln() + fit.c);
+        (format!("{:.2} ln(Δ + {:.2}) + {:.2}", fit.a, fit.b, fit.c), mean_deviation.iter().map(at).collect())
+    });
+    let named = |name: &str, at: usize| (name.to_owned(), line(at));
+    let deviation =
+        std::iter::once(named("mean over heads, from the least to the greatest", 1)).chain(fitted).collect();
+    let panel = |title: &str, series| Panel { title: title.to_owned(), series };
+    Lines {
+        name: "locality".to_owned(),
+        title: format!("Differences of scores by distance, {} heads", of_heads.len()),
+        x_label: "distance (tokens)".to_owned(),
+        y_label: "difference".to_owned(),
+        log_x: true,
+        log_y: false,
+        panels: vec![
+            panel("deviation", deviation),
+            panel("mean", vec![named("mean over heads, from the least to the greatest", 0)]),
+            panel("divergence from normal", vec![named("mean over heads, from the least to the greatest", 2)]),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::head::testing::drawn;
+    use super::*;
+
+    #[test]
+    fn differences_are_those_of_every_two_tokens_so_far_apart() {
+        let head = drawn(80, 1, 4, 11);
+        let query = &head.queries[0];
+        let logits = head.logits(query);
+        let found = of_query(&head, query, 4);
+        // Of 77 scores, distances up to 38.
+        assert_eq!(found.last().unwrap().0, 32);
+        for (distance, numbers) in found {
+            let mut differences = Vec::new();
+            for i in 4..81 {
+                for j in 4..81 {
+                    if j == i + distance {
+                        differences.push(logits[j] - logits[i]);
+                    }
+                }
+            }
+            let n = differences.len() as f64;
+            let mean = differences.iter().sum::<f64>() / n;
+            let square = differences.iter().map(|x| x * x).sum::<f64>() / n;
+            assert!((numbers[0] - mean).abs() < 1e-9 && (numbers[1] - (square - mean * mean).sqrt()).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn the_divergence_of_a_normal_is_small_and_that_of_two_points_known() {
+        let normal = Normal::standard();
+        let drawn: Vec<f64> = (0..20_000).map(|i| normal.inverse_cdf((f64::from(i) + 0.5) / 20_000.0)).collect();
+        assert!(divergence(&drawn, 0.0, 1.0).abs() < 1e-3);
+        // Half at −1 and half at 1: each in a bin of Φ(−0.8)−Φ(−1) (or one beside it, of the other side).
+        let two = [-0.9, 0.9];
+        let share = normal.cdf(-0.8) - normal.cdf(-1.0);
+        assert!((divergence(&two, 0.0, 1.0) - (0.5 / share).ln()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_logarithm_is_found_again() {
+        let points: Vec<(f64, f64)> =
+            DISTANCES[..16].iter().map(|x| (*x as f64, 0.7 * (*x as f64 + 5.0).ln() - 0.3)).collect();
+        let fit = fit_logarithm(&points).unwrap();
+        assert!((fit.a - 0.7).abs() < 0.01 && (fit.b - 5.0).abs() < 0.2 && (fit.c + 0.3).abs() < 0.05, "{fit:?}");
+        assert!(fit.error < 1e-3);
+        let line: Vec<(f64, f64)> = (1..10).map(|x| (f64::from(x), f64::from(x * x))).collect();
+        assert!(fit_logarithm(&line).unwrap().error > 0.01, "no parabola is a logarithm");
+        assert_eq!(fit_logarithm(&points[..3]), None);
+    }
+}

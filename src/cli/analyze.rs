@@ -1,0 +1,282 @@
+//! `spattn analyze`: what the papers observed about attention, measured on a model.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::output::{print, print_line};
+use super::setup::{set_threads, stop_on_interrupt};
+use super::{Done, listed, numbers};
+use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
+use crate::attention::Policy;
+use crate::error::UsageError;
+use crate::eval::config::parse_dtype;
+use crate::kv::KvDtype;
+use crate::report::analyses as drawing;
+
+/// Tasks that are read if none is named: of each kind that the papers tell apart.
+const TASKS: [&str; 5] = ["ruler/niah_single_2", "ruler/niah_multikey_3", "ruler/qa_synth", "ruler/vt", "ruler/cwe"];
+
+/// Measure what the papers observed about attention: where its mass lies, geometry, estimation error, entropy, recall.
+///
+/// A model reads prompts densely; of the last tokens of each, queries are put to all keys before them, and what comes of it is
+/// averaged by layer, head and task. `spattn list analyses` shows what can be measured and which figure of which paper it
+/// belongs to. Tables are printed; the folder gets them as CSV and JSON, with plots and a page.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  spattn analyze
+  spattn analyze mass entropy -t ruler/cwe -t ruler/vt -l 4K -n 4 --out attention
+  spattn analyze recall -m 'quest:density={0.0625,0.125}' -m hash_attention
+  spattn analyze geometry --model ./Llama-3.1-8B-Instruct -l 16K --layers 0,8,16,31
+  spattn analyze locality --text book.txt -l 8K --dump")]
+pub struct AnalyzeArgs {
+    /// What to measure; all if not given
+    ///
+    /// Example: spattn analyze mass geometry (`spattn list analyses` shows all)
+    #[arg(value_name = "ANALYSIS")]
+    what: Vec<String>,
+
+    /// Model: builtin, a folder, or a hub id
+    ///
+    /// Example: --model ./Llama-3.1-8B-Instruct
+    #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
+    model: String,
+
+    /// Task whose prompts are read, or a group; may be repeated; five of RULER if neither this nor --text is given
+    ///
+    /// Example: -t ruler/cwe -t ruler/vt
+    #[arg(short = 't', long = "task", value_name = "TASK", conflicts_with = "text")]
+    tasks: Vec<String>,
+
+    /// A text that is read instead, part by part
+    ///
+    /// Example: --text book.txt
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+
+    /// Tokens of a prompt
+    ///
+    /// Example: -l 4K
+    #[arg(short = 'l', long, value_name = "N", default_value = "2K", value_parser = numbers::tokens, allow_negative_numbers = true)]
+    length: usize,
+
+    /// Prompts of each task, or parts of the text
+    ///
+    /// Example: -n 4
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true)]
+    samples: usize,
+
+    /// Last tokens of each prompt whose queries are looked at
+    ///
+    /// Example: --queries 64
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = numbers::queries, allow_negative_numbers = true)]
+    queries: usize,
+
+    /// Layers that are looked at, from 0; all if not given
+    ///
+    /// Example: --layers 0,4,9
+    #[arg(long, value_name = "L,...", value_delimiter = ',', value_parser = numbers::layer, allow_negative_numbers = true)]
+    layers: Vec<usize>,
+
+    /// First tokens that count as the sink; methods attend them exactly unless they say otherwise
+    ///
+    /// Example: --sink 1
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::static_tokens, allow_negative_numbers = true)]
+    sink: usize,
+
+    /// Method that recall and estimation look at and whose picks --dump writes, with parameters, grids {a,b} and ranges
+    /// a..b/step; may be repeated; the papers' own if not given
+    ///
+    /// Example: -m quest -m 'magicpig:K={8,10},L=150'
+    #[arg(short = 'm', long = "method", value_name = "SPEC")]
+    methods: Vec<String>,
+
+    /// Draws of each estimator that draws, for bias and variance
+    ///
+    /// Example: --draws 64
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = numbers::draws, allow_negative_numbers = true)]
+    draws: usize,
+
+    /// Storage type of weights, keys and values; the checkpoint's own if not given
+    ///
+    /// Example: --dtype bf16
+    #[arg(long, value_name = "bf16|f16|f32")]
+    dtype: Option<String>,
+
+    /// Seed of prompts and of what is drawn
+    ///
+    /// Example: --seed 7
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = numbers::seed, allow_negative_numbers = true)]
+    seed: u64,
+
+    /// Threads to use; all cores if not given
+    ///
+    /// Example: --threads 4
+    #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
+    threads: Option<usize>,
+
+    /// Folder for analyze.json, analyze.md, tables and plots
+    ///
+    /// Example: --out attention
+    #[arg(short = 'o', long, value_name = "DIR", default_value = "analysis")]
+    out: PathBuf,
+
+    /// Write over what an earlier analysis left in the folder
+    ///
+    /// Example: --overwrite
+    #[arg(long)]
+    overwrite: bool,
+
+    /// Write queries, keys and values of each prompt, and what each method of -m picks and gives, to dump/*.safetensors
+    ///
+    /// Example: spattn analyze mass -n 1 -t ruler/vt -m quest --dump
+    #[arg(long)]
+    dump: bool,
+
+    /// Print what was found as JSON instead of tables
+    ///
+    /// Example: --json
+    #[arg(long)]
+    json: bool,
+
+    /// Show no progress
+    ///
+    /// Example: --quiet
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Reads, measures, prints and writes.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
+pub fn run(args: &AnalyzeArgs) -> Result<Done> {
+    let analyses = select(&args.what)?;
+    set_threads(args.threads)?;
+    args.check_free()?;
+    let reader = Reader::open(&args.request(args.dtype()?, &args.tasks()))?;
+    let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
+    let folder = args.folder()?;
+    let stop = stop_on_interrupt()?;
+    let (documents, start) = (reader.documents(), Instant::now());
+    let loaded = reader.load()?;
+    loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let setup = Setup { loaded: &loaded, sink: args.sink, methods: &methods, draws: args.draws, seed: args.seed };
+    let mut running = Running::start(&analyses, &setup)?;
+    let mut needs = running.needs().clone();
+    if args.dump {
+        needs.extend(methods.iter().flat_map(|method| method.configured.method.prompt_needs()));
+    }
+    let mut dumped = Vec::new();
+    for (at, (task, number)) in loaded.documents().enumerate() {
+        if stop.load(Ordering::Relaxed) {
+            eprintln!("interrupted: nothing was written but what --dump left");
+            return Ok(Done::Interrupted);
+        }
+        let document = loaded.read(task, number, &needs)?;
+        running.observe(&document)?;
+        if let Some(folder) = &folder {
+            dumped.push(dump::write(&document, at, &methods, folder)?);
+        }
+        if !args.quiet {
+            let (name, tokens, took) = (&document.task, document.ids.len(), start.elapsed().as_secs_f64());
+            eprintln!("{} of {documents}: {name} {number}, {tokens} tokens ({took:.1} s)", at + 1);
+        }
+    }
+    let found = running.finish();
+    let manifest = args.manifest(&loaded, &analyses, &methods);
+    let facts = drawing::facts(&loaded.model.id, &loaded.tasks(), args.length, documents, args.queries);
+    match args.json {
+        true => print_line(drawing::json(&found, &manifest)?.trim_end())?,
+        false => print(&drawing::terminal(&found))?,
+    }
+    let mut files = drawing::write(&found, &facts, &manifest, &args.out)?;
+    files.extend(dumped);
+    eprintln!("Files:");
+    listed(&files).iter().for_each(|file| eprintln!("  {file}"));
+    Ok(Done::Completed)
+}
+
+impl AnalyzeArgs {
+    fn tasks(&self) -> Vec<String> {
+        match self.tasks.is_empty() {
+            true => TASKS.map(str::to_owned).to_vec(),
+            false => self.tasks.clone(),
+        }
+    }
+
+    fn dtype(&self) -> Result<Option<KvDtype>, UsageError> {
+        self.dtype.as_deref().map(parse_dtype).transpose()
+    }
+
+    fn policy(&self) -> Policy {
+        Policy { sink: self.sink, ..Policy::default() }
+    }
+
+    fn request<'a>(&'a self, dtype: Option<KvDtype>, tasks: &'a [String]) -> Request<'a> {
+        Request {
+            model: &self.model,
+            dtype,
+            tasks,
+            text: self.text.as_deref(),
+            length: self.length,
+            samples: self.samples,
+            queries: self.queries,
+            layers: &self.layers,
+            seed: self.seed,
+        }
+    }
+
+    /// That nothing is in the folder, unless it may be written over.
+    fn check_free(&self) -> Result<(), UsageError> {
+        if !self.overwrite && self.out.join(drawing::RESULT).exists() {
+            let what = format!("{} holds an earlier analysis", self.out.display());
+            return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
+        }
+        Ok(())
+    }
+
+    /// Makes the folders, and gives the one that is dumped to.
+    fn folder(&self) -> Result<Option<PathBuf>> {
+        let dump = self.out.join("dump");
+        let made = if self.dump { &dump } else { &self.out };
+        std::fs::create_dir_all(made).map_err(|e| {
+            UsageError::new(format!("cannot write to the folder {}: {e}", made.display()))
+                .hint("choose another --out folder")
+        })?;
+        if self.dump {
+            // What an earlier one left would pass for this one's.
+            for entry in std::fs::read_dir(&dump).context("cannot read the folder of dumps")? {
+                let path = entry.context("cannot read the folder of dumps")?.path();
+                if path.extension().is_some_and(|e| e == "safetensors") {
+                    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+                }
+            }
+        }
+        Ok(self.dump.then_some(dump))
+    }
+
+    fn manifest(&self, loaded: &Loaded, analyses: &[&'static Analysis], methods: &[Method]) -> Value {
+        let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
+        json!({
+            "program": concat!("spattn ", env!("CARGO_PKG_VERSION")),
+            "model": loaded.model.id,
+            "revision": loaded.model.revision,
+            "weights_sha256": loaded.model.weights_sha256,
+            "read": loaded.tasks(),
+            "length": self.length,
+            "samples": self.samples,
+            "queries": self.queries,
+            "layers": loaded.layers,
+            "sink": self.sink,
+            "draws": self.draws,
+            "seed": self.seed,
+            "methods": labels,
+            "analyses": analyses.iter().map(|analysis| analysis.name).collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! `spattn analyze` as users run it, and its numbers against a second implementation in numpy.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn analyze(out: &Path, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.arg("analyze").args(args.split_whitespace()).arg("--out").arg(out);
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").env("NO_COLOR", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn result(out: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(out.join("analyze.json")).unwrap()).unwrap()
+}
+
+const QUICK: &str =
+    "-q -t ruler/vt -t ruler/cwe -l 512 -n 1 --queries 2 --layers 0,5 --draws 2 -m quest:k=32 -m magicpig:K=6,L=30";
+
+#[test]
+fn an_analysis_leaves_tables_plots_and_a_page() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("a");
+    let printed = analyze(&out, QUICK);
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let page = fs::read_to_string(out.join("analyze.md")).unwrap();
+    let result = result(&out);
+    let analyses = result["analyses"].as_array().unwrap();
+    assert_eq!(analyses.len(), 8);
+    for analysis in analyses {
+        assert!(page.contains(&format!("\n## {}\n", analysis["name"].as_str().unwrap())));
+        for table in analysis["tables"].as_array().unwrap() {
+            let name = table["name"].as_str().unwrap();
+            let csv = fs::read_to_string(out.join(format!("tables/{name}.csv"))).unwrap();
+            assert_eq!(csv.lines().count(), 1 + table["rows"].as_array().unwrap().len(), "{name}");
+            let title = table["title"].as_str().unwrap();
+            assert_eq!(printed.contains(title), !table["is_detail"].as_bool().unwrap(), "{title}");
+        }
+    }
+    for plot in [
+        "mass",
+        "mass_heads",
+        "cosines",
+        "estimation",
+        "entropy_layers",
+        "recall_heads",
+        "locality",
+        "layers",
+        "channels",
+    ] {
+        let name = plot.replace('_', "-");
+        assert!(page.contains(&format!("(plots/{name}.svg)")), "{name}");
+        assert!(out.join(format!("plots/{name}.svg")).exists() && out.join(format!("plots/{name}.png")).exists());
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    let temp = TempDir::new().unwrap();
+    let of = |threads: &str| {
+        let out = temp.path().join(threads);
+        analyze(&out, &format!("{QUICK} --threads {threads}"));
+        result(&out)
+    };
+    assert_eq!(of("1"), of("3"));
+}
+
+/// The Python with numpy that is there: `SPATTN_PYTHON`, or `python3`.
+fn python() -> Option<String> {
+    let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let ran = Command::new(&python).args(["-c", "import numpy"]).output();
+    ran.is_ok_and(|ran| ran.status.success()).then_some(python)
+}
+
+/// Runs the referee on a folder: whether it agrees, and what it printed.
+fn referee(python: &str, out: &Path) -> (bool, String) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(python);
+    command.arg("-B").arg(root.join("scripts/referee/check.py")).arg(out).arg(root.join("models/builtin/calibration"));
+    let ran = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    (ran.status.success(), text)
+}
+
+#[test]
+fn a_second_implementation_in_numpy_gives_the_same_numbers() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python with numpy (SPATTN_PYTHON names one)");
+        return;
+    };
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("a");
+    let methods = "-m magicpig:K=8,L=75 -m hash_attention:k=64 -m double_sparsity:k=64,label_bits=16 -m hip:k=128";
+    analyze(&out, &format!("mass recall estimation channels -q -t ruler/vt -l 1K -n 1 --queries 4 --dump {methods}"));
+    let (agrees, text) = referee(&python, &out);
+    println!("{text}");
+    assert!(agrees, "{text}");
+    assert_eq!(text.matches("\nsame ").count(), 11, "{text}");
+    // It does not agree with anything: a density that is half of what it was is told.
+    let table = out.join("tables/estimation.csv");
+    let csv = fs::read_to_string(&table).unwrap();
+    let halve = |line: &str| match line.starts_with("\"magicpig") {
+        true => {
+            let mut cells: Vec<String> = line.rsplitn(7, ',').map(str::to_owned).collect();
+            cells[5] = (cells[5].parse::<f64>().unwrap() / 2.0).to_string();
+            cells.reverse();
+            cells.join(",")
+        }
+        false => line.to_owned(),
+    };
+    fs::write(&table, csv.lines().map(halve).collect::<Vec<_>>().join("\n")).unwrap();
+    let (agrees, text) = referee(&python, &out);
+    assert!(!agrees && text.contains("1 differ: MagicPIG: density"), "{text}");
+}
