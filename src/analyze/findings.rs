@@ -160,8 +160,11 @@ pub struct Map {
     /// What the numbers are.
     pub label: String,
     /// Of each panel, its title and `(layer, head, number)`.
-    pub panels: Vec<(String, Vec<(usize, usize, f64)>)>,
+    pub panels: Vec<(String, Vec<Cell>)>,
 }
+
+/// Layer, head, and the number there.
+pub type Cell = (usize, usize, f64);
 
 // ---- means ----
 

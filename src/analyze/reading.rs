@@ -503,7 +503,7 @@ mod tests {
             let name = method.configured.label();
             let choices = document.choices(&method.configured, &mut document.cache());
             let outputs = document.outputs(&method.configured, &mut document.cache());
-            for kv_head in 0..2 {
+            for kv_head in [0, 1] {
                 let head = document.head(4, kv_head);
                 for query in &head.queries {
                     let logits = head.logits(query);
