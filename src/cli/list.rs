@@ -124,6 +124,7 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
             ("sparse in", m.phase()),
             ("selection", m.granularity()),
             ("on a GPU", m.place()),
+            ("GPU reads", m.reading_place()),
             ("tail", &tail),
         ];
         let facts: String = facts.iter().map(|(name, value)| format!("    {name:<14} {value}\n")).collect();
@@ -166,6 +167,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
                 "granularity": m.granularity(),
                 "tail": m.tail(),
                 "select_on": m.place(),
+                "read_on_gpu": m.reading_place(),
                 "params": m.params.iter().chain(if m.params.is_empty() { &[] } else { POLICY_PARAMS }).map(param).collect::<Vec<_>>(),
                 "calibration": calibration_params(m).iter().map(param).collect::<Vec<_>>(),
                 "presets": m.all_presets().map(|p| json!({

@@ -52,7 +52,7 @@ pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::channels::Channels;
 use super::granularity::Granularity;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, Setting, Tail, TailRule};
+use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Setting, Tail, TailRule};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -105,6 +105,20 @@ impl MethodEntry {
             Ok(method) if method.device_form().is_some() => "device",
             Ok(method) if method.is_blind() => "host, without a look at queries or keys",
             _ => "host",
+        }
+    }
+
+    /// How its default form reads a prompt on a GPU where sparse attention starts with it.
+    pub fn reading_place(&self) -> &'static str {
+        let Ok(method) = (self.build)(&mut Params::new(&MethodSpec::bare(self.name))) else {
+            return "by a mask, on the host";
+        };
+        match method.prefill_pattern() {
+            None | Some(PrefillPattern::Dense) => "densely",
+            Some(PrefillPattern::Blocks(mask)) if mask.is_blind() || mask.device_form().is_some() => {
+                "by a mask, on the device"
+            }
+            Some(_) => "by a mask, on the host",
         }
     }
 
