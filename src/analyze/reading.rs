@@ -443,7 +443,7 @@ mod tests {
             dtype: None,
             tasks,
             text: None,
-            length: 700,
+            length: 900,
             samples: 1,
             queries: 3,
             layers,
