@@ -21,7 +21,7 @@ fn result(out: &Path) -> Value {
 }
 
 const QUICK: &str =
-    "-q -t ruler/vt -t ruler/cwe -l 512 -n 1 --queries 2 --layers 0,5 --draws 2 -m quest:k=32 -m magicpig:K=6,L=30";
+    "-q -t ruler/vt -t ruler/cwe -l 1K -n 1 --queries 2 --layers 0,5 --draws 2 -m quest:k=32 -m magicpig:K=6,L=30";
 
 #[test]
 fn an_analysis_leaves_tables_plots_and_a_page() {

@@ -150,6 +150,9 @@ impl Point {
     }
 }
 
+/// Layer, head and number.
+pub type Cells = Vec<(usize, usize, f64)>;
+
 /// Shares by layer and query head, or other numbers from 0 on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Map {
@@ -159,12 +162,9 @@ pub struct Map {
     pub title: String,
     /// What the numbers are.
     pub label: String,
-    /// Of each panel, its title and `(layer, head, number)`.
-    pub panels: Vec<(String, Vec<Cell>)>,
+    /// Titles of the panels, and what is in them.
+    pub panels: Vec<(String, Cells)>,
 }
-
-/// Layer, head, and the number there.
-pub type Cell = (usize, usize, f64);
 
 // ---- means ----
 
@@ -226,7 +226,7 @@ impl Tally {
     }
 
     /// Number `at` of every layer and head, as a panel of a [`Map`].
-    pub fn panel(&self, at: usize) -> Vec<(usize, usize, f64)> {
+    pub fn panel(&self, at: usize) -> Cells {
         self.heads().into_iter().map(|((layer, head), numbers)| (layer, head, numbers[at])).collect()
     }
 

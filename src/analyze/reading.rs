@@ -443,7 +443,7 @@ mod tests {
             dtype: None,
             tasks,
             text: None,
-            length: 700,
+            length: 900,
             samples: 1,
             queries: 3,
             layers,
@@ -503,11 +503,10 @@ mod tests {
             let name = method.configured.label();
             let choices = document.choices(&method.configured, &mut document.cache());
             let outputs = document.outputs(&method.configured, &mut document.cache());
-            for kv_head in [0, 1] {
-                let head = document.head(4, kv_head);
+            for head in document.each_head(Head::clone) {
                 for query in &head.queries {
                     let logits = head.logits(query);
-                    let found = estimate(&logits, &choices[0][query.step][kv_head], query.in_group);
+                    let found = estimate(&logits, &choices[0][query.step][head.kv_head], query.in_group);
                     let out = &outputs[(query.step * 4 + query.head) * 64..][..64];
                     let own = found.output(&head);
                     let far = own.iter().zip(out).map(|(a, b)| (a - f64::from(*b)).abs());

@@ -7,7 +7,7 @@ use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::grid::{self, Grid, Scale};
 use super::pen::Look;
 use super::{Figure, as_file_name};
-use crate::analyze::findings::{Drawing, Lines, Map};
+use crate::analyze::findings::{Cells, Drawing, Lines, Map};
 use crate::report::format::distinct;
 
 /// A drawing as a figure; `None` where there is nothing to draw.
@@ -83,7 +83,7 @@ fn of_map(map: &Map) -> Result<Option<String>> {
     let place = |(layer, head, value): &(usize, usize, f64)| {
         (layers.partition_point(|l| l < layer), heads.partition_point(|h| h < head), *value)
     };
-    let panel = |(title, cells): &(String, Vec<(usize, usize, f64)>)| grid::Panel {
+    let panel = |(title, cells): &(String, Cells)| grid::Panel {
         title: title.clone(),
         cells: cells.iter().map(place).collect(),
     };
