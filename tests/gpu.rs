@@ -7,6 +7,7 @@ mod golden_model;
 
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
+use rayon::prelude::*;
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{
@@ -1830,6 +1831,30 @@ fn check_picks_there(model: &str) {
             assert!(!other.picks_on_device() && other.picks_on_host(), "{spec}");
         }
     }
+}
+
+/// Threads of the pool that look at a chunk at once: what is copied for one of them must not be dealt out so that it waits for itself.
+#[test]
+#[ignore = "needs a GPU"]
+fn many_threads_may_look_at_what_a_device_reads() {
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let g = load("llama3", CUDA);
+        let n = g.prompt.len();
+        for _ in 0..20 {
+            let look = |chunk: &PrefillChunk<'_>| {
+                let looked = (0..64).into_par_iter().map(|i| match i % 3 {
+                    0 => chunk.last_queries(n - i).len(),
+                    1 => chunk.queries().len(),
+                    _ => chunk.kv().tokens(),
+                });
+                assert!(looked.all(|numbers| numbers > 0));
+            };
+            g.decoder.prefill_observed(&g.prompt, n, &mut { look }).unwrap();
+        }
+        done.send(()).unwrap();
+    });
+    waiting.recv_timeout(std::time::Duration::from_secs(60)).expect("no thread waits for itself");
 }
 
 #[test]

@@ -82,6 +82,15 @@ impl<'a> PrefillChunk<'a> {
         self.input
     }
 
+    /// Copies queries, keys and values to the host now, where a device reads: for whoever deals out work that looks at them, as
+    /// copying is dealt out too.
+    pub fn show(&self) {
+        if let Source::Device(chunk) = self.source {
+            chunk.queries();
+            chunk.kv();
+        }
+    }
+
     /// Rotated, unscaled queries `[token][head][d]` of the chunk.
     pub fn queries(&self) -> &'a [f32] {
         match self.source {

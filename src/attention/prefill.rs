@@ -370,6 +370,7 @@ impl<'a> SparsePrefill<'a> {
     pub fn attend(&mut self, chunk: &PrefillChunk<'_>, out: &mut [f32]) {
         let rows = self.pattern.query_rows();
         debug_assert!(chunk.first.is_multiple_of(rows), "blocks are counted from the first token");
+        chunk.show();
         let counted = match (self.dense[chunk.layer], self.pattern) {
             (true, _) | (_, PrefillPattern::Dense) => self.attend_all(chunk, out),
             (false, PrefillPattern::Rows(_)) => self.rows.as_mut().expect("made with the pattern").attend(chunk, out),

@@ -368,6 +368,7 @@ impl HeadMass {
 fn add_following_scores(piece: &Piece<'_>, n: usize, lengths: &[usize], heads: &mut [HeadFollowing]) {
     let (d, block, Range { start, end }) = (piece.chunk.d(), piece.block, piece.tokens.clone());
     let group = piece.group();
+    piece.chunk.show();
     heads.par_iter_mut().enumerate().for_each(|(kv_head, head)| {
         if start == block {
             (head.first, head.sums) = (block, vec![0.0; d]);

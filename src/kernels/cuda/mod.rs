@@ -556,7 +556,13 @@ impl Gpu {
             unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
             self.synchronize()?;
             // Pages that are new to the process are slow to be written to first.
-            piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED)).for_each(|(to, from)| to.copy_from_slice(from));
+            match may_deal() {
+                true => {
+                    let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
+                    pieces.for_each(|(to, from)| to.copy_from_slice(from));
+                }
+                false => piece.copy_from_slice(landed),
+            }
         }
         if len == 0 { self.synchronize() } else { Ok(()) }
     }
@@ -619,6 +625,12 @@ impl Gpu {
         }
         Ok(known.function.clone())
     }
+}
+
+/// Whether a thread that holds a lock may deal work out to the pool. One of the pool may not: while it waited it would take up other work,
+/// which may ask for the same lock, and wait for itself.
+pub fn may_deal() -> bool {
+    rayon::current_thread_index().is_none()
 }
 
 /// The bytes of numbers.

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::kv::DevicePrefix;
 use crate::attention::calibration::DeviceChunk;
-use crate::kernels::cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage};
+use crate::kernels::cuda::{Buffer, Gpu, GpuError, Plain, Rows, Storage, may_deal};
 use crate::kv::{KvDtype, LayerKv};
 
 /// Numbers of a storage type on the host.
@@ -88,8 +88,16 @@ fn download_rows<T: Plain>(
 ) -> Result<(), GpuError> {
     room.resize(rows * stride, T::default());
     gpu.download(buffer, skip * size_of::<T>(), room)?;
-    let pairs = out.par_chunks_exact_mut(width).zip(room.par_chunks_exact(stride));
-    pairs.for_each(|(out, row)| widen(out, &row[..width]));
+    match may_deal() {
+        true => {
+            let pairs = out.par_chunks_exact_mut(width).zip(room.par_chunks_exact(stride));
+            pairs.for_each(|(out, row)| widen(out, &row[..width]));
+        }
+        false => {
+            let pairs = out.chunks_exact_mut(width).zip(room.chunks_exact(stride));
+            pairs.for_each(|(out, row)| widen(out, &row[..width]));
+        }
+    }
     Ok(())
 }
 
