@@ -23,7 +23,8 @@ fuzz_target!(|input: &[u8]| {
     let _ = (read(csv::render(&report.rows)), read(json::render(&report.rows)));
     let _ = (table::render(&report), latex::summary(&report));
     let figures = read(plots::figures(&report)).unwrap_or_default();
-    let _ = (markdown::render(&report, &[], &figures), read(page::render(&report, &figures)));
+    let samples = read(page::samples(&report)).unwrap_or_default();
+    let _ = (markdown::render(&report, &[], &figures), read(page::render(&report, &figures, &samples)));
     for (rows, columns) in LAYOUTS {
         let names = |name: &str| vec![name.to_owned()];
         let values = ["score", "delta"].map(str::to_owned);
