@@ -37,6 +37,8 @@ pub struct Request<'a> {
     pub tasks: &'a [String],
     /// A text that is read in their place.
     pub text: Option<&'a Path>,
+    /// Folder with the files that tasks are made of.
+    pub data: Option<&'a Path>,
     /// Tokens of a prompt.
     pub length: usize,
     /// Prompts of each task, or parts of the text.
@@ -89,7 +91,10 @@ impl Reader {
                 let (label, ids) = read_text(path, "--text", &model.tokenizer)?;
                 Source::Text { label, ids }
             }
-            None => Source::Tasks(resolve(request.tasks, &TaskOptions::default())?),
+            None => {
+                let options = TaskOptions { data: request.data.map(Path::to_owned), ..TaskOptions::default() };
+                Source::Tasks(resolve(request.tasks, &options)?)
+            }
         };
         let layers = layers_of(request.layers, model.dimensions.config().layers, &model.id)?;
         let reader = Self { model, source, layers, length, samples, queries, seed };
@@ -443,6 +448,7 @@ mod tests {
             dtype: None,
             tasks,
             text: None,
+            data: None,
             length: 900,
             samples: 1,
             queries: 3,

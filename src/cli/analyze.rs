@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::output::{print, print_line};
-use super::setup::{set_threads, stop_on_interrupt};
+use super::setup::{find_data, set_threads, stop_on_interrupt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use crate::attention::Policy;
@@ -57,6 +57,12 @@ pub struct AnalyzeArgs {
     /// Example: --text book.txt
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+
+    /// Folder, or data set on the hub, with the files that tasks are made of
+    ///
+    /// Example: --data data, --data hub:org/ruler-assets@main
+    #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
+    data: Option<PathBuf>,
 
     /// Tokens of a prompt
     ///
@@ -158,7 +164,9 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
     let analyses = select(&args.what)?;
     set_threads(args.threads)?;
     args.check_free()?;
-    let reader = Reader::open(&args.request(args.dtype()?, &args.tasks()))?;
+    let data = args.data.as_deref().map(find_data).transpose()?;
+    let data = data.as_ref().map(|data| data.folder.as_path());
+    let reader = Reader::open(&Request { data, ..args.request(args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
     let stop = stop_on_interrupt()?;
@@ -223,6 +231,7 @@ impl AnalyzeArgs {
             dtype,
             tasks,
             text: self.text.as_deref(),
+            data: None,
             length: self.length,
             samples: self.samples,
             queries: self.queries,

@@ -219,13 +219,13 @@ mod tests {
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
         // One that reads for itself, beside one that reads densely.
         let mut read = |methods: &str| {
-            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = [{methods}]");
+            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = [{methods}]\nno_full = true");
             config.methods = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap().methods;
             config.protocols = vec![Protocol::Prefill];
             example_bytes(&config, &model)
         };
-        assert_eq!(read("'full', 'hip'"), prefill + 1024 * model.dimensions.kv_bytes_per_token());
-        assert_eq!((read("'hip'"), read("'full'")), (prefill, prefill));
+        assert_eq!(read("'quest', 'hip'"), prefill + 1024 * model.dimensions.kv_bytes_per_token());
+        assert_eq!((read("'hip'"), read("'quest'")), (prefill, prefill));
     }
 
     #[test]
