@@ -93,11 +93,8 @@ impl<'a> Report<'a> {
     /// If a file cannot be written.
     pub fn write_all(&self, dir: &Path) -> Result<Vec<PathBuf>> {
         // The samples are most of the work, and depend on nothing else.
-        let (samples, drawn) = rayon::join(
-            || page::samples(self),
-            || plots::figures(self).and_then(|figures| Ok((write_figures(&figures, dir)?, figures))),
-        );
-        let (drawn, figures) = drawn?;
+        let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self));
+        let figures = figures?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
         if !self.depths.is_empty() {
             files.push(("depths.csv".to_owned(), depths::csv(&self.depths)?));
@@ -112,7 +109,8 @@ impl<'a> Report<'a> {
         files.push(("summary.md".to_owned(), page));
         let mut paths: Vec<PathBuf> =
             files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
-        paths.extend(drawn);
+        // The largest come last: where a disk is full, numbers are there.
+        paths.extend(write_figures(&figures, dir)?);
         Ok(paths)
     }
 
