@@ -217,15 +217,16 @@ mod tests {
         // Each of two protocols keeps it, and what they share keeps it to be gone on with.
         config.protocols = vec![Protocol::Question, Protocol::Decode];
         assert_eq!(example_bytes(&config, &model), prefill + 3 * gathered);
-        // One that reads for itself, beside one that reads densely.
-        let mut read = |methods: &str| {
-            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\nmethods = [{methods}]\nno_full = true");
+        // One that reads for itself, beside `full`, which reads densely; and each of them alone.
+        let mut read = |settings: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [1024]\n{settings}");
             config.methods = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap().methods;
             config.protocols = vec![Protocol::Prefill];
             example_bytes(&config, &model)
         };
-        assert_eq!(read("'quest', 'hip'"), prefill + 1024 * model.dimensions.kv_bytes_per_token());
-        assert_eq!((read("'hip'"), read("'quest'")), (prefill, prefill));
+        let both = prefill + 1024 * model.dimensions.kv_bytes_per_token();
+        assert_eq!(read("methods = ['hip']"), both);
+        assert_eq!((read("methods = ['hip']\nno_full = true"), read("methods = []")), (prefill, prefill));
     }
 
     #[test]
