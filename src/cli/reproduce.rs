@@ -144,7 +144,7 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
                 let ran =
                     settings.filter(|_| !args.draw_only).map(|settings| args.prepare(name, settings)).transpose()?;
                 let failure = match ran.map(Run::record) {
-                    Some(Ok(Done::Interrupted)) => return Ok(Done::Interrupted),
+                    Some(Ok(stopped @ (Done::Interrupted | Done::Preempted))) => return Ok(stopped),
                     Some(Err(error)) => Some(error.context(name.clone())),
                     _ => None,
                 };
