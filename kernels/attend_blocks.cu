@@ -36,7 +36,6 @@ namespace attend_blocks {
 using namespace tiles;
 using numbers::exp2_fast;
 using numbers::LOG2_E;
-using numbers::Pair;
 
 constexpr int THREADS = 128;
 constexpr int KEYS = ROWS;
@@ -167,10 +166,8 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
         position[r] = row < 0 ? -1 : problem.first + row;
     }
     const float scale_log2 = problem.scale * LOG2_E;
-    float o[WIDTH / 2];
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) o[i] = 0.f;
-    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+    RowSums<T, WIDTH> sums;
+    sums.begin();
 
     for (int at = 0; at < tiles; ++at) {
         copy_wait<0>();
@@ -182,20 +179,7 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
         if (threadIdx.x < KEYS && at + 2 < tiles) after_next = id_of(at + 2, threadIdx.x);
 
         float s[OWN / 2];
-#pragma unroll
-        for (int i = 0; i < OWN / 2; ++i) s[i] = 0.f;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 16; ++i) {
-            uint32_t a[4];
-            load_matrices(a, piece<WIDTH>(q_tile, 16 * row_warp + lane % 16, 2 * i + lane / 16));
-#pragma unroll
-            for (int n = 0; n < OWN / 16; ++n) {
-                uint32_t b[4];
-                load_matrices(b, piece<WIDTH>(k_tile, own_key + 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
-                multiply<T>(s + 8 * n, a, b[0], b[1]);
-                multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
-            }
-        }
+        score_tiles<T, WIDTH, OWN>(s, q_tile, k_tile, 16 * row_warp, own_key, lane);
 
         const bool is_list = at < list_tiles;
         const int begin = first_start + (at - list_tiles) * KEYS;
@@ -218,34 +202,8 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
                 }
             }
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float m = maximum[r];
-#pragma unroll
-            for (int i = 0; i < OWN / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-            // A row may have seen nothing yet.
-            const float base = m == -INFINITY ? 0.f : m * scale_log2;
-            const float factor = maximum[r] == m ? 1.f : exp2_fast((maximum[r] - m) * scale_log2);
-            maximum[r] = m;
-            float part = 0.f;
-#pragma unroll
-            for (int i = 0; i < OWN / 8; ++i) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    float& x = s[4 * i + 2 * r + c];
-                    x = exp2_fast(x * scale_log2 - base);
-                    part += x;
-                }
-            }
-            sum[r] = sum[r] * factor + part;
-#pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) {
-                o[4 * i + 2 * r] *= factor;
-                o[4 * i + 2 * r + 1] *= factor;
-            }
-        }
+        // A row may have seen nothing yet.
+        sums.template weigh<true, OWN>(s, scale_log2);
         // Nobody reads the tokens of the tile before any more.
         if (threadIdx.x < KEYS) ids[(at + 2) % 3][threadIdx.x] = after_next;
 
@@ -253,28 +211,12 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
         __syncthreads();  // the values are there, and nobody reads the keys any more
         if (at + 1 < tiles) gather<T, WIDTH>(k_tile, k, ids[(at + 1) % 3], d);
         copy_commit();
-#pragma unroll
-        for (int i = 0; i < OWN / 16; ++i) {
-            uint32_t a[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) a[c] = Pair<T>::pack(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
-#pragma unroll
-            for (int n = 0; n < WIDTH / 16; ++n) {
-                uint32_t b[4];
-                load_matrices_transposed(b, piece<WIDTH>(v_tile, own_key + 16 * i + lane % 16, 2 * n + lane / 16));
-                multiply<T>(o + 8 * n, a, b[0], b[1]);
-                multiply<T>(o + 8 * n + 4, a, b[2], b[3]);
-            }
-        }
+        sums.template add<OWN>(s, v_tile, own_key, lane);
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
-        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
-    }
+    sums.join_lanes();
     if constexpr (KEY_WARPS == 2) {
         // The warps of the second half of the tokens hand their sums to those of the first.
-        float* sums = reinterpret_cast<float*>(shared_raw + QUERIES * ROW_BYTES);
+        float* handed = reinterpret_cast<float*>(shared_raw + QUERIES * ROW_BYTES);
         float* scalars = reinterpret_cast<float*>(shared_raw);
         __syncthreads();
 #pragma unroll
@@ -283,24 +225,24 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
             if (warp < ROW_WARPS) continue;
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i)
-                *reinterpret_cast<float2*>(sums + row * WIDTH + 8 * i + 2 * t) =
-                    make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
-            if (t == 0) scalars[2 * row] = maximum[r], scalars[2 * row + 1] = sum[r];
+                *reinterpret_cast<float2*>(handed + row * WIDTH + 8 * i + 2 * t) =
+                    make_float2(sums.o[4 * i + 2 * r], sums.o[4 * i + 2 * r + 1]);
+            if (t == 0) scalars[2 * row] = sums.maximum[r], scalars[2 * row + 1] = sums.sum[r];
         }
         __syncthreads();
         if (warp >= ROW_WARPS) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = 16 * row_warp + g + 8 * r;
-            const float other = scalars[2 * row], m = fmaxf(maximum[r], other);
-            const float own = maximum[r] == m ? 1.f : exp2_fast((maximum[r] - m) * scale_log2);
+            const float other = scalars[2 * row], m = fmaxf(sums.maximum[r], other);
+            const float own = sums.maximum[r] == m ? 1.f : exp2_fast((sums.maximum[r] - m) * scale_log2);
             const float theirs = other == m ? 1.f : exp2_fast((other - m) * scale_log2);
-            sum[r] = sum[r] * own + scalars[2 * row + 1] * theirs;
+            sums.sum[r] = sums.sum[r] * own + scalars[2 * row + 1] * theirs;
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) {
-                const float2 part = *reinterpret_cast<float2*>(sums + row * WIDTH + 8 * i + 2 * t);
-                o[4 * i + 2 * r] = o[4 * i + 2 * r] * own + part.x * theirs;
-                o[4 * i + 2 * r + 1] = o[4 * i + 2 * r + 1] * own + part.y * theirs;
+                const float2 part = *reinterpret_cast<float2*>(handed + row * WIDTH + 8 * i + 2 * t);
+                float* const pair = sums.o + 4 * i + 2 * r;
+                pair[0] = pair[0] * own + part.x * theirs, pair[1] = pair[1] * own + part.y * theirs;
             }
         }
     }
@@ -309,15 +251,7 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
         const int number = number0 + 16 * row_warp + g + 8 * r;
         if (position[r] < 0) continue;
         const int row = position[r] - problem.first, head = tile.head + number / block_rows;
-        const float inverse = 1.f / sum[r];
-        T* line = problem.out + (static_cast<size_t>(row) * problem.heads + head) * d + 2 * t;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 8; ++i) {
-            if (8 * i < d) {
-                *reinterpret_cast<uint32_t*>(line + 8 * i) =
-                    Pair<T>::pack(o[4 * i + 2 * r] * inverse, o[4 * i + 2 * r + 1] * inverse);
-            }
-        }
+        sums.store(r, problem.out + (static_cast<size_t>(row) * problem.heads + head) * d + 2 * t, d);
     }
 }
 

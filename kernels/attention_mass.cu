@@ -80,7 +80,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void sum_16(const Pr
         copy_commit();
 
         float s[ROWS / 2];
-        score_tiles<T, WIDTH>(s, q_tile, k_tile, warp, lane);
+        score_tiles<T, WIDTH>(s, q_tile, k_tile, 16 * warp, 0, lane);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int in_tile = 16 * warp + lane / 4 + 8 * r, row = row0 + in_tile;

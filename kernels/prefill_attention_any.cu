@@ -35,7 +35,6 @@ namespace prefill_any {
 using namespace tiles;
 using numbers::exp2_fast;
 using numbers::LOG2_E;
-using numbers::Pair;
 
 constexpr int QUERIES = ROWS;
 
@@ -84,10 +83,8 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
     copy_tile<T, WIDTH>(k_tile, k, d, 0, total, d);
     copy_commit();
 
-    float o[WIDTH / 2];
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) o[i] = 0.f;
-    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
+    RowSums<T, WIDTH> sums;
+    sums.begin();
 
     for (int tile = 0; tile < tiles; ++tile) {
         copy_wait<0>();
@@ -96,7 +93,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
         copy_commit();
 
         float s[KEYS / 2];
-        score_tiles<T, WIDTH>(s, q_tile, k_tile, warp, lane);
+        score_tiles<T, WIDTH>(s, q_tile, k_tile, 16 * warp, 0, lane);
 
         if (tile * KEYS + KEYS - 1 > problem.first + row0 + 16 * warp) {
             const int position = problem.first + row - tile * KEYS - 2 * t;
@@ -110,71 +107,23 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend_16(const
             }
         }
         // Every row sees key 0, so the maximum is a number from the first tile on.
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float m = maximum[r];
-#pragma unroll
-            for (int i = 0; i < KEYS / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
-            const float base = m * scale_log2;
-            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
-            const float factor = exp2_fast((maximum[r] - m) * scale_log2);
-            maximum[r] = m;
-            float part = 0.f;
-#pragma unroll
-            for (int i = 0; i < KEYS / 8; ++i) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    float& x = s[4 * i + 2 * r + c];
-                    x = exp2_fast(x * scale_log2 - base);
-                    part += x;
-                }
-            }
-            sum[r] = sum[r] * factor + part;
-#pragma unroll
-            for (int i = 0; i < WIDTH / 8; ++i) {
-                o[4 * i + 2 * r] *= factor;
-                o[4 * i + 2 * r + 1] *= factor;
-            }
-        }
+        sums.template weigh<false, KEYS>(s, scale_log2);
 
         copy_wait<0>();
         __syncthreads();  // the values are there, and nobody reads the keys any more
         if (tile + 1 < tiles) copy_tile<T, WIDTH>(k_tile, k, d, (tile + 1) * KEYS, total, d);
         copy_commit();
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; ++i) {
-            uint32_t a[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) a[c] = Pair<T>::pack(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
-#pragma unroll
-            for (int n = 0; n < WIDTH / 16; ++n) {
-                uint32_t b[4];
-                load_matrices_transposed(b, piece<WIDTH>(v_tile, 16 * i + lane % 16, 2 * n + lane / 16));
-                multiply<T>(o + 8 * n, a, b[0], b[1]);
-                multiply<T>(o + 8 * n + 4, a, b[2], b[3]);
-            }
-        }
+        sums.template add<KEYS>(s, v_tile, 0, lane);
     }
 
+    sums.join_lanes();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
-        sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
         const int here = row + 8 * r;
         if (here >= problem.rows) continue;
-        const float inverse = 1.f / sum[r];
-        T* line = problem.out + (static_cast<size_t>(here) * problem.heads + head) * d + 2 * t;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 8; ++i) {
-            if (8 * i < d) {
-                *reinterpret_cast<uint32_t*>(line + 8 * i) =
-                    Pair<T>::pack(o[4 * i + 2 * r] * inverse, o[4 * i + 2 * r + 1] * inverse);
-            }
-        }
+        sums.store(r, problem.out + (static_cast<size_t>(here) * problem.heads + head) * d + 2 * t, d);
         if (problem.lse != nullptr && t == 0) {
-            problem.lse[static_cast<size_t>(head) * problem.rows + here] = maximum[r] * problem.scale + logf(sum[r]);
+            problem.lse[static_cast<size_t>(head) * problem.rows + here] = sums.maximum[r] * problem.scale + logf(sums.sum[r]);
         }
     }
 }

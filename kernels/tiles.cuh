@@ -72,25 +72,108 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t s
     }
 }
 
-// Scores of a warp's 16 rows of a tile of queries with all rows of a tile of keys. Lane 4g + t has, for each eight keys n, of row
-// g the keys 2t and 2t + 1 in s[4n] and s[4n + 1], and of row g + 8 the same in s[4n + 2] and s[4n + 3].
-template <typename T, int WIDTH>
-__device__ __forceinline__ void score_tiles(float (&s)[ROWS / 2], uint32_t q_tile, uint32_t k_tile, int warp, int lane) {
+// Scores of 16 rows of a tile of queries, from `row` on, with KEYS rows of a tile of keys, from `key` on. Lane 4g + t has, for each
+// eight keys n, of row g the keys 2t and 2t + 1 in s[4n] and s[4n + 1], and of row g + 8 the same in s[4n + 2] and s[4n + 3].
+template <typename T, int WIDTH, int KEYS = ROWS>
+__device__ __forceinline__ void score_tiles(float (&s)[KEYS / 2], uint32_t q_tile, uint32_t k_tile, int row, int key, int lane) {
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; ++i) s[i] = 0.f;
+    for (int i = 0; i < KEYS / 2; ++i) s[i] = 0.f;
 #pragma unroll
     for (int i = 0; i < WIDTH / 16; ++i) {
         uint32_t a[4];
-        load_matrices(a, piece<WIDTH>(q_tile, 16 * warp + lane % 16, 2 * i + lane / 16));
+        load_matrices(a, piece<WIDTH>(q_tile, row + lane % 16, 2 * i + lane / 16));
 #pragma unroll
-        for (int n = 0; n < ROWS / 16; ++n) {
+        for (int n = 0; n < KEYS / 16; ++n) {
             uint32_t b[4];
-            load_matrices(b, piece<WIDTH>(k_tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
+            load_matrices(b, piece<WIDTH>(k_tile, key + 16 * n + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2));
             multiply<T>(s + 8 * n, a, b[0], b[1]);
             multiply<T>(s + 8 * n + 4, a, b[2], b[3]);
         }
     }
 }
+
+// A lane's two rows on their way through tiles of keys: the greatest score so far, the sum of what follows from it, and sums of values.
+template <typename T, int WIDTH> struct RowSums {
+    float o[WIDTH / 2];
+    float maximum[2], sum[2];
+
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) o[i] = 0.f;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) maximum[r] = -INFINITY, sum[r] = 0.f;
+    }
+
+    // Makes the scores of a tile, as `score_tiles` has them, into weights. Where SOME, a row may have seen no key so far.
+    template <bool SOME, int KEYS> __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], float scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = maximum[r];
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; ++i) m = fmaxf(m, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+            const float base = SOME && m == -INFINITY ? 0.f : m * scale_log2;
+            // From the difference: exactly 1 where the maximum stays, however many tiles there are.
+            const float factor = SOME && maximum[r] == m ? 1.f : numbers::exp2_fast((maximum[r] - m) * scale_log2);
+            maximum[r] = m;
+            float part = 0.f;
+#pragma unroll
+            for (int i = 0; i < KEYS / 8; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    float& x = s[4 * i + 2 * r + c];
+                    x = numbers::exp2_fast(x * scale_log2 - base);
+                    part += x;
+                }
+            }
+            sum[r] = sum[r] * factor + part;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 8; ++i) {
+                o[4 * i + 2 * r] *= factor;
+                o[4 * i + 2 * r + 1] *= factor;
+            }
+        }
+    }
+
+    // Adds values of KEYS keys, from `key` of a tile on, by their weights.
+    template <int KEYS> __device__ __forceinline__ void add(const float (&s)[KEYS / 2], uint32_t v_tile, int key, int lane) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; ++i) {
+            uint32_t a[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) a[c] = numbers::Pair<T>::pack(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
+#pragma unroll
+            for (int n = 0; n < WIDTH / 16; ++n) {
+                uint32_t b[4];
+                load_matrices_transposed(b, piece<WIDTH>(v_tile, key + 16 * i + lane % 16, 2 * n + lane / 16));
+                multiply<T>(o + 8 * n, a, b[0], b[1]);
+                multiply<T>(o + 8 * n + 4, a, b[2], b[3]);
+            }
+        }
+    }
+
+    // What the lanes of a row have each summed up becomes the row's.
+    __device__ __forceinline__ void join_lanes() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
+            sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
+        }
+    }
+
+    // Writes row r of the two, of which `line` is where the lane's columns begin.
+    __device__ __forceinline__ void store(int r, T* line, int d) const {
+        const float inverse = 1.f / sum[r];
+#pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i) {
+            if (8 * i < d) {
+                *reinterpret_cast<uint32_t*>(line + 8 * i) =
+                    numbers::Pair<T>::pack(o[4 * i + 2 * r] * inverse, o[4 * i + 2 * r + 1] * inverse);
+            }
+        }
+    }
+};
 
 // COUNT rows from `row` on of a matrix into shared memory, WIDTH + 4 apart; zeros behind `rows` and `d`.
 template <int WIDTH, int COUNT>
