@@ -5,12 +5,14 @@
 //! of the context would be favoured; here they are drawn, by a permutation that a seed and a token's place fix.
 
 use super::{ParamInfo, Params};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceScratch, DeviceStep};
 use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::hamming::hamming_scores;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::TieOrder;
+use crate::kernels::cuda::{Buffer, GpuError, Reduction, Signatures as DeviceSignatures, TieOrder};
 
 /// Words of 32 bits that hold a signature.
 pub(super) fn words_of(bits: usize) -> usize {
@@ -58,7 +60,7 @@ impl Ties {
 
     /// As kernels take it, for signatures of so many bits and groups of so many heads.
     #[cfg(feature = "cuda")]
-    pub(super) fn on_device(self, bits: usize, group: usize) -> TieOrder {
+    fn on_device(self, bits: usize, group: usize) -> TieOrder {
         let Self::Seeded(seed) = self else { return TieOrder::default() };
         let steps = Steps::new(bits, group);
         TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
@@ -78,6 +80,26 @@ impl Ties {
             row.iter_mut().zip(&raises).for_each(|(score, raise)| *score += raise);
         }
     }
+}
+
+/// Scores keys' signatures on a device, in lists by query head or as they are reduced: `sign` makes the signatures of queries,
+/// `[row][head][word]`.
+#[cfg(feature = "cuda")]
+pub(super) fn score_there(
+    step: &DeviceStep<'_>,
+    rows: usize,
+    keys: &DeviceSignatures<'_>,
+    (ties, reduction): (Ties, Option<Reduction>),
+    scratch: &mut DeviceScratch,
+    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
+) -> Result<(), GpuError> {
+    let (gpu, heads) = (step.prefix.gpu, step.queries.heads);
+    let DeviceScratch { scores, queries: [made, _], .. } = scratch;
+    gpu.reserve(made, 4 * rows * heads * keys.words)?;
+    let Some(made) = made else { unreachable!("it was reserved") };
+    sign(made)?;
+    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
+    gpu.score_signatures((made, rows, heads), keys, ties, reduction, scores)
 }
 
 /// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a

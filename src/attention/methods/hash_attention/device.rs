@@ -9,6 +9,8 @@ use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
 use crate::attention::device::{DeviceScorer, StepShape};
+#[cfg(feature = "cuda")]
+use crate::attention::methods::signatures::score_there;
 use crate::attention::methods::signatures::words_of;
 use crate::cost::Cost;
 use crate::kernels::GPU_WIDEST;
@@ -78,15 +80,11 @@ impl DeviceScorer for LearnedSignatures {
         let ([buffer], Some(nets)) = (index.buffers.as_slice(), &index.nets) else {
             unreachable!("what `build_all` made")
         };
-        let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
-        let (kv_heads, words, count) = (cache.kv_heads, nets.words(), rows.len());
-        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-        gpu.reserve(made, 4 * count * heads * words)?;
-        let Some(made) = made else { unreachable!("it was reserved") };
-        gpu.sign_queries((&step.queries, rows), cache.storage, nets, made)?;
+        let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
         let each = self.any_net().map_or(1, |(each, _)| each);
-        let keys = Signatures { buffer, kv_heads, nets: each, words, tokens: step.prefix.candidates.len() };
-        let ties = self.ties.on_device(32 * words, heads / kv_heads);
-        gpu.score_signatures((made, count, heads), &keys, ties, reduction, scores)
+        let keys = Signatures { buffer, kv_heads: cache.kv_heads, nets: each, words: nets.words(), tokens };
+        score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
+            gpu.sign_queries((&step.queries, rows), cache.storage, nets, made)
+        })
     }
 }

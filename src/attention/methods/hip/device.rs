@@ -6,10 +6,10 @@ use super::search::Offset;
 use super::{Granularity, Hip, View, Window};
 use std::ops::Range;
 
-use crate::attention::device::{DeviceForm, SearchedMask, StepShape};
+use crate::attention::device::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
-use crate::attention::{Context, Positions, PromptShape, QueryBlock};
+use crate::attention::{Context, Positions, PromptShape, QueryBlock, SearchedMask};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, Sampling, Tree};

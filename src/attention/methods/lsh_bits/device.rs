@@ -11,6 +11,8 @@ use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
 use crate::attention::device::{DeviceScorer, StepShape};
+#[cfg(feature = "cuda")]
+use crate::attention::methods::signatures::score_there;
 use crate::attention::methods::signatures::words_of;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
@@ -76,14 +78,10 @@ impl DeviceScorer for RandomSignatures {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let [buffer, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
-        let (gpu, cache, heads) = (step.prefix.gpu, &step.prefix.cache, step.queries.heads);
-        let (kv_heads, words, count) = (cache.kv_heads, words_of(self.bits), rows.len());
-        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-        gpu.reserve(made, 4 * count * heads * words)?;
-        let Some(made) = made else { unreachable!("it was reserved") };
-        gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)?;
-        let keys = Signatures { buffer, kv_heads, nets: 1, words, tokens: step.prefix.candidates.len() };
-        let ties = self.ties.on_device(32 * words, heads / kv_heads);
-        gpu.score_signatures((made, count, heads), &keys, ties, reduction, scores)
+        let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
+        let keys = Signatures { buffer, kv_heads: cache.kv_heads, nets: 1, words: words_of(self.bits), tokens };
+        score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
+            gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)
+        })
     }
 }
