@@ -12,14 +12,13 @@
 use std::ops::Range;
 
 use super::budget::Context;
-use super::prefill::QueryBlock;
-use super::prompt::PromptShape;
+use super::prompt_shape::PromptShape;
 use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction, Sampling,
-    ScoreRoom, Scores, TokenLists, Tree, TreeRoom,
+    BlockLists, Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction,
+    ScoreRoom, Scores, Searched, TokenLists, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -100,31 +99,6 @@ pub trait DeviceForm: Send + Sync {
     ) -> Result<(), GpuError>;
 }
 
-/// A mask of a prompt's blocks that a device finds: by a search among the candidates of each block, which are the same for all
-/// heads. All tokens that follow them are attended anyway, and so is what lies before.
-pub trait SearchedMask: Send + Sync {
-    /// Whether there is a form for keys and values of this shape.
-    fn fits(&self, shape: KvShape) -> bool;
-
-    /// Lists of a block: one for each query head, or for each KV head.
-    fn lists(&self, heads: usize, kv_heads: usize) -> usize;
-
-    /// The candidates of a block, of which nobody shows queries or keys, and how many key blocks of them are kept.
-    fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize);
-
-    /// Tokens of a key block.
-    fn key_block(&self) -> usize;
-
-    /// Key blocks, what stands for them, and which rows are scored; the candidates are those of each block.
-    #[cfg(feature = "cuda")]
-    fn search(&self) -> (Tree, Sampling);
-
-    /// What so many products of a query and a key cost.
-    fn cost(&self, products: u64, d: usize) -> Cost {
-        Cost { score_flops: products * (2 * d) as u64, ..Cost::default() }
-    }
-}
-
 /// What a device holds about the keys of one layer.
 #[derive(Debug, Default)]
 pub struct DeviceIndex {
@@ -192,6 +166,18 @@ pub struct DeviceScratch {
     pub tree: TreeRoom,
     /// What lies between a query and what it collides with.
     pub collisions: CollisionRoom,
+}
+
+/// What a device holds while a prompt is read by a mask, kept from chunk to chunk.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Default)]
+pub(super) struct MaskRoom {
+    /// What blocks of rows attend.
+    pub(super) lists: BlockLists,
+    /// What they search, where it is searched for.
+    pub(super) searched: Mirrored<Searched>,
+    /// Products that searches took, and tokens that rows see of what was found: u64 `[layer][head][2]`.
+    pub(super) counters: Option<Buffer>,
 }
 
 /// A scorer's form on a device.

@@ -29,12 +29,13 @@ mod prefill_rows;
 mod prefill_there;
 mod probe;
 mod prompt;
+mod prompt_shape;
 mod scored;
 mod scorer;
 mod spec;
 
 pub use budget::{Budget, Context, Tuned};
-pub use device::{DeviceForm, DeviceIndex, SearchedMask, StepShape};
+pub use device::{DeviceForm, DeviceIndex, StepShape};
 #[cfg(feature = "cuda")]
 pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
 pub use engine::{AttentionTime, Fork, IndexCache, IndexTime, Selects};
@@ -46,11 +47,12 @@ pub use method::{
 };
 pub use policy::{DenseLayers, Policy, Tail};
 pub use prefill::{
-    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SparsePrefill, WeightedToken,
-    attend_densely, mask_list_bytes,
+    BlockMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask, SparsePrefill,
+    WeightedToken, attend_densely, mask_list_bytes,
 };
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
-pub use prompt::{PromptHead, PromptNeed, PromptShape, PromptStats};
+pub use prompt::{PromptHead, PromptNeed, PromptStats};
+pub use prompt_shape::PromptShape;
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 
 use std::sync::Arc;

@@ -14,17 +14,21 @@ use rayon::prelude::*;
 
 use super::budget::Context;
 use super::calibration::PrefillChunk;
+#[cfg(feature = "cuda")]
+use super::device::MaskRoom;
 use super::engine::head_seed;
 use super::grouped::Grouped;
 use super::method::{Exact, GIVEN_ROTATION, Positions, Rotation};
 use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
-use super::prompt::PromptShape;
-use super::{Configured, SearchedMask, mix_seed};
+use super::prompt_shape::PromptShape;
+use super::{Configured, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::prefill::{PackedHead, Sight, Single, block_attention, causal_attention};
-use crate::kv::MOST_TOKENS;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{Sampling, Tree};
+use crate::kv::{KvShape, MOST_TOKENS};
 
 /// How a method attends during prefill.
 #[derive(Clone, Copy)]
@@ -68,6 +72,31 @@ pub trait BlockMask: Send + Sync {
     /// How a device finds it, if one can.
     fn device_form(&self) -> Option<&dyn SearchedMask> {
         None
+    }
+}
+
+/// A mask of a prompt's blocks that a device finds: by a search among the candidates of each block, which are the same for all
+/// heads. All tokens that follow them are attended anyway, and so is what lies before.
+pub trait SearchedMask: Send + Sync {
+    /// Whether there is a form for keys and values of this shape.
+    fn fits(&self, shape: KvShape) -> bool;
+
+    /// Lists of a block: one for each query head, or for each KV head.
+    fn lists(&self, heads: usize, kv_heads: usize) -> usize;
+
+    /// The candidates of a block, of which nobody shows queries or keys, and how many key blocks of them are kept.
+    fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize);
+
+    /// Tokens of a key block.
+    fn key_block(&self) -> usize;
+
+    /// Key blocks, what stands for them, and which rows are scored; the candidates are those of each block.
+    #[cfg(feature = "cuda")]
+    fn search(&self) -> (Tree, Sampling);
+
+    /// What so many products of a query and a key cost.
+    fn cost(&self, products: u64, d: usize) -> Cost {
+        Cost { score_flops: products * (2 * d) as u64, ..Cost::default() }
     }
 }
 
@@ -288,7 +317,7 @@ pub struct SparsePrefill<'a> {
     pub(super) costs: LayerCosts,
     /// What a device that reads the prompt holds of it.
     #[cfg(feature = "cuda")]
-    pub(super) there: super::prefill_there::There,
+    pub(super) there: MaskRoom,
 }
 
 /// Bytes that the lists of `rows` rows take on a device that attends what a mask leaves them, at the end of a prompt of this shape:
@@ -346,7 +375,7 @@ impl<'a> SparsePrefill<'a> {
             seed,
             costs,
             #[cfg(feature = "cuda")]
-            there: super::prefill_there::There::default(),
+            there: MaskRoom::default(),
         })
     }
 

@@ -4,24 +4,13 @@
 
 use rayon::prelude::*;
 
-use super::device::SearchedMask;
+use super::device::MaskRoom;
 use super::engine::head_seed;
 use super::method::Positions;
-use super::prefill::{BlockCost, BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SparsePrefill};
+use super::prefill::{BlockCost, BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SearchedMask, SparsePrefill};
 use crate::cost::Cost;
-use crate::kernels::cuda::{
-    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, Mirrored, PromptSearch, Rows, Run, Searched, Timeline,
-};
+use crate::kernels::cuda::{BlockShape, Buffer, Cache, Gpu, GpuError, PromptSearch, Rows, Run, Searched, Timeline};
 use crate::kv::KvShape;
-
-/// What a device holds while a prompt is read.
-#[derive(Default)]
-pub(super) struct There {
-    lists: BlockLists,
-    searched: Mirrored<Searched>,
-    /// Products that searches took, and tokens that rows see of what was found: u64 `[layer][head][2]`.
-    counters: Option<Buffer>,
-}
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
@@ -174,7 +163,7 @@ impl SparsePrefill<'_> {
         self.there.searched.set(gpu, blocks)?;
         let (tree, sampling) = form.search();
         let layers = self.dense.len();
-        let There { lists, searched, counters } = &mut self.there;
+        let MaskRoom { lists, searched, counters } = &mut self.there;
         let search = PromptSearch { tree, sampling, blocks: searched };
         if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
             return Ok(false);

@@ -22,6 +22,7 @@ use rayon::prelude::*;
 
 use super::calibration::PrefillChunk;
 use super::method::score_into;
+use super::prompt_shape::PromptShape;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kv::{KvDtype, KvStore};
@@ -62,21 +63,6 @@ impl PromptNeed {
             Self::AttentionMass | Self::FollowingScores(_) => Vec::new(),
         }
     }
-}
-
-/// The prefix that is going to be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PromptShape {
-    /// Layers of the model.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Tokens of the prefix.
-    pub tokens: usize,
 }
 
 /// Tokens whose queries are summed up together, before they are added to the rest: part of the order of summation, so
