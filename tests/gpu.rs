@@ -1385,18 +1385,27 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         let storage = if dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
         let (heads, kv_heads, tokens) = (6, 2, 941);
         let queries = stored(&noise(tokens * heads * d, 61), storage);
-        let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
-        kv.append_rows(&noise(tokens * kv_heads * d, 62), &noise(tokens * kv_heads * d, 63));
-        for spec in methods {
+        let values = noise(tokens * kv_heads * d, 63);
+        // Keys of their own; and the same key for all, so that blocks score alike and the first of them are kept.
+        let own_keys = noise(tokens * kv_heads * d, 62);
+        let shared_keys: Vec<f32> =
+            own_keys.chunks(kv_heads * d).flat_map(|_| own_keys[..kv_heads * d].to_vec()).collect();
+        let of_keys = |keys: &[f32]| {
+            let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
+            kv.append_rows(keys, &values);
+            kv
+        };
+        let (kv, alike) = (of_keys(&own_keys), of_keys(&shared_keys));
+        for (spec, kv) in methods.into_iter().flat_map(|spec| [(spec, &kv), (spec, &alike)]) {
             let method = configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
             let mut there = SparsePrefill::new(&method, 1, 7).unwrap();
             let mut expected = vec![f32::NAN; queries.len()];
-            there.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected);
+            there.attend(&PrefillChunk::new(0, 0, &queries, heads, kv), &mut expected);
             let costs = there.into_costs();
             let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
             for chunk in [tokens, 320] {
                 let chunk = chunk.next_multiple_of(64);
-                let (out, counted) = read_there(&gpu, &method, &queries, heads, &kv, chunk);
+                let (out, counted) = read_there(&gpu, &method, &queries, heads, kv, chunk);
                 let what = format!("{spec} {storage:?}, chunks of {chunk}");
                 assert_near(&out, &expected, tolerance(storage), &what);
                 assert_eq!(counted.total(|_| true), costs.total(|_| true), "{what}");

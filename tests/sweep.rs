@@ -443,3 +443,40 @@ fn the_doctor_says_what_is_there_and_how_to_get_what_is_not() {
     let states: BTreeSet<usize> = text.lines().filter_map(|line| line.find(" absent ")).collect();
     assert_eq!(states.len(), 1, "the states of all data sets stand in one column\n{text}");
 }
+
+/// `spattn reproduce` of an item of 30 records into a folder of its own.
+fn reproducing(out: &Path) -> Command {
+    let out = out.to_str().unwrap();
+    let mut command = spattn(&["reproduce", "hip/figure-20", "--builtin", "--quiet", "--out", out]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// What was judged, but for times.
+fn judged(out: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(out.join("hip/figure-20/result.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn an_item_of_a_paper_that_a_scheduler_stops_is_gone_on_with_and_judged_as_if_it_had_not_been() {
+    let temp = TempDir::new().unwrap();
+    let (whole, stopped) = (temp.path().join("whole"), temp.path().join("stopped"));
+    finished(reproducing(&whole), 0);
+    let page = fs::read_to_string(whole.join("RESULTS.md")).unwrap();
+    assert!(page.contains("### hip/figure-20: ") && page.contains("measured: **"), "{page}");
+
+    let run = stopped.join("runs/builtin/hip/figure-20");
+    let mut child = reproducing(&stopped).spawn().unwrap();
+    while !run.join("samples.jsonl").exists() || lines(&run) == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it ends before it is told to stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let kept = lines(&run);
+    assert!(kept < 30 && !stopped.join("RESULTS.md").exists(), "{kept} records, and nothing is judged");
+
+    finished(reproducing(&stopped), 0);
+    assert_eq!(lines(&run), 30);
+    assert_eq!(judged(&stopped), judged(&whole));
+}

@@ -584,7 +584,21 @@ mod tests {
         // Exact top-k finds all of as many as it takes, which are more than 32 of this context.
         assert_eq!(number("recall", "recall", 0, "recall@32"), 1.0);
         assert!(number("recall", "recall", 0, "recall@64") < 1.0);
-        assert!(number("layers", "layers", 0, "inputs") < 1.0);
+        // Cosines of one layer with the next, number by number; the layer behind one that is looked at need not be.
+        let document = loaded.read(0, 0, &BTreeSet::new()).unwrap();
+        let cosine = |a: &[f32], b: &[f32]| {
+            let sum = |a: &[f32], b: &[f32]| -> f64 { (0..a.len()).map(|i| f64::from(a[i]) * f64::from(b[i])).sum() };
+            sum(a, b) / (sum(a, a) * sum(b, b)).sqrt()
+        };
+        let mean = |cosines: Vec<f64>| cosines.iter().sum::<f64>() / cosines.len() as f64;
+        for (row, layer) in [0, 5].into_iter().enumerate() {
+            let [own, next] = [layer, layer + 1].map(|layer| document.inputs(layer).collect::<Vec<_>>());
+            let inputs = mean((0..3).map(|step| cosine(own[step], next[step])).collect());
+            let [own, next] = [layer, layer + 1].map(|layer| document.queries(layer));
+            let queries = mean((0..3 * 4).map(|at| cosine(&own[at * 64..][..64], &next[at * 64..][..64])).collect());
+            assert!((number("layers", "layers", row, "inputs") - inputs).abs() < 1e-6, "{layer}: {inputs}");
+            assert!((number("layers", "layers", row, "queries") - queries).abs() < 1e-6, "{layer}: {queries}");
+        }
         // A wider budget has a smaller error.
         let errors = [0, 5].map(|row| number("estimation", "estimation", row, "error"));
         assert!(errors[0] > errors[1], "{errors:?}");
