@@ -9,6 +9,7 @@
 //! For methods of a [`Scorer`](super::scorer::Scorer) and a [`Picker`](super::pick::Picker) each of the two has a form of its own,
 //! and whatever has both goes together ([`Scored`](super::scored::Scored)).
 
+#[cfg(feature = "cuda")]
 use std::ops::Range;
 
 use super::budget::Context;
