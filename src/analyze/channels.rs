@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 
-use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
+use super::findings::{Drawing, Lines, Panel, Point, Tally, Unit};
 use super::head::Head;
 use super::{Analysis, Document, Findings, Observation, Setup};
 use crate::eval::calibration::found;
@@ -120,22 +120,10 @@ impl Observation for Channels {
         let columns: Vec<(&str, Unit)> = names.iter().map(|name| (name.as_str(), Unit::Share)).collect();
         let about =
             "Channels that decide on scores: overlap of offline and online, and the online ones' share of |q·k|";
-        let mut by_layer = Table::new(
-            "channels_by_layer",
-            &format!("{about}; mean over KV heads, steps and documents"),
-            &["layer"],
-            &columns,
-        );
-        for (layer, numbers) in tally.layers() {
-            by_layer.push([layer.to_string()], numbers);
-        }
-        if let Some(numbers) = tally.overall() {
-            by_layer.push(["all"], numbers);
-        }
-        let mut by_head =
-            Table::new("channels_by_head", &format!("{about}; by layer and KV head"), &["layer", "kv_head"], &columns)
-                .detail();
-        tally.heads().into_iter().for_each(|((layer, head), numbers)| by_head.push([layer, head], numbers));
+        let title = format!("{about}; mean over KV heads, steps and documents");
+        let by_layer = tally.layer_table("channels_by_layer", &title, &columns);
+        let title = format!("{about}; by layer and KV head");
+        let by_head = tally.head_table("channels_by_head", &title, ["layer", "kv_head"], &columns);
         let heads = tally.heads();
         let line = |from: usize| -> Vec<Point> {
             let point = |(at, one_in): (usize, &usize)| {

@@ -225,6 +225,21 @@ impl Tally {
         self.means(|_| Some(())).remove(&())
     }
 
+    /// Means by layer, and of all.
+    pub fn layer_table(&self, name: &str, title: &str, columns: &[(&str, Unit)]) -> Table {
+        let mut table = Table::new(name, title, &["layer"], columns);
+        self.layers().into_iter().for_each(|(layer, numbers)| table.push([layer.to_string()], numbers));
+        self.overall().into_iter().for_each(|numbers| table.push(["all"], numbers));
+        table
+    }
+
+    /// Means by layer and head, of the kind that `keys` names: too long to be printed.
+    pub fn head_table(&self, name: &str, title: &str, keys: [&str; 2], columns: &[(&str, Unit)]) -> Table {
+        let mut table = Table::new(name, title, &keys, columns).detail();
+        self.heads().into_iter().for_each(|((layer, head), numbers)| table.push([layer, head], numbers));
+        table
+    }
+
     /// Number `at` of every layer and head, as a panel of a [`Map`].
     pub fn panel(&self, at: usize) -> Cells {
         self.heads().into_iter().map(|((layer, head), numbers)| (layer, head, numbers[at])).collect()

@@ -83,22 +83,10 @@ impl Observation for Geometry {
     fn finish(self: Box<Self>) -> Findings {
         let Self { tally, first, layers, means } = *self;
         let about = "Cosines, norms and spreads of queries, keys and values";
-        let mut by_layer = Table::new(
-            "geometry_by_layer",
-            &format!("{about}; by layer, mean over heads, queries and documents"),
-            &["layer"],
-            &NUMBERS,
-        );
-        for (layer, numbers) in tally.layers() {
-            by_layer.push([layer.to_string()], numbers);
-        }
-        if let Some(numbers) = tally.overall() {
-            by_layer.push(["all"], numbers);
-        }
-        let mut by_head =
-            Table::new("geometry_by_head", &format!("{about}; by layer and head"), &["layer", "head"], &NUMBERS)
-                .detail();
-        tally.heads().into_iter().for_each(|((layer, head), numbers)| by_head.push([layer, head], numbers));
+        let title = format!("{about}; by layer, mean over heads, queries and documents");
+        let by_layer = tally.layer_table("geometry_by_layer", &title, &NUMBERS);
+        let title = format!("{about}; by layer and head");
+        let by_head = tally.head_table("geometry_by_head", &title, ["layer", "head"], &NUMBERS);
         let stable = stability(&first, &layers, &means);
         let notes = notes(&tally);
         let lines = |name: &str, title: &str, label: &str, panels: &[(&str, &[usize])]| {

@@ -53,18 +53,8 @@ impl Observation for Mass {
         let about = format!(
             "Weights covered by the largest; the sink are the first {sink} tokens, the window the last {WINDOW}"
         );
-        let mut by_layer = Table::new(
-            "mass_by_layer",
-            &format!("{about}; by layer, mean over heads, queries and documents"),
-            &["layer"],
-            &columns,
-        );
-        for (layer, numbers) in tally.layers() {
-            by_layer.push([layer.to_string()], numbers);
-        }
-        if let Some(numbers) = tally.overall() {
-            by_layer.push(["all"], numbers);
-        }
+        let title = format!("{about}; by layer, mean over heads, queries and documents");
+        let by_layer = tally.layer_table("mass_by_layer", &title, &columns);
         let mut by_task = Table::new(
             "mass_by_task",
             &format!("{about}; by task, mean over layers, heads and queries"),
@@ -72,9 +62,8 @@ impl Observation for Mass {
             &columns,
         );
         tally.tasks().into_iter().for_each(|(task, numbers)| by_task.push([task], numbers));
-        let mut by_head =
-            Table::new("mass_by_head", &format!("{about}; by layer and head"), &["layer", "head"], &columns).detail();
-        tally.heads().into_iter().for_each(|((layer, head), numbers)| by_head.push([layer, head], numbers));
+        let title = format!("{about}; by layer and head");
+        let by_head = tally.head_table("mass_by_head", &title, ["layer", "head"], &columns);
         let maps = Map {
             name: "mass_heads".to_owned(),
             title: "Attention by layer and query head".to_owned(),
