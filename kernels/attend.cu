@@ -20,6 +20,9 @@ struct Head {
     // share for none.
     float share;
     uint32_t vector;
+    // The same where the device has worked it out: a share and a vector; null where it has not.
+    const float* rest_share;
+    const float* rest_vector;
 };
 
 template <typename T, int QUERIES, int LANES, int PIECES>
@@ -216,6 +219,7 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
     __shared__ float shared[32], weights[MERGE_THREADS], sums[MERGE_THREADS];
     const Head head = all[blockIdx.x];
     const int parts = head.count[0] + head.count[1], width = d + 2;
+    const float share = head.rest_share ? *head.rest_share : head.share;
     auto partial = [&](int i) {
         const int part = i >= static_cast<int>(head.count[0]);
         const uint32_t s = part ? i - head.count[0] : i;
@@ -239,7 +243,7 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
     most = block_max(most, shared);
     // ln of what the picked tokens weigh, and from it that of what was not picked.
     float rest = -CUDART_INF_F;
-    if (head.share >= 0.0f) {
+    if (share >= 0.0f) {
         picked_most = block_max(picked_most, shared);
         float sum = 0.0f;
         for (int i = head.count[0] + threadIdx.x; i < parts; i += MERGE_THREADS) {
@@ -247,7 +251,7 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
             sum += from[0] == -CUDART_INF_F ? 0.0f : from[1] * expf(from[0] - picked_most);
         }
         sum = block_sum(sum, shared);
-        if (sum > 0.0f) rest = picked_most + logf(sum) + logf(head.share / (1.0f - head.share));
+        if (sum > 0.0f) rest = picked_most + logf(sum) + logf(share / (1.0f - share));
         most = fmaxf(most, rest);
     }
     float sum = 0.0f, total = 0.0f;
@@ -279,7 +283,8 @@ __device__ void combine(const Head* all, const float* partials, const float* vec
     for (int g = 1; g < groups; ++g) total += sums[g * channels + channel];
     if (rest != -CUDART_INF_F) {
         const float weight = expf(rest - most);
-        sum += weight, total += weight * vectors[static_cast<uint64_t>(head.vector) * d + channel];
+        const float* vector = head.rest_share ? head.rest_vector : vectors + static_cast<uint64_t>(head.vector) * d;
+        sum += weight, total += weight * vector[channel];
     }
     // Nothing attended is a zero vector; NaN stays NaN.
     const float result = sum == 0.0f ? 0.0f : total / sum;

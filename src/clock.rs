@@ -2,16 +2,20 @@
 //!
 //! A thread that waits for others takes up other work meanwhile, which may be measured by itself. What a [`Section`]
 //! measures is therefore what its thread did between its begin and its end, less the sections that began and ended
-//! there: sums of sections are never more than what processors worked.
+//! there: sums of sections are never more than what processors worked. What is [dealt out](deal) belongs to the section
+//! that deals, whoever does it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{AddAssign, Sub};
 use std::time::Duration;
 
+use rayon::prelude::*;
+
 thread_local! {
-    /// What sections that have ended on this thread took, those within them included.
-    static ENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    /// What sections that have ended on this thread took, those within them included, less what others did for a section of
+    /// this thread: nanoseconds, which may be less than none.
+    static ENDED: Cell<i64> = const { Cell::new(0) };
 }
 
 /// What selecting is made of, where a method scores candidates and picks by their scores: processor time.
@@ -83,7 +87,7 @@ fn part<T>(work: impl FnOnce() -> T, own: fn(&mut Parts) -> &mut Duration) -> T 
 #[derive(Debug)]
 pub struct Section {
     begun: Duration,
-    ended_before: Duration,
+    ended_before: i64,
     /// It ends on the thread that it began on.
     on_thread: PhantomData<*const ()>,
 }
@@ -104,17 +108,30 @@ impl Section {
     /// Ends, and begins anew: what this thread took since the last time, without other sections.
     pub fn lap(&mut self) -> Duration {
         let now = processor_time();
-        let whole = now.saturating_sub(self.begun);
-        let own = whole.saturating_sub(ENDED.get().saturating_sub(self.ended_before));
+        let whole = nanoseconds(now.saturating_sub(self.begun));
+        let own = whole - (ENDED.get() - self.ended_before);
         ENDED.set(self.ended_before + whole);
         (self.begun, self.ended_before) = (now, self.ended_before + whole);
-        own
+        Duration::from_nanos(u64::try_from(own).unwrap_or(0))
     }
 
     /// Ends: what this thread took, without the sections within.
     pub fn end(mut self) -> Duration {
         self.lap()
     }
+}
+
+/// What `work` gives for each of so many pieces, in their order: threads of the pool do them, and what they take belongs to
+/// the caller's section.
+pub fn deal<T: Send>(pieces: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let timed = |piece| Section::of(|| work(piece));
+    let (done, times): (Vec<T>, Vec<Duration>) = (0..pieces).into_par_iter().map(timed).unzip();
+    ENDED.set(ENDED.get() - nanoseconds(times.into_iter().sum()));
+    done
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Time that processors spent on this thread.
@@ -174,6 +191,26 @@ mod tests {
             assert!(own >= ms(least) && own < ms(least + 2), "{own:?} of {least} ms");
         }
         assert!(first + inner + innermost + second <= whole);
+    }
+
+    #[test]
+    fn what_is_dealt_out_belongs_to_who_deals() {
+        let ms = Duration::from_millis;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        pool.install(|| {
+            let outer = Section::begin();
+            work(ms(5));
+            let inner = Section::begin();
+            let pieces = deal(6, |piece| {
+                work(ms(4));
+                piece
+            });
+            let inner = inner.end();
+            let outer = outer.end();
+            assert_eq!(pieces, [0, 1, 2, 3, 4, 5]);
+            assert!(inner >= ms(24) && inner < ms(28), "six times 4 ms, and not {inner:?}");
+            assert!(outer >= ms(5) && outer < ms(7), "what was dealt out is none of the outer's: {outer:?}");
+        });
     }
 
     #[test]

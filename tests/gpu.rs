@@ -1585,7 +1585,7 @@ const SPECS: [&str; 16] = [
 ];
 
 /// Methods that pick on a device, or nothing, for a layer alone.
-const ALONE: [&str; 11] = [
+const ALONE: [&str; 14] = [
     "full",
     "streaming_llm:window=100",
     "topk:k=64",
@@ -1597,6 +1597,9 @@ const ALONE: [&str; 11] = [
     "hip:k=100000",
     "magicpig:K=7,L=40",
     "magicpig:K=9,L=15,center=false,min_collisions=1",
+    "sparq:k=128",
+    "sparq:k=100,r=3,per=kv_head",
+    "sparq:k=30000,r=d/4,per=kv_head,reduce=max",
 ];
 
 #[test]
@@ -1767,8 +1770,8 @@ fn recorded_steps_give_what_launched_ones_give() {
     }
 }
 
-/// Methods that pick on the device, or are drawn for without a look.
-const THERE: [&str; 28] = [
+/// Methods that pick on the device, or whose picks hang on nothing that a step brings.
+const THERE: [&str; 36] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1794,6 +1797,14 @@ const THERE: [&str; 28] = [
     "lsh_bits:k=16",
     "lsh_bits:bits=40,label=av,k=20,per=kv_head",
     "lsh_bits:bits=300,label=av,center=true,ties=first,k=20",
+    "sparq:k=16,r=4",
+    "sparq:k=1,r=1,per=kv_head",
+    "sparq:k=5000",
+    "sparq:ratio=0.1,r=d/4,per=kv_head,reduce=max",
+    "snapkv:k=16",
+    "ada_kv:k=16",
+    "expected_attention:k=16",
+    "bigbird:window=32,block=8",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
     "topk:k=0",
@@ -1835,7 +1846,8 @@ fn check_picks_there(model: &str) {
             assert_eq!(fork.tokens(), other.tokens(), "{spec}");
             assert_alike(fork.costs(), other.costs(), spec);
             assert_eq!((fork.aux_bits(), fork.kv_bytes_held()), (other.aux_bits(), other.kv_bytes_held()), "{spec}");
-            let picks_there = !spec.starts_with("random") && !spec.ends_with("k=0");
+            let drawn = ["random", "snapkv", "ada_kv", "expected_attention", "bigbird"];
+            let picks_there = !drawn.contains(&spec.split(':').next().unwrap()) && !spec.ends_with("k=0");
             assert_eq!((fork.picks_on_device(), fork.picks_on_host()), (picks_there, !picks_there), "{spec}");
             assert!(!other.picks_on_device() && other.picks_on_host(), "{spec}");
         }

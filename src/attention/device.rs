@@ -213,6 +213,20 @@ pub(super) trait DeviceScorer: Send + Sync {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
+
+    /// Weighs what was picked by the scores that [`score_all`](Self::score_all) made last, from row `first` on: as a scorer weighs
+    /// on the host. Nothing by default: picks enter by their logits.
+    #[cfg(feature = "cuda")]
+    fn weigh_all(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &DeviceIndex,
+        _first: usize,
+        _scratch: &DeviceScratch,
+        _to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        Ok(())
+    }
 }
 
 /// A picker's form on a device.

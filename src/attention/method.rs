@@ -121,8 +121,8 @@ pub trait Method: Send + Sync + 'static {
         None
     }
 
-    /// Whether it looks at nothing when it picks: neither queries nor keys nor values, nor its index or state. A step need then
-    /// hold none of them.
+    /// Whether what it picks hangs on nothing that a step brings, neither queries nor keys nor values, which a step need then
+    /// not hold: it was chosen when the index was made, or is drawn.
     fn is_blind(&self) -> bool {
         false
     }

@@ -163,6 +163,10 @@ impl Method for AdaKv {
         self.snapkv.per.selection(kept.tokens.clone())
     }
 
+    fn is_blind(&self) -> bool {
+        true
+    }
+
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
         self.snapkv.exact(policy, prefix_tokens, total_tokens)
     }

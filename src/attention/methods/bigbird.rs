@@ -112,6 +112,10 @@ impl Method for BigBird {
         }
     }
 
+    fn is_blind(&self) -> bool {
+        true
+    }
+
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
         last_tokens(policy, window_tokens(self.window, policy, total_tokens), total_tokens)
     }

@@ -204,6 +204,10 @@ impl Method for DuoAttention {
         Selection::Shared(Picks::softmax(picked.map(|token| token as u32).collect()))
     }
 
+    fn is_blind(&self) -> bool {
+        true
+    }
+
     /// Sinks and the window of a streaming head.
     fn exact(&self, policy: &Policy, _prefix_tokens: usize, total_tokens: usize) -> Exact {
         last_tokens(policy, policy.local.max(1), total_tokens)

@@ -222,6 +222,10 @@ impl Method for ExpectedAttention {
         Selection::Shared(Picks::softmax(kept.clone()))
     }
 
+    fn is_blind(&self) -> bool {
+        true
+    }
+
     fn held(&self, kept: &Vec<u32>, (): &()) -> Option<usize> {
         Some(kept.len())
     }

@@ -205,6 +205,10 @@ impl Method for SnapKv {
         self.per.selection(kept.0.clone())
     }
 
+    fn is_blind(&self) -> bool {
+        true
+    }
+
     /// The observation window stays, however short the policy's is.
     fn exact(&self, policy: &Policy, prefix_tokens: usize, _total_tokens: usize) -> Exact {
         Exact::policy(&Policy { local: policy.local.max(self.window), ..policy.clone() }, prefix_tokens, prefix_tokens)

@@ -14,9 +14,12 @@
 //! are chosen, and the scores, each over its `τ`, are summed (or `reduce=max`) before tokens are; `α` stays each
 //! head's own.
 
+mod device;
+
 use std::sync::Arc;
 
 use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::device::DeviceScorer;
 use crate::attention::pick::Top;
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Part, PickedFrom, Place, Scorer, Segment};
@@ -185,6 +188,11 @@ impl Scorer for QueryChannels {
         }
         cost.score_flops += 2 * products as u64;
         scores
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        // Keys that lie token by token would be read whole.
+        self.by_channel.then_some(self)
     }
 
     /// What was picked gets its share of the candidates' softmax, the mean value the rest.

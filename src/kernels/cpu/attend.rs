@@ -3,12 +3,19 @@
 //! All parts are folded into one [`Accumulator`] by the online softmax, so that a selection made of
 //! several pieces (sink, window, picks, tail) comes out as one softmax over their union.
 
+use std::ops::Range;
+
 use super::linear::dot_tile;
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
+use crate::clock;
 
 /// Tokens handled between two rescalings of the running sums.
 const BLOCK: usize = 256;
+
+/// Tokens attended in one piece. More are dealt out to threads in pieces of so many, however many threads there are, so that
+/// sums are the same: with more cores than KV heads a context is read by all of them.
+pub const PIECE: usize = 8192;
 
 /// Running softmax attention of `g` queries: maximum and sum of exponentials, and the weighted values.
 #[derive(Debug, Clone)]
@@ -56,6 +63,24 @@ impl Accumulator {
         }
     }
 
+    /// Folds in what the same queries attended elsewhere.
+    pub fn absorb(&mut self, other: &Accumulator) {
+        assert_eq!((self.d, self.queries()), (other.d, other.queries()), "partial sums of the same queries");
+        for h in 0..self.queries() {
+            if other.max[h] == f32::NEG_INFINITY {
+                continue;
+            }
+            let max = self.max[h].max(other.max[h]);
+            let (own, more) = ((self.max[h] - max).exp(), (other.max[h] - max).exp());
+            self.max[h] = max;
+            self.sum[h] = self.sum[h] * own + other.sum[h] * more;
+            let row = h * self.d..(h + 1) * self.d;
+            for (v, o) in self.values[row.clone()].iter_mut().zip(&other.values[row]) {
+                *v = *v * own + o * more;
+            }
+        }
+    }
+
     /// Folds all of `other` (one query) into query `h`.
     pub fn merge_query(&mut self, h: usize, other: &Accumulator) {
         let mut output = vec![0.0; self.d];
@@ -76,8 +101,11 @@ impl Accumulator {
 
 /// Attends `queries: [g][d]` (already scaled) to all rows of `keys` and `values: [tokens][d]`.
 pub fn attend_range(queries: &[f32], keys: Rows, values: Rows, acc: &mut Accumulator) {
-    let tokens = keys.elements() / acc.d;
-    attend_any(queries, keys, values, All(tokens), &[], acc);
+    let (tokens, d) = (keys.elements() / acc.d, acc.d);
+    in_pieces(tokens, acc, |piece, acc| {
+        let (keys, values) = (keys.slice(piece.clone(), d), values.slice(piece.clone(), d));
+        attend_any(queries, keys, values, All(piece.len()), &[], acc);
+    });
 }
 
 /// Attends `queries: [g][d]` (already scaled) to the rows in `tokens`.
@@ -87,7 +115,24 @@ pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], lo
     assert!(log_bias.is_empty() || log_bias.len() == tokens.len(), "one bias a token");
     let available = keys.elements() / acc.d;
     assert!(tokens.iter().all(|&t| (t as usize) < available), "token out of range");
-    attend_any(queries, keys, values, List(tokens), log_bias, acc);
+    in_pieces(tokens.len(), acc, |piece, acc| {
+        let bias = log_bias.get(piece.clone()).unwrap_or(&[]);
+        attend_any(queries, keys, values, List(&tokens[piece]), bias, acc);
+    });
+}
+
+/// Attends `tokens` tokens into `acc`: at once, or [piece](PIECE) by piece, each on a thread, and all folded in in their order.
+fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>, &mut Accumulator) + Sync) {
+    if tokens <= PIECE {
+        return attend(0..tokens, acc);
+    }
+    let (g, d) = (acc.queries(), acc.d);
+    let parts = clock::deal(tokens.div_ceil(PIECE), |piece| {
+        let mut part = Accumulator::new(g, d);
+        attend(piece * PIECE..((piece + 1) * PIECE).min(tokens), &mut part);
+        part
+    });
+    parts.iter().for_each(|part| acc.absorb(part));
 }
 
 /// `out += Σ_i weights[i] · values[tokens[i]]`, in the order of `tokens`.
@@ -567,6 +612,43 @@ mod tests {
         acc.finish(&mut out);
         let all: Vec<u32> = (0..n as u32).collect();
         assert_close(&out, &reference(&q, &k, &v, d, &all, &[]), "merge");
+    }
+
+    /// Long stretches and lists are dealt out in pieces: whatever was attended before stays in the sum, the last piece may be
+    /// short, and bits are those of any other number of threads.
+    #[test]
+    fn long_contexts_are_attended_in_pieces_to_the_same_bits_on_any_threads() {
+        let (g, d, n) = (3, 16, 2 * PIECE + 1001);
+        let (q, k, v) = (noise(g * d, 11), noise(n * d, 12), noise(n * d, 13));
+        let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
+        let first: Vec<u32> = (0..5).collect();
+        let stretch: Vec<u32> = (5..n as u32).collect();
+        let list: Vec<u32> = stretch.iter().rev().copied().filter(|t| t % 4 != 2).collect();
+        let bias: Vec<f32> = list.iter().map(|t| (*t as f32 * 0.37).sin()).collect();
+        assert!(list.len() > PIECE, "more than a piece");
+        let on = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let mut outputs = [vec![0.0; g * d], vec![0.0; g * d]];
+                for (i, out) in outputs.iter_mut().enumerate() {
+                    let mut acc = Accumulator::new(g, d);
+                    attend_list(&q, keys, values, &first, &[], &mut acc);
+                    match i {
+                        0 => attend_range(&q, keys.slice(5..n, d), values.slice(5..n, d), &mut acc),
+                        _ => attend_list(&q, keys, values, &list, &bias, &mut acc),
+                    }
+                    acc.finish(out);
+                }
+                outputs
+            })
+        };
+        let [of_stretch, of_list] = on(1);
+        assert_close(&of_stretch, &reference(&q, &k, &v, d, &[&first[..], &stretch].concat(), &[]), "stretch");
+        let biases = [&[0.0; 5][..], &bias].concat();
+        assert_close(&of_list, &reference(&q, &k, &v, d, &[&first[..], &list].concat(), &biases), "list");
+        for threads in [2, 5] {
+            assert_eq!(on(threads), [of_stretch.clone(), of_list.clone()], "{threads} threads");
+        }
     }
 
     #[test]

@@ -176,9 +176,11 @@ struct HeadParts {
     stride: [u32; 2],
     share: f32,
     vector: u32,
+    /// Where the device has a share and what stands for it; zeros if it has none.
+    rest: [u64; 2],
 }
 
-// SAFETY: words of four bytes; any bits are numbers.
+// SAFETY: words of four and eight bytes without padding; any bits are numbers.
 unsafe impl Plain for HeadParts {}
 
 /// Units that take the same kernel.
@@ -331,6 +333,13 @@ impl Attention {
         parts.share = share;
         parts.vector = (self.vectors.len() / value.len()) as u32;
         self.vectors.extend_from_slice(value);
+    }
+
+    /// As [`give_rest`](Self::give_rest), with a share and a value at such places on the device ([`TokenLists::rest`]).
+    ///
+    /// [`TokenLists::rest`]: super::TokenLists::rest
+    pub fn give_rest_there(&mut self, row: usize, head: usize, places: [u64; 2]) {
+        self.parts[row * self.heads + head].rest = places;
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod attend;
 mod blocks;
+mod channels;
 mod collisions;
 mod flood;
 mod labels;
@@ -36,6 +37,7 @@ use rayon::prelude::*;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use blocks::{BlockLists, BlockShape, PromptSearch, Run, Sampling, Searched};
+pub use channels::{ChosenChannels, KeysByChannel};
 pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
 pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};

@@ -154,6 +154,15 @@ impl Scores {
         gpu.upload_to(self.buffer.as_mut().expect("there is room"), 0, &padded)
     }
 
+    /// Rows and lists of each.
+    ///
+    /// # Panics
+    /// If there are not so many columns.
+    pub(super) fn shape(&self, columns: usize) -> (usize, usize) {
+        assert_eq!(self.columns, columns, "a score for each column");
+        (self.rows, self.lists)
+    }
+
     /// Scores from one list to the next.
     pub(super) fn stride(&self) -> usize {
         Self::stride_of(self.columns)
@@ -188,7 +197,10 @@ impl ScoreRoom {
     }
 
     /// Makes of the scores by query head what those of each group come to.
-    pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
         gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
     }
 
@@ -217,6 +229,11 @@ pub struct TokenLists {
     weights: Option<Buffer>,
     /// How many entries of an index each list took.
     entries: Option<Buffer>,
+    /// What each query head's picks leave over, and what stands for that.
+    shares: Option<Buffer>,
+    values: Option<Buffer>,
+    /// Query heads, KV heads and the width of a value, where something is left over.
+    rest: Option<[usize; 3]>,
     are_weighted: bool,
     are_counted: bool,
     rows: usize,
@@ -242,7 +259,7 @@ impl TokenLists {
     /// [`GpuError::OutOfMemory`].
     pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, most: usize, end: usize) -> Result<(), GpuError> {
         (self.rows, self.lists, self.most, self.end) = (rows, lists, most, end);
-        (self.expected, self.are_weighted, self.are_counted) = (most, false, false);
+        (self.expected, self.are_weighted, self.are_counted, self.rest) = (most, false, false, None);
         gpu.reserve(&mut self.tokens, (4 * rows * lists * most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
     }
@@ -280,7 +297,53 @@ impl TokenLists {
         gpu.reserve(&mut self.weights, (4 * rows * lists * most).next_multiple_of(LIST_STEP))
     }
 
-    /// Becomes one row, with the lists of a row of `from`, which are not weighted.
+    /// Makes room for what the picks of `heads` query heads of each row leave over, as a share of their exponentials and those of
+    /// what was not picked, and for a value `[d]` of each KV head that stands for it.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub(super) fn reserve_rests(&mut self, gpu: &Gpu, heads: usize, kv_heads: usize, d: usize) -> Result<(), GpuError> {
+        assert!(self.lists == heads || self.lists == kv_heads, "{} lists of a row", self.lists);
+        self.rest = Some([heads, kv_heads, d]);
+        gpu.reserve(&mut self.shares, (4 * self.rows * heads).next_multiple_of(WIDE))?;
+        gpu.reserve(&mut self.values, 4 * kv_heads * d)
+    }
+
+    /// Where shares `[row][head]` of some rows and the values `[kv_head][d]` are.
+    pub(super) fn rests(&self, first: usize, rows: usize) -> [u64; 2] {
+        let [heads, kv_heads, d] = self.rest.expect("there is room");
+        assert!(first + rows <= self.rows, "rows up to {} of {}", first + rows, self.rows);
+        let (shares, values) = (self.shares.as_ref().expect("there is room"), self.values.as_ref());
+        let values = values.expect("there is room").address(0, 4 * kv_heads * d);
+        [shares.address(4 * first * heads, 4 * rows * heads), values]
+    }
+
+    /// Where the share that a query head of a row leaves over is, and the value that stands for it; `None` if nothing is left over.
+    ///
+    /// # Panics
+    /// If there is no such row or head.
+    pub fn rest(&self, row: usize, head: usize) -> Option<[u64; 2]> {
+        let [heads, kv_heads, d] = self.rest?;
+        assert!(head < heads, "head {head} of {heads}");
+        let [shares, values] = self.rests(row, 1);
+        Some([shares + 4 * head as u64, values + (4 * (head / (heads / kv_heads)) * d) as u64])
+    }
+
+    /// Copies to the host the shares that the query heads of a row leave over.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If nothing is left over.
+    pub fn download_shares(&self, gpu: &Gpu, row: usize) -> Result<Vec<f32>, GpuError> {
+        let [heads, ..] = self.rest.expect("something is left over");
+        let mut shares = vec![0.0; heads];
+        gpu.download(self.shares.as_ref().expect("there is room"), 4 * row * heads, &mut shares)?;
+        Ok(shares)
+    }
+
+    /// Becomes one row, with the lists of a row of `from`, which are not weighted and leave nothing over.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -289,7 +352,7 @@ impl TokenLists {
     /// If there is no such row.
     pub fn keep(&mut self, gpu: &Gpu, from: &Self, row: usize) -> Result<(), GpuError> {
         let Self { lists, most, end, .. } = *from;
-        assert!(row < from.rows && !from.are_weighted, "row {row} of {}", from.rows);
+        assert!(row < from.rows && !from.are_weighted && from.rest.is_none(), "row {row} of {}", from.rows);
         self.resize(gpu, 1, lists, most, end)?;
         let parts = [(&from.tokens, &mut self.tokens, 4 * lists * most), (&from.counts, &mut self.counts, 4 * lists)];
         for (from, to, bytes) in parts {

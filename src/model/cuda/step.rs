@@ -710,13 +710,18 @@ impl HeadPlan<'_> {
         };
         let (first, nothing) = (kv_head * group, Exact { sink: 0, recent: total });
         let is_shared = lists.lists() * group == self.heads();
-        if is_shared {
+        let rests: Vec<_> = (first..first + group).filter_map(|head| Some((head, lists.rest(of_row, head)?))).collect();
+        if is_shared && rests.is_empty() {
             return attention.add_list(0, &unit(first, group, exact), lists.list(of_row, kv_head), prefix_tokens);
         }
         attention.add(0, &unit(first, group, exact), prefix_tokens);
-        for head in first..first + group {
-            attention.add_list(1, &unit(head, 1, nothing), lists.list(of_row, head), prefix_tokens);
+        match is_shared {
+            true => attention.add_list(1, &unit(first, group, nothing), lists.list(of_row, kv_head), prefix_tokens),
+            false => (first..first + group).for_each(|head| {
+                attention.add_list(1, &unit(head, 1, nothing), lists.list(of_row, head), prefix_tokens);
+            }),
         }
+        rests.into_iter().for_each(|(head, places)| attention.give_rest_there(row, head, places));
     }
 
     /// Query heads of all KV heads.

@@ -1,0 +1,228 @@
+// Scores by a query's own largest channels, and what they leave over (SparQ): keys are held channel by channel, `[kv_head][d][stride]`,
+// so that the few channels that a query chooses are read in long stretches.
+//
+// A score is q̂·k / τ with τ = √(d·‖q̂‖₁/‖q‖₁), where q̂ is the query on its channels: a logit. Of what is picked by the logits a
+// share of their softmax is kept by `rest_shares`: what the candidates that were not picked have of it.
+#include "common.cuh"
+
+constexpr int THREADS = 128;
+// Tokens of a block that scores.
+constexpr uint32_t TILE = THREADS * PIECE;
+// Channels whose numbers a thread asks for before it looks at the first.
+constexpr int AHEAD = 4;
+// The widest head.
+constexpr int WIDEST = 256;
+// Threads of a block that looks at all logits of a head.
+constexpr int REST_THREADS = 1024;
+
+// Keys `[kv_head][token][d]` by channels; what lies beyond the last token is zero. Blocks: 32 tokens, 32 channels, KV heads.
+template <typename T>
+__device__ void by_channel(const T* keys, uint64_t head_stride, uint32_t tokens, int d, T* out, uint64_t stride) {
+    __shared__ T tile[32][33];
+    const T* from = keys + blockIdx.z * head_stride;
+    T* to = out + static_cast<uint64_t>(blockIdx.z) * d * stride;
+    const uint32_t token = blockIdx.x * 32, channel = blockIdx.y * 32;
+    for (uint32_t y = threadIdx.y; y < 32; y += blockDim.y) {
+        const bool holds = token + y < tokens && channel + threadIdx.x < d;
+        tile[y][threadIdx.x] = holds ? from[static_cast<uint64_t>(token + y) * d + channel + threadIdx.x] : from_f32<T>(0.0f);
+    }
+    __syncthreads();
+    for (uint32_t y = threadIdx.y; y < 32; y += blockDim.y)
+        if (channel + y < d && token + threadIdx.x < stride)
+            to[(channel + y) * stride + token + threadIdx.x] = tile[threadIdx.x][y];
+}
+
+// Sums of the values of some tokens, `[kv_head][chunk][d]`. Blocks: chunks of tokens, KV heads; a thread a channel.
+template <typename T>
+__device__ void sum_values(const T* values, uint64_t head_stride, uint32_t tokens, int d, double* sums) {
+    if (threadIdx.x >= d) return;
+    const uint32_t chunk = (tokens + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * chunk, end = min(tokens, begin + chunk);
+    const T* from = values + blockIdx.y * head_stride + threadIdx.x;
+    double sum = 0.0;
+    for (uint32_t token = begin; token < end; ++token) sum += to_f32(from[static_cast<uint64_t>(token) * d]);
+    sums[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * d + threadIdx.x] = sum;
+}
+
+// Means of them, `[kv_head][d]`. Blocks: KV heads; a thread a channel.
+extern "C" __global__ void __launch_bounds__(WIDEST) mean_of_sums(const double* sums, uint32_t chunks, uint32_t tokens, int d,
+                                                                  float* means) {
+    if (threadIdx.x >= d) return;
+    double sum = 0.0;
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk)
+        sum += sums[(static_cast<uint64_t>(blockIdx.x) * chunks + chunk) * d + threadIdx.x];
+    means[blockIdx.x * d + threadIdx.x] = static_cast<float>(sum / tokens);
+}
+
+// The `chosen` channels where a query, or the queries of a group together, are largest, ascending, and each query on them over
+// its τ. Blocks: lists, each of as many neighbouring heads, and rows; a thread a channel.
+template <typename T>
+__device__ void choose_channels(const uint32_t* rows, const T* queries, uint64_t row_stride, int heads, int d, int chosen,
+                                uint32_t* channels, float* weights) {
+    __shared__ float sizes[WIDEST], shared[32];
+    __shared__ bool is_chosen[WIDEST];
+    const int lists = gridDim.x, each = heads / lists, list = blockIdx.x, row = blockIdx.y, channel = threadIdx.x;
+    const T* query = queries + rows[row] * row_stride + static_cast<uint64_t>(list) * each * d;
+    float size = 0.0f;
+    if (channel < d)
+        for (int h = 0; h < each; ++h) size += fabsf(to_f32(query[h * d + channel]));
+    if (channel < d) sizes[channel] = size;
+    __syncthreads();
+    int larger = 0;
+    if (channel < d)
+        for (int other = 0; other < d; ++other) larger += sizes[other] > size || (sizes[other] == size && other < channel);
+    const bool own = channel < d && larger < chosen;
+    if (channel < d) is_chosen[channel] = own;
+    __syncthreads();
+    int place = 0;
+    for (int other = 0; own && other < channel; ++other) place += is_chosen[other];
+    // Queries that are not numbers may be as large as all others.
+    const bool holds = own && place < chosen;
+    if (holds) channels[(static_cast<uint64_t>(row) * lists + list) * chosen + place] = channel;
+    for (int h = 0; h < each; ++h) {
+        const float q = channel < d ? to_f32(query[h * d + channel]) : 0.0f;
+        const float all = block_sum(fabsf(q), shared), covered = block_sum(own ? fabsf(q) : 0.0f, shared);
+        const float coverage = covered > 0.0f ? covered / all : 1.0f;
+        const uint64_t head = static_cast<uint64_t>(row) * heads + list * each + h;
+        if (holds) weights[head * chosen + place] = q / sqrtf(d * coverage);
+    }
+}
+
+// Logits of all candidates, `[row][head][stride]`. Blocks: tiles of tokens, up to QUERIES heads that choose together, rows.
+template <typename T, int QUERIES>
+__device__ void channel_scores(const uint32_t* channels, const float* weights, const T* keys, uint64_t key_stride, int d,
+                               int heads, int group, int each, int chosen, uint32_t columns, float* out, uint64_t stride) {
+    __shared__ uint32_t rows[WIDEST];
+    __shared__ float factors[WIDEST][QUERIES];
+    const int parts = (each + QUERIES - 1) / QUERIES, list = blockIdx.y / parts, row = blockIdx.z;
+    const int first = list * each + blockIdx.y % parts * QUERIES, count = min(QUERIES, (list + 1) * each - first);
+    const int lists = heads / each;
+    for (int i = threadIdx.x; i < chosen; i += THREADS) {
+        rows[i] = channels[(static_cast<uint64_t>(row) * lists + list) * chosen + i];
+#pragma unroll
+        for (int h = 0; h < QUERIES; ++h)
+            factors[i][h] = h < count ? weights[(static_cast<uint64_t>(row) * heads + first + h) * chosen + i] : 0.0f;
+    }
+    __syncthreads();
+    const uint32_t token = blockIdx.x * TILE + threadIdx.x * PIECE;
+    if (token >= columns) return;
+    const T* from = keys + static_cast<uint64_t>(first / group) * d * key_stride + token;
+    float scores[QUERIES][PIECE] = {};
+    for (int start = 0; start < chosen; start += AHEAD) {
+        Piece<T> pieces[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) pieces[a] = load_piece(from + rows[min(start + a, chosen - 1)] * key_stride);
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            if (start + a >= chosen) break;
+            float numbers[PIECE];
+            widen_piece(pieces[a], numbers);
+#pragma unroll
+            for (int h = 0; h < QUERIES; ++h)
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) scores[h][i] += factors[start + a][h] * numbers[i];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < QUERIES; ++h) {
+        if (h >= count) break;
+        float* to = out + (static_cast<uint64_t>(row) * heads + first + h) * stride + token;
+        *reinterpret_cast<float4*>(to) = make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
+        if (token + 4 < columns)
+            *reinterpret_cast<float4*>(to + 4) = make_float4(scores[h][4], scores[h][5], scores[h][6], scores[h][7]);
+    }
+}
+
+// The sum of doubles over a block, for every thread; `shared` has room for 32.
+__device__ __forceinline__ double block_total(double x, double* shared) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < REST_THREADS / 32 ? shared[threadIdx.x % 32] : 0.0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    __syncthreads();
+    return x;
+}
+
+// The share of each head's softmax of its logits that what was picked leaves over, below 1, `[row][head]`; and the mean values of
+// KV heads where whoever attends finds them. Lists of picks are by head or by KV head, of tokens from `begin` on. Blocks: heads,
+// rows.
+extern "C" __global__ void __launch_bounds__(REST_THREADS) rest_shares(
+    const float* logits, unsigned long long stride, uint32_t columns, const uint32_t* tokens, uint32_t most,
+    const uint32_t* counts, int lists, uint32_t begin, int group, const float* means, int d, float* shares, float* values) {
+    // The largest share below one: the rest is stated as a multiple of what was picked.
+    constexpr float MOST = 1.0f - 1.1920929e-7f;
+    __shared__ double shared[32];
+    __shared__ float tops[32];
+    const int heads = gridDim.x, head = blockIdx.x, row = blockIdx.y, each = heads / lists;
+    const float* own = logits + (static_cast<uint64_t>(row) * heads + head) * stride;
+    float top = -CUDART_INF_F;
+    double all = 0.0;
+    for (uint32_t at = threadIdx.x * 4; at < columns; at += REST_THREADS * 4) {
+        const float4 four = *reinterpret_cast<const float4*>(own + at);
+        const float x[4] = {four.x, four.y, four.z, four.w};
+        float larger = top;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (at + i < columns) larger = fmaxf(larger, x[i]);
+        if (larger > top) all *= expf(top - larger), top = larger;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (at + i < columns) sum += expf(x[i] - top);
+        all += sum;
+    }
+    float most_logit = top;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) most_logit = fmaxf(most_logit, __shfl_xor_sync(~0u, most_logit, step));
+    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = most_logit;
+    __syncthreads();
+    most_logit = tops[threadIdx.x % 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) most_logit = fmaxf(most_logit, __shfl_xor_sync(~0u, most_logit, step));
+    all = block_total(top == -CUDART_INF_F ? 0.0 : all * expf(top - most_logit), shared);
+    const uint64_t list = static_cast<uint64_t>(row) * lists + head / each;
+    const uint32_t count = min(counts[list], most);
+    double inside = 0.0;
+    for (uint32_t i = threadIdx.x; i < count; i += REST_THREADS) inside += expf(own[tokens[list * most + i] - begin] - most_logit);
+    inside = block_total(inside, shared);
+    // Rounding leaves something over even where all are picked.
+    const double outside = count >= columns ? 0.0 : fmax(all - inside, 0.0);
+    if (threadIdx.x == 0)
+        shares[static_cast<uint64_t>(row) * heads + head] = fminf(static_cast<float>(outside / (inside + outside)), MOST);
+    if (row == 0 && head % group == 0)
+        for (int channel = threadIdx.x; channel < d; channel += REST_THREADS)
+            values[head / group * d + channel] = means[head / group * d + channel];
+}
+
+#define CHANNELS(T, NAME)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256) by_channel_##NAME(                                                \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, T* out, unsigned long long stride) {     \
+        by_channel(keys, head_stride, tokens, d, out, stride);                                                          \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WIDEST) sum_values_##NAME(                                             \
+        const T* values, unsigned long long head_stride, uint32_t tokens, int d, double* sums) {                        \
+        sum_values(values, head_stride, tokens, d, sums);                                                               \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WIDEST) choose_channels_##NAME(                                        \
+        const uint32_t* rows, const T* queries, unsigned long long row_stride, int heads, int d, int chosen,            \
+        uint32_t* channels, float* weights) {                                                                           \
+        choose_channels(rows, queries, row_stride, heads, d, chosen, channels, weights);                                \
+    }
+
+#define CHANNEL_SCORES(T, NAME, QUERIES)                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) channel_scores_##NAME##_##QUERIES(                            \
+        const uint32_t* channels, const float* weights, const T* keys, unsigned long long key_stride, int d, int heads, \
+        int group, int each, int chosen, uint32_t columns, float* out, unsigned long long stride) {                     \
+        channel_scores<T, QUERIES>(channels, weights, keys, key_stride, d, heads, group, each, chosen, columns, out,    \
+                                   stride);                                                                             \
+    }
+
+#define CHANNELS_ALL(T, NAME)                                                                                           \
+    CHANNELS(T, NAME)                                                                                                   \
+    CHANNEL_SCORES(T, NAME, 1) CHANNEL_SCORES(T, NAME, 2) CHANNEL_SCORES(T, NAME, 4) CHANNEL_SCORES(T, NAME, 8)
+
+CHANNELS_ALL(float, f32)
+CHANNELS_ALL(__half, f16)
+CHANNELS_ALL(__nv_bfloat16, bf16)

@@ -1,0 +1,259 @@
+//! Scores by the channels that queries choose, and the shares that picks leave over: launchers of `kernels/channel_scores.cu`.
+
+use std::ops::Range;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::launch::Cache;
+use super::select::{Queries, ScoreRoom, TokenLists};
+use super::{Buffer, Gpu, GpuError, Storage, failed};
+
+/// Tokens of a block that scores, and those that a thread of it takes.
+const TILE: usize = 1024;
+const PIECE: usize = 8;
+const THREADS: u32 = 128;
+/// Query heads that one block scores for.
+const QUERIES: usize = 8;
+/// The widest head, and the side of a tile that changes its order.
+const WIDEST: usize = 256;
+const SIDE: usize = 32;
+/// Pieces of a context whose values are summed up apart, and threads of a block that looks at all logits of a head.
+const CHUNKS: usize = 64;
+const REST_THREADS: u32 = 1024;
+
+/// Keys of all KV heads of a layer by channels, `[kv_head][d][stride]`, and the mean values of KV heads, `[kv_head][d]` f32.
+#[derive(Debug, Clone, Copy)]
+pub struct KeysByChannel<'a> {
+    /// The keys.
+    pub keys: &'a Buffer,
+    /// The means.
+    pub means: &'a Buffer,
+    /// Tokens.
+    pub tokens: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Type of the keys.
+    pub storage: Storage,
+}
+
+impl KeysByChannel<'_> {
+    /// Whether the kernels take heads so wide.
+    pub fn fits(d: usize) -> bool {
+        (1..=WIDEST).contains(&d)
+    }
+
+    /// Bytes of keys and of means for so many tokens of KV heads.
+    pub fn bytes(tokens: usize, kv_heads: usize, d: usize, number: usize) -> [usize; 2] {
+        [kv_heads * d * Self::stride(tokens) * number, kv_heads * d * size_of::<f32>()]
+    }
+
+    /// Numbers from one channel to the next.
+    fn stride(tokens: usize) -> usize {
+        tokens.next_multiple_of(PIECE)
+    }
+
+    fn addresses(&self) -> [u64; 2] {
+        let [keys, means] = Self::bytes(self.tokens, self.kv_heads, self.d, self.storage.bytes());
+        [self.keys.address(0, keys), self.means.address(0, means)]
+    }
+}
+
+/// Channels chosen for some rows, and what their queries are on them.
+#[derive(Debug)]
+pub struct ChosenChannels<'a> {
+    /// The numbers of channels, u32 `[row][list][count]`.
+    pub channels: &'a mut Option<Buffer>,
+    /// The queries over their temperatures, f32 `[row][head][count]`.
+    pub weights: &'a mut Option<Buffer>,
+    /// Channels of a list.
+    pub count: usize,
+    /// Lists of a row: query heads, or KV heads.
+    pub lists: usize,
+}
+
+impl Gpu {
+    /// Keys of some tokens by channels, and the mean of their values, into buffers of as many
+    /// [bytes](KeysByChannel::bytes).
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or there is no token.
+    pub fn keys_by_channel(
+        &self,
+        cache: &Cache<'_>,
+        tokens: Range<usize>,
+        [keys, means]: [&mut Buffer; 2],
+    ) -> Result<(), GpuError> {
+        let Cache { capacity, kv_heads, d, storage, .. } = *cache;
+        assert!(tokens.end <= capacity && !tokens.is_empty() && KeysByChannel::fits(d), "{tokens:?} of {capacity}");
+        let [key_bytes, mean_bytes] = KeysByChannel::bytes(tokens.len(), kv_heads, d, storage.bytes());
+        let (to, means) = (keys.address(0, key_bytes), means.address(0, mean_bytes));
+        let (from, head_stride) = (cache.key(0, tokens.start), cache.head_stride());
+        let stride = KeysByChannel::stride(tokens.len());
+        let (grid_x, grid_y) = (stride.div_ceil(SIDE) as u32, d.div_ceil(SIDE) as u32);
+        let (count, width, stride) = (tokens.len() as u32, d as i32, stride as u64);
+        let function = self.function("channel_scores", &format!("by_channel_{}", storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&head_stride).arg(&count).arg(&width).arg(&to).arg(&stride);
+        let grid = LaunchConfig {
+            grid_dim: (grid_x, grid_y, kv_heads as u32),
+            block_dim: (SIDE as u32, 8, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: keys lie in the cache and what is written in `keys`, as checked above.
+        unsafe { launch.launch(grid) }.map_err(failed("ordering keys by channels"))?;
+        let sums = self.alloc(kv_heads * CHUNKS * d * size_of::<f64>())?;
+        let sums = sums.address(0, kv_heads * CHUNKS * d * size_of::<f64>());
+        let values = cache.value(0, tokens.start);
+        let block = (d.next_multiple_of(32) as u32, 1, 1);
+        let function = self.function("channel_scores", &format!("sum_values_{}", storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&values).arg(&head_stride).arg(&count).arg(&width).arg(&sums);
+        let grid =
+            LaunchConfig { grid_dim: (CHUNKS as u32, kv_heads as u32, 1), block_dim: block, shared_mem_bytes: 0 };
+        // SAFETY: values lie in the cache, and there is a sum for each chunk and channel.
+        unsafe { launch.launch(grid) }.map_err(failed("adding up values"))?;
+        let function = self.function("channel_scores", "mean_of_sums")?;
+        let chunks = CHUNKS as u32;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&sums).arg(&chunks).arg(&count).arg(&width).arg(&means);
+        let grid = LaunchConfig { grid_dim: (kv_heads as u32, 1, 1), block_dim: block, shared_mem_bytes: 0 };
+        // SAFETY: the sums were just made, and means have room as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("taking means of values"))
+    }
+
+    /// The channels where the queries of some rows are largest, ascending, of each head or of those of a KV head together, and
+    /// the queries on them over `τ = √(d·‖q̂‖₁/‖q‖₁)`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are no such queries, or fewer channels than are chosen.
+    pub fn choose_channels(
+        &self,
+        queries: &Queries<'_>,
+        rows: Range<usize>,
+        (d, storage): (usize, Storage),
+        chosen: &mut ChosenChannels<'_>,
+    ) -> Result<(), GpuError> {
+        let (heads, lists, count) = (queries.heads, chosen.lists, chosen.count);
+        assert!((1..=d).contains(&count) && KeysByChannel::fits(d), "{count} of {d} channels");
+        assert!(heads.is_multiple_of(lists), "{lists} lists of {heads} heads");
+        let [channel_bytes, weight_bytes] = [lists, heads].map(|each| 4 * rows.len() * each * count);
+        self.reserve(chosen.channels, channel_bytes)?;
+        self.reserve(chosen.weights, weight_bytes)?;
+        let (Some(channels), Some(weights)) = (&*chosen.channels, &*chosen.weights) else {
+            unreachable!("both were reserved")
+        };
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let (channels, weights) = (channels.address(0, channel_bytes), weights.address(0, weight_bytes));
+        let (from, numbers) = (queries.address(rows.clone(), d, storage), queries.list(rows.clone()));
+        let (stride, heads, width, count) = (queries.stride as u64, heads as i32, d as i32, count as i32);
+        let function = self.function("channel_scores", &format!("choose_channels_{}", storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&numbers).arg(&from).arg(&stride).arg(&heads).arg(&width).arg(&count).arg(&channels).arg(&weights);
+        let grid = LaunchConfig {
+            grid_dim: (lists as u32, rows.len() as u32, 1),
+            block_dim: (d.next_multiple_of(32) as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: queries, channels and weights are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing channels"))
+    }
+
+    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small.
+    pub fn score_channels(
+        &self,
+        chosen: &ChosenChannels<'_>,
+        (rows, heads): (usize, usize),
+        index: &KeysByChannel<'_>,
+        room: &mut ScoreRoom,
+    ) -> Result<(), GpuError> {
+        let KeysByChannel { tokens, kv_heads, d, storage, .. } = *index;
+        assert!(heads.is_multiple_of(kv_heads) && heads.is_multiple_of(chosen.lists), "{heads} query heads");
+        let out = room.resized(self, rows, (heads, kv_heads), tokens, None)?;
+        if rows == 0 || tokens == 0 {
+            return Ok(());
+        }
+        let each = heads / chosen.lists;
+        let taken = each.min(QUERIES).next_power_of_two();
+        let (Some(channels), Some(weights)) = (&*chosen.channels, &*chosen.weights) else {
+            panic!("channels were chosen")
+        };
+        let channels = channels.address(0, 4 * rows * chosen.lists * chosen.count);
+        let weights = weights.address(0, 4 * rows * heads * chosen.count);
+        let [keys, _] = index.addresses();
+        let (key_stride, to, stride) = (KeysByChannel::stride(tokens) as u64, out.address(), out.stride() as u64);
+        let parts = (chosen.lists * each.div_ceil(taken)) as u32;
+        let group = (heads / kv_heads) as i32;
+        let [width, heads, each, count] = [d, heads, each, chosen.count].map(|n| n as i32);
+        let columns = tokens as u32;
+        let function = self.function("channel_scores", &format!("channel_scores_{}_{taken}", storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&channels).arg(&weights).arg(&keys).arg(&key_stride).arg(&width).arg(&heads).arg(&group);
+        launch.arg(&each).arg(&count).arg(&columns).arg(&to).arg(&stride);
+        let grid = LaunchConfig {
+            grid_dim: (columns.div_ceil(TILE as u32), parts, rows as u32),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: channels lie within a head, as `choose_channels` makes them; the rest is as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring channels"))
+    }
+
+    /// What `lists`, picked by the logits by query head that were scored last, leave over from row `first` on: the share of each
+    /// head's softmax, for which the mean value of its KV head will stand.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If lists and logits do not fit.
+    pub fn rest_shares(
+        &self,
+        room: &ScoreRoom,
+        begin: usize,
+        index: &KeysByChannel<'_>,
+        first: usize,
+        lists: &mut TokenLists,
+    ) -> Result<(), GpuError> {
+        let KeysByChannel { tokens, kv_heads, d, .. } = *index;
+        let logits = room.of(None);
+        let (rows, heads) = logits.shape(tokens);
+        lists.reserve_rests(self, heads, kv_heads, d)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let [shares, values] = lists.rests(first, rows);
+        let [picked, counts] = lists.addresses(first);
+        let [_, means] = index.addresses();
+        let (from, stride, columns, begin) = (logits.address(), logits.stride() as u64, tokens as u32, begin as u32);
+        let (most, count, group, width) =
+            (lists.most() as u32, lists.lists() as i32, (heads / kv_heads) as i32, d as i32);
+        let function = self.function("channel_scores", "rest_shares")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&columns).arg(&picked).arg(&most).arg(&counts).arg(&count).arg(&begin);
+        launch.arg(&group).arg(&means).arg(&width).arg(&shares).arg(&values);
+        let grid = LaunchConfig {
+            grid_dim: (heads as u32, rows as u32, 1),
+            block_dim: (REST_THREADS, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: logits, lists, means, shares and values are as long as checked above; picks are candidates, of which there is a
+        // logit each.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("sharing out what is left over"))
+    }
+}
