@@ -235,6 +235,43 @@ def flex():
     return lambda q, k, v, causal: compiled(q, k, v, enable_gqa=True)
 
 
+# First tokens and last ones that FlexAttention attends of a prompt where it reads by a mask, as streaming_llm:window=1024 does.
+SINK, WINDOW = 4, 1024
+
+
+def flex_mask(window):
+    """FlexAttention of a prompt by a mask of blocks: of all that is behind a row, or of its window and the first tokens."""
+
+    def make():
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        compiled, masks = torch.compile(flex_attention, dynamic=False), {}
+
+        def seen(batch, head, row, key):
+            past = key <= row
+            return past & ((row - key < window) | (key < SINK)) if window else past
+
+        def attend(q, k, v, causal):
+            n = q.shape[2]
+            if n not in masks:
+                masks[n] = create_block_mask(seen, None, None, n, n, device=q.device, _compile=True)
+            return compiled(q, k, v, block_mask=masks[n], enable_gqa=True)
+
+        return attend
+
+    return make
+
+
+def share_seen(tokens, window):
+    """Pairs of a row and a key that a mask leaves, over all of a causal prefill."""
+    if not window or tokens <= window + SINK:
+        return 1.0
+    # Rows up to the last that sees all, then rows of one length.
+    whole = window + SINK
+    seen = whole * (whole + 1) // 2 + (tokens - whole) * whole
+    return seen / (tokens * (tokens + 1) // 2)
+
+
 @dataclass(frozen=True)
 class Form:
     """A way to write attention in PyTorch; `{}` in its name is the type of keys and values."""
@@ -246,6 +283,7 @@ class Form:
     devices: tuple = ("cpu", "cuda")
     backend: Any = None
     compiled: bool = False
+    window: int = 0
 
 
 BOTH = ("attention", "prefill")
@@ -257,6 +295,23 @@ FORMS = (
     Form("torch_sdpa_{}_rows", sdpa_rows, "the queries of a group as rows of one head"),
     Form("torch_grouped_{}", grouped, "matrix products of a group by hand, softmax in f32"),
     Form("torch_flex_{}", flex, "FlexAttention under torch.compile, after compiling", compiled=True),
+    Form(
+        "torch_flex_{}_causal",
+        flex_mask(0),
+        "FlexAttention with a causal mask, after compiling",
+        ("prefill",),
+        GPU,
+        compiled=True,
+    ),
+    Form(
+        "torch_flex_{}_window",
+        flex_mask(WINDOW),
+        "FlexAttention with a mask of window and sink, after compiling",
+        ("prefill",),
+        GPU,
+        compiled=True,
+        window=WINDOW,
+    ),
     Form("torch_sdpa_{}_gqa_flash", sdpa_gqa, "FlashAttention alone", BOTH, GPU, SDPBackend.FLASH_ATTENTION),
     Form("torch_sdpa_{}_gqa_cudnn", sdpa_gqa, "cuDNN alone", BOTH, GPU, SDPBackend.CUDNN_ATTENTION),
 )
@@ -264,7 +319,8 @@ FORMS = (
 
 def form_applies(form, args):
     """Whether a form is asked for."""
-    return args.op in form.ops and args.device in form.devices and (args.compile or not form.compiled)
+    wanted = not form.compiled or args.compile or any("flex" in part for part in args.only)
+    return args.op in form.ops and args.device in form.devices and wanted
 
 
 def kernels(shape, queries):
@@ -297,6 +353,7 @@ def form_peer(form, args, shape, dtype, kv, draw):
     queries = shape.tokens if causal else 1
     allowed = [form.backend] if form.backend else kernels(shape, queries)
     attend = form.attend() if form.compiled else form.attend
+    share = share_seen(shape.tokens, form.window)
     least = shape.kv_bytes(k.dtype) + (
         2 * shape.batch * shape.heads * queries * shape.d * k.itemsize if causal else 0
     )
@@ -305,8 +362,10 @@ def form_peer(form, args, shape, dtype, kv, draw):
             form.method.format(dtype),
             dtype,
             f"{form.about}; {NOISE}",
-            flops=shape.attention_flops(args.op),
+            flops=int(share * shape.attention_flops(args.op)),
             bytes=least,
+            params=f"sink={SINK},window={form.window}" if form.window else "",
+            density=share,
         ),
         run=lambda q: attend(q, k, v, causal),
         draw=draw,

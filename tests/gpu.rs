@@ -16,10 +16,10 @@ use spattn::attention::{
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, CollisionRoom, Directions,
-    Gpu, GpuError, IndexRows, Into, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages, Positions,
-    Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail, TieOrder,
-    TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels,
+    CollisionRoom, Directions, Gpu, GpuError, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets,
+    Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage,
+    TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -1104,6 +1104,162 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
     }
 }
 
+/// The order in which scores are picked.
+fn by_score(scores: &[f32]) -> Vec<u32> {
+    let score = |i: &u32| Some(scores[*i as usize]).filter(|x| !x.is_nan()).unwrap_or(f32::NEG_INFINITY);
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    order.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+    order
+}
+
+/// How many of the largest scores it takes at least and at most to have a share of the mass, as far as rounding may tell.
+fn needed_for_share(scores: &[f32], order: &[u32], (share, scale): (f64, f32), least: usize) -> [usize; 2] {
+    let n = order.len();
+    let max = f64::from(scores[order[0] as usize]);
+    if share >= 1.0 || least >= n {
+        return [n; 2];
+    }
+    if !max.is_finite() {
+        return [least.max(1); 2];
+    }
+    let mut mass = 0.0;
+    let covered = order.iter().map(|i| {
+        let logit = f64::from(scale) * (f64::from(scores[*i as usize]) - max);
+        mass += if logit.is_nan() { 0.0 } else { logit.exp() };
+        mass
+    });
+    let covered: Vec<f64> = covered.collect();
+    let needed = |share: f64| (covered.partition_point(|c| *c < share * mass) + 1).min(n).max(least);
+    const ROUNDING: f64 = 2e-6;
+    [needed(share * (1.0 - ROUNDING)), needed((share * (1.0 + ROUNDING)).min(1.0))]
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
+    let gpu = gpu();
+    for (size, tokens) in
+        [(1, 5..6), (1, 4..9), (1, 4..1000), (1, 4..70_000), (5, 4..1000), (16, 4..9000), (1000, 4..500)]
+    {
+        let pages = Pages { tokens, size };
+        let n = pages.count();
+        for kind in ["noise", "negative", "equal", "few", "zeros", "wide", "odd"] {
+            for (share, scale, least) in
+                [(0.5, 1.0, 0), (0.95, 9.0, 3), (1e-6, 0.3, 0), (0.3, 0.1, n / 2), (0.9, 1.0, n + 1), (1.0, 1.0, 0)]
+            {
+                let scores = scores_like(kind, 4 * n, 150);
+                let (mut lists, mut on_device) = (TokenLists::default(), Scores::default());
+                lists.resize_open(&gpu, [2, 2], [pages.tokens.len(), 1], pages.tokens.end).unwrap();
+                on_device.resize(&gpu, 2, 2, n).unwrap();
+                on_device.upload(&gpu, &scores).unwrap();
+                gpu.top_share(&on_device, (share, scale, least), 0, &pages, &mut lists).unwrap();
+                for (i, scores) in scores.chunks_exact(n).enumerate() {
+                    let what = format!("{kind}, {share} by {scale}, at least {least}, {pages:?}: list {i}");
+                    let picked = lists.download(&gpu, i / 2, i % 2).unwrap();
+                    let order = by_score(scores);
+                    let [fewest, most] = needed_for_share(scores, &order, (share, scale), least);
+                    let count = picked
+                        .iter()
+                        .map(|t| (*t as usize - pages.tokens.start) / size)
+                        .collect::<std::collections::BTreeSet<_>>();
+                    assert!((fewest..=most).contains(&count.len()), "{what}: {} of {fewest} to {most}", count.len());
+                    let mut expected: Vec<u32> = order[..count.len()].to_vec();
+                    expected.sort_unstable();
+                    let tokens = |page: u32| {
+                        let begin = pages.tokens.start + page as usize * size;
+                        begin as u32..(begin + size).min(pages.tokens.end) as u32
+                    };
+                    assert!(picked == expected.into_iter().flat_map(tokens).collect::<Vec<_>>(), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Logits by the `r` largest channels of a query, or of those of its group together, from the definition.
+fn logits_by_channels(queries: &[&[f32]], own: &[f32], r: usize, keys: &[&[f32]]) -> Vec<f64> {
+    let d = own.len();
+    let mut order: Vec<usize> = (0..d).collect();
+    let size = |c: usize| queries.iter().map(|q| f64::from(q[c].abs())).sum::<f64>();
+    order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
+    let chosen = &order[..r];
+    let sum = |channels: &[usize]| channels.iter().map(|c| f64::from(own[*c].abs())).sum::<f64>();
+    let tau = (d as f64 * sum(chosen) / sum(&order)).sqrt();
+    let logit = |key: &&[f32]| chosen.iter().map(|c| f64::from(own[*c]) * f64::from(key[*c])).sum::<f64>() / tau;
+    keys.iter().map(logit).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn queries_choose_channels_and_picks_leave_shares_over() {
+    let gpu = gpu();
+    for storage in STORAGES {
+        for (group, d, tokens, r) in [
+            (1, 16, 3..5, 1),
+            (3, 64, 4..1030, 8),
+            (4, 128, 0..5003, 32),
+            (12, 80, 7..2500, 80),
+            (4, 128, 4..40_000, 13),
+        ] {
+            let (kv_heads, n) = (2, tokens.len());
+            let (heads, capacity) = (kv_heads * group, tokens.end + 3);
+            let kv = Kv::new(kv_heads, capacity, d, 700, storage);
+            let buffers = kv.send(&gpu, capacity, storage);
+            let of = cache(&buffers, capacity, &kv, storage);
+            let [keys, means] = KeysByChannel::bytes(n, kv_heads, d, storage.bytes());
+            let (mut keys, mut means) = (gpu.alloc(keys).unwrap(), gpu.alloc(means).unwrap());
+            gpu.keys_by_channel(&of, tokens.clone(), [&mut keys, &mut means]).unwrap();
+            let ours = fetch(&gpu, &means, kv_heads * d, Storage::F32);
+            let mean = |i: usize| tokens.clone().map(|t| f64::from(kv.value(i / d, t)[i % d])).sum::<f64>() / n as f64;
+            let what = format!("{storage:?}, {group} x {d}, {n} tokens, {r} channels");
+            assert_near(&ours, &(0..kv_heads * d).map(mean).collect::<Vec<_>>(), 1e-6, &what);
+            let index = KeysByChannel { keys: &keys, means: &means, tokens: n, kv_heads, d, storage };
+            let asked = Asked::new(&gpu, heads, d, storage);
+            for count in [heads, kv_heads] {
+                let (mut channels, mut weights, mut room) = (None, None, ScoreRoom::default());
+                let mut chosen =
+                    ChosenChannels { channels: &mut channels, weights: &mut weights, count: r, lists: count };
+                gpu.choose_channels(&asked.queries(), 0..2, (d, storage), &mut chosen).unwrap();
+                gpu.score_channels(&chosen, (2, heads), &index, &mut room).unwrap();
+                let mut exact = Vec::new();
+                for (row, head) in (0..2).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                    let each = heads / count;
+                    let first = head / each * each;
+                    let together: Vec<&[f32]> = (first..first + each).map(|h| asked.query(row, h, d)).collect();
+                    let keys: Vec<&[f32]> = tokens.clone().map(|t| kv.key(head / group, t)).collect();
+                    exact.push(logits_by_channels(&together, asked.query(row, head, d), r, &keys));
+                    let scores = room.of(None).download(&gpu, row, head).unwrap();
+                    assert_scores(&scores, &exact[exact.len() - 1], d, &format!("{what}, row {row}, head {head}"));
+                }
+                let reduction = (count == kv_heads).then_some(Reduction::Sum);
+                reduction.into_iter().for_each(|by| room.reduce(&gpu, kv_heads, by).unwrap());
+                // In the first row few are picked, in the second all.
+                let picked = [n.div_ceil(9), n];
+                let (mut lists, mut numbers) = (TokenLists::default(), Mirrored::default());
+                lists.resize(&gpu, 2, count, n, tokens.end).unwrap();
+                numbers.set(&gpu, picked.map(|k| k as u32).to_vec()).unwrap();
+                let pages = Pages { tokens: tokens.clone(), size: 1 };
+                gpu.top_pages(room.of(reduction), &numbers, 0, &pages, &mut lists).unwrap();
+                gpu.rest_shares(&room, tokens.start, &index, 0, &mut lists).unwrap();
+                for row in 0..2 {
+                    let shares = lists.download_shares(&gpu, row).unwrap();
+                    for (head, share) in shares.into_iter().enumerate() {
+                        let picked = lists.download(&gpu, row, head * count / heads).unwrap();
+                        let logits = &exact[row * heads + head];
+                        let (all, inside) = (
+                            logits.iter().map(|x| x.exp()).sum::<f64>(),
+                            picked.iter().map(|t| logits[*t as usize - tokens.start].exp()).sum::<f64>(),
+                        );
+                        let expected = if row == 1 { 0.0 } else { 1.0 - inside / all };
+                        let off = (f64::from(share) - expected).abs();
+                        assert!(off <= 1e-5 * expected, "{what}, row {row}, head {head}: {share}, not {expected}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn what_lists_hold_is_counted() {
@@ -1585,7 +1741,7 @@ const SPECS: [&str; 16] = [
 ];
 
 /// Methods that pick on a device, or nothing, for a layer alone.
-const ALONE: [&str; 14] = [
+const ALONE: [&str; 15] = [
     "full",
     "streaming_llm:window=100",
     "topk:k=64",
@@ -1598,6 +1754,7 @@ const ALONE: [&str; 14] = [
     "magicpig:K=7,L=40",
     "magicpig:K=9,L=15,center=false,min_collisions=1",
     "sparq:k=128",
+    "topp:p=0.6",
     "sparq:k=100,r=3,per=kv_head",
     "sparq:k=30000,r=d/4,per=kv_head,reduce=max",
 ];
@@ -1771,7 +1928,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or whose picks hang on nothing that a step brings.
-const THERE: [&str; 36] = [
+const THERE: [&str; 42] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1801,6 +1958,12 @@ const THERE: [&str; 36] = [
     "sparq:k=1,r=1,per=kv_head",
     "sparq:k=5000",
     "sparq:ratio=0.1,r=d/4,per=kv_head,reduce=max",
+    "topp:p=0.5",
+    "topp",
+    "topp:density=0.4",
+    "topk:pick=topp,p=0.7,per=kv_head",
+    "topk:pick=topp,p=1",
+    "quest:page=5,pick=topp,p=0.6,min_pages=4",
     "snapkv:k=16",
     "ada_kv:k=16",
     "expected_attention:k=16",

@@ -235,21 +235,21 @@ pub(super) trait DevicePicker: Send + Sync {
     fn cost(&self, scores: usize) -> Cost;
 
     /// As [`DeviceForm::kind`].
-    fn kind(&self) -> &'static str;
+    fn kind(&self) -> String;
 
-    /// As [`DeviceForm::number`], of candidates in so many pages.
+    /// As [`DeviceForm::number`], of candidates in so many pages: how many are picked, or the most that may be.
     fn number(&self, context: Context, pages: &LeastPages) -> u32;
 
     /// Makes room in `to` for `lists` lists of each row, and sends what has to be known of the rows.
     #[cfg(feature = "cuda")]
     fn prepare(&self, step: &DeviceStep<'_>, pages: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError>;
 
-    /// What is picked by the scores of some rows, from row `first` on.
+    /// What is picked by the scores of some rows, from row `first` on, of pages of which `least` are picked at least.
     #[cfg(feature = "cuda")]
     fn pick_all(
         &self,
         step: &DeviceStep<'_>,
-        pages: &Pages,
+        pages: (&Pages, usize),
         scores: &Scores,
         first: usize,
         to: &mut DeviceRoom,

@@ -1248,14 +1248,23 @@ mod tests {
             let ([fork], _) = forks(spec, false);
             fork.method().method.device_form().is_some()
         };
-        for spec in ["topk:k=3", "topk:per=kv_head", "quest", "quest:k=3,min_pages=2"] {
+        for spec in [
+            "topk:k=3",
+            "topk:per=kv_head",
+            "quest",
+            "quest:k=3,min_pages=2",
+            "topp",
+            "topk:pick=topp",
+            "sparq:k=3,r=2",
+        ] {
             assert!(form(spec), "{spec}");
         }
         for spec in [
             "full",
             "random",
             "topk:k=0",
-            "topk:pick=topp",
+            "topp:density=0.5",
+            "sparq:storage=1xK",
             "topk:pick=sample",
             "topk:rescore=int4",
             "quest:summary_bits=4",
@@ -1280,6 +1289,7 @@ mod tests {
             assert_ne!(form(other).0, topk, "{other}");
         }
         assert_ne!(form("topk:per=kv_head").0, form("topk:per=kv_head,reduce=max").0);
+        assert_ne!(form("topp:p=0.5").0, form("topp:p=0.6").0, "shares are no budgets");
         assert_eq!(form("quest:page=2,k=3").1, 2);
         assert_eq!(form("quest:page=2,k=1,min_pages=3").1, 3);
         assert_eq!(form("quest:page=2,k=100").1, 4);
@@ -1315,7 +1325,7 @@ mod tests {
             ("topk:k=3", true, false),
             ("topk:k=3", false, true),
             ("topk:k=3,tail=indexed", false, false),
-            ("topk:pick=topp", false, false),
+            ("topk:pick=sample", false, false),
             ("random:k=3", false, false),
             ("full", false, false),
         ] {

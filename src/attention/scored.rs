@@ -393,7 +393,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         for first in (0..rows).step_by(at_once) {
             let some = first..(first + at_once).min(rows);
             scorer.score_all(step, some, index, reduction, scratch)?;
-            picker.pick_all(step, &pages, scratch.scores.of(reduction), first, room)?;
+            picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, room)?;
             scorer.weigh_all(step, index, first, scratch, room)?;
         }
         Ok(())

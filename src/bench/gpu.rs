@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::attention::count_steps;
+use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
@@ -159,6 +160,47 @@ impl<'s> SteppingThere<'s> {
             return Err(failure.clone().into());
         }
         Ok(layer.run(fork)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
+    }
+}
+
+/// A method that builds its index of one layer on a device.
+pub(super) struct BuildingThere<'s> {
+    method: &'s Configured,
+    layer: Arc<LayerAlone>,
+    dtype: KvDtype,
+    seed: u64,
+    rotation: Option<Arc<dyn Rotation>>,
+    aux_bits: f64,
+}
+
+impl<'s> BuildingThere<'s> {
+    /// Ready to build; `None` if the method has no index there.
+    pub fn new(
+        method: &'s Configured,
+        layer: &Arc<LayerAlone>,
+        dtype: KvDtype,
+        seed: u64,
+        rotation: Option<Arc<dyn Rotation>>,
+    ) -> Option<Self> {
+        let cache = cache(layer, dtype, seed, rotation.as_ref());
+        let builds = !method.method.picks_nothing() && cache.can_stay_there(method);
+        builds.then(|| Self { method, layer: layer.clone(), dtype, seed, rotation, aux_bits: 0.0 })
+    }
+}
+
+impl Runs for BuildingThere<'_> {
+    /// By the clock, until the device has done all of it.
+    fn turn(&mut self, _: usize) -> Result<Turn> {
+        let fork = cache(&self.layer, self.dtype, self.seed, self.rotation.as_ref()).fork(self.method, false);
+        if let Some(failure) = self.layer.prefix().failure() {
+            return Err(failure.clone().into());
+        }
+        self.aux_bits = fork.aux_bits();
+        Ok(Turn::of(fork.index_time().whole))
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        count_index(self.layer.prefix(), self.aux_bits, row);
     }
 }
 

@@ -9,6 +9,7 @@ use super::row::BenchRow;
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
 use crate::attention::{Configured, Rotation};
+use crate::kv::Prefix;
 use crate::model::dimensions::Dimensions;
 
 /// A method that builds its index of one sequence.
@@ -34,15 +35,18 @@ impl Runs for Building<'_> {
         Ok(Turn::of(fork.index_time().whole))
     }
 
-    /// Keys and values read once, and what is written.
     fn count(&self, row: &mut BenchRow) {
-        let prefix = &self.sequence.prefix;
-        let shape = prefix.shape();
-        let rows = prefix.tokens() * shape.kv_heads * prefix.layers();
-        let own = aux_bytes(prefix, self.aux_bits);
-        row.limit_bytes = (rows * shape.row_bytes()) as u64 + own;
-        row.bytes = row.limit_bytes;
-        (row.aux_bits, row.aux_bytes) = (Some(self.aux_bits), Some(own));
-        row.density = 1.0;
+        count_index(&self.sequence.prefix, self.aux_bits, row);
     }
+}
+
+/// An index of `aux_bits` a token and KV head: keys and values read once, and what is written.
+pub(super) fn count_index(prefix: &Prefix, aux_bits: f64, row: &mut BenchRow) {
+    let shape = prefix.shape();
+    let rows = prefix.tokens() * shape.kv_heads * prefix.layers();
+    let own = aux_bytes(prefix, aux_bits);
+    row.limit_bytes = (rows * shape.row_bytes()) as u64 + own;
+    row.bytes = row.limit_bytes;
+    (row.aux_bits, row.aux_bytes) = (Some(aux_bits), Some(own));
+    row.density = 1.0;
 }

@@ -11,7 +11,7 @@ use super::capture::Capture;
 use super::decode::Decoding;
 use super::drawn::Drawn;
 #[cfg(feature = "cuda")]
-use super::gpu::{self, DecodingThere, SteppingThere};
+use super::gpu::{self, BuildingThere, DecodingThere, SteppingThere};
 use super::index::Building;
 use super::kernels;
 use super::learned::calibrated;
@@ -370,6 +370,8 @@ impl At<'_> {
         let model = self.plan.decoder.as_ref().and_then(Decoder::cuda);
         let (gpu, copies) = match model {
             Some(model) => (model.device(), dimensions.config().layers),
+            // An index takes long enough to be timed.
+            None if self.plan.op == Op::Index => (&here.gpu, 1),
             None => (&here.gpu, gpu::copies(sequences, self.batch)),
         };
         gpu::layer(gpu, dimensions, sequences, (self.batch, copies)).map(Some)
@@ -383,10 +385,18 @@ impl At<'_> {
         layer: &Arc<LayerAlone>,
         notes: &mut Vec<String>,
     ) -> Result<Vec<Entry<'r>>> {
-        let dtype = self.plan.dimensions.dtype();
-        let mut cache = gpu::cache(layer, dtype, self.plan.seed, material.rotation.as_ref());
+        let (dtype, seed) = (self.plan.dimensions.dtype(), self.plan.seed);
+        let mut cache = gpu::cache(layer, dtype, seed, material.rotation.as_ref());
         let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
         for method in self.methods {
+            if self.plan.op == Op::Index {
+                match BuildingThere::new(method, layer, dtype, seed, material.rotation.clone()) {
+                    Some(runs) => entries.push(Entry::of(method, runs)),
+                    None if method.method.picks_nothing() => {}
+                    None => elsewhere.push(method.label()),
+                }
+                continue;
+            }
             match SteppingThere::new(method, layer, &mut cache, &material.sequences, self.batch)? {
                 Some(runs) => entries.push(match &self.plan.decoder {
                     Some(decoder) => Entry::of(method, DecodingThere::new(decoder, runs)),
@@ -399,7 +409,7 @@ impl At<'_> {
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
-        if self.batch > gpu::DRAWN {
+        if self.plan.op != Op::Index && self.batch > gpu::DRAWN {
             let note = format!("of {} sequences {} are drawn; the others are copies.", self.batch, gpu::DRAWN);
             notes.extend((!notes.contains(&note)).then_some(note));
         }

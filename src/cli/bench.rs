@@ -256,14 +256,17 @@ impl BenchArgs {
         let (what, of_steps) = (self.what, matches!(self.what, What::Attention | What::Decode));
         let refused = |what: &str, hint: &str| Err(UsageError::new(what).hint(hint));
         let on_gpu = self.device()? != Device::Cpu;
-        if on_gpu && matches!(what, What::Index | What::Kernels) {
+        if on_gpu && what == What::Kernels {
             return refused(
-                "on a GPU attention, prefill and whole steps are timed",
-                "write `bench attention`, `bench prefill` or `bench decode`, or --device cpu",
+                "on a GPU attention, prefill, indexes and whole steps are timed",
+                "write `bench attention`, `bench prefill`, `bench index` or `bench decode`, or --device cpu",
             );
         }
-        if on_gpu && what == What::Attention && self.layers.is_some() {
-            return refused("on a GPU attention is that of one layer", "leave --layers out, or write `bench decode`");
+        if on_gpu && matches!(what, What::Attention | What::Index) && self.layers.is_some() {
+            return refused(
+                "on a GPU attention and indexes are those of one layer",
+                "leave --layers out, or write `bench decode`",
+            );
         }
         match self.layers {
             _ if !of_steps && self.batches != [1] => {

@@ -17,11 +17,11 @@ use crate::model::device::Device;
 use crate::tasks::Positions;
 
 /// Raised whenever the same settings may give other records than before.
-pub const RESULTS_VERSION: u32 = 4;
+pub const RESULTS_VERSION: u32 = 5;
 
 /// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there. 3: loki, hash_attention,
-/// magicpig and hip do.
-const CUDA_VERSION: u32 = 3;
+/// magicpig and hip do. 4: sparq and topp do.
+const CUDA_VERSION: u32 = 4;
 
 /// Everything that determines a record besides task, length, example and method.
 ///

@@ -7,10 +7,15 @@
 use std::sync::Arc;
 
 use super::{Picker, ScoredRow};
-use crate::attention::{Params, Picks, Probe, Solved, Tuned};
+use crate::attention::device::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceRoom, DeviceStep};
+use crate::attention::{Context, Params, Picks, Probe, Solved, Tuned};
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::share::{share_passes, top_share};
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{GpuError, Pages, Scores};
 
 /// The smallest set of candidates with a share of the mass.
 pub(in crate::attention) struct TopShare {
@@ -98,8 +103,51 @@ impl Picker for TopShare {
 
     /// Pages have as many tokens, so a page's share is that of its score.
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
-        cost.select_bytes += row.pass() * share_passes(row.scores.len());
+        *cost += self.cost(row.scores.len());
         Picks::softmax(row.tokens(&top_share(row.scores, row.scale, self.p.value(), row.least)))
+    }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        // Until a density is solved for there is no share.
+        self.p.density().is_none().then_some(self)
+    }
+}
+
+/// What a device expects of lists as long as it happens: one of so many candidates.
+#[cfg(feature = "cuda")]
+const EXPECTED: usize = 16;
+
+impl DevicePicker for TopShare {
+    fn cost(&self, scores: usize) -> Cost {
+        let pass = (scores * size_of::<f32>()) as u64;
+        Cost { select_bytes: pass * share_passes(scores), ..Cost::default() }
+    }
+
+    fn kind(&self) -> String {
+        format!("share {}", self.p.value())
+    }
+
+    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+        pages.all as u32
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let (rows, most) = (step.numbers.len(), of.tokens.len());
+        to.lists.resize_open(step.prefix.gpu, [rows, lists], [most, most / EXPECTED], of.tokens.end)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        (of, least): (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        step.prefix.gpu.top_share(scores, (self.p.value(), scale, least), first, of, &mut to.lists)
     }
 }
 

@@ -45,8 +45,8 @@ impl DevicePicker for Top {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
-    fn kind(&self) -> &'static str {
-        "top"
+    fn kind(&self) -> String {
+        "top".to_owned()
     }
 
     fn number(&self, context: Context, pages: &LeastPages) -> u32 {
@@ -64,7 +64,7 @@ impl DevicePicker for Top {
     fn pick_all(
         &self,
         step: &DeviceStep<'_>,
-        of: &Pages,
+        (of, _): (&Pages, usize),
         scores: &Scores,
         first: usize,
         to: &mut DeviceRoom,

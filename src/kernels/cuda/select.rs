@@ -264,6 +264,22 @@ impl TokenLists {
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
     }
 
+    /// As [`resize`](Self::resize), of lists as long as it happens: about `expected` tokens.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn resize_open(
+        &mut self,
+        gpu: &Gpu,
+        [rows, lists]: [usize; 2],
+        [most, expected]: [usize; 2],
+        end: usize,
+    ) -> Result<(), GpuError> {
+        self.resize(gpu, rows, lists, most, end)?;
+        self.expected = expected.min(most);
+        Ok(())
+    }
+
     /// As [`resize`](Self::resize), of lists that say how many entries of an index were read for them.
     ///
     /// # Errors
@@ -916,6 +932,44 @@ impl Gpu {
         let grid = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
         // SAFETY: scores, numbers of pages and lists are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing pages"))
+    }
+
+    /// The tokens of the fewest pages with the largest scores that have a share of the mass of all, and of `least` pages at least,
+    /// ascending; of equal scores the earlier page. A page's mass is `exp(scale * score)`. Rows of `lists` from `first` on are those of
+    /// the scores.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If `lists` have no room for all, or scores and pages do not fit.
+    pub fn top_share(
+        &self,
+        scores: &Scores,
+        (share, scale, least): (f64, f32, usize),
+        first: usize,
+        pages: &Pages,
+        lists: &mut TokenLists,
+    ) -> Result<(), GpuError> {
+        assert!(pages.count() == scores.columns && lists.lists == scores.lists, "a score for each page of each list");
+        assert!(first + scores.rows <= lists.rows && pages.tokens.end <= lists.end, "lists of {} rows", lists.rows);
+        assert!(lists.most >= pages.tokens.len(), "lists of {} tokens", lists.most);
+        if scores.rows == 0 || scores.lists == 0 {
+            return Ok(());
+        }
+        let (from, stride, columns) = (scores.address(), scores.stride() as u64, scores.columns as u32);
+        let [tokens, counts] = lists.addresses(first);
+        let size = pages.size.min(pages.tokens.len()) as u32;
+        let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most as u32);
+        let least = least.min(scores.columns) as u32;
+        let function = self.function("top_share", "top_share")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&columns).arg(&share).arg(&scale).arg(&least);
+        launch.arg(&size).arg(&begin).arg(&end).arg(&tokens).arg(&most).arg(&counts);
+        let grid = (scores.lists as u32, scores.rows as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: scores and lists are as long as checked above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing a share of the mass"))
     }
 
     /// Adds to each row's counters how many different tokens the lists of each KV head have together, how many each query

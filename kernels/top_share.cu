@@ -1,0 +1,126 @@
+// The tokens of the fewest pages with the largest scores that have a share of the mass, ascending; of equal scores the earlier page.
+//
+// Scores are logits, unscaled: the mass of one is exp(scale * (score - largest)), and not-a-number has none. A block finds one list, as
+// in top_pages.cu, by four passes of a byte each over words that order as scores do; here a bin also has the mass of its words.
+// Masses are whole numbers of 2^-40, so that sums are the same in whatever order they are added.
+#include "picks.cuh"
+
+constexpr int BINS = 256;
+// Copies of each bin, since lanes of a warp that add to one place wait for each other.
+constexpr int COPIES = 8;
+constexpr int BINS_OF_LANE = BINS / 32;
+// The mass of the largest score.
+constexpr float ONE = 1099511627776.0f;
+
+using Mass = unsigned long long;
+
+__device__ __forceinline__ Mass mass_of(float score, float largest, float scale) {
+    const float logit = scale * (score - largest);
+    return isnan(logit) ? 0 : static_cast<Mass>(expf(logit) * ONE);
+}
+
+// The sum over the lanes of a warp up to each.
+__device__ __forceinline__ Mass mass_scan(Mass x) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const Mass before = __shfl_up_sync(~0u, x, step);
+        if (threadIdx.x % 32 >= step) x += before;
+    }
+    return x;
+}
+
+// Where the last that is picked lies: a bin, what is still wanted of it, and how many words are in it.
+struct Chosen {
+    Mass mass;
+    uint32_t bin, count, size, above;
+};
+
+// Blocks: lists of a row, rows; scores, tokens and counts as top_pages has them. At least `least` pages are picked.
+extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* scores, unsigned long long stride,
+                                                                uint32_t columns, double share, float scale, uint32_t least,
+                                                                uint32_t page, uint32_t first, uint32_t end,
+                                                                uint32_t* tokens, uint32_t most, uint32_t* counts) {
+    __shared__ Mass masses[BINS][COPIES], all_mass;
+    __shared__ uint32_t sizes[BINS][COPIES], shared[33];
+    __shared__ float tops[32];
+    __shared__ Chosen chosen;
+    const uint64_t list = static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    const float* own = scores + list * stride;
+    uint32_t* to = tokens + list * most;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float largest = -CUDART_INF_F;
+    for (uint32_t i = threadIdx.x; i < columns; i += THREADS) largest = fmaxf(largest, own[i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    if (lane == 0) tops[warp] = largest;
+    if (threadIdx.x == 0) all_mass = 0;
+    __syncthreads();
+    largest = tops[lane];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    // Beside an infinite score no other has any mass.
+    const bool has_mass = isfinite(largest);
+    Mass sum = 0;
+    for (uint32_t i = threadIdx.x; i < columns && has_mass; i += THREADS) sum += mass_of(own[i], largest, scale);
+    sum = mass_scan(sum);
+    if (lane == 31) atomicAdd(&all_mass, sum);
+    __syncthreads();
+    const bool all = share >= 1.0 || least >= columns;
+    Mass wanted = min(all_mass, static_cast<Mass>(ceil(share * static_cast<double>(all_mass))));
+    uint32_t needed = max(least, 1u), word = 0, known = 0, above = 0;
+    // Whether all words that have the known bits are picked.
+    bool whole = all;
+    for (int shift = 24; shift >= 0 && !whole; shift -= 8) {
+        for (int i = threadIdx.x; i < BINS * COPIES; i += THREADS) masses[i / COPIES][i % COPIES] = 0, sizes[i / COPIES][i % COPIES] = 0;
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < columns; i += THREADS) {
+            const uint32_t x = ordered(own[i]);
+            if ((x & known) != word) continue;
+            const uint32_t bin = x >> shift & 255;
+            atomicAdd(&sizes[bin][lane % COPIES], 1);
+            if (has_mass) atomicAdd(&masses[bin][lane % COPIES], mass_of(own[i], largest, scale));
+        }
+        __syncthreads();
+        if (warp == 0) {
+            // From the largest bin down; a lane has some neighbours.
+            Mass mass[BINS_OF_LANE], of_lane = 0;
+            uint32_t size[BINS_OF_LANE], count = 0;
+#pragma unroll
+            for (int j = 0; j < BINS_OF_LANE; ++j) {
+                const int bin = BINS - 1 - (lane * BINS_OF_LANE + j);
+                mass[j] = 0, size[j] = 0;
+                for (int copy = 0; copy < COPIES; ++copy) mass[j] += masses[bin][copy], size[j] += sizes[bin][copy];
+                of_lane += mass[j], count += size[j];
+            }
+            Mass mass_above = mass_scan(of_lane) - of_lane;
+            uint32_t size_above = warp_scan(count) - count;
+#pragma unroll
+            for (int j = 0; j < BINS_OF_LANE; ++j) {
+                const bool before = mass_above >= wanted && size_above >= needed;
+                const bool after = mass_above + mass[j] >= wanted && size_above + size[j] >= needed;
+                if (after && !before) {
+                    chosen.mass = wanted - min(wanted, mass_above), chosen.count = needed - min(needed, size_above);
+                    chosen.bin = BINS - 1 - (lane * BINS_OF_LANE + j), chosen.size = size[j], chosen.above = size_above;
+                }
+                mass_above += mass[j], size_above += size[j];
+            }
+        }
+        __syncthreads();
+        word |= chosen.bin << shift, known |= 255u << shift;
+        wanted = chosen.mass, needed = chosen.count, above += chosen.above;
+        whole = chosen.size == 1;
+        __syncthreads();
+    }
+    uint32_t left = 1;
+    if (!whole) {
+        // All that are left are equal.
+        const uint32_t bits = word >> 31 ? word & 0x7fffffffu : ~word;
+        const Mass each = has_mass ? mass_of(__uint_as_float(bits), largest, scale) : 0;
+        const Mass by_mass = each > 0 ? (wanted + each - 1) / each : 0;
+        left = max(needed, static_cast<uint32_t>(min(by_mass, static_cast<Mass>(chosen.size))));
+    }
+    const uint32_t picked = all ? columns : above + left;
+    const Cut cut = {whole && !all ? word - 1 : word, whole ? 0 : left, all};
+    const uint32_t missing = write_pages(own, columns, cut, page, first, end, to, shared);
+    if (threadIdx.x == 0) counts[list] = picked * page - missing;
+}
