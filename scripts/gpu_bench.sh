@@ -3,7 +3,7 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small decode llama2 crossover prefill prefill_density, and of the papers' settings ds_figure5 ds_figure6
+# TABLES names some of the tables (all): batch context small index decode llama2 crossover prefill prefill_density, and of the papers' settings ds_figure5 ds_figure6
 # hash_figure4 hash_figure4_steps hip_decoding hip_table5 magicpig_figure7.
 set -euo pipefail
 
@@ -18,8 +18,9 @@ if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; th
 # by themselves; hip with half of its keys, too.
 methods=(-m streaming_llm -m hash_attention:per=kv_head -m hip:per=kv_head -m hip:per=kv_head,b_sk=2
     -m lsh_bits:per=kv_head -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
-# Of 32 layers and several sequences its tables would take more than the memory there is.
+# Of 32 layers and several sequences its tables, and keys by channels, would take more than the memory there is.
 sampling=(-m magicpig:K=10,L=150)
+by_channel=(-m sparq:per=kv_head -m sparq)
 
 table() {
     local name=$1
@@ -30,10 +31,12 @@ table() {
 
 : >"$out/log.txt"
 # The operators at 128K tokens, eight sequences at once: a layer of Llama-3.1-8B.
-table batch attention -c 128K --batch 8 "${methods[@]}" "${sampling[@]}" --density 0.0625 --rounds 31 "${peers[@]}"
+table batch attention -c 128K --batch 8 "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 31 "${peers[@]}"
 # One sequence, by context; and the densities between which one chooses.
-table context attention -c 8K,32K,128K,512K "${methods[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${peers[@]}"
-table small attention -c 32K --batch 8 "${methods[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
+table context attention -c 8K,32K,128K,512K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${peers[@]}"
+table small attention -c 32K --batch 8 "${methods[@]}" "${by_channel[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
+# Building the index of a layer.
+table index index -c 32K,128K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --rounds 7
 # Whole steps: weights and all 32 layers, as many sequences of 128K as fit beside the indexes; and one of 8K to 128K.
 table decode decode --layers 32 -c 128K --batch 6 "${methods[@]}" --density 0.0625 --rounds 9
 table crossover decode --layers 32 -c 8K,32K,128K "${methods[@]}" --density 0.0625 --rounds 9
@@ -42,7 +45,7 @@ table llama2 decode --shape llama-2-7b --layers 32 -c 32K --batch 6 "${methods[@
 
 # Attention of a whole prompt at one layer, by masks; hip as its paper has it, and with one mask for the heads of a group.
 table prefill prefill -c 8K,32K,128K -m hip:k=512 -m hip:k=512,per=kv_head -m streaming_llm:window=1024 -m bigbird:blocks=8,per=kv_head \
-    --rounds 7 "${peers[@]}"
+    --rounds 7 "${peers[@]/=gqa/=gqa,flex}"
 # How its time falls with what is kept.
 table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m hip:per=kv_head --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 7
 

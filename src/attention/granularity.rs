@@ -69,10 +69,15 @@ impl Granularity {
     }
 
     /// Tokens chosen for each of what [`merged`](Self::merged) gave.
-    pub(super) fn selection(self, mut tokens: Vec<Vec<u32>>) -> Selection {
+    pub(super) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
+        self.selection_of(tokens.into_iter().map(Picks::softmax).collect())
+    }
+
+    /// As [`selection`](Self::selection), of tokens that are weighted.
+    pub(super) fn selection_of(self, mut picks: Vec<Picks>) -> Selection {
         match self {
-            Self::QueryHead => Selection::PerHead(tokens.into_iter().map(Picks::softmax).collect()),
-            Self::KvHead(_) => Selection::Shared(Picks::softmax(tokens.pop().unwrap_or_default())),
+            Self::QueryHead => Selection::PerHead(picks),
+            Self::KvHead(_) => Selection::Shared(picks.pop().unwrap_or_else(|| Picks::softmax(Vec::new()))),
         }
     }
 

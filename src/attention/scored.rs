@@ -91,7 +91,7 @@ impl<S: Scorer> Scored<S> {
     fn draw(&self, picker: &dyn BlindPicker, step: &Step<'_>) -> Selection {
         let draw = |head| picker.draw(&step.candidates, step.context, step.rng(head));
         let heads = if self.per == Granularity::QueryHead { step.group() } else { 1 };
-        self.per.selection((0..heads).map(draw).collect())
+        self.per.selection_of((0..heads).map(draw).collect())
     }
 
     /// Scorer and picker on a device, if both can go there.

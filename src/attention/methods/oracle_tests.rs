@@ -1449,6 +1449,38 @@ fn random_draws_every_candidate_alike() {
     }
 }
 
+/// Drawn tokens that stand for the rest: on average over draws, their exponentials over the probabilities of being drawn sum to those
+/// of all candidates; as they are, they sum to a share of it.
+#[test]
+fn random_tokens_by_inverse_probability_have_the_mass_of_all() {
+    const DRAWS: u64 = 4000;
+    let scene = Scene::noise();
+    let candidates = SINK..TOKENS - LOCAL;
+    let exponential = |token: u32| (f64::from(token) * 0.7).sin().exp();
+    let all: f64 = candidates.clone().map(|t| exponential(t as u32)).sum();
+    for (weights, share) in [("inverse", 1.0), ("one", 40.0 / candidates.len() as f64)] {
+        let spec = format!("random:k=40,weights={weights},per=kv_head");
+        let method = Scene::method(&spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+        let stats = scene.stats(&method);
+        let mass = |seed: u64| -> f64 {
+            let Selection::Shared(picks) = scene.picks(&method, &stats, (0, 0), &candidates, seed) else {
+                panic!("one set for the group")
+            };
+            let bias = match &picks.weighting {
+                Weighting::LogBias(bias) => bias.clone(),
+                _ => vec![0.0; picks.tokens.len()],
+            };
+            picks.tokens.iter().zip(bias).map(|(t, log_u)| exponential(*t) / f64::from(log_u).exp()).sum()
+        };
+        let masses: Vec<f64> = (0..DRAWS).map(mass).collect();
+        let mean = masses.iter().sum::<f64>() / DRAWS as f64;
+        let deviation = (masses.iter().map(|m| (m - mean).powi(2)).sum::<f64>() / (DRAWS - 1) as f64).sqrt();
+        let error = deviation / (DRAWS as f64).sqrt();
+        assert!((mean - share * all).abs() < 4.0 * error, "{weights}: {mean} ± {error} for {}", share * all);
+        assert!(error < 0.01 * share * all, "{error} tells something");
+    }
+}
+
 /// Every pass over scores is counted, of four bytes each: the best are found in two, draws take three; a share is sorted out
 /// of short rows, whose weights are written and read too.
 #[test]

@@ -1,4 +1,8 @@
 //! `random`: uniformly drawn tokens, the floor of every plot.
+//!
+//! With `weights=inverse` each stands for as many candidates as there are to one that is drawn: its logit is lowered by `ln(k/n)`, the
+//! logarithm of the probability that it is drawn. That is the uniform form of MagicPIG's estimator (eq. 11), against which one that
+//! samples by similarity is to be held.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +14,7 @@ use super::{Granularity, MethodEntry, ParamInfo};
 use crate::attention::pick::{BlindPicker, Picker, ScoredRow};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::attention::{Budget, Context, HeadPrefix, Picks};
+use crate::attention::{Budget, Context, HeadPrefix, Picks, Weighting};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -20,12 +24,18 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     params: &[
         ParamInfo { key: "ratio", default: "0.0625", about: "share of the context picked, above 0 to 1" },
         ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens picked beyond the static ones, from 0" },
+        ParamInfo {
+            key: "weights",
+            default: "one",
+            about: "one | inverse: as they are, or by the inverse of the probability that they are drawn",
+        },
         Granularity::INFO,
     ],
     presets: &[],
     build: |params| {
         let budget = params.budget_from_zero(Budget::Ratio(0.0625))?;
-        Ok(Arc::new(Scored::new(Blind, Uniform { budget }, Granularity::read_per(params)?)))
+        let stands_for_rest = params.choice("weights", &["one", "inverse"])? == "inverse";
+        Ok(Arc::new(Scored::new(Blind, Uniform { budget, stands_for_rest }, Granularity::read_per(params)?)))
     },
 };
 
@@ -58,11 +68,13 @@ impl Scorer for Blind {
 /// Distinct candidates, each as likely as any other.
 struct Uniform {
     budget: Budget,
+    /// Whether what is drawn stands for what is not.
+    stands_for_rest: bool,
 }
 
 impl Picker for Uniform {
     fn pick(&self, row: &ScoredRow<'_>, _: &mut Cost) -> Picks {
-        Picks::softmax(self.draw(&row.candidates, row.context, row.rng()))
+        self.draw(&row.candidates, row.context, row.rng())
     }
 
     fn blind(&self) -> Option<&dyn BlindPicker> {
@@ -75,11 +87,15 @@ impl Picker for Uniform {
 }
 
 impl BlindPicker for Uniform {
-    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> Vec<u32> {
+    fn draw(&self, candidates: &Range<usize>, context: Context, mut rng: ChaCha8Rng) -> Picks {
         let k = self.budget.tokens(context).min(candidates.len());
         let drawn = index::sample(&mut rng, candidates.len(), k);
         let mut tokens: Vec<u32> = drawn.iter().map(|i| (i + candidates.start) as u32).collect();
         tokens.sort_unstable();
-        tokens
+        let weighting = match self.stands_for_rest {
+            true => Weighting::LogBias(vec![(k as f32 / candidates.len() as f32).ln(); k]),
+            false => Weighting::Softmax,
+        };
+        Picks { tokens, weighting }
     }
 }

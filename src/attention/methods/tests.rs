@@ -456,6 +456,7 @@ const SELECT_ALL: &[&str] = &[
     "topk:k=100000,rescore=exact,k2=100000",
     "loki:ratio=1,rescore=int4,p=1,per=kv_head",
     "random:ratio=1",
+    "random:ratio=1,weights=inverse",
     "quest:ratio=1",
     "quest:k=100000,page=7,per=kv_head",
     "quest:ratio=1,summary_bits=2",

@@ -212,7 +212,7 @@ pub(super) trait Picker: Send + Sync {
 /// Chooses among candidates without a look at any.
 pub(super) trait BlindPicker {
     /// Distinct candidates, ascending.
-    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> Vec<u32>;
+    fn draw(&self, candidates: &Range<usize>, context: Context, rng: ChaCha8Rng) -> Picks;
 }
 
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
