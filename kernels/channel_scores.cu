@@ -9,11 +9,11 @@ constexpr int THREADS = 128;
 // Tokens of a block that scores.
 constexpr uint32_t TILE = THREADS * PIECE;
 // Channels whose numbers a thread asks for before it looks at the first.
-constexpr int AHEAD = 4;
+constexpr int AHEAD = 8;
 // The widest head.
 constexpr int WIDEST = 256;
 // Threads of a block that looks at all logits of a head.
-constexpr int REST_THREADS = 1024;
+constexpr int REST_THREADS = 256;
 
 // Keys `[kv_head][token][d]` by channels; what lies beyond the last token is zero. Blocks: 32 tokens, 32 channels, KV heads.
 template <typename T>
@@ -87,12 +87,28 @@ __device__ void choose_channels(const uint32_t* rows, const T* queries, uint64_t
     }
 }
 
-// Logits of all candidates, `[row][head][stride]`. Blocks: tiles of tokens, up to QUERIES heads that choose together, rows.
+// The largest number of a block, for every thread; `shared` has room for 32 numbers.
+__device__ __forceinline__ float block_top(float x, float* shared) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : -CUDART_INF_F;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    __syncthreads();
+    return x;
+}
+
+// Logits of all candidates, `[row][head][stride]`; of each tile the largest and the sum of exponentials below it,
+// `[row][head][tile][2]`; and what the logits of a list's heads reduce to, `[row][list][stride]`, if one block has all of them.
+// Blocks: tiles of tokens, up to QUERIES heads that choose together, rows.
 template <typename T, int QUERIES>
 __device__ void channel_scores(const uint32_t* channels, const float* weights, const T* keys, uint64_t key_stride, int d,
-                               int heads, int group, int each, int chosen, uint32_t columns, float* out, uint64_t stride) {
+                               int heads, int group, int each, int chosen, uint32_t columns, float* out, uint64_t stride,
+                               float* tiles, int reduction, float* reduced) {
     __shared__ uint32_t rows[WIDEST];
-    __shared__ float factors[WIDEST][QUERIES];
+    __shared__ float factors[WIDEST][QUERIES], shared[32];
     const int parts = (each + QUERIES - 1) / QUERIES, list = blockIdx.y / parts, row = blockIdx.z;
     const int first = list * each + blockIdx.y % parts * QUERIES, count = min(QUERIES, (list + 1) * each - first);
     const int lists = heads / each;
@@ -104,31 +120,63 @@ __device__ void channel_scores(const uint32_t* channels, const float* weights, c
     }
     __syncthreads();
     const uint32_t token = blockIdx.x * TILE + threadIdx.x * PIECE;
-    if (token >= columns) return;
-    const T* from = keys + static_cast<uint64_t>(first / group) * d * key_stride + token;
+    const bool holds = token < columns;
     float scores[QUERIES][PIECE] = {};
-    for (int start = 0; start < chosen; start += AHEAD) {
-        Piece<T> pieces[AHEAD];
+    if (holds) {
+        const T* from = keys + static_cast<uint64_t>(first / group) * d * key_stride + token;
+        for (int start = 0; start < chosen; start += AHEAD) {
+            Piece<T> pieces[AHEAD];
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) pieces[a] = load_piece(from + rows[min(start + a, chosen - 1)] * key_stride);
+            for (int a = 0; a < AHEAD; ++a) pieces[a] = load_piece(from + rows[min(start + a, chosen - 1)] * key_stride);
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
-            if (start + a >= chosen) break;
-            float numbers[PIECE];
-            widen_piece(pieces[a], numbers);
+            for (int a = 0; a < AHEAD; ++a) {
+                if (start + a >= chosen) break;
+                float numbers[PIECE];
+                widen_piece(pieces[a], numbers);
 #pragma unroll
-            for (int h = 0; h < QUERIES; ++h)
+                for (int h = 0; h < QUERIES; ++h)
 #pragma unroll
-                for (int i = 0; i < PIECE; ++i) scores[h][i] += factors[start + a][h] * numbers[i];
+                    for (int i = 0; i < PIECE; ++i) scores[h][i] += factors[start + a][h] * numbers[i];
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < QUERIES; ++h) {
+            if (h >= count) break;
+            float* to = out + (static_cast<uint64_t>(row) * heads + first + h) * stride + token;
+            *reinterpret_cast<float4*>(to) = make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
+            if (token + 4 < columns)
+                *reinterpret_cast<float4*>(to + 4) = make_float4(scores[h][4], scores[h][5], scores[h][6], scores[h][7]);
+        }
+        if (reduction != NONE) {
+            float all[PIECE];
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) {
+                all[i] = scores[0][i];
+#pragma unroll
+                for (int h = 1; h < QUERIES; ++h)
+                    if (h < count) all[i] = reduction == SUM ? all[i] + scores[h][i] : fmaxf(all[i], scores[h][i]);
+            }
+            float* to = reduced + (static_cast<uint64_t>(row) * lists + list) * stride + token;
+            *reinterpret_cast<float4*>(to) = make_float4(all[0], all[1], all[2], all[3]);
+            if (token + 4 < columns) *reinterpret_cast<float4*>(to + 4) = make_float4(all[4], all[5], all[6], all[7]);
         }
     }
 #pragma unroll
     for (int h = 0; h < QUERIES; ++h) {
         if (h >= count) break;
-        float* to = out + (static_cast<uint64_t>(row) * heads + first + h) * stride + token;
-        *reinterpret_cast<float4*>(to) = make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
-        if (token + 4 < columns)
-            *reinterpret_cast<float4*>(to + 4) = make_float4(scores[h][4], scores[h][5], scores[h][6], scores[h][7]);
+        float top = -CUDART_INF_F, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i)
+            if (token + i < columns) top = fmaxf(top, scores[h][i]);
+        top = block_top(top, shared);
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i)
+            if (token + i < columns) sum += expf(scores[h][i] - top);
+        sum = block_sum(sum, shared);
+        if (threadIdx.x == 0) {
+            float* to = tiles + ((static_cast<uint64_t>(row) * heads + first + h) * gridDim.x + blockIdx.x) * 2;
+            to[0] = top, to[1] = sum;
+        }
     }
 }
 
@@ -145,43 +193,27 @@ __device__ __forceinline__ double block_total(double x, double* shared) {
     return x;
 }
 
-// The share of each head's softmax of its logits that what was picked leaves over, below 1, `[row][head]`; and the mean values of
+// From the sums of tiles, the share of each head's softmax of its logits that what was picked leaves over, below 1, `[row][head]`; and the mean values of
 // KV heads where whoever attends finds them. Lists of picks are by head or by KV head, of tokens from `begin` on. Blocks: heads,
 // rows.
 extern "C" __global__ void __launch_bounds__(REST_THREADS) rest_shares(
-    const float* logits, unsigned long long stride, uint32_t columns, const uint32_t* tokens, uint32_t most,
-    const uint32_t* counts, int lists, uint32_t begin, int group, const float* means, int d, float* shares, float* values) {
+    const float* logits, unsigned long long stride, uint32_t columns, const float* tiles, uint32_t tile_count,
+    const uint32_t* tokens, uint32_t most, const uint32_t* counts, int lists, uint32_t begin, int group, const float* means,
+    int d, float* shares, float* values) {
     // The largest share below one: the rest is stated as a multiple of what was picked.
     constexpr float MOST = 1.0f - 1.1920929e-7f;
     __shared__ double shared[32];
     __shared__ float tops[32];
     const int heads = gridDim.x, head = blockIdx.x, row = blockIdx.y, each = heads / lists;
     const float* own = logits + (static_cast<uint64_t>(row) * heads + head) * stride;
+    const float* own_tiles = tiles + (static_cast<uint64_t>(row) * heads + head) * tile_count * 2;
     float top = -CUDART_INF_F;
+    for (uint32_t i = threadIdx.x; i < tile_count; i += REST_THREADS) top = fmaxf(top, own_tiles[2 * i]);
+    const float most_logit = block_top(top, tops);
     double all = 0.0;
-    for (uint32_t at = threadIdx.x * 4; at < columns; at += REST_THREADS * 4) {
-        const float4 four = *reinterpret_cast<const float4*>(own + at);
-        const float x[4] = {four.x, four.y, four.z, four.w};
-        float larger = top;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (at + i < columns) larger = fmaxf(larger, x[i]);
-        if (larger > top) all *= expf(top - larger), top = larger;
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (at + i < columns) sum += expf(x[i] - top);
-        all += sum;
-    }
-    float most_logit = top;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) most_logit = fmaxf(most_logit, __shfl_xor_sync(~0u, most_logit, step));
-    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = most_logit;
-    __syncthreads();
-    most_logit = tops[threadIdx.x % 32];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) most_logit = fmaxf(most_logit, __shfl_xor_sync(~0u, most_logit, step));
-    all = block_total(top == -CUDART_INF_F ? 0.0 : all * expf(top - most_logit), shared);
+    for (uint32_t i = threadIdx.x; i < tile_count; i += REST_THREADS)
+        all += static_cast<double>(own_tiles[2 * i + 1]) * expf(own_tiles[2 * i] - most_logit);
+    all = block_total(all, shared);
     const uint64_t list = static_cast<uint64_t>(row) * lists + head / each;
     const uint32_t count = min(counts[list], most);
     double inside = 0.0;
@@ -214,9 +246,10 @@ extern "C" __global__ void __launch_bounds__(REST_THREADS) rest_shares(
 #define CHANNEL_SCORES(T, NAME, QUERIES)                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) channel_scores_##NAME##_##QUERIES(                            \
         const uint32_t* channels, const float* weights, const T* keys, unsigned long long key_stride, int d, int heads, \
-        int group, int each, int chosen, uint32_t columns, float* out, unsigned long long stride) {                     \
+        int group, int each, int chosen, uint32_t columns, float* out, unsigned long long stride, float* tiles,         \
+        int reduction, float* reduced) {                                                                                \
         channel_scores<T, QUERIES>(channels, weights, keys, key_stride, d, heads, group, each, chosen, columns, out,    \
-                                   stride);                                                                             \
+                                   stride, tiles, reduction, reduced);                                                  \
     }
 
 #define CHANNELS_ALL(T, NAME)                                                                                           \

@@ -1220,7 +1220,8 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                 let mut chosen =
                     ChosenChannels { channels: &mut channels, weights: &mut weights, count: r, lists: count };
                 gpu.choose_channels(&asked.queries(), 0..2, (d, storage), &mut chosen).unwrap();
-                gpu.score_channels(&chosen, (2, heads), &index, &mut room).unwrap();
+                let reduction = (count == kv_heads).then_some(Reduction::Sum);
+                gpu.score_channels(&chosen, (2, heads), &index, reduction, &mut room).unwrap();
                 let mut exact = Vec::new();
                 for (row, head) in (0..2).flat_map(|row| (0..heads).map(move |head| (row, head))) {
                     let each = heads / count;
@@ -1231,8 +1232,12 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
                     let scores = room.of(None).download(&gpu, row, head).unwrap();
                     assert_scores(&scores, &exact[exact.len() - 1], d, &format!("{what}, row {row}, head {head}"));
                 }
-                let reduction = (count == kv_heads).then_some(Reduction::Sum);
-                reduction.into_iter().for_each(|by| room.reduce(&gpu, kv_heads, by).unwrap());
+                for list in 0..2 * count {
+                    let scores = room.of(reduction).download(&gpu, list / count, list % count).unwrap();
+                    let own = &exact[list * (heads / count)..][..heads / count];
+                    let sums: Vec<f64> = (0..n).map(|t| own.iter().map(|logits| logits[t]).sum()).collect();
+                    assert_scores(&scores, &sums, group * d, &format!("{what}, list {list} of {count}"));
+                }
                 // In the first row few are picked, in the second all.
                 let picked = [n.div_ceil(9), n];
                 let (mut lists, mut numbers) = (TokenLists::default(), Mirrored::default());

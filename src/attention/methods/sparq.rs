@@ -28,7 +28,7 @@ use crate::cost::Cost;
 use crate::kernels::cpu::rows::{Elem, Rows, with_rows};
 use crate::kernels::cpu::softmax::softmax;
 use crate::kernels::cpu::topk::top_k;
-use crate::kernels::cpu::weighted_list;
+use crate::kernels::cpu::weighted_lists;
 use crate::kv::KvStore;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -163,30 +163,31 @@ impl Scorer for QueryChannels {
         let (d, n, group) = (queries.d, segment.keys.tokens(), queries.group());
         let mut scores = vec![0.0; queries.count() * n];
         let query = |h: usize, row: usize| &queries.head(h)[row * d..][..d];
-        for row in 0..queries.rows {
-            let channels_of = |heads: std::ops::Range<usize>| {
-                let magnitude = |c: usize| heads.clone().map(|h| query(h, row)[c].abs()).sum::<f32>();
-                top_k(&(0..d).map(magnitude).collect::<Vec<_>>(), self.r.of(d))
+        let each = if self.per == Granularity::QueryHead { 1 } else { group };
+        for (row, first) in (0..queries.rows).flat_map(|row| (0..group).step_by(each).map(move |first| (row, first))) {
+            let heads = first..first + each;
+            let magnitude = |c: usize| heads.clone().map(|h| query(h, row)[c].abs()).sum::<f32>();
+            let channels = top_k(&(0..d).map(magnitude).collect::<Vec<_>>(), self.r.of(d));
+            let weights_of = |h: usize| {
+                let (query, factor) = (query(h, row), 1.0 / temperature(query(h, row), &channels));
+                channels.iter().map(move |c| query[*c as usize] * factor).collect::<Vec<f32>>()
             };
-            for h in 0..group {
-                let channels = match self.per {
-                    Granularity::QueryHead => channels_of(h..h + 1),
-                    Granularity::KvHead(_) => channels_of(0..group),
-                };
-                let query = query(h, row);
-                let factor = 1.0 / temperature(query, &channels);
-                let weights: Vec<f32> = channels.iter().map(|c| query[*c as usize] * factor).collect();
-                segment.score(&channels, &weights, &mut scores[(h * queries.rows + row) * n..][..n]);
+            // Scores of one row's heads lie one behind the other where there is but one row.
+            let at_once = if queries.rows == 1 { each } else { 1 };
+            for head in heads.clone().step_by(at_once) {
+                let weights = (head..head + at_once).flat_map(weights_of).collect::<Vec<f32>>();
+                let out = &mut scores[(head * queries.rows + row) * n..][..at_once * n];
+                segment.score(&channels, &weights, at_once, out);
             }
         }
-        // Each query reads its channels by itself.
-        let products = queries.count() * self.r.of(d) * n;
-        let bytes = (products * segment.keys.elem_bytes()) as u64;
+        // Query heads that choose together read their channels together.
+        let numbers = self.r.of(d) * n;
+        let bytes = (queries.count() / each * numbers * segment.keys.elem_bytes()) as u64;
         match segment.index.copy {
             Copy::None => cost.kv_bytes += bytes,
             _ => cost.aux_bytes += bytes,
         }
-        cost.score_flops += 2 * products as u64;
+        cost.score_flops += (2 * queries.count() * numbers) as u64;
         scores
     }
 
@@ -225,18 +226,13 @@ impl Kept {
 }
 
 impl Segment<'_, Kept> {
-    /// Adds `Σ_i weights[i] · key[channels[i]]` of every key to `out`.
-    fn score(&self, channels: &[u32], weights: &[f32], out: &mut [f32]) {
+    /// Adds `Σ_i weights[i] · key[channels[i]]` of every key to `out: [head][token]`, by the weights `[head][channel]` of so many heads.
+    fn score(&self, channels: &[u32], weights: &[f32], heads: usize, out: &mut [f32]) {
         let d = self.index.sum.len();
         match &self.index.copy {
-            Copy::ByChannel(store) => weighted_list(store.head(0), channels, weights, out),
-            Copy::ByToken(store) => strided(store.head(0), d, channels, weights, out),
-            Copy::None => {
-                let [front, back] = self.keys.pieces();
-                let (of_front, of_back) = out.split_at_mut(front.elements() / d);
-                strided(front, d, channels, weights, of_front);
-                strided(back, d, channels, weights, of_back);
-            }
+            Copy::ByChannel(store) => weighted_lists(store.head(0), channels, weights, heads, out),
+            Copy::ByToken(store) => strided(&[store.head(0)], d, channels, weights, out),
+            Copy::None => strided(&self.keys.pieces(), d, channels, weights, out),
         }
     }
 }
@@ -293,15 +289,22 @@ fn total(weights: &[f32]) -> f64 {
 /// The remainder is stated as a share of what was picked, which therefore has to have some.
 const MOST_REST: f32 = 1.0 - f32::EPSILON;
 
-/// `out[t] += Σ_i weights[i] · rows[t][channels[i]]`.
-fn strided(rows: Rows<'_>, d: usize, channels: &[u32], weights: &[f32], out: &mut [f32]) {
-    with_rows!(rows, data => {
-        for (out, row) in out.iter_mut().zip(data.chunks_exact(d)) {
-            for (c, w) in channels.iter().zip(weights) {
-                *out += w * row[*c as usize].to_f32();
+/// `out[h][t] += Σ_i weights[h][i] · rows[t][channels[i]]`, of the rows of all pieces one behind the other.
+fn strided(pieces: &[Rows<'_>], d: usize, channels: &[u32], weights: &[f32], out: &mut [f32]) {
+    let tokens: usize = pieces.iter().map(|rows| rows.elements() / d).sum();
+    let mut first = 0;
+    for rows in pieces {
+        with_rows!(*rows, data => {
+            for (t, row) in data.chunks_exact(d).enumerate() {
+                for (weights, out) in weights.chunks_exact(channels.len()).zip(out.chunks_exact_mut(tokens)) {
+                    for (c, w) in channels.iter().zip(weights) {
+                        out[first + t] += w * row[*c as usize].to_f32();
+                    }
+                }
             }
-        }
-    })
+        });
+        first += rows.elements() / d;
+    }
 }
 
 #[cfg(test)]
@@ -383,7 +386,12 @@ mod tests {
             assert_eq!(out, out_copy);
             assert_eq!(aux_copy - aux, 32.0 * 32.0, "a second copy of the keys");
             assert_eq!(cost.kv_bytes + cost.aux_bytes, cost_copy.kv_bytes + cost_copy.aux_bytes);
-            assert_eq!(cost.kv_bytes - cost_copy.kv_bytes, 2 * 2 * 4 * 500 * 4, "steps, heads, channels, tokens, f32");
+            let lists = if per == "query_head" { 2 } else { 1 };
+            assert_eq!(
+                cost.kv_bytes - cost_copy.kv_bytes,
+                2 * lists * 4 * 500 * 4,
+                "steps, lists, channels, tokens, f32"
+            );
         }
     }
 

@@ -140,59 +140,94 @@ fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>,
 /// # Panics
 /// If a token is out of range, or the lists are not of one length.
 pub fn weighted_list(values: Rows, tokens: &[u32], weights: &[f32], out: &mut [f32]) {
-    assert_eq!(tokens.len(), weights.len(), "one weight a token");
-    with_rows!(values, data => weighted_rows(data, tokens, weights, out))
+    weighted_lists(values, tokens, weights, 1, out);
+}
+
+/// As [`weighted_list`], for several sets of weights `[set][token]` and outputs `[set][d]`: rows are read once for all.
+///
+/// # Panics
+/// If a token is out of range, or there are not as many weights and outputs.
+pub fn weighted_lists(values: Rows, tokens: &[u32], weights: &[f32], sets: usize, out: &mut [f32]) {
+    assert_eq!(tokens.len() * sets, weights.len(), "one weight a token");
+    assert!(out.len().is_multiple_of(sets), "{} outputs of {sets} sets", out.len());
+    let d = out.len() / sets;
+    with_rows!(values, data => weighted_rows(data, d, tokens, weights, out))
 }
 
 dispatch! {
-    fn weighted_rows[T: Elem](data: &[T], tokens: &[u32], weights: &[f32], out: &mut [f32]) = weighted_rows_kernel
+    fn weighted_rows[T: Elem](data: &[T], d: usize, tokens: &[u32], weights: &[f32], out: &mut [f32]) = weighted_rows_kernel
 }
 
 /// Columns whose sums stay in registers while the rows go by.
 const SUMS: usize = 64;
-/// Columns of wider rows, whose sums stay in the nearest cache, so that of each row memory is read in long stretches.
+/// Columns of wider rows, whose sums stay in the nearest cache, so that of each row memory is read in long stretches: of all sets
+/// together.
 const WIDE: usize = 2048;
 
-/// Adds columns `first..first + sums.len()` of the weighted rows to `sums`, four rows at a time, each in its order.
+/// Adds columns `first..first + width` of the weighted rows to those of `out: [set][d]`, four rows at a time, each in its order.
 #[inline(always)]
-fn add_wide_rows<T: Elem>(data: &[T], d: usize, first: usize, tokens: &[u32], weights: &[f32], sums: &mut [f32]) {
+fn add_wide_rows<T: Elem>(
+    data: &[T],
+    d: usize,
+    (first, width): (usize, usize),
+    tokens: &[u32],
+    weights: &[f32],
+    out: &mut [f32],
+) {
+    let columns = |token: u32| &data[token as usize * d + first..][..width];
     let (fours, rest) = tokens.as_chunks::<4>();
-    let (weights_of_fours, weights_of_rest) = weights.as_chunks::<4>();
-    for (&[a, b, c, e], &[wa, wb, wc, we]) in fours.iter().zip(weights_of_fours) {
-        let (a, b) = (&data[a as usize * d + first..][..sums.len()], &data[b as usize * d + first..][..sums.len()]);
-        let (c, e) = (&data[c as usize * d + first..][..sums.len()], &data[e as usize * d + first..][..sums.len()]);
-        for (i, sum) in sums.iter_mut().enumerate() {
-            *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
+    for (i, &[a, b, c, e]) in fours.iter().enumerate() {
+        let (a, b, c, e) = (columns(a), columns(b), columns(c), columns(e));
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+            let &[wa, wb, wc, we] = weights[4 * i..].first_chunk().expect("a weight for each row");
+            for (i, sum) in out[first..][..width].iter_mut().enumerate() {
+                *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
+            }
         }
     }
-    for (&t, &w) in rest.iter().zip(weights_of_rest) {
-        let row = &data[t as usize * d + first..][..sums.len()];
-        for (sum, v) in sums.iter_mut().zip(row) {
-            *sum += w * v.to_f32();
+    for (i, &token) in rest.iter().enumerate() {
+        let row = columns(token);
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+            let w = weights[4 * fours.len() + i];
+            for (sum, v) in out[first..][..width].iter_mut().zip(row) {
+                *sum += w * v.to_f32();
+            }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(data: &[T], tokens: &[u32], weights: &[f32], out: &mut [f32]) {
-    let d = out.len();
+unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(
+    data: &[T],
+    d: usize,
+    tokens: &[u32],
+    weights: &[f32],
+    out: &mut [f32],
+) {
+    if tokens.is_empty() || d == 0 {
+        return;
+    }
     if d > WIDE {
-        for (first, sums) in (0..).step_by(WIDE).zip(out.chunks_mut(WIDE)) {
-            add_wide_rows(data, d, first, tokens, weights, sums);
+        let step = (WIDE / (out.len() / d)).max(SUMS);
+        for first in (0..d).step_by(step) {
+            add_wide_rows(data, d, (first, step.min(d - first)), tokens, weights, out);
         }
         return;
     }
-    let (blocks, rest) = out.as_chunks_mut::<SUMS>();
-    for (first, sums) in (0..).step_by(SUMS).zip(blocks) {
-        for (&t, &w) in tokens.iter().zip(weights) {
-            let row: &[T; SUMS] = data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
-            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+    for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+        let (blocks, rest) = out.as_chunks_mut::<SUMS>();
+        for (first, sums) in (0..).step_by(SUMS).zip(blocks) {
+            for (&t, &w) in tokens.iter().zip(weights) {
+                let row: &[T; SUMS] =
+                    data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+            }
         }
-    }
-    let first = d - rest.len();
-    for (&t, &w) in tokens.iter().zip(weights) {
-        let row = &data[t as usize * d + first..][..rest.len()];
-        rest.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+        let first = d - rest.len();
+        for (&t, &w) in tokens.iter().zip(weights) {
+            let row = &data[t as usize * d + first..][..rest.len()];
+            rest.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
+        }
     }
 }
 
@@ -549,6 +584,14 @@ mod tests {
             }
             weighted_list(Rows::Bf16(&rows), &tokens, &weights, &mut out);
             assert_eq!(out, expected, "{count} of {n} rows of {d}");
+            // Three sets at once are what each is by itself.
+            let (weights, mut together) = (noise(3 * count, 7), noise(3 * d, 8));
+            let mut apart = together.clone();
+            for (weights, out) in weights.chunks_exact(count).zip(apart.chunks_exact_mut(d)) {
+                weighted_list(Rows::Bf16(&rows), &tokens, weights, out);
+            }
+            weighted_lists(Rows::Bf16(&rows), &tokens, &weights, 3, &mut together);
+            assert_eq!(together, apart, "three sets, {count} of {n} rows of {d}");
         }
     }
 

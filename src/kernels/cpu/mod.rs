@@ -19,6 +19,6 @@ mod simd;
 pub mod softmax;
 pub mod topk;
 
-pub use attend::{Accumulator, attend_list, attend_range, weighted_list};
+pub use attend::{Accumulator, attend_list, attend_range, weighted_list, weighted_lists};
 pub use rows::{Elem, Joined, Rows};
 pub use simd::{check_isa, isa_name};

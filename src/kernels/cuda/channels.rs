@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
-use super::select::{Queries, ScoreRoom, TokenLists};
+use super::select::{Queries, Reduction, ScoreRoom, TokenLists};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// Tokens of a block that scores, and those that a thread of it takes.
@@ -19,7 +19,7 @@ const WIDEST: usize = 256;
 const SIDE: usize = 32;
 /// Pieces of a context whose values are summed up apart, and threads of a block that looks at all logits of a head.
 const CHUNKS: usize = 64;
-const REST_THREADS: u32 = 1024;
+const REST_THREADS: u32 = 256;
 
 /// Keys of all KV heads of a layer by channels, `[kv_head][d][stride]`, and the mean values of KV heads, `[kv_head][d]` f32.
 #[derive(Debug, Clone, Copy)]
@@ -168,7 +168,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("choosing channels"))
     }
 
-    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head.
+    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head, and by KV head if they are reduced:
+    /// then the heads of a group have chosen together.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -180,11 +181,14 @@ impl Gpu {
         chosen: &ChosenChannels<'_>,
         (rows, heads): (usize, usize),
         index: &KeysByChannel<'_>,
+        reduction: Option<Reduction>,
         room: &mut ScoreRoom,
     ) -> Result<(), GpuError> {
         let KeysByChannel { tokens, kv_heads, d, storage, .. } = *index;
         assert!(heads.is_multiple_of(kv_heads) && heads.is_multiple_of(chosen.lists), "{heads} query heads");
-        let out = room.resized(self, rows, (heads, kv_heads), tokens, None)?;
+        assert!(reduction.is_none() || chosen.lists == kv_heads, "{} lists are reduced", chosen.lists);
+        let tiles = tokens.div_ceil(TILE);
+        let [to, reduced, of_tiles] = room.resized_both(self, rows, (heads, kv_heads), tokens, tiles)?;
         if rows == 0 || tokens == 0 {
             return Ok(());
         }
@@ -196,22 +200,29 @@ impl Gpu {
         let channels = channels.address(0, 4 * rows * chosen.lists * chosen.count);
         let weights = weights.address(0, 4 * rows * heads * chosen.count);
         let [keys, _] = index.addresses();
-        let (key_stride, to, stride) = (KeysByChannel::stride(tokens) as u64, out.address(), out.stride() as u64);
+        let (key_stride, stride) = (KeysByChannel::stride(tokens) as u64, room.of(None).stride() as u64);
         let parts = (chosen.lists * each.div_ceil(taken)) as u32;
         let group = (heads / kv_heads) as i32;
+        // What one block does not have is reduced afterwards.
+        let at_once = reduction.filter(|_| each <= taken);
+        let kind = Reduction::number(at_once);
         let [width, heads, each, count] = [d, heads, each, chosen.count].map(|n| n as i32);
         let columns = tokens as u32;
         let function = self.function("channel_scores", &format!("channel_scores_{}_{taken}", storage.name()))?;
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&channels).arg(&weights).arg(&keys).arg(&key_stride).arg(&width).arg(&heads).arg(&group);
-        launch.arg(&each).arg(&count).arg(&columns).arg(&to).arg(&stride);
+        launch.arg(&each).arg(&count).arg(&columns).arg(&to).arg(&stride).arg(&of_tiles).arg(&kind).arg(&reduced);
         let grid = LaunchConfig {
-            grid_dim: (columns.div_ceil(TILE as u32), parts, rows as u32),
+            grid_dim: (tiles as u32, parts, rows as u32),
             block_dim: (THREADS, 1, 1),
             shared_mem_bytes: 0,
         };
         // SAFETY: channels lie within a head, as `choose_channels` makes them; the rest is as long as checked above.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("scoring channels"))
+        unsafe { launch.launch(grid) }.map_err(failed("scoring channels"))?;
+        match reduction.filter(|_| at_once.is_none()) {
+            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            None => Ok(()),
+        }
     }
 
     /// What `lists`, picked by the logits by query head that were scored last, leave over from row `first` on: the share of each
@@ -241,12 +252,14 @@ impl Gpu {
         let [picked, counts] = lists.addresses(first);
         let [_, means] = index.addresses();
         let (from, stride, columns, begin) = (logits.address(), logits.stride() as u64, tokens as u32, begin as u32);
+        let tiles = tokens.div_ceil(TILE);
+        let (of_tiles, tiles) = (room.tiles(rows, heads, tiles), tiles as u32);
         let (most, count, group, width) =
             (lists.most() as u32, lists.lists() as i32, (heads / kv_heads) as i32, d as i32);
         let function = self.function("channel_scores", "rest_shares")?;
         let mut launch = self.stream.launch_builder(&function);
-        launch.arg(&from).arg(&stride).arg(&columns).arg(&picked).arg(&most).arg(&counts).arg(&count).arg(&begin);
-        launch.arg(&group).arg(&means).arg(&width).arg(&shares).arg(&values);
+        launch.arg(&from).arg(&stride).arg(&columns).arg(&of_tiles).arg(&tiles).arg(&picked).arg(&most).arg(&counts);
+        launch.arg(&count).arg(&begin).arg(&group).arg(&means).arg(&width).arg(&shares).arg(&values);
         let grid = LaunchConfig {
             grid_dim: (heads as u32, rows as u32, 1),
             block_dim: (REST_THREADS, 1, 1),

@@ -188,6 +188,8 @@ impl Scores {
 pub struct ScoreRoom {
     by_head: Scores,
     by_group: Scores,
+    /// What is kept of the scores of each tile.
+    tiles: Option<Buffer>,
 }
 
 impl ScoreRoom {
@@ -196,11 +198,29 @@ impl ScoreRoom {
         if reduction.is_some() { &self.by_group } else { &self.by_head }
     }
 
+    /// Room for the scores of query heads and, of as many columns, for what those of each group come to; and for two numbers of each of
+    /// `tiles` tiles of a query head.
+    pub(super) fn resized_both(
+        &mut self,
+        gpu: &Gpu,
+        rows: usize,
+        (heads, kv_heads): (usize, usize),
+        columns: usize,
+        tiles: usize,
+    ) -> Result<[u64; 3], GpuError> {
+        self.by_head.resize(gpu, rows, heads, columns)?;
+        self.by_group.resize(gpu, rows, kv_heads, columns)?;
+        gpu.reserve(&mut self.tiles, 8 * rows * heads * tiles)?;
+        Ok([self.by_head.address(), self.by_group.address(), self.tiles(rows, heads, tiles)])
+    }
+
+    /// Where the numbers of tiles are.
+    pub(super) fn tiles(&self, rows: usize, heads: usize, tiles: usize) -> u64 {
+        self.tiles.as_ref().expect("there is room").address(0, 8 * rows * heads * tiles)
+    }
+
     /// Makes of the scores by query head what those of each group come to.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    pub fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
+    pub(super) fn reduce(&mut self, gpu: &Gpu, kv_heads: usize, reduction: Reduction) -> Result<(), GpuError> {
         gpu.reduce_scores(&self.by_head, kv_heads, reduction, &mut self.by_group)
     }
 

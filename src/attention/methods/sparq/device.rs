@@ -21,11 +21,11 @@ impl DeviceScorer for QueryChannels {
     }
 
     fn cost(&self, step: &StepShape) -> Cost {
-        let products = step.group * self.r.of(step.d) * step.candidates;
-        let means = if self.per == Granularity::QueryHead { step.group } else { 1 };
+        let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
+        let numbers = self.r.of(step.d) * step.candidates;
         Cost {
-            aux_bytes: (products * step.dtype.bytes() + means * step.d * size_of::<f32>()) as u64,
-            score_flops: 2 * products as u64,
+            aux_bytes: (lists * (numbers * step.dtype.bytes() + step.d * size_of::<f32>())) as u64,
+            score_flops: (2 * step.group * numbers) as u64,
             // The mean value enters each head's sum.
             attend_flops: (2 * step.group * step.d) as u64,
             ..Cost::default()
@@ -61,8 +61,7 @@ impl DeviceScorer for QueryChannels {
         let mut chosen = ChosenChannels { channels, weights, count: self.r.of(cache.d), lists };
         gpu.choose_channels(&step.queries, rows.clone(), (cache.d, cache.storage), &mut chosen)?;
         // What picks leave over is a matter of each head's own logits, so these stay.
-        gpu.score_channels(&chosen, (rows.len(), heads), &by_channel(step, index), scores)?;
-        reduction.map_or(Ok(()), |reduction| scores.reduce(gpu, cache.kv_heads, reduction))
+        gpu.score_channels(&chosen, (rows.len(), heads), &by_channel(step, index), reduction, scores)
     }
 
     #[cfg(feature = "cuda")]
