@@ -119,8 +119,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
         const Mass by_mass = each > 0 ? (wanted + each - 1) / each : 0;
         left = max(needed, static_cast<uint32_t>(min(by_mass, static_cast<Mass>(chosen.size))));
     }
-    const uint32_t picked = all ? columns : above + left;
-    const Cut cut = {whole && !all ? word - 1 : word, whole ? 0 : left, all};
+    // Below the smallest word there is none.
+    const bool everything = all || whole && word == 0;
+    const uint32_t picked = everything ? columns : above + left;
+    const Cut cut = {whole ? word - 1 : word, whole ? 0 : left, everything};
     const uint32_t missing = write_pages(own, columns, cut, page, first, end, to, shared);
     if (threadIdx.x == 0) counts[list] = picked * page - missing;
 }
