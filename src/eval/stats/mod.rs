@@ -2,12 +2,13 @@
 //!
 //! Nothing here knows records. No interval is drawn at random: the same values give the same bits, in any order of the
 //! contexts. [`score()`] and [`difference()`] are for scores in 0..=1, [`ratios`] for perplexities; [`several`] puts means
-//! together and corrects for many comparisons.
+//! together and corrects for many comparisons; [`evidence`] is for who looks again and again.
 //!
 //! Examples that ask about one context stand or fall together, so what counts is the number of contexts: a
 //! [`Sample`] knows which of its values share one.
 
 mod distributions;
+pub mod evidence;
 pub mod ratios;
 pub mod several;
 
