@@ -451,6 +451,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
         "sweep",
         "reproduce",
         "analyze",
+        "tune",
         "calibrate",
         "data fetch",
         "data list",
@@ -474,7 +475,7 @@ fn the_table_covers_every_flag_that_takes_a_value() {
                 "--method" => "-m",
                 "--task" => "-t",
                 "--length" => "-l",
-                "--samples" => "-n",
+                "--samples" | "--max-samples" => "-n",
                 "--out" => "-o",
                 _ => "",
             };

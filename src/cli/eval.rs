@@ -325,7 +325,7 @@ pub(super) struct How<'a> {
 }
 
 /// A value that a flag gives wrongly. Specs of methods say themselves what they are.
-fn of_flag(Wrong { key, error, .. }: Wrong) -> UsageError {
+pub(super) fn of_flag(Wrong { key, error, .. }: Wrong) -> UsageError {
     let flag = match key {
         "methods" => return error,
         "lengths" => "--length".to_owned(),

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
 use super::{Advised, Done, listed};
+use crate::attention::Configured;
 use crate::eval::attempts::{self, Ending, Log};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
@@ -26,7 +27,7 @@ use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::memory::peak_bytes;
 use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
-use crate::eval::record::Record;
+use crate::eval::record::{REFERENCE, Record};
 use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
@@ -40,6 +41,7 @@ use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
 use crate::report::{Report, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
+use crate::tune::Batch;
 
 /// What to do when a part of the matrix cannot be run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +66,38 @@ pub(super) struct Run {
     pub on_failure: OnFailure,
     /// Whether it is only planned here, for other machines to run it.
     pub is_elsewhere: bool,
+}
+
+/// Who asks for a run batch by batch, going by what was recorded so far.
+pub(super) trait Asks {
+    /// Makes sure that the tasks can be asked about.
+    ///
+    /// # Errors
+    /// If one cannot.
+    fn check(&self, tasks: &[Box<dyn Task>]) -> Result<()>;
+
+    /// Takes in records: those that are there, and those that are made.
+    fn take(&mut self, records: &[Record]);
+
+    /// What to run next, all that was asked for before being recorded; `None` for nothing more.
+    fn next(&mut self, tasks: &[Box<dyn Task>]) -> Option<Batch>;
+}
+
+/// Tells who asks of each record, and whoever looks on of everything.
+struct Told<'a> {
+    watcher: &'a mut Watcher,
+    asks: &'a mut dyn Asks,
+}
+
+impl Watch for Told<'_> {
+    fn progress(&mut self, progress: Progress<'_>) {
+        self.asks.take(progress.records);
+        self.watcher.progress(progress);
+    }
+
+    fn failed(&mut self, failure: Failure) -> Result<()> {
+        self.watcher.failed(failure)
+    }
 }
 
 /// A run that is ready to start.
@@ -133,15 +167,31 @@ impl Ready {
 impl Run {
     /// Runs what is not recorded yet, and prints the table.
     pub fn start(self) -> Result<Done> {
-        self.run(Self::finish)
+        self.run(Self::run_all, Self::finish)
     }
 
     /// Runs what is not recorded yet, and draws nothing.
     pub fn record(self) -> Result<Done> {
-        self.run(|_, _| Ok(()))
+        self.run(Self::run_all, |_, _| Ok(()))
     }
 
-    fn run(self, finish: impl FnOnce(&Self, Took) -> Result<()>) -> Result<Done> {
+    /// Runs what is asked for, of the only model, batch by batch; tells how long it took, and draws nothing.
+    pub fn answer(self, asks: &mut dyn Asks) -> Result<Done> {
+        let quiet = self.quiet;
+        let took = |_: &Self, took: Took| {
+            if !quiet {
+                eprintln!("{took}");
+            }
+            Ok(())
+        };
+        self.run(|run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
+    }
+
+    fn run(
+        self,
+        work: impl FnOnce(&Self, &mut Ready, &mut Store, &AtomicBool, &mut Watcher) -> Result<(End, Took)>,
+        finish: impl FnOnce(&Self, Took) -> Result<()>,
+    ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let is_preempted = raise_on_preemption(&stop, &is_planning)?;
         check_free(&self.out, self.mode)?;
@@ -155,7 +205,7 @@ impl Run {
         }
         raise_on_interrupt(&stop)?;
         watcher.begin(self.quiet, store.records());
-        let ran = self.run_all(&mut ready, &mut store, &stop, &mut watcher);
+        let ran = work(&self, &mut ready, &mut store, &stop, &mut watcher);
         watcher.bar.finish_and_clear();
         let ending = match &ran {
             Ok((End::Complete, _)) => Ending::Done,
@@ -209,6 +259,43 @@ impl Run {
             }
         }
         Ok((End::Complete, Took { all: start.elapsed(), spent, gpu }))
+    }
+
+    /// Runs what is asked for on the first model, until nothing more is or `stop` is raised.
+    fn run_batches(
+        &self,
+        ready: &mut Ready,
+        store: &mut Store,
+        stop: &AtomicBool,
+        watcher: &mut Watcher,
+        asks: &mut dyn Asks,
+    ) -> Result<(End, Took)> {
+        let (start, mut spent) = (Instant::now(), Spent::default());
+        let Some(Slot { config, model, .. }) = ready.slots.pop_front() else {
+            return Err(anyhow!("there is no model to run"));
+        };
+        let model = model.load(config.device)?;
+        asks.check(&ready.tasks)?;
+        asks.take(store.records());
+        let mut end = End::Complete;
+        while let Some(Batch { labels, samples }) = asks.next(&ready.tasks) {
+            let is_asked = |m: &Configured| m.label() == REFERENCE || labels.contains(&m.label());
+            let methods: Vec<Configured> = config.methods.iter().filter(|m| is_asked(m)).cloned().collect();
+            watcher.begin_batch(samples, methods.len());
+            let config = RunConfig { methods, samples, ..config.clone() };
+            let runner = Runner { planner: ready.planner(&config, &model, self), model: &model };
+            let mut told = Told { watcher, asks };
+            let plan = runner.plan(&mut told)?;
+            let (ended, of_batch) = runner.run(plan, store, stop, &mut told)?;
+            spent += of_batch;
+            if ended == End::Interrupted {
+                end = ended;
+                break;
+            }
+        }
+        let expected_bytes = expected_gpu_bytes(&model, &config).unwrap_or(0);
+        let gpu = GpuUse { expected_bytes, ..model.decoder.gpu_use().unwrap_or_default() };
+        Ok((end, Took { all: start.elapsed(), spent, gpu }))
     }
 
     /// What each of so many shards would do, and what cannot be run, without the weights of a model.
@@ -537,6 +624,12 @@ impl Watcher {
         if of > 1 {
             self.bar.set_prefix(format!("{id} ({number} of {of})  "));
         }
+        self.bar.reset();
+    }
+
+    /// The bar is of one batch at a time.
+    fn begin_batch(&mut self, samples: usize, methods: usize) {
+        self.bar.set_prefix(format!("{samples} samples, {methods} methods  "));
         self.bar.reset();
     }
 

@@ -20,6 +20,7 @@ pub mod score;
 mod setup;
 pub mod status;
 pub mod sweep;
+pub mod tune;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ enum Command {
     Sweep(Box<sweep::SweepArgs>),
     Reproduce(reproduce::ReproduceArgs),
     Analyze(analyze::AnalyzeArgs),
+    Tune(Box<tune::TuneArgs>),
     Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),
@@ -110,6 +112,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Sweep(args) => return sweep::run(*args),
         Command::Reproduce(args) => return reproduce::run(args),
         Command::Analyze(args) => return analyze::run(&args),
+        Command::Tune(args) => return tune::run(*args),
         Command::Bench(args) => return bench::run(&args),
         Command::Calibrate(args) => return calibrate::run(args),
         Command::Data(args) => data::run(args)?,

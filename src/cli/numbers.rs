@@ -87,6 +87,21 @@ pub(super) fn draws(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)
 }
 
+/// Points of a score, of 100.
+pub(super) fn points(text: &str) -> Result<f64, String> {
+    number_within(text, 0.01..=100.0)
+}
+
+/// The probability of being right.
+pub(super) fn confidence(text: &str) -> Result<f64, String> {
+    number_within(text, 0.5..=0.9999)
+}
+
+/// Candidates to choose from.
+pub(super) fn candidates(text: &str) -> Result<usize, String> {
+    within(text, 2..=64)
+}
+
 /// Turns that count in a bench.
 pub(super) fn rounds(text: &str) -> Result<usize, String> {
     within(text, 1..=10_000)
@@ -102,6 +117,11 @@ pub(super) fn tokens(text: &str) -> Result<usize, String> {
     let digits = if unit > 1 { &text[..text.len() - 1] } else { text };
     let count = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).filter(|n| *n <= MOST_TOKENS);
     count.ok_or_else(|| format!("it should be a whole number of tokens up to {MOST_TOKENS}, such as 4096 or 4K"))
+}
+
+fn number_within(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("it should be a number from {} to {}", range.start(), range.end()))
 }
 
 fn within(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {

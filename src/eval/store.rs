@@ -30,8 +30,18 @@ const LOCK: &str = ".lock";
 /// Where the rest of the manifest of later, resumed runs is kept.
 const RESUMED: &str = "resumed";
 /// What a run draws from its records, and what `Overwrite` therefore removes.
-const DRAWN: [&str; 7] =
-    ["summary.csv", "summary.md", "summary.tex", "summary.json", "depths.csv", "metrics.csv", "report.html"];
+const DRAWN: [&str; 10] = [
+    "summary.csv",
+    "summary.md",
+    "summary.tex",
+    "summary.json",
+    "depths.csv",
+    "metrics.csv",
+    "report.html",
+    "tune.json",
+    "tune.csv",
+    "tune.md",
+];
 /// Folders of drawings and of tables, and the endings of what is drawn into them.
 const DRAWN_INTO: [(&str, &[&str]); 2] = [("plots", &["svg", "png"]), ("tables", &["md", "csv", "tex", "json"])];
 

@@ -17,6 +17,7 @@ pub mod papers;
 pub mod pivot;
 pub mod plots;
 pub mod table;
+pub mod tuning;
 
 mod format;
 mod means;

@@ -114,6 +114,11 @@ impl Measure {
 
 /// A task of passages.
 pub trait LikelihoodTask: Sync {
+    /// What the score of its passages is.
+    fn measure(&self) -> Measure {
+        Measure::Score
+    }
+
     /// Number of passages of `length` tokens.
     ///
     /// # Errors

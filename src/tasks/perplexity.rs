@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 
-use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder, TextTokens};
+use super::likelihood::{Continuation, LikelihoodTask, Measure, Passage, Scoring, TextEncoder, TextTokens};
 use super::options::Given;
 use super::text::decode;
 use super::text::wikitext::Detokenised;
@@ -341,6 +341,10 @@ impl Task for Windows {
 }
 
 impl LikelihoodTask for Windows {
+    fn measure(&self) -> Measure {
+        Measure::Perplexity
+    }
+
     fn available(&self, length: usize, encoder: &dyn TextEncoder) -> Result<usize> {
         Ok(self.places(length, encoder)?.len())
     }

@@ -180,7 +180,7 @@ mod tests {
         let values: Vec<f64> = (0..50).map(|i| f64::from(i * 37 % 50) / 25.0 - 1.0).collect();
         let turned: Vec<f64> = values.iter().rev().copied().collect();
         assert_eq!(Evidence::new(&[values]), Evidence::new(&[turned]));
-        assert_eq!([-1.0, -0.5, 0.0, 0.5, 1.0].map(in_order).is_sorted(), true);
+        assert!([-1.0, -0.5, 0.0, 0.5, 1.0].map(in_order).is_sorted());
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod depths;
 pub mod papers;
 pub mod png;
 pub mod trade;
+pub mod tuning;
 
 pub(super) mod axis;
 pub(super) mod bars;

@@ -1,0 +1,73 @@
+//! What `spattn tune` found, drawn: loss against the budget, with the limit as a line.
+
+use anyhow::Result;
+
+use super::Figure;
+use super::axis::{Axis, tick_label};
+use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
+use super::pen::Look;
+use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
+
+/// The drawing, a panel a method; `None` where nothing was measured.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn figure(outcome: &Outcome) -> Result<Option<Figure>> {
+    let methods: Vec<&MethodOutcome> = outcome.methods.iter().filter(|method| !method.rows.is_empty()).collect();
+    let Some(first) = methods.first() else { return Ok(None) };
+    let limit = 100.0 * outcome.goal.limit;
+    let title = format!("Loss to full by {}", first.parameter);
+    let chart = Chart {
+        title: title.clone(),
+        x_label: first.parameter.clone(),
+        y_label: "loss (points)".to_owned(),
+        x_tick: tick_label,
+        y_tick: tick_label,
+        least_panel: if methods.len() > 1 { SMALL } else { LARGE },
+        has_level: false,
+        panels: methods.iter().map(|method| panel(method, limit)).collect(),
+        series: vec![
+            (format!("allowed: {}", tick_label(limit)), Look::Roof),
+            ("within".to_owned(), Look::Method(2)),
+            ("beyond".to_owned(), Look::Method(1)),
+            ("not certain".to_owned(), Look::Oracle(3)),
+            ("chosen".to_owned(), Look::Peer(0)),
+        ],
+    };
+    Ok(Some(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? }))
+}
+
+fn panel(method: &MethodOutcome, limit: f64) -> Panel {
+    let point = |row: &Row| {
+        let [y, low, high] = [row.loss, row.low, row.high].map(|share| 100.0 * share);
+        Measured { x: row.value, y, ends: Some((low, high)) }
+    };
+    let of = |is_in: &dyn Fn(&Row) -> bool| Data {
+        points: method.rows.iter().filter(|row| is_in(row)).map(point).collect(),
+        line: Vec::new(),
+    };
+    let x = Axis::of_rates(method.rows.iter().map(|row| row.value));
+    let ends = [x.low, x.high].map(|x| Measured { x, y: limit, ends: None });
+    let allowed = Data { points: ends.to_vec(), line: vec![0, 1] };
+    let chosen = Data {
+        points: of(&|row| method.spec.as_ref() == Some(&row.spec)).points.into_iter().map(without_ends).collect(),
+        line: Vec::new(),
+    };
+    let verdict = |verdict: Verdict| of(&move |row: &Row| row.verdict == verdict);
+    let all = method.rows.iter().map(point);
+    let heights = all.flat_map(|point| [point.y].into_iter().chain(point.ends.map(|ends| ends.1)));
+    let low = method.rows.iter().map(|row| 100.0 * row.low).fold(0.0, f64::min);
+    let heights: Vec<f64> = heights.chain([limit, low]).collect();
+    Panel {
+        title: method.base.clone(),
+        x,
+        y: Axis::of_values(&heights),
+        level: None,
+        data: vec![allowed, verdict(Verdict::Within), verdict(Verdict::Beyond), verdict(Verdict::Open), chosen],
+    }
+}
+
+/// The interval is drawn with the verdict.
+fn without_ends(point: Measured) -> Measured {
+    Measured { ends: None, ..point }
+}

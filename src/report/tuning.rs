@@ -1,0 +1,305 @@
+//! What `spattn tune` found: tables on the terminal, CSV, JSON, a page and a plot.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::format::number;
+use super::markdown::{line, rule};
+use super::plots::{Figure, png, tuning};
+use super::table::lines;
+use crate::disk::write_whole;
+use crate::tune::grid::DENSITY;
+use crate::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
+
+const HEADINGS: [&str; 5] = ["n", "loss", "bounds", "verdict", "attended"];
+
+/// The tables as they are printed, each with what follows from it and the spec on a line of its own.
+pub fn terminal(outcome: &Outcome) -> String {
+    let mut text = format!(
+        "{}\n(losses in points, over n contexts of each task and length; * is the spec below)\n",
+        question(outcome)
+    );
+    for method in &outcome.methods {
+        let headings = std::iter::once(method.parameter.as_str()).chain(HEADINGS).map(str::to_owned).collect();
+        let rows = method.rows.iter().map(|row| cells(method, row)).collect();
+        let _ = write!(text, "\n{}\n\n{}\n", method.base, lines(headings, rows, 1).concat());
+        let _ = writeln!(text, "{}.", capital(&conclusion(method, &outcome.goal)));
+        notes(method).iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+        text.extend(method.spec.iter().map(|spec| format!("\n    {spec}\n")));
+    }
+    text
+}
+
+fn question(outcome: &Outcome) -> String {
+    let Goal { limit, confidence, .. } = outcome.goal;
+    format!(
+        "the smallest budget that loses at most {} to full, {} % sure; mean over {}",
+        points(limit),
+        percent(confidence),
+        outcome.places.join(", ")
+    )
+}
+
+fn cells(method: &MethodOutcome, row: &Row) -> Vec<String> {
+    let verdict = match row.verdict {
+        Verdict::Within => "within",
+        Verdict::Beyond => "beyond",
+        Verdict::Open => "open",
+    };
+    let is_chosen = method.spec.as_ref() == Some(&row.spec);
+    let bounds = format!("[{} {}]", decimal(row.low), decimal(row.high));
+    let verdict = if is_chosen { format!("{verdict} *") } else { format!("{verdict}  ") };
+    vec![row.text.clone(), row.n.to_string(), decimal(row.loss), bounds, verdict, number(row.density)]
+}
+
+/// A share in points with one decimal.
+fn decimal(share: f64) -> String {
+    let text = format!("{:.1}", 100.0 * share);
+    if text == "-0.0" { "0.0".to_owned() } else { text }
+}
+
+fn points(share: f64) -> String {
+    let points = number_of(100.0 * share);
+    if points == "1" { "1 point".to_owned() } else { format!("{points} points") }
+}
+
+fn percent(share: f64) -> String {
+    number_of(100.0 * share)
+}
+
+/// Without the noise of the last digits.
+fn number_of(x: f64) -> String {
+    let text = format!("{x:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// What follows from the table, in a sentence.
+pub fn conclusion(method: &MethodOutcome, goal: &Goal) -> String {
+    let name = |at: usize| format!("{}={}", method.parameter, method.rows[at].text);
+    let (loss, sure) = (points(goal.limit), percent(goal.confidence));
+    match method.answer {
+        Answer::Smallest { at, below } => format!(
+            "{} loses at most {loss}, and {}, the next smaller budget, loses more ({sure} % sure)",
+            name(at),
+            name(below)
+        ),
+        Answer::Lowest { at } => format!(
+            "{}, the smallest budget in range, loses at most {loss} ({sure} % sure); a lower --range may have a smaller one",
+            name(at)
+        ),
+        Answer::Nowhere { top } => format!(
+            "no budget in range was found within: {}, the greatest, loses more than {loss} ({sure} % sure)",
+            name(top)
+        ),
+        Answer::Open { at, below, certain, needed } => {
+            let n = method.rows.iter().map(|row| row.n).max().unwrap_or(0);
+            let seems = |at: usize| {
+                let row = &method.rows[at];
+                let how = match row.verdict {
+                    Verdict::Within => "is within",
+                    Verdict::Beyond => "is beyond",
+                    Verdict::Open if row.loss <= goal.limit => "seems within",
+                    Verdict::Open => "seems beyond",
+                };
+                format!("{} {how} ({} [{} {}])", name(at), decimal(row.loss), decimal(row.low), decimal(row.high))
+            };
+            let seen: Vec<String> = below.into_iter().chain(at).map(seems).collect();
+            let more = match needed {
+                Some(needed) => format!("about {needed} samples would tell, if they are like these"),
+                None => "so near to the limit that no number of samples tells".to_owned(),
+            };
+            let certain = match certain {
+                Some(certain) if Some(certain) != at => format!("; {} is certain to be within", name(certain)),
+                Some(_) => String::new(),
+                None if at.is_some() => "; the budget below is a guess".to_owned(),
+                None => String::new(),
+            };
+            format!(
+                "which budget is the smallest that loses at most {loss} cannot be told with {n} samples: {}; {more}{certain}",
+                seen.join(", ")
+            )
+        }
+    }
+}
+
+/// What a reader has to know besides.
+fn notes(method: &MethodOutcome) -> Vec<String> {
+    const MISSED: f64 = 1.25;
+    let name = |at: usize| format!("{}={}", method.parameter, method.rows[at].text);
+    let mut notes: Vec<String> = method
+        .contradictions
+        .iter()
+        .filter(|pair| pair.is_certain)
+        .map(|pair| {
+            let (by, n) = (decimal(pair.by), pair.n);
+            let (more, less) = (name(pair.smaller + 1), name(pair.smaller));
+            format!("{more} loses {by} points more than {less} on the same {n} samples: here losses do not fall as the budget grows")
+        })
+        .collect();
+    let others = method.contradictions.iter().filter(|pair| !pair.is_certain).count();
+    if others > 0 {
+        let pairs = if others == 1 { "1 pair".to_owned() } else { format!("{others} pairs") };
+        notes.push(format!("in {pairs} of neighbours the greater budget lost more, which may be noise"));
+    }
+    let is_missed = |row: &&Row| method.parameter == DENSITY && row.density > MISSED * row.value;
+    if let Some(last) = method.rows.iter().rfind(is_missed) {
+        notes.push(format!(
+            "up to {DENSITY}={} more is attended than was asked for: sink, window, dense layers and what follows the prefix count",
+            last.text
+        ));
+    }
+    notes
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    // The name of a parameter stays as it is.
+    match letters.next() {
+        Some(first) if !text.split(' ').next().unwrap_or_default().contains('=') => {
+            first.to_uppercase().chain(letters).collect()
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// All rows as CSV: losses in points, with all their digits.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn csv(outcome: &Outcome) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record([
+        "method",
+        "parameter",
+        "value",
+        "spec",
+        "n",
+        "loss",
+        "loss_low",
+        "loss_high",
+        "verdict",
+        "density",
+        "chosen",
+    ])?;
+    for method in &outcome.methods {
+        for row in &method.rows {
+            let points = |share: f64| (100.0 * share).to_string();
+            let verdict = match row.verdict {
+                Verdict::Within => "within",
+                Verdict::Beyond => "beyond",
+                Verdict::Open => "open",
+            };
+            let is_chosen = method.spec.as_ref() == Some(&row.spec);
+            writer.write_record([
+                method.base.clone(),
+                method.parameter.clone(),
+                row.text.clone(),
+                row.spec.clone(),
+                row.n.to_string(),
+                points(row.loss),
+                points(row.low),
+                points(row.high),
+                verdict.to_owned(),
+                row.density.to_string(),
+                is_chosen.to_string(),
+            ])?;
+        }
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+/// All that was found as JSON, losses as shares.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
+    let methods = outcome.methods.iter().map(|method| {
+        let mut value = serde_json::to_value(method)?;
+        value["conclusion"] = conclusion(method, &outcome.goal).into();
+        value["notes"] = notes(method).into();
+        Ok(value)
+    });
+    let methods = methods.collect::<Result<Vec<Value>>>()?;
+    let all = json!({ "run": facts, "goal": outcome.goal, "places": outcome.places, "methods": methods });
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
+}
+
+/// The page: what was asked, and of each method what follows, its spec, its table, and the drawing.
+pub fn page(outcome: &Outcome, facts: &Value, figure: Option<&Figure>) -> String {
+    let mut text = format!("# The smallest budgets\n\n{}.\n\n", capital(&question(outcome)));
+    text.push_str(&facts_list(facts));
+    if let Some(Figure { file, title, .. }) = figure {
+        let _ = write!(text, "\n![{title}](plots/{file})\n");
+    }
+    for method in &outcome.methods {
+        let _ = write!(text, "\n## {}\n\n{}.\n", method.base, capital(&conclusion(method, &outcome.goal)));
+        text.extend(method.spec.iter().map(|spec| format!("\n```\n{spec}\n```\n")));
+        notes(method).iter().for_each(|note| text.push_str(&format!("\n{}.\n", capital(note))));
+        text.push('\n');
+        text.push_str(&line(std::iter::once(method.parameter.clone()).chain(HEADINGS.map(str::to_owned))));
+        text.push_str(&rule(1, HEADINGS.len()));
+        for row in &method.rows {
+            text.push_str(&line(cells(method, row).iter().map(|cell| cell.trim_end())));
+        }
+        let _ = write!(
+            text,
+            "\nLosses in points, over n contexts of each task and length. Either bound of any of the {} candidates is wrong with a \
+             probability of {} at most, at all looks together.\n",
+            method.candidates,
+            number(method.error)
+        );
+    }
+    text
+}
+
+/// What an answer holds for, a line each.
+pub(super) fn facts_list(facts: &Value) -> String {
+    let shown = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    };
+    let facts = facts.as_object().into_iter().flatten();
+    facts.map(|(name, value)| format!("- {}: {}\n", name.replace('_', " "), shown(value))).collect()
+}
+
+/// Writes `tune.json`, `tune.csv`, `tune.md` and `plots/tune.*` into a folder. Returns the paths of the files.
+///
+/// # Errors
+/// If one cannot be written.
+pub fn write(outcome: &Outcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
+    let figure = tuning::figure(outcome)?;
+    let texts = [
+        ("tune.json", json(outcome, facts)?),
+        ("tune.csv", csv(outcome)?),
+        ("tune.md", page(outcome, facts, figure.as_ref())),
+    ];
+    write_files(texts.map(|(name, text)| (name.to_owned(), text)).to_vec(), figure.as_ref(), folder)
+}
+
+/// Writes texts and, into `plots`, a figure as SVG and PNG.
+pub(super) fn write_files(
+    texts: Vec<(String, String)>,
+    figure: Option<&Figure>,
+    folder: &Path,
+) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<(PathBuf, Vec<u8>)> =
+        texts.into_iter().map(|(name, text)| (PathBuf::from(name), text.into_bytes())).collect();
+    if let Some(Figure { file, svg, .. }) = figure {
+        let path = Path::new("plots").join(file);
+        files.push((path.with_extension("png"), png::render(svg)?));
+        files.push((path, svg.clone().into_bytes()));
+    }
+    let write_one = |(name, bytes): (PathBuf, Vec<u8>)| {
+        let path = folder.join(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        }
+        write_whole(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    };
+    files.into_iter().map(write_one).collect()
+}

@@ -1,0 +1,144 @@
+//! `spattn tune` as users run it: what it leaves behind, that its spec can be pasted, and that neither threads nor where a
+//! search was stopped change a byte.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn spattn(args: &str, out: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.args(args.split_whitespace()).arg("--out").arg(out);
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").env("NO_COLOR", "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn found(out: &Path) -> Value {
+    serde_json::from_str(&text(&out.join("tune.json"))).unwrap()
+}
+
+/// One that can be told with few samples: next to all is lost below, nothing above.
+const QUICK: &str = "tune -q -m random -t ruler/niah_single_1,ruler/niah_single_2 -l 600 --range 0.12..0.99 --steps 3 --delta 40 \
+                     --confidence 0.8 -n 32";
+
+#[test]
+fn the_smallest_budget_is_found_and_can_be_pasted() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("tuned");
+    let printed = String::from_utf8(spattn(QUICK, &out).stdout).unwrap();
+    let found = found(&out);
+    let method = &found["methods"][0];
+    assert_eq!(method["answer"]["answer"], "smallest", "{printed}");
+    let rows = method["rows"].as_array().unwrap();
+    let place = |key: &str| &rows[usize::try_from(method["answer"][key].as_u64().unwrap()).unwrap()];
+    let [chosen, below] = ["at", "below"].map(place);
+    assert!(chosen["high"].as_f64().unwrap() <= 0.4 && chosen["verdict"] == "within", "{chosen}");
+    assert!(below["low"].as_f64().unwrap() > 0.4 && below["verdict"] == "beyond", "{below}");
+    let spec = method["spec"].as_str().unwrap();
+    assert_eq!(chosen["spec"], spec);
+    assert!(printed.contains(&format!("\n    {spec}\n")), "{printed}");
+
+    // What is told is what the records say: the mean of the tasks' mean differences.
+    let records: Vec<Value> =
+        text(&out.join("samples.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let n = chosen["n"].as_u64().unwrap();
+    let mean = |task: &str, is_of: &dyn Fn(&Value) -> bool| {
+        let of: Vec<f64> = records
+            .iter()
+            .filter(|r| r["task"] == task && r["sample"].as_u64() < Some(n) && is_of(r))
+            .map(|r| r["score"].as_f64().unwrap())
+            .collect();
+        assert_eq!(of.len() as u64, n, "{task}");
+        of.iter().sum::<f64>() / n as f64
+    };
+    let params = spec.split_once(':').unwrap().1;
+    let is_chosen = |r: &Value| r["params"].as_str().unwrap().ends_with(params.rsplit(',').next().unwrap());
+    let loss = |task| mean(task, &|r| r["method"] == "full") - mean(task, &is_chosen);
+    let by_hand = (loss("ruler/niah_single_1") + loss("ruler/niah_single_2")) / 2.0;
+    assert!((chosen["loss"].as_f64().unwrap() - by_hand).abs() < 1e-12, "{chosen} {by_hand}");
+
+    let csv = text(&out.join("tune.csv"));
+    assert_eq!(csv.lines().count(), 1 + rows.len(), "{csv}");
+    assert_eq!(csv.lines().filter(|line| line.ends_with(",true")).count(), 1, "{csv}");
+    let page = text(&out.join("tune.md"));
+    assert!(page.contains(&format!("```\n{spec}\n```")) && page.contains("(plots/tune.svg)"), "{page}");
+    assert!(out.join("plots/tune.svg").exists() && out.join("plots/tune.png").exists());
+
+    // The folder is a run's, and the spec is one that eval takes.
+    let report = temp.path().join("report");
+    let command = format!("report {}", out.display());
+    assert!(String::from_utf8(spattn(&command, &report).stdout).unwrap().contains("random"));
+    let eval = temp.path().join("eval");
+    spattn(&format!("eval -q -t ruler/niah_single_1 -l 600 -n 1 -m {spec}"), &eval);
+    let is_same = |line: &str| -> bool {
+        let record: Value = serde_json::from_str(line).unwrap();
+        records.iter().any(|known| known["key"] == record["key"])
+    };
+    assert!(text(&eval.join("samples.jsonl")).lines().all(is_same), "the same settings make the same records");
+}
+
+#[test]
+fn neither_threads_nor_a_stop_on_the_way_change_a_byte() {
+    let temp = TempDir::new().unwrap();
+    let [one, three] = ["1", "3"].map(|threads| {
+        let out = temp.path().join(threads);
+        spattn(&format!("{QUICK} --threads {threads}"), &out);
+        out
+    });
+    let drawn = |out: &Path| ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name)));
+    let whole = drawn(&one);
+    assert_eq!(whole, drawn(&three));
+    // A part of the records is gone, the last line of what is left torn.
+    let path = one.join("samples.jsonl");
+    let records = text(&path);
+    for percent in [3, 60] {
+        fs::write(&path, &records[..records.len() * percent / 100]).unwrap();
+        spattn(&format!("{QUICK} --resume"), &one);
+        assert_eq!(whole, drawn(&one), "{percent} %");
+        assert_eq!(text(&path).lines().count(), records.lines().count());
+    }
+    spattn(&format!("{QUICK} --overwrite"), &three);
+    assert_eq!(whole, drawn(&three));
+}
+
+#[test]
+fn what_cannot_be_told_is_said_with_what_it_would_take() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("tuned");
+    let command = "tune -q -m random -p k --range 20..580 --steps 2 -t ruler/niah_single_1 -l 600 -n 9";
+    let ran = spattn(command, &out);
+    let (printed, said) = (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap());
+    assert!(printed.contains("cannot be told with 9 samples") && printed.contains("samples would tell"), "{printed}");
+    assert!(said.contains("samples of each task even where nothing is lost, and --max-samples is 9"), "{said}");
+    let first = found(&out);
+    assert_eq!(first["methods"][0]["answer"]["answer"], "open");
+    // Where more may be lost, and be wrong more often, what was recorded tells.
+    let records = text(&out.join("samples.jsonl"));
+    spattn(&format!("{command} --delta 50 --confidence 0.6 --resume"), &out);
+    assert_ne!(found(&out)["methods"][0]["answer"]["answer"], "open", "{}", text(&out.join("tune.md")));
+    assert!(text(&out.join("samples.jsonl")).starts_with(&records), "records are kept");
+}
+
+#[test]
+fn several_methods_share_the_examples() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("tuned");
+    let command = "tune -q --json -m topk -m random --range 0.2..0.9 --steps 2 --delta 60 --confidence 0.8 \
+                   -t ruler/niah_single_1 -l 600 -n 8";
+    let printed: Value = serde_json::from_slice(&spattn(command, &out).stdout).unwrap();
+    assert_eq!(printed, found(&out));
+    let methods: Vec<&str> =
+        printed["methods"].as_array().unwrap().iter().map(|m| m["base"].as_str().unwrap()).collect();
+    assert_eq!(methods, ["topk", "random"]);
+    let lines = text(&out.join("samples.jsonl"));
+    let fulls = lines.lines().filter(|line| line.contains("\"method\":\"full\"")).count();
+    assert_eq!((fulls, lines.lines().count()), (8, 8 + 4 * 8));
+}
