@@ -142,3 +142,43 @@ fn several_methods_share_the_examples() {
     let fulls = lines.lines().filter(|line| line.contains("\"method\":\"full\"")).count();
     assert_eq!((fulls, lines.lines().count()), (8, 8 + 4 * 8));
 }
+
+#[test]
+fn k_and_l_are_predicted_and_then_measured() {
+    let temp = TempDir::new().unwrap();
+    let [one, three] = ["1", "3"].map(|threads| {
+        let out = temp.path().join(threads);
+        let command = "tune -q -m magicpig --target density=0.2 -t ruler/vt -l 600 --prompts 1 --queries 2 --draws 2";
+        spattn(&format!("{command} --threads {threads}"), &out);
+        out
+    });
+    assert_eq!(found(&one), found(&three));
+    let shapes = &found(&one)["shapes"];
+    let (checked, predicted) = (shapes["checked"].as_array().unwrap(), shapes["predicted"].as_array().unwrap());
+    assert_eq!(predicted.len(), 9 * 14);
+    let chosen = &checked[usize::try_from(shapes["chosen"].as_u64().unwrap()).unwrap()];
+    assert!(chosen["density"]["mean"].as_f64().unwrap() <= 0.2, "{chosen}");
+    // The law holds for the shares that real tables give.
+    for shape in checked {
+        let [foretold, real] = [&shape["predicted"]["density"], &shape["density"]["mean"]].map(|x| x.as_f64().unwrap());
+        assert!((real / foretold - 1.0).abs() < 0.25, "{shape}");
+    }
+    // More tables never sample less; more bits never more.
+    for pair in predicted.windows(2).filter(|pair| pair[0]["bits"] == pair[1]["bits"]) {
+        assert!(pair[0]["density"].as_f64() <= pair[1]["density"].as_f64(), "{pair:?}");
+    }
+    for (fewer, more) in predicted.iter().zip(&predicted[14..]) {
+        assert!(fewer["density"].as_f64() >= more["density"].as_f64(), "{fewer} {more}");
+    }
+    // The spec is one that eval takes, and attends what was measured, nearly.
+    let eval = temp.path().join("eval");
+    spattn(&format!("eval -q -t ruler/niah_single_1 -l 600 -n 1 -m {}", shapes["spec"].as_str().unwrap()), &eval);
+    let records = text(&eval.join("samples.jsonl"));
+    let densities: Vec<f64> = records
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|r| r["method"] == "magicpig")
+        .map(|r| r["density"].as_f64().unwrap())
+        .collect();
+    assert!(densities.iter().all(|density| (0.05..0.4).contains(density)), "{densities:?}");
+}

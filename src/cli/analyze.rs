@@ -19,7 +19,8 @@ use crate::kv::KvDtype;
 use crate::report::analyses as drawing;
 
 /// Tasks that are read if none is named: of each kind that the papers tell apart.
-const TASKS: [&str; 5] = ["ruler/niah_single_2", "ruler/niah_multikey_3", "ruler/qa_synth", "ruler/vt", "ruler/cwe"];
+pub(super) const TASKS: [&str; 5] =
+    ["ruler/niah_single_2", "ruler/niah_multikey_3", "ruler/qa_synth", "ruler/vt", "ruler/cwe"];
 
 /// Measure what the papers observed about attention: where its mass lies, geometry, estimation error, entropy, recall.
 ///

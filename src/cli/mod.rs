@@ -21,6 +21,7 @@ mod setup;
 pub mod status;
 pub mod sweep;
 pub mod tune;
+mod tune_shapes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

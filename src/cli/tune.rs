@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::eval::of_flag;
 use super::matrix::{Asks, OnFailure, Run};
 use super::output::{print, print_line};
-use super::{Done, listed, numbers};
+use super::{Done, listed, numbers, tune_shapes};
 use crate::attention::{DenseLayers, Policy};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
@@ -33,13 +33,41 @@ use crate::tune::{Batch, Goal, Tuning, fewest_samples};
   spattn tune -m quest -t ruler/vt,ruler/niah_single_2 -l 4K --delta 5
   spattn tune -m magicpig -m hash_attention -t ruler -l 8K --range 0.02..0.3 --max-samples 200 --out tuned
   spattn tune -m topk --parameter k --range 4..1024 -t ruler/cwe -l 4K --delta 2 --confidence 0.9
-  spattn tune -m 'magicpig:L=150' --parameter K --range 12..4 -t ruler/vt -l 4K")]
+  spattn tune -m 'magicpig:L=150' --parameter K --range 12..4 -t ruler/vt -l 4K
+  spattn tune -m magicpig --target error=0.1 -t ruler/vt,ruler/cwe -l 4K")]
 pub struct TuneArgs {
     /// Method to tune, with its other parameters; may be repeated, and each value of a grid is tuned by itself
     ///
     /// Example: -m 'quest:page={16,32}' -m hash_attention
     #[arg(short = 'm', long = "method", value_name = "SPEC", required = true)]
-    methods: Vec<String>,
+    pub(super) methods: Vec<String>,
+
+    /// Find K and L of magicpig instead, for a density or for a relative error of the attention output
+    ///
+    /// The collision law predicts both for a grid of shapes from the angles between queries and keys of some prompts; the best
+    /// are then checked with real tables on as many others.
+    ///
+    /// Example: -m magicpig --target density=0.05, --target error=0.1
+    #[arg(long, value_name = "density=X|error=X", conflicts_with_all = ["parameter", "range", "steps", "delta", "confidence", "max_samples", "resume", "sparse_from", "tail", "device", "calibration", "no_chat", "allow_extrapolation"])]
+    pub(super) target: Option<String>,
+
+    /// With --target: prompts of each task to predict from, and as many others to check on
+    ///
+    /// Example: --prompts 4
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true, requires = "target")]
+    pub(super) prompts: usize,
+
+    /// With --target: last tokens of each prompt whose queries are looked at
+    ///
+    /// Example: --queries 16
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::queries, allow_negative_numbers = true, requires = "target")]
+    pub(super) queries: usize,
+
+    /// With --target: samples that are drawn for each query and shape, and draws of hyperplanes that shapes are checked with
+    ///
+    /// Example: --draws 8
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::draws, allow_negative_numbers = true, requires = "target")]
+    pub(super) draws: usize,
 
     /// What is tuned: a parameter of the methods whose values are numbers
     ///
@@ -81,25 +109,25 @@ pub struct TuneArgs {
     ///
     /// Example: --model ./Llama-3.1-8B-Instruct
     #[arg(short = 'M', long, value_name = "builtin|DIR|HUB_ID[@REV]", default_value = "builtin")]
-    model: String,
+    pub(super) model: String,
 
     /// Tasks or groups, all of which weigh equally; may be repeated
     ///
     /// Example: --task ruler/vt,ruler/cwe
     #[arg(short = 't', long = "task", value_name = "TASK,...")]
-    tasks: Vec<String>,
+    pub(super) tasks: Vec<String>,
 
     /// Lengths in tokens, prompt and answer together; may be repeated
     ///
     /// Example: --length 4K,8K
     #[arg(short = 'l', long = "length", value_name = "N,...", value_delimiter = ',', value_parser = numbers::tokens, allow_negative_numbers = true)]
-    lengths: Vec<usize>,
+    pub(super) lengths: Vec<usize>,
 
     /// Seed of the examples and of methods that draw
     ///
     /// Example: --seed 7
     #[arg(long, value_name = "S", value_parser = numbers::seed, allow_negative_numbers = true)]
-    seed: Option<u64>,
+    pub(super) seed: Option<u64>,
 
     /// Where sparse attention starts: decode, question, last:N or prefill
     ///
@@ -141,19 +169,19 @@ pub struct TuneArgs {
     ///
     /// Example: --dtype bf16
     #[arg(long, value_name = "TYPE")]
-    dtype: Option<String>,
+    pub(super) dtype: Option<String>,
 
     /// Threads to use; all cores if not given
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Folder for records, tables and the plot
     ///
     /// Example: --out tuned/quest
     #[arg(short = 'o', long, value_name = "DIR", default_value = "tuned")]
-    out: PathBuf,
+    pub(super) out: PathBuf,
 
     /// Go on in --out: records that are there are kept; more samples may be allowed than before
     ///
@@ -165,13 +193,13 @@ pub struct TuneArgs {
     ///
     /// Example: --out tuned/quest --overwrite
     #[arg(long)]
-    overwrite: bool,
+    pub(super) overwrite: bool,
 
     /// Folder, or data set on the hub, with the files that tasks are made of
     ///
     /// Example: --data data, --data hub:zai-org/LongBench
     #[arg(long, value_name = "DIR|hub:HUB_ID[@REV]")]
-    data: Option<PathBuf>,
+    pub(super) data: Option<PathBuf>,
 
     /// Folder with what `spattn calibrate` wrote; `calibration` in the model's folder if not given
     ///
@@ -195,13 +223,13 @@ pub struct TuneArgs {
     ///
     /// Example: --quiet
     #[arg(short, long)]
-    quiet: bool,
+    pub(super) quiet: bool,
 
     /// Print what was found as JSON instead of tables
     ///
     /// Example: spattn tune -m quest --json | jq -r '.methods[].spec'
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// Searches, prints the tables and the specs, and writes them down.
@@ -209,6 +237,9 @@ pub struct TuneArgs {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
 pub fn run(args: TuneArgs) -> Result<Done> {
+    if let Some(target) = &args.target {
+        return tune_shapes::run(&args, target.parse()?);
+    }
     let settings = args.settings();
     settings.check_values().map_err(of_flag)?;
     let asked = Asked { parameter: &args.parameter, range: args.range.as_deref(), steps: args.steps };
@@ -261,7 +292,7 @@ impl TuneArgs {
         }
     }
 
-    fn policy(&self) -> Result<Policy, UsageError> {
+    pub(super) fn policy(&self) -> Result<Policy, UsageError> {
         let default = Policy::default();
         let dense_layers = self.dense_layers.as_deref().map(DenseLayers::parse).transpose()?;
         let tail = self.tail.as_deref().map(str::parse).transpose()?;

@@ -86,7 +86,7 @@ fn ladder(spec: &MethodSpec, parameter: &str, values: &[String], policy: &Policy
 }
 
 /// A spec as users write it.
-fn written(spec: &MethodSpec) -> String {
+pub(super) fn written(spec: &MethodSpec) -> String {
     let reader = spec.reader.as_ref().map_or(String::new(), |reader| format!("{}>", written(reader)));
     let params: Vec<String> = spec.params.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let params = if params.is_empty() { String::new() } else { format!(":{}", params.join(",")) };

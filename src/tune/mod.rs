@@ -12,6 +12,7 @@
 pub mod grid;
 mod losses;
 mod search;
+pub mod shapes;
 
 use std::collections::BTreeMap;
 

@@ -35,8 +35,11 @@
 //! closed form for groups above two.
 
 mod device;
+mod law;
 mod probability;
 mod tables;
+
+pub use self::law::CollisionLaw;
 
 use std::any::Any;
 use std::ops::Range;

@@ -48,6 +48,7 @@ mod vertical_slash;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::channels::Channels;

@@ -6,6 +6,7 @@ use super::Figure;
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::pen::Look;
+use crate::tune::shapes::{ShapeOutcome, Target};
 use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
 
 /// The drawing, a panel a method; `None` where nothing was measured.
@@ -70,4 +71,59 @@ fn panel(method: &MethodOutcome, limit: f64) -> Panel {
 /// The interval is drawn with the verdict.
 fn without_ends(point: Measured) -> Measured {
     Measured { ends: None, ..point }
+}
+
+/// Error against density of shapes: all as predicted, those that were checked as measured, and the target as a line.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
+    let at = |x: f64, y: f64| Measured { x, y, ends: None };
+    let points = |points: Vec<Measured>| Data { points, line: Vec::new() };
+    let all: Vec<Measured> = outcome.predicted.iter().map(|p| at(p.density, p.error)).collect();
+    let before = outcome.checked.iter().map(|c| at(c.predicted.density, c.predicted.error)).collect();
+    let measured: Vec<Measured> = outcome
+        .checked
+        .iter()
+        .map(|c| Measured { ends: c.error.low.zip(c.error.high), ..at(c.density.mean, c.error.mean) })
+        .collect();
+    let heights = all.iter().chain(&measured).map(|point| point.y);
+    let x = Axis::of_rates(all.iter().chain(&measured).map(|point| point.x));
+    let y = Axis::of_rates(heights.filter(|y| *y > 1e-4));
+    let (ends, name) = match outcome.target {
+        Target::Density(density) => ([at(density, y.low), at(density, y.high)], "density asked for"),
+        Target::Error(error) => ([at(x.low, error), at(x.high, error)], "error asked for"),
+    };
+    let chosen = outcome.chosen.map(|at| without_ends(measured[at])).into_iter().collect();
+    let title = "Error of the attention output by density".to_owned();
+    let chart = Chart {
+        title: title.clone(),
+        x_label: "share of the context attended".to_owned(),
+        y_label: "relative error".to_owned(),
+        x_tick: tick_label,
+        y_tick: tick_label,
+        least_panel: LARGE,
+        has_level: false,
+        series: vec![
+            (name.to_owned(), Look::Roof),
+            ("predicted".to_owned(), Look::Oracle(1)),
+            ("checked: predicted".to_owned(), Look::Method(1)),
+            ("checked: measured".to_owned(), Look::Method(0)),
+            ("chosen".to_owned(), Look::Peer(0)),
+        ],
+        panels: vec![Panel {
+            title: outcome.base.clone(),
+            x,
+            y,
+            level: None,
+            data: vec![
+                Data { points: ends.to_vec(), line: vec![0, 1] },
+                points(all),
+                points(before),
+                points(measured.clone()),
+                points(chosen),
+            ],
+        }],
+    };
+    Ok(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? })
 }

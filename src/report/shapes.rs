@@ -1,0 +1,176 @@
+//! What `spattn tune --target` found of K and L: predicted beside measured.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::format::number;
+use super::markdown::{line, rule};
+use super::plots::Figure;
+use super::plots::tuning::shapes as figure_of;
+use super::table::lines;
+use super::tuning::{facts_list, write_files};
+use crate::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
+
+const HEADINGS: [&str; 8] = [
+    "K",
+    "L",
+    "density\npredicted",
+    "density\nmeasured",
+    "error\npredicted",
+    "error\nmeasured",
+    "KB read\na step",
+    "table\nbits",
+];
+
+/// The table of what was checked, what follows, and the spec on a line of its own.
+pub fn terminal(outcome: &ShapeOutcome) -> String {
+    let rows = outcome.checked.iter().enumerate().map(|(at, checked)| cells(outcome, at, checked)).collect();
+    let mut text = format!("{}\n\n", question(outcome));
+    text.push_str(&lines(HEADINGS.map(str::to_owned).to_vec(), rows, 0).concat());
+    let _ = writeln!(text, "\n{}.", conclusion(outcome));
+    notes(outcome).iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
+    text.extend(outcome.spec.iter().map(|spec| format!("\n    {spec}\n")));
+    text
+}
+
+fn question(outcome: &ShapeOutcome) -> String {
+    let asked = match outcome.target {
+        Target::Density(density) => {
+            format!("the least error of the attention output that attends at most {} of the context", number(density))
+        }
+        Target::Error(error) => {
+            format!("the fewest bytes a step at a relative error of the attention output of at most {}", number(error))
+        }
+    };
+    format!("{}: {asked}; predicted from {} prompts, measured on as many others", outcome.base, outcome.prompts)
+}
+
+fn cells(outcome: &ShapeOutcome, at: usize, checked: &Checked) -> Vec<String> {
+    let Checked { predicted: p, density, error, .. } = checked;
+    let measured = |i: &Interval| match (i.low, i.high) {
+        (Some(low), Some(high)) => format!("{} [{} {}]", number(i.mean), number(low), number(high)),
+        _ => number(i.mean),
+    };
+    let mark = if outcome.chosen == Some(at) { "*" } else { "" };
+    vec![
+        format!("{mark}{}", p.shape.bits),
+        p.shape.tables.to_string(),
+        number(p.density),
+        measured(density),
+        number(p.error),
+        measured(error),
+        number(p.bytes / 1024.0),
+        number(p.table_bits),
+    ]
+}
+
+/// What follows from the table, in a sentence.
+fn conclusion(outcome: &ShapeOutcome) -> String {
+    let shape = |c: &Checked| format!("K={}, L={}", c.predicted.shape.bits, c.predicted.shape.tables);
+    let reached = |c: &Checked| match outcome.target {
+        Target::Density(_) => format!("density {}, error {}", number(c.density.mean), number(c.error.mean)),
+        Target::Error(_) => format!("error {}, density {}", number(c.error.mean), number(c.density.mean)),
+    };
+    match (outcome.chosen, outcome.checked.first()) {
+        (Some(at), Some(first)) if !first.meets => {
+            let chosen = &outcome.checked[at];
+            format!(
+                "{} meets it: {}; {} was predicted to be better, and does not ({})",
+                shape(chosen),
+                reached(chosen),
+                shape(first),
+                reached(first)
+            )
+        }
+        (Some(at), Some(_)) => format!("{} meets it: {}", shape(&outcome.checked[at]), reached(&outcome.checked[at])),
+        (None, Some(first)) => {
+            format!("no shape of the grid that was checked meets it; {} comes to {}", shape(first), reached(first))
+        }
+        (None | Some(_), None) => "nothing was checked".to_owned(),
+    }
+}
+
+fn notes(outcome: &ShapeOutcome) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Target::Density(density) = outcome.target
+        && density <= outcome.fixed
+    {
+        notes.push(format!(
+            "sink, window and what follows the prompt are {} of the context already",
+            number(outcome.fixed)
+        ));
+    }
+    notes
+}
+
+/// All shapes of the grid as CSV, with what was measured where it was.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn csv(outcome: &ShapeOutcome) -> Result<String> {
+    let mut writer = csv::WriterBuilder::new().from_writer(Vec::new());
+    writer.write_record([
+        "K",
+        "L",
+        "density_predicted",
+        "error_predicted",
+        "bytes_per_step",
+        "table_bits",
+        "density",
+        "density_low",
+        "density_high",
+        "error",
+        "error_low",
+        "error_high",
+        "chosen",
+    ])?;
+    for p in &outcome.predicted {
+        let place = outcome.checked.iter().position(|c| c.predicted.shape == p.shape);
+        let checked = place.map(|at| &outcome.checked[at]);
+        let shown = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+        let of = |i: Option<Interval>| [i.map(|i| i.mean), i.and_then(|i| i.low), i.and_then(|i| i.high)].map(shown);
+        let first = [p.shape.bits.to_string(), p.shape.tables.to_string()];
+        let predicted = [p.density, p.error, p.bytes, p.table_bits].map(|x| x.to_string());
+        let measured = [of(checked.map(|c| c.density)), of(checked.map(|c| c.error))].concat();
+        let chosen = (place.is_some() && place == outcome.chosen).to_string();
+        writer.write_record(first.into_iter().chain(predicted).chain(measured).chain([chosen]))?;
+    }
+    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+}
+
+/// All that was found as JSON.
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub fn json(outcome: &ShapeOutcome, facts: &Value) -> Result<String> {
+    let mut found = serde_json::to_value(outcome)?;
+    found["conclusion"] = conclusion(outcome).into();
+    found["notes"] = notes(outcome).into();
+    Ok(serde_json::to_string_pretty(&json!({ "run": facts, "shapes": found }))? + "\n")
+}
+
+fn page(outcome: &ShapeOutcome, facts: &Value, figure: &Figure) -> String {
+    let mut text = format!("# K and L\n\nAsked of {}.\n\n{}", question(outcome), facts_list(facts));
+    let _ = write!(text, "\n![{}](plots/{})\n\n{}.\n", figure.title, figure.file, conclusion(outcome));
+    text.extend(outcome.spec.iter().map(|spec| format!("\n```\n{spec}\n```\n")));
+    notes(outcome).iter().for_each(|note| text.push_str(&format!("\nNote: {note}.\n")));
+    text.push('\n');
+    text.push_str(&line(HEADINGS.map(|heading| heading.replace('\n', " "))));
+    text.push_str(&rule(0, HEADINGS.len()));
+    outcome.checked.iter().enumerate().for_each(|(at, c)| text.push_str(&line(cells(outcome, at, c))));
+    text + "\nIntervals are 95 %, by Student's t over prompts. All shapes of the grid are in [tune.csv](tune.csv).\n"
+}
+
+/// Writes `tune.json`, `tune.csv`, `tune.md` and `plots/tune.*` into a folder. Returns the paths of the files.
+///
+/// # Errors
+/// If one cannot be written.
+pub fn write(outcome: &ShapeOutcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
+    let figure = figure_of(outcome)?;
+    let texts =
+        [("tune.json", json(outcome, facts)?), ("tune.csv", csv(outcome)?), ("tune.md", page(outcome, facts, &figure))];
+    write_files(texts.map(|(name, text)| (name.to_owned(), text)).to_vec(), Some(&figure), folder)
+}

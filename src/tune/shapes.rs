@@ -1,0 +1,664 @@
+//! `K` and `L` of a method that samples by collisions: predicted from the measured geometry, then checked.
+//!
+//! The paper chooses its shapes by trial. Here angles between queries and (centred) keys are measured on prompts, and the collision
+//! law says with which probability `u` each token is sampled by each shape of a grid. Expected samples are `Σu`. For the error
+//! samples are drawn from these probabilities, token by token, and estimated from as the method does: `Σ (w/u)·v` over `Σ w/u`,
+//! static tokens with their own weights. What the law leaves out is that tokens share hyperplanes, so their samples
+//! depend on each other. That is why shapes are checked: with real tables, on prompts that nothing was predicted from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use anyhow::Result;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use super::grid::written;
+use crate::analyze::head::{Head, Query, cosine, distance, norm, softmax, wide};
+use crate::analyze::picked::estimate;
+use crate::analyze::{Choices, Document};
+use crate::attention::methods::{CollisionLaw, configure};
+use crate::attention::{Configured, MethodSpec, Policy, mix_seed};
+use crate::error::UsageError;
+use crate::eval::stats::{Estimate, Sample, mean, mean_interval};
+use crate::kv::KvDtype;
+
+/// Tables that are tried with every `K`; the published shapes are among them.
+pub const TABLES: [usize; 14] = [10, 15, 20, 30, 40, 50, 75, 100, 120, 150, 180, 220, 260, 300];
+/// Bits that are tried.
+pub const BITS: Range<usize> = 4..13;
+/// Shapes that are checked on the same reading of the prompts.
+const AT_ONCE: usize = 3;
+/// Readings of the prompts at most until one meets the target.
+const MOST_READINGS: usize = 3;
+/// Errors this much above the least are as good.
+const AS_GOOD: f64 = 1.02;
+
+/// What a shape is to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// Attend at most this share of the context, static tokens included, with as little error as can be.
+    Density(f64),
+    /// Have at most this relative error of the attention output, reading as few bytes as can be.
+    Error(f64),
+}
+
+impl FromStr for Target {
+    type Err = UsageError;
+
+    fn from_str(text: &str) -> Result<Self, UsageError> {
+        let wrong = || {
+            UsageError::new(format!("--target: `{text:.60}` is nothing to aim at"))
+                .hint("write density=0.03, or error=0.1 for the relative error of the attention output")
+        };
+        let (kind, value) = text.split_once('=').ok_or_else(wrong)?;
+        let value = value.parse().ok().filter(|x: &f64| *x > 0.0 && *x < 1.0).ok_or_else(wrong)?;
+        match kind {
+            "density" => Ok(Self::Density(value)),
+            "error" => Ok(Self::Error(value)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Density(density) => write!(f, "density={density}"),
+            Self::Error(error) => write!(f, "error={error}"),
+        }
+    }
+}
+
+/// `K` and `L`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Shape {
+    /// Bits of a code.
+    pub bits: usize,
+    /// Tables.
+    pub tables: usize,
+}
+
+/// All shapes that are tried.
+pub fn grid() -> Vec<Shape> {
+    BITS.flat_map(|bits| TABLES.map(|tables| Shape { bits, tables })).collect()
+}
+
+/// What is predicted of a shape.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Predicted {
+    /// Which.
+    #[serde(flatten)]
+    pub shape: Shape,
+    /// Share of the context attended, static tokens included.
+    pub density: f64,
+    /// Mean relative error of the attention output.
+    pub error: f64,
+    /// Bytes that a query head reads in a step: keys and values attended, and what its tables hold in the buckets it meets.
+    pub bytes: f64,
+    /// Bits of the tables for each token and KV head: its number in each, and where buckets begin.
+    pub table_bits: f64,
+}
+
+/// What was measured of a shape with real tables.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Checked {
+    /// What was predicted of it.
+    pub predicted: Predicted,
+    /// Share of the context attended: mean, and the ends of its 95 % interval over prompts.
+    pub density: Interval,
+    /// Mean relative error, with the same.
+    pub error: Interval,
+    /// Whether its mean meets the target.
+    pub meets: bool,
+}
+
+/// A mean and the ends of its interval, if there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Interval {
+    /// The mean.
+    pub mean: f64,
+    /// Lower end.
+    pub low: Option<f64>,
+    /// Upper end.
+    pub high: Option<f64>,
+}
+
+impl From<Estimate> for Interval {
+    fn from(estimate: Estimate) -> Self {
+        Self { mean: estimate.mean, low: estimate.low(), high: estimate.high() }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ShapeOutcome {
+    /// The method without its shape.
+    pub base: String,
+    /// What was asked.
+    pub target: Target,
+    /// All shapes of the grid.
+    pub predicted: Vec<Predicted>,
+    /// Those that were checked, in the order in which they were tried.
+    pub checked: Vec<Checked>,
+    /// The place in `checked` of the best that meets the target.
+    pub chosen: Option<usize>,
+    /// Its spec.
+    pub spec: Option<String>,
+    /// Prompts that it was predicted from, and as many others that it was checked on.
+    pub prompts: usize,
+    /// Share of the context that is static.
+    pub fixed: f64,
+}
+
+// ---- geometry ----
+
+/// A method that samples by collisions, of which `K` and `L` are open.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    /// As written, without `K` and `L`.
+    pub spec: MethodSpec,
+    policy: Policy,
+    law: CollisionLaw,
+}
+
+impl Sampler {
+    /// Of a spec without `K`, `L` and a density.
+    ///
+    /// # Errors
+    /// If the method does not sample by collisions, or says already what is to be found.
+    pub fn new(spec: MethodSpec, policy: &Policy) -> Result<Self, UsageError> {
+        let configured = configure(&spec, policy)?;
+        let Some(law) = CollisionLaw::of(&configured) else {
+            return Err(UsageError::new(format!("`{}` has no K and L to find", configured.label()))
+                .hint("--target is for magicpig; without it the smallest budget of any method is looked for"));
+        };
+        if let Some((key, _)) = spec.params.iter().find(|(key, _)| ["K", "L", "density"].contains(&key.as_str())) {
+            return Err(UsageError::new(format!("`{}` says already what `{key}` is", configured.label()))
+                .hint(format!("leave `{key}` out: --target finds K and L")));
+        }
+        Ok(Self { spec, policy: configured.policy, law })
+    }
+
+    /// As users write it, with a shape if there is one.
+    pub fn written(&self, shape: Option<Shape>) -> String {
+        shape.map_or_else(|| written(&self.spec), |shape| written(&self.spec_of(shape)))
+    }
+
+    fn spec_of(&self, shape: Shape) -> MethodSpec {
+        let mut spec = self.spec.clone();
+        let given = [("K", shape.bits), ("L", shape.tables)].map(|(key, n)| (key.to_owned(), n.to_string()));
+        spec.params.extend(given);
+        spec
+    }
+
+    /// A draw of a shape's hyperplanes, the first being those of the spec; all are, if it names a seed.
+    fn drawn(&self, shape: Shape, draw: usize) -> Result<Configured, UsageError> {
+        const SEED: &str = "seed";
+        let mut spec = self.spec_of(shape);
+        if !spec.params.iter().any(|(key, _)| key == SEED) {
+            spec.params.push((SEED.to_owned(), (draw + 1).to_string()));
+        }
+        configure(&spec, &self.policy)
+    }
+
+    fn is_dense(&self, layer: usize, layers: usize) -> bool {
+        self.policy.dense_layers.contains(layer, layers)
+    }
+
+    /// Tokens that may be picked, of a context of so many.
+    fn candidates(&self, context: usize) -> Range<usize> {
+        let sink = self.policy.sink.min(context);
+        sink..context.saturating_sub(self.policy.local).max(sink)
+    }
+}
+
+/// One query put to a head: what is needed to predict any shape.
+struct Geometry<'a> {
+    head: &'a Head,
+    candidates: Range<usize>,
+    tokens: usize,
+    /// Of each candidate, the probability that a hyperplane leaves it on the query's side.
+    agreements: Vec<f64>,
+    /// Of each token, its weight under exact attention.
+    weights: Vec<f64>,
+    /// Mass and weighted values of static tokens.
+    fixed: (f64, Vec<f64>),
+    output: Vec<f64>,
+}
+
+/// Where the candidates' hashed keys lie.
+struct Centred {
+    keys: Vec<Vec<f64>>,
+    longest: f64,
+}
+
+impl Centred {
+    fn new(sampler: &Sampler, head: &Head, candidates: Range<usize>) -> Self {
+        let mean = if sampler.law.center { head.mean_key(candidates.clone()) } else { vec![0.0; head.d] };
+        let centred = |token| wide(head.key(token)).iter().zip(&mean).map(|(k, mean)| k - mean).collect::<Vec<f64>>();
+        let keys: Vec<Vec<f64>> = candidates.map(centred).collect();
+        let longest = keys.iter().map(|key| norm(key)).fold(0.0, f64::max);
+        Self { keys, longest }
+    }
+
+    fn cosine(&self, sampler: &Sampler, query: &[f64], at: usize) -> f64 {
+        let key = &self.keys[at];
+        let of_angle = cosine(query, key);
+        // The transform of eq. 8 divides by the length of the longest key in place of the own.
+        if sampler.law.simple_lsh && self.longest > 0.0 { of_angle * norm(key) / self.longest } else { of_angle }
+    }
+}
+
+impl<'a> Geometry<'a> {
+    fn new(sampler: &Sampler, head: &'a Head, query: &Query, candidates: Range<usize>, centred: &Centred) -> Self {
+        let weights = softmax(&head.logits(query));
+        let vector = wide(&query.vector);
+        let agreement = |at| sampler.law.agreement(centred.cosine(sampler, &vector, at));
+        let fixed = || (0..candidates.start).chain(candidates.end..weights.len());
+        let mass = fixed().map(|token| weights[token]).sum();
+        let sum = head.weighted(fixed().map(|token| (token, weights[token])));
+        Self {
+            head,
+            agreements: (0..candidates.len()).map(agreement).collect(),
+            output: head.output(&weights),
+            fixed: (mass, sum),
+            tokens: query.tokens,
+            candidates,
+            weights,
+        }
+    }
+
+    /// The relative error of an estimate by the candidates that luck chooses.
+    fn error(&self, probabilities: &[f64], luck: &[f32], floor: f64) -> f64 {
+        let (mut mass, mut sum) = self.fixed.clone();
+        for (at, (u, luck)) in probabilities.iter().zip(luck).enumerate() {
+            if f64::from(*luck) >= *u {
+                continue;
+            }
+            let token = self.candidates.start + at;
+            let weight = self.weights[token] / (u + floor);
+            mass += weight;
+            sum.iter_mut().zip(self.head.value(token)).for_each(|(sum, v)| *sum += weight * f64::from(*v));
+        }
+        let estimate: Vec<f64> = sum.iter().map(|x| x / mass.max(f64::MIN_POSITIVE)).collect();
+        distance(&estimate, &self.output) / norm(&self.output).max(f64::MIN_POSITIVE)
+    }
+}
+
+// ---- prediction ----
+
+/// Sums over queries of what is predicted of each shape of the grid.
+pub struct Prediction<'a> {
+    sampler: &'a Sampler,
+    draws: usize,
+    dtype: KvDtype,
+    shapes: Vec<Shape>,
+    sums: Vec<[f64; 3]>,
+    queries: usize,
+    context: f64,
+    fixed: f64,
+    d: usize,
+    documents: usize,
+}
+
+impl<'a> Prediction<'a> {
+    /// Of nothing yet; every shape is drawn from so many times at each query.
+    pub fn new(sampler: &'a Sampler, draws: usize, dtype: KvDtype) -> Self {
+        let shapes = grid();
+        let sums = vec![[0.0; 3]; shapes.len()];
+        Self { sampler, draws, dtype, shapes, sums, queries: 0, context: 0.0, fixed: 0.0, d: 0, documents: 0 }
+    }
+
+    /// Takes a document in.
+    ///
+    /// # Errors
+    /// If all of it is static.
+    pub fn observe(&mut self, document: &Document) -> Result<(), UsageError> {
+        let candidates = self.sampler.candidates(document.context());
+        if candidates.is_empty() {
+            return Err(UsageError::new("sink and window are the whole prompt: there is nothing to sample")
+                .hint("take a longer --length, or a smaller --sink and --local"));
+        }
+        let layers = document.all_layers();
+        let of_head = |head: &Head| -> (Vec<[f64; 3]>, usize) {
+            let mut sums = vec![[0.0; 3]; self.shapes.len()];
+            if self.sampler.is_dense(head.layer, layers) {
+                return (sums, 0);
+            }
+            let centred = Centred::new(self.sampler, head, candidates.clone());
+            for query in &head.queries {
+                let geometry = Geometry::new(self.sampler, head, query, candidates.clone(), &centred);
+                let place = [document.seed(), head.layer as u64, query.head as u64, query.step as u64];
+                let seed = place.into_iter().fold(0, mix_seed);
+                self.add(&geometry, seed, &mut sums);
+            }
+            (sums, head.queries.len())
+        };
+        for (sums, queries) in document.each_head(of_head) {
+            self.sums.iter_mut().flatten().zip(sums.iter().flatten()).for_each(|(all, own)| *all += own);
+            self.queries += queries;
+        }
+        self.d = document.d();
+        self.context += document.context() as f64;
+        self.fixed += 1.0 - candidates.len() as f64 / document.ids.len() as f64;
+        self.documents += 1;
+        Ok(())
+    }
+
+    /// Adds density, error and entries of buckets for each shape. All shapes meet the same luck.
+    fn add(&self, geometry: &Geometry<'_>, seed: u64, sums: &mut [[f64; 3]]) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let count = geometry.candidates.len();
+        let lucks: Vec<Vec<f32>> = (0..self.draws).map(|_| (0..count).map(|_| rng.random()).collect()).collect();
+        let law = &self.sampler.law;
+        let fixed = (geometry.tokens - count) as f64;
+        let mut collisions: BTreeMap<usize, f64> = BTreeMap::new();
+        for (shape, sums) in self.shapes.iter().zip(sums) {
+            let Shape { bits, tables } = *shape;
+            let in_bucket = *collisions
+                .entry(bits)
+                .or_insert_with(|| geometry.agreements.iter().map(|p| p.powi(bits as i32)).sum());
+            let probabilities: Vec<f64> = geometry.agreements.iter().map(|p| law.sampled(bits, tables, *p)).collect();
+            let sampled: f64 = probabilities.iter().sum();
+            let errors: f64 = lucks.iter().map(|luck| geometry.error(&probabilities, luck, law.floor)).sum();
+            sums[0] += (fixed + sampled) / geometry.tokens as f64;
+            sums[1] += errors / self.draws as f64;
+            sums[2] += in_bucket * tables as f64;
+        }
+    }
+
+    /// Share of the context that is static.
+    pub fn fixed(&self) -> f64 {
+        self.fixed / self.documents.max(1) as f64
+    }
+
+    /// What follows for each shape.
+    pub fn finish(&self) -> Vec<Predicted> {
+        let queries = self.queries.max(1) as f64;
+        let context = self.context / self.documents.max(1) as f64;
+        let entry = if context < 65_536.0 { 2.0 } else { 4.0 };
+        let one = |(shape, sums): (&Shape, &[f64; 3])| {
+            let [density, error, entries] = sums.map(|sum| sum / queries);
+            let of_token = (2 * self.d * self.dtype.bytes()) as f64;
+            let tables = shape.tables as f64;
+            Predicted {
+                shape: *shape,
+                density,
+                error,
+                // Of each bucket the table says where it begins and ends.
+                bytes: density * context * of_token + (entries + 2.0 * tables) * entry,
+                table_bits: 8.0 * tables * entry * (1.0 + ((1u64 << shape.bits) + 1) as f64 / context),
+            }
+        };
+        self.shapes.iter().zip(&self.sums).map(one).collect()
+    }
+}
+
+/// Places of shapes in the order in which they are to be tried for a target: those that are predicted to meet it first, the best of
+/// each number of bits before the others.
+pub fn order(predicted: &[Predicted], target: Target) -> Vec<usize> {
+    let meets = |p: &Predicted| match target {
+        Target::Density(density) => p.density <= density,
+        Target::Error(error) => p.error <= error,
+    };
+    let better = |a: &Predicted, b: &Predicted| match target {
+        // Errors that are as good as each other leave it to the tables.
+        Target::Density(_) if a.error.max(b.error) <= AS_GOOD * a.error.min(b.error) => {
+            a.table_bits.total_cmp(&b.table_bits)
+        }
+        Target::Density(_) => a.error.total_cmp(&b.error),
+        Target::Error(_) => a.bytes.total_cmp(&b.bytes),
+    };
+    // Of each number of bits one, which a comparison that is not transitive cannot lead in circles.
+    let mut best: BTreeMap<usize, usize> = BTreeMap::new();
+    for (at, p) in predicted.iter().enumerate().filter(|(_, p)| meets(p)) {
+        let of_bits = best.entry(p.shape.bits).or_insert(at);
+        if better(p, &predicted[*of_bits]).is_lt() {
+            *of_bits = at;
+        }
+    }
+    let mut left: Vec<usize> = best.into_values().collect();
+    let mut order = Vec::new();
+    while !left.is_empty() {
+        let first = (1..left.len()).fold(0, |first, at| {
+            if better(&predicted[left[at]], &predicted[left[first]]).is_lt() { at } else { first }
+        });
+        order.push(left.remove(first));
+    }
+    order
+}
+
+/// The shape that is predicted to come nearest to a target that none meets.
+pub fn nearest(predicted: &[Predicted], target: Target) -> Option<usize> {
+    let by = |p: &Predicted| match target {
+        Target::Density(_) => p.density,
+        Target::Error(_) => p.error,
+    };
+    (0..predicted.len()).min_by(|a, b| by(&predicted[*a]).total_cmp(&by(&predicted[*b])))
+}
+
+// ---- the check ----
+
+/// Density and error of a shape on one document, mean over queries and draws of its hyperplanes.
+///
+/// # Errors
+/// If the method does not take the shape.
+pub fn measure(sampler: &Sampler, shape: Shape, draws: usize, document: &Document) -> Result<[f64; 2], UsageError> {
+    let of_draw = |draw: usize| {
+        let method = sampler.drawn(shape, draw)?;
+        let mut cache = document.cache().with_step_seed(mix_seed(document.seed(), draw as u64));
+        Ok(document.choices(&method, &mut cache))
+    };
+    let choices: Vec<Choices> = (0..draws).map(of_draw).collect::<Result<_, UsageError>>()?;
+    let layers = document.all_layers();
+    let of_head = |head: &Head| {
+        let mut sums = [0.0; 3];
+        if sampler.is_dense(head.layer, layers) {
+            return sums;
+        }
+        let layer = document.at(head.layer);
+        for query in &head.queries {
+            let logits = head.logits(query);
+            let exact = head.output(&softmax(&logits));
+            for choices in &choices {
+                let estimate = estimate(&logits, &choices[layer][query.step][head.kv_head], query.in_group);
+                let off = distance(&estimate.output(head), &exact) / norm(&exact).max(f64::MIN_POSITIVE);
+                let own = [estimate.weights.len() as f64 / query.tokens as f64, off, 1.0];
+                sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            }
+        }
+        sums
+    };
+    let mut all = [0.0; 3];
+    for sums in document.each_head(of_head) {
+        all.iter_mut().zip(sums).for_each(|(all, own)| *all += own);
+    }
+    Ok([all[0] / all[2].max(1.0), all[1] / all[2].max(1.0)])
+}
+
+/// Tries shapes in the order of [`order`], a few at a time, until one meets the target; `measure` gives density and error of
+/// each shape on each document. What was measured corrects what is predicted of the others: by the mean ratio of both.
+///
+/// # Errors
+/// If a shape cannot be measured.
+pub fn check(
+    predicted: &[Predicted],
+    target: Target,
+    mut measure: impl FnMut(&[Shape]) -> Result<Vec<Vec<[f64; 2]>>>,
+) -> Result<Vec<Checked>> {
+    let mut checked: Vec<Checked> = Vec::new();
+    for _ in 0..MOST_READINGS {
+        let corrected = corrected(predicted, &checked);
+        let is_new = |at: &usize| checked.iter().all(|c| c.predicted.shape != predicted[*at].shape);
+        let mut tried: Vec<usize> = order(&corrected, target).into_iter().filter(is_new).take(AT_ONCE).collect();
+        if tried.is_empty() {
+            tried.extend(nearest(&corrected, target).filter(is_new));
+        }
+        if tried.is_empty() {
+            break;
+        }
+        let shapes: Vec<Shape> = tried.iter().map(|at| predicted[*at].shape).collect();
+        let measured = measure(&shapes)?;
+        checked.extend(tried.iter().zip(measured).map(|(at, measured)| judged(&predicted[*at], target, &measured)));
+        if checked.iter().any(|c| c.meets) {
+            break;
+        }
+    }
+    Ok(checked)
+}
+
+/// Predictions times the mean ratio of what was measured to what had been predicted.
+fn corrected(predicted: &[Predicted], checked: &[Checked]) -> Vec<Predicted> {
+    let ratio = |measured: fn(&Checked) -> f64, foretold: fn(&Checked) -> f64| {
+        let ratios: Vec<f64> = checked.iter().map(|c| measured(c) / foretold(c).max(f64::MIN_POSITIVE)).collect();
+        if ratios.is_empty() { 1.0 } else { mean(&ratios) }
+    };
+    let density = ratio(|c| c.density.mean, |c| c.predicted.density);
+    let error = ratio(|c| c.error.mean, |c| c.predicted.error);
+    predicted.iter().map(|p| Predicted { density: density * p.density, error: error * p.error, ..p.clone() }).collect()
+}
+
+/// The place of the best that meets the target in truth: that of the least error for a density, of the fewest bytes for an error.
+pub fn chosen(checked: &[Checked], target: Target) -> Option<usize> {
+    let price = |at: &usize| match target {
+        Target::Density(_) => checked[*at].error.mean,
+        Target::Error(_) => checked[*at].predicted.bytes,
+    };
+    (0..checked.len()).filter(|at| checked[*at].meets).min_by(|a, b| price(a).total_cmp(&price(b)))
+}
+
+fn judged(predicted: &Predicted, target: Target, measured: &[[f64; 2]]) -> Checked {
+    let of = |which: usize| {
+        let values: Vec<f64> = measured.iter().map(|m| m[which]).collect();
+        mean_interval(&Sample::independent(&values)).unwrap_or(Estimate { mean: 0.0, ends: None })
+    };
+    let (density, error) = (of(0), of(1));
+    let meets = match target {
+        Target::Density(most) => density.mean <= most,
+        Target::Error(most) => error.mean <= most,
+    };
+    Checked { predicted: predicted.clone(), density: density.into(), error: error.into(), meets }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::expand_grid;
+
+    fn sampler(spec: &str) -> Result<Sampler, UsageError> {
+        Sampler::new(expand_grid(spec).unwrap().remove(0), &Policy { sink: 2, local: 3, ..Policy::default() })
+    }
+
+    /// A head of drawn keys, values and one query at the end.
+    fn head(tokens: usize, d: usize) -> Head {
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let mut draw = |count: usize| (0..count).map(|_| rng.random_range(-2.0f32..2.0)).collect::<Vec<f32>>();
+        let (keys, values, vector) = (draw(tokens * d), draw(tokens * d), draw(d));
+        let query = Query { head: 0, in_group: 0, step: 0, tokens, vector };
+        Head { layer: 0, kv_head: 0, d, keys, values, queries: vec![query] }
+    }
+
+    #[test]
+    fn a_sample_of_everything_is_exact_and_one_of_nothing_is_static() {
+        let (head, sampler) = (head(40, 8), sampler("magicpig").unwrap());
+        let candidates = sampler.candidates(39);
+        assert_eq!(candidates, 2..36);
+        let centred = Centred::new(&sampler, &head, candidates.clone());
+        let geometry = Geometry::new(&sampler, &head, &head.queries[0], candidates.clone(), &centred);
+        let all = geometry.error(&[1.0; 34], &[0.5; 34], 0.0);
+        assert!(all < 1e-12, "{all}");
+        let none = geometry.error(&[0.0; 34], &[0.5; 34], 0.0);
+        let static_only = {
+            let weights = softmax(&head.logits(&head.queries[0]));
+            let kept: Vec<usize> = (0..2).chain(36..40).collect();
+            let mass: f64 = kept.iter().map(|t| weights[*t]).sum();
+            let out = head.weighted(kept.iter().map(|t| (*t, weights[*t] / mass)));
+            distance(&out, &head.output(&weights)) / norm(&head.output(&weights))
+        };
+        assert!((none - static_only).abs() < 1e-12 && none > 0.1, "{none} {static_only}");
+    }
+
+    #[test]
+    fn agreements_are_those_of_centred_keys() {
+        let (head, sampler) = (head(40, 8), sampler("magicpig").unwrap());
+        let candidates = sampler.candidates(39);
+        let centred = Centred::new(&sampler, &head, candidates.clone());
+        let geometry = Geometry::new(&sampler, &head, &head.queries[0], candidates.clone(), &centred);
+        // By hand, for one token.
+        let (token, d) = (7, 8);
+        let mean = |c: usize| candidates.clone().map(|t| f64::from(head.key(t)[c])).sum::<f64>() / 34.0;
+        let key: Vec<f64> = (0..d).map(|c| f64::from(head.key(token)[c]) - mean(c)).collect();
+        let query = wide(&head.queries[0].vector);
+        let expected = 1.0 - cosine(&query, &key).acos() / std::f64::consts::PI;
+        assert!((geometry.agreements[token - 2] - expected).abs() < 1e-9);
+    }
+
+    #[test]
+    fn targets_are_read_as_they_are_written() {
+        for text in ["density=0.03", "error=0.1"] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        }
+        for text in ["", "0.1", "density", "density=0", "density=1", "error=x", "error=-1", "cost=0.1", "density=NaN"] {
+            assert!(text.parse::<Target>().unwrap_err().hint.is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_shape_to_find_is_refused() {
+        assert!(sampler("quest").unwrap_err().what.contains("no K and L to find"));
+        assert!(sampler("magicpig:K=9").unwrap_err().what.contains("says already what `K` is"));
+        assert!(sampler("magicpig:density=0.1").unwrap_err().what.contains("says already what `density` is"));
+    }
+
+    fn predicted(bits: usize, density: f64, error: f64, bytes: f64) -> Predicted {
+        Predicted { shape: Shape { bits, tables: 100 }, density, error, bytes, table_bits: bits as f64 }
+    }
+
+    #[test]
+    fn the_cheapest_that_meets_the_target_is_tried_first_and_then_checked() {
+        let all = [
+            predicted(6, 0.05, 0.10, 50.0),
+            predicted(7, 0.04, 0.12, 40.0),
+            predicted(8, 0.03, 0.101, 45.0),
+            predicted(9, 0.02, 0.30, 10.0),
+        ];
+        assert_eq!(order(&all, Target::Error(0.15)), [1, 2, 0]);
+        assert_eq!(order(&all, Target::Density(0.035)), [2, 3]);
+        assert_eq!(order(&all, Target::Density(0.06)), [0, 2, 1, 3], "errors within 2 % leave it to the tables");
+        assert_eq!((order(&all, Target::Error(0.05)), nearest(&all, Target::Error(0.05))), (vec![], Some(0)));
+        // Three are looked at; what does in truth is the answer, by its price.
+        let of = |shape: &Shape| vec![[0.03, if shape.bits == 7 { 0.2 } else { 0.14 }], [0.03, 0.14]];
+        let checked = check(&all, Target::Error(0.15), |shapes| Ok(shapes.iter().map(of).collect())).unwrap();
+        let found: Vec<_> = checked.iter().map(|c| (c.predicted.shape.bits, c.meets)).collect();
+        assert_eq!(found, [(7, false), (8, true), (6, true)]);
+        assert!((checked[0].error.mean - 0.17).abs() < 1e-12 && checked[0].error.high.unwrap() > 0.2);
+        assert_eq!(
+            (chosen(&checked, Target::Error(0.15)), chosen(&checked[..1], Target::Error(0.15))),
+            (Some(1), None)
+        );
+        assert_eq!(chosen(&checked, Target::Density(0.05)), Some(1), "the first of equal errors");
+    }
+
+    #[test]
+    fn what_was_measured_corrects_what_is_predicted() {
+        // Errors are twice what the law says: the cheap ones fail, and after them only what is good enough by half is tried.
+        let all: Vec<Predicted> =
+            (4..12).map(|bits| predicted(bits, 0.05, 0.02 * bits as f64, 100.0 - bits as f64)).collect();
+        let mut readings = Vec::new();
+        let checked = check(&all, Target::Error(0.21), |shapes| {
+            readings.push(shapes.iter().map(|shape| shape.bits).collect::<Vec<_>>());
+            Ok(shapes.iter().map(|shape| vec![[0.05, 0.04 * shape.bits as f64]]).collect())
+        })
+        .unwrap();
+        assert_eq!(readings, [vec![10, 9, 8], vec![5, 4]]);
+        assert_eq!(chosen(&checked, Target::Error(0.21)), Some(3));
+        // Of what nothing meets, the nearest is looked at, once.
+        let none = check(&all, Target::Error(0.01), |shapes| Ok(vec![vec![[0.05, 0.08]]; shapes.len()])).unwrap();
+        assert_eq!((none.len(), none[0].predicted.shape.bits, none[0].meets), (1, 4, false));
+    }
+}
