@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use clap_complete::{Shell, generate};
 
 use crate::analyze::ANALYSES;
-use crate::attention::methods::{CALIBRATIONS, METHODS};
+use crate::attention::methods::{self, CALIBRATIONS};
 use crate::eval::config::SHIPPED;
 use crate::eval::record::Latency;
 use crate::tasks::metrics::Metric;
@@ -33,10 +33,10 @@ static NAMED: [Named; 13] = [
         names: tasks,
         or_path: false,
     },
-    Named { argument: "methods", commands: &["eval", "sweep", "analyze", "tune"], names: methods, or_path: false },
+    Named { argument: "methods", commands: &["eval", "sweep", "analyze", "tune"], names: method_names, or_path: false },
     Named { argument: "methods", commands: &["calibrate"], names: calibrations, or_path: false },
     Named { argument: "more_methods", commands: &["calibrate"], names: calibrations, or_path: false },
-    Named { argument: "names", commands: &["list"], names: methods, or_path: false },
+    Named { argument: "names", commands: &["list"], names: method_names, or_path: false },
     Named { argument: "what", commands: &["analyze"], names: analyses, or_path: false },
     Named { argument: "config", commands: &["eval", "sweep"], names: configs, or_path: true },
     Named { argument: "models", commands: &["eval", "sweep"], names: models, or_path: true },
@@ -52,13 +52,13 @@ static NAMED: [Named; 13] = [
     Named { argument: "names", commands: &["fetch", "check"], names: data_sets, or_path: false },
 ];
 
-/// The script for a shell; `command` is the program's command line.
-pub(super) fn script(shell: Shell, command: Command) -> String {
+/// The script for a shell; `command` is the command line of the program that is called `program`.
+pub(super) fn script(shell: Shell, command: Command, program: &str) -> String {
     let mut script = Vec::new();
-    generate(shell, &mut with_names(command.clone()), "spattn", &mut script);
+    generate(shell, &mut with_names(command.clone()), program, &mut script);
     let mut script = String::from_utf8_lossy(&script).into_owned();
     if shell == Shell::Fish {
-        script.extend(positions_of_fish(&command));
+        script.extend(positions_of_fish(&command, program));
     }
     NAMED.iter().filter(|named| named.or_path).fold(script, |script, named| with_files(shell, script, &(named.names)()))
 }
@@ -78,15 +78,16 @@ fn with_files(shell: Shell, script: String, names: &[String]) -> String {
 }
 
 /// What the generator for fish leaves out: names of values without a flag.
-fn positions_of_fish(command: &Command) -> Vec<String> {
+fn positions_of_fish(command: &Command, program: &str) -> Vec<String> {
     let subcommands = |c: &Command| c.get_subcommands().cloned().collect::<Vec<_>>();
-    let mut lines = Vec::new();
+    let (mut lines, function) = (Vec::new(), program.replace('-', "_"));
     for outer in subcommands(command) {
-        let within = format!("__fish_spattn_using_subcommand {}", outer.get_name());
-        lines.extend(names_of_fish(&outer, &within));
+        let within = format!("__fish_{function}_using_subcommand {}", outer.get_name());
+        lines.extend(names_of_fish(&outer, program, &within));
         for inner in subcommands(&outer) {
             lines.extend(names_of_fish(
                 &inner,
+                program,
                 &format!("{within}; and __fish_seen_subcommand_from {}", inner.get_name()),
             ));
         }
@@ -94,9 +95,9 @@ fn positions_of_fish(command: &Command) -> Vec<String> {
     lines
 }
 
-fn names_of_fish(command: &Command, within: &str) -> Vec<String> {
+fn names_of_fish(command: &Command, program: &str, within: &str) -> Vec<String> {
     let named = command.get_positionals().filter_map(|argument| find(command.get_name(), argument));
-    named.map(|named| format!("complete -c spattn -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
+    named.map(|named| format!("complete -c {program} -n \"{within}\" -a \"{}\"\n", (named.names)().join(" "))).collect()
 }
 
 /// What is known of an argument's values.
@@ -124,8 +125,8 @@ fn tasks() -> Vec<String> {
     groups.chain(catalog().into_iter().map(|task| task.name)).filter(|name| !name.contains(':')).collect()
 }
 
-fn methods() -> Vec<String> {
-    METHODS.iter().map(|method| method.name.to_owned()).collect()
+fn method_names() -> Vec<String> {
+    methods::all().map(|method| method.name.to_owned()).collect()
 }
 
 fn calibrations() -> Vec<String> {

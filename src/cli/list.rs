@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::output::print_line;
 use crate::analyze::{ANALYSES, Analysis};
-use crate::attention::methods::{CALIBRATIONS, METHODS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
+use crate::attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
 use crate::eval::papers::ITEMS;
@@ -57,8 +57,8 @@ enum What {
 /// A name that is none; if standard output cannot be written.
 pub fn run(args: ListArgs) -> Result<()> {
     let methods = match (args.what, args.names.as_slice()) {
-        (_, []) => METHODS.iter().collect(),
-        (What::Methods, names) => names.iter().map(|name| method(name)).collect::<Result<Vec<_>, _>>()?,
+        (_, []) => methods::all().collect(),
+        (What::Methods, names) => names.iter().map(|name| methods::find(name)).collect::<Result<Vec<_>, _>>()?,
         (_, [name, ..]) => {
             return Err(UsageError::new(format!("`{name}` is one name too many"))
                 .hint("names choose among methods: spattn list methods NAME")
@@ -102,11 +102,6 @@ fn tasks_text() -> String {
 
 fn params_text(params: &[ParamInfo]) -> String {
     params.iter().map(|p| format!("    {:<14} {:<12} {}\n", p.key, p.default, p.about)).collect()
-}
-
-fn method(name: &str) -> Result<&'static MethodEntry, UsageError> {
-    let found = METHODS.iter().find(|m| m.name == name);
-    found.ok_or_else(|| UsageError::unknown("method", name, METHODS.iter().map(|m| m.name)))
 }
 
 /// Settings of the calibration that makes what a method needs.

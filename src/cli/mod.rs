@@ -23,11 +23,13 @@ pub mod sweep;
 pub mod tune;
 mod tune_shapes;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::attention::methods::{MethodEntry, register};
 use crate::error::{RunFailure, UsageError};
 use crate::kernels::cpu::check_isa;
 
@@ -86,7 +88,14 @@ pub enum Done {
 /// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
 /// arguments or configs, 75 if a scheduler stopped it, 130 if the user did.
 pub fn main() -> ExitCode {
-    match dispatch(Cli::parse().command) {
+    main_with(&[])
+}
+
+/// As [`main`], with further methods beside those of this library: the `main` of a crate that has a method of its own
+/// (`examples/my_method.rs`). Every command knows them by name, as it knows the others.
+pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
+    let registered = register(methods).map_err(anyhow::Error::from);
+    match registered.and_then(|()| dispatch(Cli::parse().command)) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
@@ -95,6 +104,29 @@ pub fn main() -> ExitCode {
             Err(error) => explain(&error, None),
         },
     }
+}
+
+/// Whether the program takes these arguments, its own name left out. Nothing is run, and no file is looked for.
+///
+/// # Errors
+/// What is wrong with them, as the program would say it.
+pub fn check_arguments(arguments: &[OsString]) -> Result<(), String> {
+    let name = OsString::from(NAME);
+    match Cli::try_parse_from([&name].into_iter().chain(arguments)) {
+        Err(error) if error.use_stderr() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// What the program is called where nothing tells.
+const NAME: &str = "spattn";
+
+/// What the program is called, which is not `spattn` where a crate with a method of its own calls [`main_with`].
+fn program() -> String {
+    let called = std::env::args_os().next().unwrap_or_default();
+    let stem = Path::new(&called).file_stem().and_then(|stem| stem.to_str());
+    let is_plain = |name: &&str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    stem.filter(is_plain).unwrap_or(NAME).to_owned()
 }
 
 /// An error, and what can be done next whatever it was.
@@ -122,7 +154,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Status(args) => status::run(&args)?,
         Command::Score(args) => score::run(args)?,
         Command::Doctor(args) => doctor::run(&args)?,
-        Command::Completions { shell } => output::print(&completions::script(shell, Cli::command()))?,
+        Command::Completions { shell } => output::print(&completions::script(shell, Cli::command(), &program()))?,
     }
     Ok(Done::Completed)
 }

@@ -1,7 +1,7 @@
 //! The methods, one file each, and their registry.
 //!
-//! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]. Nothing else in the
-//! program knows a method by name.
+//! To add a method: write its file and add its [`MethodEntry`] to [`METHODS`]; or, from another crate, hand it to
+//! [`cli::main_with`](crate::cli::main_with), which [`register`]s it. Nothing else in the program knows a method by name.
 
 mod a_shape;
 mod ada_kv;
@@ -46,7 +46,7 @@ mod vattention;
 mod vertical_slash;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
@@ -152,7 +152,7 @@ const MATCHED: Preset = Preset {
     source: "the default: own parameters as listed; sink, local and dense layers as for all methods of the run",
 };
 
-/// All methods, in the order in which they are listed.
+/// The methods of this library, in the order in which they are listed; [`all`] has those of the calling program too.
 pub const METHODS: &[MethodEntry] = &[
     full::ENTRY,
     topk::ENTRY,
@@ -191,6 +191,44 @@ pub const METHODS: &[MethodEntry] = &[
     pqcache::ENTRY,
     retrieval_attention::ENTRY,
 ];
+
+/// The methods of the program that uses this library.
+static REGISTERED: OnceLock<&'static [MethodEntry]> = OnceLock::new();
+
+/// Makes further methods known to the whole program, once, before anything looks a method up.
+///
+/// # Errors
+/// A name that another method has, or that a spec cannot hold; defaults that the method itself refuses; a second call.
+pub fn register(entries: &'static [MethodEntry]) -> Result<(), UsageError> {
+    for (i, entry) in entries.iter().enumerate() {
+        if METHODS.iter().chain(&entries[..i]).any(|other| other.name == entry.name) {
+            return Err(UsageError::new(format!("there is a method `{}` already", entry.name))
+                .hint("give the method that is registered another name"));
+        }
+        let is_word = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        if entry.name.is_empty() || !is_word(entry.name) {
+            return Err(UsageError::new(format!("`{}` cannot be the name of a method", entry.name))
+                .hint("a name is made of small letters, digits and _"));
+        }
+        (entry.build)(&mut Params::new(&MethodSpec::bare(entry.name)))?;
+    }
+    REGISTERED.set(entries).map_err(|_| {
+        UsageError::new("methods are registered twice").hint("give all of them to one call of spattn::cli::main_with")
+    })
+}
+
+/// All methods: those of this library, then those that were [registered](register).
+pub fn all() -> impl Iterator<Item = &'static MethodEntry> {
+    METHODS.iter().chain(REGISTERED.get().copied().unwrap_or_default())
+}
+
+/// The method of this name.
+///
+/// # Errors
+/// If there is none: with the name that was most likely meant.
+pub fn find(name: &str) -> Result<&'static MethodEntry, UsageError> {
+    all().find(|entry| entry.name == name).ok_or_else(|| UsageError::unknown("method", name, all().map(|m| m.name)))
+}
 
 /// How the artefacts are made that methods need, in the order in which they are made.
 pub const CALIBRATIONS: &[Calibration] =
@@ -246,10 +284,7 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
 const READER: &str = "prefill";
 
 fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, UsageError> {
-    let entry = METHODS
-        .iter()
-        .find(|m| m.name == spec.name)
-        .ok_or_else(|| UsageError::unknown("method", &spec.name, METHODS.iter().map(|m| m.name)))?;
+    let entry = find(&spec.name)?;
     let mut params = Params::new(spec);
     if let Some(name) = params.take("preset") {
         params.fill(preset(entry, &name)?);

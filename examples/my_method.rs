@@ -1,0 +1,114 @@
+//! A sparse attention method of a user's own, in one file, with the whole command line of `spattn`.
+//!
+//! The context is cut into blocks. Each block keeps the mean of its keys; a step attends the blocks whose means have the
+//! largest products with the query. `docs/adding-a-method.md` goes through this file.
+//!
+//! ```sh
+//! cargo run --release --example my_method -- list methods my_method
+//! cargo run --release --example my_method -- eval -t ruler/niah_single_2 -l 1K -n 5 -m 'my_method:block={8,32}' -m quest
+//! ```
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use spattn::attention::methods::MethodEntry;
+use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Picks, Selection, Step};
+use spattn::cost::Cost;
+use spattn::kernels::cpu::Rows;
+
+fn main() -> ExitCode {
+    spattn::cli::main_with(&[MY_METHOD])
+}
+
+const MY_METHOD: MethodEntry = MethodEntry {
+    name: "my_method",
+    about: "whole blocks by the mean of their keys",
+    reference: "an example of this project; the scores are those of MoBA (Lu et al. 2025, arXiv:2502.13189)",
+    params: &[
+        ParamInfo { key: "block", default: "16", about: "tokens a block" },
+        ParamInfo { key: "ratio", default: "0.0625", about: "share of the context read as blocks, above 0 to 1" },
+        ParamInfo { key: "k", default: "-", about: "instead of ratio: tokens read as blocks (rounded up to blocks)" },
+    ],
+    presets: &[],
+    build: |params| {
+        let block = params.get_positive("block", 16)?;
+        let budget = params.budget(Budget::Ratio(0.0625))?;
+        Ok(Arc::new(BlockMeans { block, budget }))
+    },
+};
+
+/// The method with its parameters: one value for all layers, heads and examples.
+struct BlockMeans {
+    /// Tokens a block.
+    block: usize,
+    /// What may be attended beside the static tokens.
+    budget: Budget,
+}
+
+impl Method for BlockMeans {
+    /// Mean keys of one KV head, `[block][d]`.
+    type Index = Vec<f32>;
+    type State = ();
+
+    /// Runs that differ in their budgets alone share an index.
+    fn index_key(&self) -> String {
+        format!("block={}", self.block)
+    }
+
+    fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<f32> {
+        let keys = prefix.keys.slice(prefix.candidates.clone(), prefix.d);
+        let tokens: Vec<u32> = (0..prefix.candidates.len() as u32).collect();
+        tokens.chunks(self.block).flat_map(|block| mean(&keys.gather(block, prefix.d), prefix.d)).collect()
+    }
+
+    fn index_bytes(&self, means: &Vec<f32>) -> usize {
+        size_of_val(means.as_slice())
+    }
+
+    fn start(&self, _: &Vec<f32>) {}
+
+    /// Each query head of the group picks for itself.
+    fn select(&self, step: &Step<'_>, means: &Vec<f32>, (): &mut (), cost: &mut Cost) -> Selection {
+        let scores = step.score_rows(Rows::F32(means), cost);
+        cost.aux_bytes += size_of_val(means.as_slice()) as u64;
+        let blocks = means.len() / step.d;
+        let count = self.budget.blocks(step.context, self.block);
+        let of_head = |scores: &[f32]| Picks::softmax(self.tokens(step, &largest(scores, count)));
+        Selection::PerHead(scores.chunks(blocks).map(of_head).collect())
+    }
+}
+
+impl BlockMeans {
+    /// The tokens of some blocks, by their positions in the context.
+    fn tokens(&self, step: &Step<'_>, blocks: &[usize]) -> Vec<u32> {
+        let begin = |block: usize| step.candidates.start + block * self.block;
+        let of_block = |block: &usize| begin(*block)..begin(block + 1).min(step.candidates.end);
+        blocks.iter().flat_map(of_block).map(|token| token as u32).collect()
+    }
+}
+
+/// The mean of vectors `[vector][d]`.
+fn mean(vectors: &[f32], d: usize) -> Vec<f32> {
+    let count = (vectors.len() / d) as f32;
+    (0..d).map(|channel| vectors.iter().skip(channel).step_by(d).sum::<f32>() / count).collect()
+}
+
+/// Places of the `count` largest scores, the earlier of equal ones first.
+fn largest(scores: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(count);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_are_by_channel_and_the_largest_come_first() {
+        assert_eq!(mean(&[1.0, 10.0, 3.0, 30.0], 2), [2.0, 20.0]);
+        assert_eq!(largest(&[1.0, 5.0, 5.0, 2.0], 3), [1, 2, 3]);
+        assert_eq!(largest(&[1.0], 3), [0]);
+    }
+}
