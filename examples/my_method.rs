@@ -100,15 +100,3 @@ fn largest(scores: &[f32], count: usize) -> Vec<usize> {
     order.truncate(count);
     order
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn means_are_by_channel_and_the_largest_come_first() {
-        assert_eq!(mean(&[1.0, 10.0, 3.0, 30.0], 2), [2.0, 20.0]);
-        assert_eq!(largest(&[1.0, 5.0, 5.0, 2.0], 3), [1, 2, 3]);
-        assert_eq!(largest(&[1.0], 3), [0]);
-    }
-}

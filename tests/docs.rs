@@ -112,9 +112,12 @@ fn blocks(text: &str) -> (Vec<Block>, String) {
 
 /// Where the links and images of a page without its blocks lead.
 fn links(text: &str) -> Vec<&str> {
-    let spans = text.split('`').step_by(2);
-    let ends = spans.flat_map(|span| span.match_indices("](").map(|(at, _)| &span[at + 2..]));
-    ends.filter_map(|end| end.split_once(')')).map(|(link, _)| link).collect()
+    let within = |begin: &'static str, end: char| {
+        let spans = text.split('`').step_by(2);
+        let rests = spans.flat_map(move |span| span.match_indices(begin).map(move |(at, _)| &span[at + begin.len()..]));
+        rests.filter_map(move |rest| rest.split_once(end)).map(|(link, _)| link)
+    };
+    within("](", ')').chain(within("src=\"", '"')).collect()
 }
 
 /// The anchors of a page, as GitHub makes them of its headings: those that come again are numbered.
@@ -177,7 +180,7 @@ fn a_broken_link_is_told() {
     ] {
         assert_eq!(broken(&page, link).is_none(), is_whole, "{link}");
     }
-    assert_eq!(links("[a](b.md#c) `[d](e)` ![f](g.svg)"), ["b.md#c", "g.svg"]);
+    assert_eq!(links("[a](b.md#c) `[d](e)` ![f](g.svg) <img src=\"h.svg\">"), ["b.md#c", "g.svg", "h.svg"]);
 }
 
 // ---- sizes and lists ----
@@ -364,7 +367,8 @@ fn programs() -> TempDir {
     let programs = TempDir::new().unwrap();
     let spattn = env!("CARGO_BIN_EXE_spattn");
     let example = Path::new(spattn).with_file_name("examples").join("my_method");
-    assert!(example.is_file(), "{} is built with the tests", example.display());
+    // `cargo test` builds it, `cargo test --test docs` does not.
+    assert!(example.is_file(), "{} is not there: cargo build --release --example my_method", example.display());
     let cargo = format!(
         "case \"$*\" in\n\
          *'--example my_method -- '*) while [ \"$1\" != -- ]; do shift; done; shift; exec '{}' \"$@\";;\n\
