@@ -216,7 +216,8 @@ fn every_method_has_its_formula_its_reference_and_how_it_was_checked() {
         .map(|entry| entry.split_once("`**").unwrap_or_else(|| panic!("`{entry}` has no name")))
         .collect();
     for method in METHODS {
-        let entry = entries.get(method.name).unwrap_or_else(|| panic!("docs/methods.md has no formula of {}", method.name));
+        let entry =
+            entries.get(method.name).unwrap_or_else(|| panic!("docs/methods.md has no formula of {}", method.name));
         let (theirs, ours) = (publications(method.reference), publications(entry));
         assert_eq!(ours, theirs, "references of {}", method.name);
         assert!(publication.contains(&format!("`{}`", method.name)), "{} is not held to its publication", method.name);
@@ -288,7 +289,9 @@ fn misspelt(arguments: &[String]) -> Option<String> {
     let methods = if is_calibration { Vec::new() } else { given(["-m", "--method"]) };
     let specs = methods.iter().map(|method| expand_grid(method).map_err(|e| e.to_string()));
     let wrong = specs.flat_map(|specs| match specs {
-        Ok(specs) => specs.iter().filter_map(|spec| configure(spec, &Policy::default()).err()?.to_string().into()).collect(),
+        Ok(specs) => {
+            specs.iter().filter_map(|spec| configure(spec, &Policy::default()).err()?.to_string().into()).collect()
+        }
         Err(error) => vec![error],
     });
     let tasks = given(["-t", "--task"]);
@@ -341,7 +344,8 @@ fn commands_that_need_more_than_there_is_are_spelt_right() {
             for command in commands(&block.text) {
                 let Some(arguments) = arguments(&command) else { continue };
                 read += 1;
-                wrong.extend(misspelt(arguments).map(|why| format!("{}:{}: {command:?}: {why}", page.name, block.line)));
+                wrong
+                    .extend(misspelt(arguments).map(|why| format!("{}:{}: {command:?}: {why}", page.name, block.line)));
             }
         }
     }
@@ -510,7 +514,8 @@ fn a_method_of_a_users_own_is_evaluated_like_the_others() {
     let (ok, _, stderr) = my_method(&arguments);
     assert!(ok, "{stderr}");
     let rows = rows(&folder);
-    let row = |spec: &str| rows.iter().find(|row| row.0.starts_with(spec)).unwrap_or_else(|| panic!("{spec}: {rows:?}"));
+    let row =
+        |spec: &str| rows.iter().find(|row| row.0.starts_with(spec)).unwrap_or_else(|| panic!("{spec}: {rows:?}"));
     let (full, all) = (row("full"), row("my_method:block=16,density=1"));
     assert!((all.1, all.2) == (full.1, 1.0) && all.3 < 1e-4, "with everything selected it is full attention: {rows:?}");
     let some = row("my_method:block=8,density=0.4");
