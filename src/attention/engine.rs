@@ -1263,7 +1263,6 @@ mod tests {
             "full",
             "random",
             "topk:k=0",
-            "topp:density=0.5",
             "sparq:storage=1xK",
             "topk:pick=sample",
             "topk:rescore=int4",
