@@ -1253,7 +1253,7 @@ mod tests {
             "topk:per=kv_head",
             "quest",
             "quest:k=3,min_pages=2",
-            "topp",
+            "topp:density=0.5",
             "topk:pick=topp",
             "sparq:k=3,r=2",
         ] {
