@@ -148,7 +148,8 @@ fn k_and_l_are_predicted_and_then_measured() {
     let temp = TempDir::new().unwrap();
     let [one, three] = ["1", "3"].map(|threads| {
         let out = temp.path().join(threads);
-        let command = "tune -q -m magicpig --target density=0.2 -t ruler/vt -l 600 --prompts 1 --queries 2 --draws 2";
+        let command =
+            "tune -q -m magicpig --target density=0.2 -t ruler/niah_single_2 -l 1K --prompts 1 --queries 2 --draws 2";
         spattn(&format!("{command} --threads {threads}"), &out);
         out
     });
@@ -172,7 +173,7 @@ fn k_and_l_are_predicted_and_then_measured() {
     }
     // The spec is one that eval takes, and attends what was measured, nearly.
     let eval = temp.path().join("eval");
-    spattn(&format!("eval -q -t ruler/niah_single_1 -l 600 -n 1 -m {}", shapes["spec"].as_str().unwrap()), &eval);
+    spattn(&format!("eval -q -t ruler/niah_single_2 -l 1K -n 1 -m {}", shapes["spec"].as_str().unwrap()), &eval);
     let records = text(&eval.join("samples.jsonl"));
     let densities: Vec<f64> = records
         .lines()

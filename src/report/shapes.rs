@@ -45,7 +45,8 @@ fn question(outcome: &ShapeOutcome) -> String {
             format!("the fewest bytes a step at a relative error of the attention output of at most {}", number(error))
         }
     };
-    format!("{}: {asked}; predicted from {} prompts, measured on as many others", outcome.base, outcome.prompts)
+    let prompts = if outcome.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", outcome.prompts) };
+    format!("{}: {asked}; predicted from {prompts}, measured on as many others", outcome.base)
 }
 
 fn cells(outcome: &ShapeOutcome, at: usize, checked: &Checked) -> Vec<String> {

@@ -130,7 +130,8 @@ pub struct Interval {
 
 impl From<Estimate> for Interval {
     fn from(estimate: Estimate) -> Self {
-        Self { mean: estimate.mean, low: estimate.low(), high: estimate.high() }
+        // Nothing is below 0, whatever Student's t makes of few prompts.
+        Self { mean: estimate.mean, low: estimate.low().map(|low| low.max(0.0)), high: estimate.high() }
     }
 }
 
