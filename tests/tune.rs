@@ -118,12 +118,16 @@ fn what_cannot_be_told_is_said_with_what_it_would_take() {
     let (printed, said) = (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap());
     assert!(printed.contains("cannot be told with 9 samples") && printed.contains("samples would tell"), "{printed}");
     assert!(said.contains("samples of each task even where nothing is lost, and --max-samples is 9"), "{said}");
+    let greatest = |found: &Value| found["methods"][0]["rows"].as_array().unwrap().last().unwrap()["verdict"].clone();
     let first = found(&out);
-    assert_eq!(first["methods"][0]["answer"]["answer"], "open");
+    assert_eq!(
+        (&first["methods"][0]["answer"]["answer"], greatest(&first)),
+        (&Value::from("open"), Value::from("open"))
+    );
     // Where more may be lost, and be wrong more often, what was recorded tells.
     let records = text(&out.join("samples.jsonl"));
     spattn(&format!("{command} --delta 50 --confidence 0.6 --resume"), &out);
-    assert_ne!(found(&out)["methods"][0]["answer"]["answer"], "open", "{}", text(&out.join("tune.md")));
+    assert_eq!(greatest(&found(&out)), "within", "{}", text(&out.join("tune.md")));
     assert!(text(&out.join("samples.jsonl")).starts_with(&records), "records are kept");
 }
 
