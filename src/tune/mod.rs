@@ -62,6 +62,8 @@ pub struct Tuning {
     asked: Option<Batch>,
     /// What the last look covers.
     look: Look,
+    /// What each look so far covers, by samples: what is told of a candidate is of the look that it was judged by.
+    looks: BTreeMap<usize, Look>,
 }
 
 /// What was found of all methods.
@@ -147,6 +149,7 @@ impl Tuning {
             samples: FIRST_LOOK.min(goal.most_samples),
             asked: None,
             look: Look::default(),
+            looks: BTreeMap::new(),
         }
     }
 
@@ -163,6 +166,7 @@ impl Tuning {
         }
         loop {
             self.look = Look::new(tasks, self.samples);
+            self.looks.insert(self.samples, self.look.clone());
             let labels = self.wanted();
             if !labels.is_empty() {
                 let batch = Batch { labels, samples: self.samples };
@@ -225,7 +229,7 @@ impl Tuning {
                 low: found.bounds.0,
                 high: found.bounds.1,
                 verdict: found.verdict,
-                density: self.losses.density(&candidate.label, &self.look),
+                density: self.losses.density(&candidate.label, self.look_of(found.samples)),
             }
         };
         let rows: Vec<Row> = measured.iter().map(row).collect();
@@ -244,11 +248,16 @@ impl Tuning {
         }
     }
 
+    fn look_of(&self, samples: usize) -> &Look {
+        self.looks.get(&samples).unwrap_or(&self.look)
+    }
+
     fn contradictions(&self, ladder: &Ladder, measured: &[(usize, &Found)]) -> Vec<Contradiction> {
         let error = (1.0 - self.goal.confidence) / measured.len().saturating_sub(1).max(1) as f64;
         let of_pair = |(smaller, pair): (usize, &[(usize, &Found)])| {
             let [less, more] = [pair[0].0, pair[1].0].map(|at| &ladder.candidates[at].label);
-            let excess: Evidence = self.losses.against(less, more, &self.look)?;
+            let look = self.look_of(pair[0].1.samples.min(pair[1].1.samples));
+            let excess: Evidence = self.losses.against(less, more, look)?;
             let is_certain = excess.side(0.0, error) == Some(Side::Above);
             let (by, n) = (excess.mean(), excess.rounds());
             (by > 0.0).then_some(Contradiction { smaller, by, n, is_certain })

@@ -88,7 +88,7 @@ pub struct Found {
     /// What follows.
     pub verdict: Verdict,
     /// Samples that were asked for.
-    samples: usize,
+    pub samples: usize,
 }
 
 impl Found {
