@@ -1,11 +1,11 @@
 //! What `spattn tune` decides: the smallest budget of a method whose loss to `full` is within a limit.
 //!
-//! [`grid`] makes the candidates, [`losses`] keeps what records say of them, [`search`] decides for one method what to look
+//! [`grid`] makes the candidates, `losses` keeps what records say of them, `search` decides for one method what to look
 //! at next and when an answer is certain, and [`Tuning`] asks for it, batch by batch, of all methods on the same examples.
 //! Nothing here runs an example, and nothing knows how results are drawn.
 //!
 //! A loss is the mean difference of `full`'s score and the candidate's, by task and length, which weigh equally. Whether it
-//! lies within the limit is told by [`Evidence`](crate::eval::stats::evidence::Evidence), which may be looked at as often as one likes; what is
+//! lies within the limit is told by [`Evidence`], which may be looked at as often as one likes; what is
 //! left to correct for is that several candidates are compared: each may err with `(1 − confidence) / candidates`. A
 //! candidate is either within or beyond, so only one of the two answers can be wrong.
 
