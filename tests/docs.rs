@@ -439,7 +439,7 @@ fn run_pages(pages: Vec<Page>) -> (Vec<String>, usize) {
 fn commands_of_the_pages_run() {
     let (wrong, count) = run_pages(manual());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(count > 20, "blocks are found: {count}");
+    assert!(count >= 15, "blocks are found: {count}");
 }
 
 #[test]
