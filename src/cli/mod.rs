@@ -21,6 +21,7 @@ mod setup;
 pub mod status;
 pub mod sweep;
 pub mod tune;
+pub mod tune_args;
 mod tune_shapes;
 
 use std::ffi::OsString;
@@ -49,7 +50,7 @@ enum Command {
     Sweep(Box<sweep::SweepArgs>),
     Reproduce(reproduce::ReproduceArgs),
     Analyze(analyze::AnalyzeArgs),
-    Tune(Box<tune::TuneArgs>),
+    Tune(Box<tune_args::TuneArgs>),
     Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Data(data::DataArgs),

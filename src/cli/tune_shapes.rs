@@ -8,7 +8,7 @@ use serde_json::json;
 use super::analyze::TASKS;
 use super::output::{print, print_line};
 use super::setup::{find_data, set_threads, stop_on_interrupt};
-use super::tune::TuneArgs;
+use super::tune_args::TuneArgs;
 use super::{Done, listed};
 use crate::analyze::{Document, Loaded, Reader, Request};
 use crate::attention::expand_grid;

@@ -178,17 +178,12 @@ impl<T: Elem> Block<'_, T> {
             while r < rows {
                 // SAFETY: `r..r + R` are among `rows`, `o` is an output; the rest is the caller's.
                 unsafe {
-                    match rows - r {
+                    r += match (rows - r).min(S::DOT_ROWS) {
                         4.. => self.tile::<S, 4>(r, o),
                         2 | 3 => self.tile::<S, 2>(r, o),
                         _ => self.tile::<S, 1>(r, o),
-                    }
+                    };
                 }
-                r += match rows - r {
-                    4.. => 4,
-                    2 | 3 => 2,
-                    _ => 1,
-                };
             }
         }
     }
@@ -215,12 +210,12 @@ impl<T: Elem> Block<'_, T> {
         }
     }
 
-    /// Adds this span's part to outputs `o..o+4` (as far as they exist) of rows `r..r+R`.
+    /// Adds this span's part to outputs `o..o+4` (as far as they exist) of rows `r..r+R`; returns `R`.
     ///
     /// # Safety
     /// Rows `r..r + R` exist in `x` and in the output, `o < outputs`; the CPU supports `S`.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) {
+    unsafe fn tile<S: Simd, const R: usize>(&self, r: usize, o: usize) -> usize {
         // The last outputs repeat a row rather than take another path: same order of summation everywhere.
         let last = self.outputs - 1;
         let starts =
@@ -237,6 +232,7 @@ impl<T: Elem> Block<'_, T> {
                 *out = if self.span.start == 0 { sum } else { *out + sum };
             }
         }
+        R
     }
 }
 

@@ -18,6 +18,8 @@ pub trait Simd: Copy + 'static {
     const LANES: usize;
     /// Rows of A in the register tile of the blocked product.
     const TILE_ROWS: usize;
+    /// Rows that are multiplied with four others at once: as many as there are registers for the sums and for what is multiplied.
+    const DOT_ROWS: usize;
     /// Vectors across B in the register tile.
     const TILE_VECTORS: usize;
 
@@ -114,6 +116,7 @@ impl Simd for Portable {
     type V = [f32; 8];
     const LANES: usize = 8;
     const TILE_ROWS: usize = 4;
+    const DOT_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
 
     #[inline(always)]
@@ -214,6 +217,7 @@ mod x86 {
         type V = __m512;
         const LANES: usize = 16;
         const TILE_ROWS: usize = 6;
+        const DOT_ROWS: usize = 4;
         const TILE_VECTORS: usize = 4;
 
         #[inline(always)]
@@ -402,6 +406,7 @@ mod x86 {
         type V = __m256;
         const LANES: usize = 8;
         const TILE_ROWS: usize = 4;
+        const DOT_ROWS: usize = 2;
         const TILE_VECTORS: usize = 2;
 
         #[inline(always)]
