@@ -14,7 +14,7 @@ use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
-    Selection, SparsePrefill, Step, StepShape, expand_grid, mix_seed,
+    Selection, Selects, SparsePrefill, Step, StepShape, expand_grid, mix_seed,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -779,6 +779,39 @@ fn density_is_what_the_budget_says() {
         let measured = fork.costs().total(|_| true).density();
         assert!((measured - density).abs() < 1e-9, "{spec}: {measured} instead of {density}");
     }
+}
+
+/// What hangs on nothing that a step brings comes out without it as it does with it: picks, and what they cost.
+#[test]
+fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
+    let (kv_heads, heads, layers) = (2, 4, 2);
+    let prefix = prefix(layers, kv_heads, 400, D);
+    let mut blind = Vec::new();
+    // A share that leaves something to choose, and many heads that do not attend all.
+    for spec in METHODS.iter().map(|m| format!("{}:density=0.4", m.name)).chain(["duo_attention".into()]) {
+        let Ok(method) = configure(&expand_grid(&spec).unwrap()[0], &Policy::default()) else { continue };
+        if !method.method.is_blind() || method.method.picks_nothing() {
+            continue;
+        }
+        blind.push(method.name.clone());
+        let method = calibrated(method, layers, heads, kv_heads, D);
+        let fork = || {
+            let stats = random_stats(&method.method, &prefix, heads);
+            cache(&prefix, heads, 5).with_stats(stats).with_rotation(Arc::new(Turn)).fork(&method, false)
+        };
+        let (mut open, mut closed) = (fork(), fork());
+        for (step, layer) in (0..4).flat_map(|step| (0..layers).map(move |layer| (step, layer))) {
+            let seed = 10 * step + layer as u64;
+            let [q, k, v] = [(heads, 0), (kv_heads, 1), (kv_heads, 2)].map(|(n, i)| noise(n * D, 900 + 100 * i + seed));
+            assert_eq!(closed.selects(layer), Selects::Blindly, "{spec}");
+            let picked = open.pick(layer, &q, &k, &v);
+            assert_eq!(closed.draw(layer, heads), picked, "{spec}, step {step}, layer {layer}");
+        }
+        assert_eq!(closed.costs(), open.costs(), "{spec}");
+    }
+    blind.dedup();
+    let expected = ["random", "bigbird", "snapkv", "pyramid_kv", "ada_kv", "expected_attention", "duo_attention"];
+    assert_eq!(blind, expected);
 }
 
 /// A spec for every method that takes parameters, and more for those that round or solve in several ways.
