@@ -3,17 +3,16 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::format::tokens;
+use super::format::{capital, tokens};
 use super::markdown::{line, rule};
+use super::plots::Figure;
 use super::plots::analyses::figure;
-use super::plots::{Figure, png};
 use super::table::lines;
 use crate::analyze::Found;
 use crate::analyze::findings::{Row, Table, Unit};
-use crate::disk::write_whole;
 
 /// What is known of the reading, for the head of what is drawn: a name and a value each.
 pub type Facts = [(String, String)];
@@ -126,11 +125,6 @@ pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
     text
 }
 
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
-}
-
 /// Writes `analyze.json`, `analyze.md`, `tables/*.csv` and `plots/*` into a folder. Returns the paths of the files.
 ///
 /// # Errors
@@ -139,25 +133,11 @@ pub fn write(found: &[Found], facts: &Facts, manifest: &Value, folder: &Path) ->
     let draw = |found: &Found| found.findings.drawings.iter().map(figure).collect::<Result<Vec<_>>>();
     let figures: Vec<Vec<Figure>> =
         found.iter().map(|found| Ok(draw(found)?.into_iter().flatten().collect())).collect::<Result<_>>()?;
-    let mut files = vec![(PathBuf::from(RESULT), json(found, manifest)?.into_bytes())];
-    files.push((PathBuf::from(PAGE), page(found, facts, &figures).into_bytes()));
+    let mut files = vec![(RESULT.to_owned(), json(found, manifest)?), (PAGE.to_owned(), page(found, facts, &figures))];
     for table in found.iter().flat_map(|found| &found.findings.tables) {
-        files.push((Path::new("tables").join(format!("{}.csv", table.name)), csv(table)?.into_bytes()));
+        files.push((format!("tables/{}.csv", table.name), csv(table)?));
     }
-    for Figure { file, svg, .. } in figures.iter().flatten() {
-        let path = Path::new("plots").join(file);
-        files.push((path.with_extension("png"), png::render(svg)?));
-        files.push((path, svg.clone().into_bytes()));
-    }
-    let write_one = |(name, bytes): (PathBuf, Vec<u8>)| {
-        let path = folder.join(name);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-        }
-        write_whole(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(path)
-    };
-    files.into_iter().map(write_one).collect()
+    super::write_files(files, &figures.concat(), folder)
 }
 
 /// What was read, in words.

@@ -4,6 +4,12 @@ use crate::eval::checks::FEW_TELL;
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
 use crate::tasks::likelihood::Measure;
 
+/// The text with a large first letter.
+pub fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
 /// A column of measured values.
 pub struct Column {
     /// Heading, with the unit where there is one.

@@ -1,8 +1,8 @@
 //! Tables, plots and the page, all drawn from stored records and summary rows; [`mod@bench`] draws those of a bench, [`analyses`]
-//! what was found about attention itself.
+//! what was found about attention itself, [`tuning`] and [`shapes`] which budgets are enough.
 //!
-//! Each format is one file that turns rows into text; only [`Report::write_all`] and [`Report::write_tables`] touch the
-//! disk. The same records give the same bytes. Nothing here measures or scores.
+//! Each format is one file that turns rows into text; what is called `write` touches the disk. The same records give the same
+//! bytes. Nothing here measures or scores.
 
 pub mod analyses;
 pub mod bench;
@@ -138,6 +138,14 @@ impl<'a> Report<'a> {
         }
         files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect()
     }
+}
+
+/// Writes files of some names and, under `plots/`, figures into a folder; returns their paths.
+fn write_files<N: AsRef<Path>>(files: Vec<(N, String)>, figures: &[Figure], dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths: Vec<PathBuf> =
+        files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
+    paths.extend(write_figures(figures, dir)?);
+    Ok(paths)
 }
 
 /// Writes figures under `plots/`, each as SVG and as PNG.

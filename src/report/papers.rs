@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::plots::papers::figure;
-use crate::disk::write_whole;
 use crate::eval::papers::claims::Verdict;
 use crate::eval::papers::item::Item;
 use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
@@ -26,17 +25,10 @@ const VERDICTS: [Verdict; 5] =
 /// # Errors
 /// If a file cannot be written.
 pub fn write(outcome: &Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut files =
         vec![(RESULT, format!("{}\n", serde_json::to_string_pretty(outcome)?)), ("table.csv", csv(outcome)?)];
     files.extend(figure(outcome, item)?.map(|svg| ("plot.svg", svg)));
-    let mut written = Vec::new();
-    for (name, text) in files {
-        let path = dir.join(name);
-        write_whole(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-        written.push(path);
-    }
-    Ok(written)
+    super::write_files(files, &[], dir)
 }
 
 /// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.

@@ -11,7 +11,7 @@ use super::markdown::{line, rule};
 use super::plots::Figure;
 use super::plots::tuning::shapes as figure_of;
 use super::table::lines;
-use super::tuning::{facts_list, write_files};
+use super::tuning::facts_list;
 use crate::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
 
 const HEADINGS: [&str; 8] = [
@@ -45,8 +45,11 @@ fn question(outcome: &ShapeOutcome) -> String {
             format!("the fewest bytes a step at a relative error of the attention output of at most {}", number(error))
         }
     };
-    let prompts = if outcome.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", outcome.prompts) };
-    format!("{}: {asked}; predicted from {prompts}, measured on as many others", outcome.base)
+    format!("{}: {asked}; predicted from {}, measured on as many others", outcome.base, prompts(outcome))
+}
+
+fn prompts(outcome: &ShapeOutcome) -> String {
+    if outcome.prompts == 1 { "1 prompt".to_owned() } else { format!("{} prompts", outcome.prompts) }
 }
 
 fn cells(outcome: &ShapeOutcome, at: usize, checked: &Checked) -> Vec<String> {
@@ -102,6 +105,20 @@ fn notes(outcome: &ShapeOutcome) -> Vec<String> {
         notes.push(format!(
             "sink, window and what follows the prompt are {} of the context already",
             number(outcome.fixed)
+        ));
+    }
+    let beyond = |checked: &Checked| {
+        let (interval, limit) = match outcome.target {
+            Target::Density(most) => (checked.density, most),
+            Target::Error(most) => (checked.error, most),
+        };
+        interval.high.is_none_or(|high| high > limit).then_some(limit)
+    };
+    if let Some(limit) = outcome.chosen.and_then(|at| beyond(&outcome.checked[at])) {
+        notes.push(format!(
+            "it meets the target by its mean over {}; their spread does not exclude more than {}, and more --prompts would tell",
+            prompts(outcome),
+            number(limit)
         ));
     }
     notes
@@ -171,7 +188,44 @@ fn page(outcome: &ShapeOutcome, facts: &Value, figure: &Figure) -> String {
 /// If one cannot be written.
 pub fn write(outcome: &ShapeOutcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
     let figure = figure_of(outcome)?;
-    let texts =
-        [("tune.json", json(outcome, facts)?), ("tune.csv", csv(outcome)?), ("tune.md", page(outcome, facts, &figure))];
-    write_files(texts.map(|(name, text)| (name.to_owned(), text)).to_vec(), Some(&figure), folder)
+    let files = vec![
+        ("tune.json", json(outcome, facts)?),
+        ("tune.csv", csv(outcome)?),
+        ("tune.md", page(outcome, facts, &figure)),
+    ];
+    super::write_files(files, std::slice::from_ref(&figure), folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::shapes::{Predicted, Shape};
+
+    fn outcome(error: Interval) -> ShapeOutcome {
+        let shape = Shape { bits: 8, tables: 75 };
+        let predicted = Predicted { shape, density: 0.1, error: 0.1, bytes: 1024.0, table_bits: 9.0 };
+        let density = Interval { mean: 0.1, low: None, high: None };
+        ShapeOutcome {
+            base: "magicpig".to_owned(),
+            target: Target::Error(0.1),
+            predicted: vec![predicted.clone()],
+            checked: vec![Checked { predicted, density, error, meets: true }],
+            chosen: Some(0),
+            spec: Some("magicpig:K=8,L=75".to_owned()),
+            prompts: 2,
+            fixed: 0.05,
+        }
+    }
+
+    #[test]
+    fn a_mean_that_may_be_luck_is_said_to_be_one() {
+        let of = |low, high| notes(&outcome(Interval { mean: 0.09, low, high }));
+        let [note] = &of(Some(0.05), Some(0.13))[..] else { panic!("one note") };
+        assert!(
+            note.contains("over 2 prompts") && note.contains("more than 0.100") && note.contains("--prompts"),
+            "{note}"
+        );
+        assert_eq!(of(None, None).len(), 1, "one prompt has no spread");
+        assert!(of(Some(0.085), Some(0.095)).is_empty());
+    }
 }

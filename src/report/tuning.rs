@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::format::number;
+use super::format::{capital, number};
 use super::markdown::{line, rule};
-use super::plots::{Figure, png, tuning};
+use super::plots::{Figure, tuning};
 use super::table::lines;
-use crate::disk::write_whole;
 use crate::tune::grid::DENSITY;
 use crate::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
 
@@ -26,7 +25,7 @@ pub fn terminal(outcome: &Outcome) -> String {
         let headings = std::iter::once(method.parameter.as_str()).chain(HEADINGS).map(str::to_owned).collect();
         let rows = method.rows.iter().map(|row| cells(method, row)).collect();
         let _ = write!(text, "\n{}\n\n{}\n", method.base, lines(headings, rows, 1).concat());
-        let _ = writeln!(text, "{}.", capital(&conclusion(method, &outcome.goal)));
+        let _ = writeln!(text, "{}.", sentence(&conclusion(method, &outcome.goal)));
         notes(method).iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
         text.extend(method.spec.iter().map(|spec| format!("\n    {spec}\n")));
     }
@@ -154,15 +153,10 @@ fn notes(method: &MethodOutcome) -> Vec<String> {
     notes
 }
 
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    // The name of a parameter stays as it is.
-    match letters.next() {
-        Some(first) if !text.split(' ').next().unwrap_or_default().contains('=') => {
-            first.to_uppercase().chain(letters).collect()
-        }
-        _ => text.to_owned(),
-    }
+/// As the beginning of a sentence; the name of a parameter stays as it is.
+fn sentence(text: &str) -> String {
+    let begins_with_parameter = text.split(' ').next().is_some_and(|word| word.contains('='));
+    if begins_with_parameter { text.to_owned() } else { capital(text) }
 }
 
 /// All rows as CSV: losses in points, with all their digits.
@@ -229,15 +223,15 @@ pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
 
 /// The page: what was asked, and of each method what follows, its spec, its table, and the drawing.
 pub fn page(outcome: &Outcome, facts: &Value, figure: Option<&Figure>) -> String {
-    let mut text = format!("# The smallest budgets\n\n{}.\n\n", capital(&question(outcome)));
+    let mut text = format!("# The smallest budgets\n\n{}.\n\n", sentence(&question(outcome)));
     text.push_str(&facts_list(facts));
     if let Some(Figure { file, title, .. }) = figure {
         let _ = write!(text, "\n![{title}](plots/{file})\n");
     }
     for method in &outcome.methods {
-        let _ = write!(text, "\n## {}\n\n{}.\n", method.base, capital(&conclusion(method, &outcome.goal)));
+        let _ = write!(text, "\n## {}\n\n{}.\n", method.base, sentence(&conclusion(method, &outcome.goal)));
         text.extend(method.spec.iter().map(|spec| format!("\n```\n{spec}\n```\n")));
-        notes(method).iter().for_each(|note| text.push_str(&format!("\n{}.\n", capital(note))));
+        notes(method).iter().for_each(|note| text.push_str(&format!("\n{}.\n", sentence(note))));
         text.push('\n');
         text.push_str(&line(std::iter::once(method.parameter.clone()).chain(HEADINGS.map(str::to_owned))));
         text.push_str(&rule(1, HEADINGS.len()));
@@ -272,34 +266,10 @@ pub(super) fn facts_list(facts: &Value) -> String {
 /// If one cannot be written.
 pub fn write(outcome: &Outcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
     let figure = tuning::figure(outcome)?;
-    let texts = [
+    let files = vec![
         ("tune.json", json(outcome, facts)?),
         ("tune.csv", csv(outcome)?),
         ("tune.md", page(outcome, facts, figure.as_ref())),
     ];
-    write_files(texts.map(|(name, text)| (name.to_owned(), text)).to_vec(), figure.as_ref(), folder)
-}
-
-/// Writes texts and, into `plots`, a figure as SVG and PNG.
-pub(super) fn write_files(
-    texts: Vec<(String, String)>,
-    figure: Option<&Figure>,
-    folder: &Path,
-) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<(PathBuf, Vec<u8>)> =
-        texts.into_iter().map(|(name, text)| (PathBuf::from(name), text.into_bytes())).collect();
-    if let Some(Figure { file, svg, .. }) = figure {
-        let path = Path::new("plots").join(file);
-        files.push((path.with_extension("png"), png::render(svg)?));
-        files.push((path, svg.clone().into_bytes()));
-    }
-    let write_one = |(name, bytes): (PathBuf, Vec<u8>)| {
-        let path = folder.join(name);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-        }
-        write_whole(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(path)
-    };
-    files.into_iter().map(write_one).collect()
+    super::write_files(files, figure.as_slice(), folder)
 }

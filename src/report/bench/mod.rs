@@ -49,18 +49,13 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>> {
 /// If a file cannot be written.
 pub fn write(bench: &Bench, manifest: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
     let figures = figures(bench)?;
-    let files = [
+    let files = vec![
         ("bench.json", json(bench)?),
         ("bench.csv", csv(bench)?),
         ("bench.md", markdown(bench, &figures)),
         ("manifest.json", serde_json::to_string_pretty(manifest)? + "\n"),
     ];
-    let mut paths: Vec<PathBuf> = files
-        .into_iter()
-        .map(|(name, text)| super::write(folder.join(name), text.as_bytes()))
-        .collect::<Result<_>>()?;
-    paths.extend(super::write_figures(&figures, folder)?);
-    Ok(paths)
+    super::write_files(files, &figures, folder)
 }
 
 #[cfg(test)]
