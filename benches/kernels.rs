@@ -170,10 +170,11 @@ fn score(c: &mut Criterion) {
         group.throughput(Throughput::Bytes((codes.len() + tokens / GROUP * columns * 8) as u64));
         group.bench_function(format!("{bits}bits/{queries}x{columns}x{tokens}"), |b| {
             b.iter(|| {
+                let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(tokens).collect();
                 for (codes, first) in codes.chunks(of_group).zip((0..).step_by(GROUP)) {
                     factors.set(&q, &ranges);
                     let group = CodeGroup { codes, ranges: &ranges, bits, tokens: GROUP };
-                    group_scores(group, &factors, &mut out[first..], tokens);
+                    group_scores(group, &factors, &mut rows, first);
                 }
                 black_box(&out);
             })

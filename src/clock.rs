@@ -121,11 +121,15 @@ impl Section {
     }
 }
 
-/// What `work` gives for each of so many pieces, in their order: threads of the pool do them, and what they take belongs to
-/// the caller's section.
-pub fn deal<T: Send>(pieces: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+/// What `work` gives for each of the pieces, in their order: threads of the pool do them, and what they take belongs to the
+/// caller's section.
+pub fn deal<P, T>(pieces: impl IntoParallelIterator<Item = P>, work: impl Fn(P) -> T + Sync) -> Vec<T>
+where
+    T: Send,
+    P: Send,
+{
     let timed = |piece| Section::of(|| work(piece));
-    let (done, times): (Vec<T>, Vec<Duration>) = (0..pieces).into_par_iter().map(timed).unzip();
+    let (done, times): (Vec<T>, Vec<Duration>) = pieces.into_par_iter().map(timed).unzip();
     ENDED.set(ENDED.get() - nanoseconds(times.into_iter().sum()));
     done
 }
@@ -201,7 +205,7 @@ mod tests {
             let outer = Section::begin();
             work(ms(5));
             let inner = Section::begin();
-            let pieces = deal(6, |piece| {
+            let pieces = deal(0..6, |piece| {
                 work(ms(4));
                 piece
             });

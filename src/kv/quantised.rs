@@ -6,6 +6,10 @@
 //! are what is really held.
 
 use crate::kernels::cpu::codes::{CodeGroup, CodeRange as Range, Factors, group_scores};
+use crate::kernels::cpu::pieces::{PIECE, deal_columns};
+
+// A piece of a context is whole groups.
+const _: () = assert!(PIECE.is_multiple_of(GROUP));
 
 /// Tokens that share a column's range.
 pub use crate::kernels::cpu::codes::GROUP;
@@ -171,14 +175,26 @@ impl QuantisedRows {
     pub fn scores(&self, queries: &[f32], out: &mut [f32]) {
         let heads = queries.len() / self.columns;
         assert_eq!(out.len(), heads * self.tokens, "output shape");
-        let (mut codes, mut factors) = (&self.codes[..], Factors::default());
-        for (group, ranges) in self.ranges.chunks_exact(self.columns).enumerate() {
-            let (first, bits) = (group * GROUP, self.bits);
-            let tokens = (self.tokens - first).min(GROUP);
-            let (own, rest) = codes.split_at(self.columns * (tokens * bits).div_ceil(8));
-            factors.set(queries, ranges);
-            group_scores(CodeGroup { codes: own, ranges, bits, tokens }, &factors, &mut out[first..], self.tokens);
-            codes = rest;
+        deal_columns(out, self.tokens, |first, out| {
+            let mut factors = Factors::default();
+            let (groups, tokens) = (first / GROUP.., out.first().map_or(0, |out| out.len()));
+            for (group, to) in groups.zip((0..tokens).step_by(GROUP)) {
+                let own = self.group(group);
+                factors.set(queries, own.ranges);
+                group_scores(own, &factors, out, to);
+            }
+        });
+    }
+
+    /// One group, of which only the last is not whole.
+    fn group(&self, group: usize) -> CodeGroup<'_> {
+        let (columns, bits) = (self.columns, self.bits);
+        let tokens = (self.tokens - group * GROUP).min(GROUP);
+        CodeGroup {
+            codes: &self.codes[group * columns * GROUP * bits / 8..][..columns * (tokens * bits).div_ceil(8)],
+            ranges: &self.ranges[group * columns..][..columns],
+            bits,
+            tokens,
         }
     }
 
@@ -333,6 +349,22 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn long_contexts_have_the_scores_of_their_rows_on_any_number_of_threads() {
+        let (columns, tokens) = (3, 2 * PIECE + 300);
+        let values: Vec<f32> = (0..tokens * columns).map(|i| ((i * 37 % 101) as f32).sin() * 3.0).collect();
+        let queries: Vec<f32> = (0..2 * columns).map(|i| (i as f32 * 0.7).cos()).collect();
+        let rows = QuantisedRows::new(&values, columns, 4);
+        let mut expected = vec![f32::NAN; 2 * tokens];
+        rows.scores_of(&queries, &(0..tokens as u32).collect::<Vec<_>>(), &mut expected);
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut scores = vec![f32::NAN; 2 * tokens];
+            pool.install(|| rows.scores(&queries, &mut scores));
+            assert_eq!(scores, expected, "{threads} threads");
         }
     }
 

@@ -1,9 +1,11 @@
 //! A growable `[kv_head][token][d]` store in one storage type.
 
+use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::KvShape;
+use crate::kernels::cpu::memory::in_large_pages;
 use crate::kernels::cpu::{Elem, Rows};
 
 /// Storage type of keys and values (and of weights).
@@ -54,6 +56,20 @@ macro_rules! with_data {
     };
 }
 
+impl Data {
+    /// So many zeros, in memory that nobody has written to yet.
+    fn zeros(dtype: KvDtype, n: usize) -> Self {
+        let mut data = match dtype {
+            KvDtype::F32 => Self::F32(vec![0.0; n]),
+            KvDtype::F16 => Self::F16(vec![0u16; n].reinterpret_into()),
+            KvDtype::Bf16 => Self::Bf16(vec![0u16; n].reinterpret_into()),
+        };
+        // Rows that methods pick lie far apart.
+        with_data!(&mut data, v => in_large_pages(v));
+        data
+    }
+}
+
 /// Rows to be written, in the storage type.
 pub enum RowsMut<'a> {
     /// 32-bit floats.
@@ -77,13 +93,7 @@ pub struct KvStore {
 impl KvStore {
     /// Room for `capacity` tokens of `kv_heads` rows of `d`.
     pub fn new(dtype: KvDtype, kv_heads: usize, d: usize, capacity: usize) -> Self {
-        let n = kv_heads * capacity * d;
-        let data = match dtype {
-            KvDtype::F32 => Data::F32(vec![0.0; n]),
-            KvDtype::F16 => Data::F16(vec![f16::ZERO; n]),
-            KvDtype::Bf16 => Data::Bf16(vec![bf16::ZERO; n]),
-        };
-        Self { data, kv_heads, d, capacity, tokens: 0 }
+        Self { data: Data::zeros(dtype, kv_heads * capacity * d), kv_heads, d, capacity, tokens: 0 }
     }
 
     /// `tokens` tokens of nothing but zeros.
@@ -116,9 +126,12 @@ impl KvStore {
     ) -> Result<Self, E> {
         let KvShape { kv_heads, d, dtype } = shape;
         let n = kv_heads * tokens * d;
-        let mut store = match self.dtype() == dtype {
+        let mut store = match self.dtype() == dtype && with_data!(&self.data, v => v.capacity() >= n) {
             true => Self { kv_heads, d, capacity: tokens, tokens, ..self },
-            false => Self::zeros(shape, tokens),
+            false => {
+                drop(self);
+                Self::zeros(shape, tokens)
+            }
         };
         with_data!(&mut store.data, v => v.resize(n, Default::default()));
         for head in 0..kv_heads {
@@ -184,14 +197,17 @@ impl KvStore {
 
     fn grow(&mut self, capacity: usize) {
         let (old, d, heads) = (self.capacity, self.d, self.kv_heads);
-        with_data!(&mut self.data, v => {
-            let mut grown = vec![Default::default(); heads * capacity * d];
-            for h in 0..heads {
-                grown[h * capacity * d..][..old * d].copy_from_slice(&v[h * old * d..][..old * d]);
+        let mut grown = Self::new(self.dtype(), heads, d, capacity);
+        for head in 0..heads {
+            let (from, to) = (head * old * d, head * capacity * d);
+            match (&mut grown.data, &self.data) {
+                (Data::F32(new), Data::F32(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                (Data::F16(new), Data::F16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                (Data::Bf16(new), Data::Bf16(v)) => new[to..][..old * d].copy_from_slice(&v[from..][..old * d]),
+                _ => unreachable!("a store keeps its type"),
             }
-            *v = grown;
-        });
-        self.capacity = capacity;
+        }
+        *self = Self { tokens: self.tokens, ..grown };
     }
 
     /// Rows `[token][d]` of one KV head.

@@ -6,16 +6,13 @@
 use std::ops::Range;
 
 use super::linear::dot_tile;
+use super::pieces::{PIECE, deal_columns};
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
 use crate::clock;
 
 /// Tokens handled between two rescalings of the running sums.
 const BLOCK: usize = 256;
-
-/// Tokens attended in one piece. More are dealt out to threads in pieces of so many, however many threads there are, so that
-/// sums are the same: with more cores than KV heads a context is read by all of them.
-pub const PIECE: usize = 8192;
 
 /// Running softmax attention of `g` queries: maximum and sum of exponentials, and the weighted values.
 #[derive(Debug, Clone)]
@@ -127,7 +124,7 @@ fn in_pieces(tokens: usize, acc: &mut Accumulator, attend: impl Fn(Range<usize>,
         return attend(0..tokens, acc);
     }
     let (g, d) = (acc.queries(), acc.d);
-    let parts = clock::deal(tokens.div_ceil(PIECE), |piece| {
+    let parts = clock::deal(0..tokens.div_ceil(PIECE), |piece| {
         let mut part = Accumulator::new(g, d);
         attend(piece * PIECE..((piece + 1) * PIECE).min(tokens), &mut part);
         part
@@ -151,11 +148,15 @@ pub fn weighted_lists(values: Rows, tokens: &[u32], weights: &[f32], sets: usize
     assert_eq!(tokens.len() * sets, weights.len(), "one weight a token");
     assert!(out.len().is_multiple_of(sets), "{} outputs of {sets} sets", out.len());
     let d = out.len() / sets;
-    with_rows!(values, data => weighted_rows(data, d, tokens, weights, out))
+    with_rows!(values, data => deal_columns(out, d, |first, out| weighted_rows(data, (d, first), tokens, weights, out)))
 }
 
 dispatch! {
-    fn weighted_rows[T: Elem](data: &[T], d: usize, tokens: &[u32], weights: &[f32], out: &mut [f32]) = weighted_rows_kernel
+    /// Adds columns of the weighted rows to `out: [set][column]`, as many as it has; `place` is the width of rows and the first of
+    /// these columns.
+    fn weighted_rows[T: Elem](
+        data: &[T], place: (usize, usize), tokens: &[u32], weights: &[f32], out: &mut [&mut [f32]],
+    ) = weighted_rows_kernel
 }
 
 /// Columns whose sums stay in registers while the rows go by.
@@ -164,32 +165,33 @@ const SUMS: usize = 64;
 /// together.
 const WIDE: usize = 2048;
 
-/// Adds columns `first..first + width` of the weighted rows to those of `out: [set][d]`, four rows at a time, each in its order.
+/// Adds `width` columns of the weighted rows, from the `first` of the data on, to those of `out: [set][column]` from the `to`-th
+/// on, four rows at a time, each in its order.
 #[inline(always)]
 fn add_wide_rows<T: Elem>(
     data: &[T],
-    d: usize,
-    (first, width): (usize, usize),
+    (d, first): (usize, usize),
+    (to, width): (usize, usize),
     tokens: &[u32],
     weights: &[f32],
-    out: &mut [f32],
+    out: &mut [&mut [f32]],
 ) {
     let columns = |token: u32| &data[token as usize * d + first..][..width];
     let (fours, rest) = tokens.as_chunks::<4>();
     for (i, &[a, b, c, e]) in fours.iter().enumerate() {
         let (a, b, c, e) = (columns(a), columns(b), columns(c), columns(e));
-        for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(&mut *out) {
             let &[wa, wb, wc, we] = weights[4 * i..].first_chunk().expect("a weight for each row");
-            for (i, sum) in out[first..][..width].iter_mut().enumerate() {
+            for (i, sum) in out[to..][..width].iter_mut().enumerate() {
                 *sum = *sum + wa * a[i].to_f32() + wb * b[i].to_f32() + wc * c[i].to_f32() + we * e[i].to_f32();
             }
         }
     }
     for (i, &token) in rest.iter().enumerate() {
         let row = columns(token);
-        for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+        for (weights, out) in weights.chunks_exact(tokens.len()).zip(&mut *out) {
             let w = weights[4 * fours.len() + i];
-            for (sum, v) in out[first..][..width].iter_mut().zip(row) {
+            for (sum, v) in out[to..][..width].iter_mut().zip(row) {
                 *sum += w * v.to_f32();
             }
         }
@@ -199,31 +201,32 @@ fn add_wide_rows<T: Elem>(
 #[inline(always)]
 unsafe fn weighted_rows_kernel<S: Simd, T: Elem>(
     data: &[T],
-    d: usize,
+    (d, first): (usize, usize),
     tokens: &[u32],
     weights: &[f32],
-    out: &mut [f32],
+    out: &mut [&mut [f32]],
 ) {
-    if tokens.is_empty() || d == 0 {
+    let width = out.first().map_or(0, |out| out.len());
+    if tokens.is_empty() || width == 0 {
         return;
     }
     if d > WIDE {
-        let step = (WIDE / (out.len() / d)).max(SUMS);
-        for first in (0..d).step_by(step) {
-            add_wide_rows(data, d, (first, step.min(d - first)), tokens, weights, out);
+        let step = (WIDE / out.len()).max(SUMS);
+        for to in (0..width).step_by(step) {
+            add_wide_rows(data, (d, first + to), (to, step.min(width - to)), tokens, weights, out);
         }
         return;
     }
-    for (weights, out) in weights.chunks_exact(tokens.len()).zip(out.chunks_exact_mut(d)) {
+    for (weights, out) in weights.chunks_exact(tokens.len()).zip(out) {
         let (blocks, rest) = out.as_chunks_mut::<SUMS>();
-        for (first, sums) in (0..).step_by(SUMS).zip(blocks) {
+        for (first, sums) in (first..).step_by(SUMS).zip(blocks) {
             for (&t, &w) in tokens.iter().zip(weights) {
                 let row: &[T; SUMS] =
                     data[t as usize * d + first..].first_chunk().expect("rows are as wide as the output");
                 sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
             }
         }
-        let first = d - rest.len();
+        let first = first + width - rest.len();
         for (&t, &w) in tokens.iter().zip(weights) {
             let row = &data[t as usize * d + first..][..rest.len()];
             rest.iter_mut().zip(row).for_each(|(sum, v)| *sum += w * v.to_f32());
@@ -570,9 +573,15 @@ mod tests {
 
     #[test]
     fn weighted_rows_are_added_in_their_order_however_wide_they_are() {
-        for (d, n, count) in
-            [(20, 30, 9), (64, 9, 4), (200, 9, 7), (WIDE, 3, 2), (WIDE + 1, 9, 8), (3 * WIDE + 77, 7, 6)]
-        {
+        for (d, n, count) in [
+            (20, 30, 9),
+            (64, 9, 4),
+            (200, 9, 7),
+            (WIDE, 3, 2),
+            (WIDE + 1, 9, 8),
+            (3 * WIDE + 77, 7, 6),
+            (PIECE + 300, 3, 5),
+        ] {
             let (rows, weights) = (noise(n * d, 4), noise(count, 5));
             let rows: Vec<bf16> = rows.into_iter().map(bf16::from_f32).collect();
             let tokens: Vec<u32> = (0..count as u32).map(|i| i * 5 % n as u32).collect();

@@ -68,30 +68,30 @@ fn shortened(x: f32) -> f32 {
     f32::from_bits(x.to_bits().wrapping_add(SPARE / 2 + 1) & !SPARE)
 }
 
-/// `out[query][token] = Σ_column query · min + Σ_column query · step · code`, `stride` numbers from one query to the next,
-/// for the queries and ranges that `factors` were set for.
+/// `out[query][first + token] = Σ_column query · min + Σ_column query · step · code` for the queries and ranges that `factors`
+/// were set for.
 ///
 /// # Panics
 /// If the slices do not have these shapes, or codes have another number of bits.
-pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [f32], stride: usize) {
+pub fn group_scores(group: CodeGroup<'_>, factors: &Factors, out: &mut [&mut [f32]], first: usize) {
     let (columns, queries) = (group.ranges.len(), factors.least.len());
     assert!(group.tokens <= GROUP && factors.steps.len() == queries * columns, "a group and its factors");
     let (bytes, whole) = ((group.tokens * group.bits).div_ceil(8), GROUP * group.bits / 8);
     assert!(group.codes.len() >= columns * bytes, "codes of every column");
     if bytes == whole {
-        return all_sums(group.codes, group.bits, factors, group.tokens, out, stride);
+        return all_sums(group.codes, group.bits, factors, group.tokens, out, first);
     }
     // Vectors of codes are read: the last group is filled up.
     let mut filled = vec![0; columns * whole];
     for (to, from) in filled.chunks_exact_mut(whole).zip(group.codes.chunks_exact(bytes)) {
         to[..bytes].copy_from_slice(from);
     }
-    all_sums(&filled, group.bits, factors, group.tokens, out, stride);
+    all_sums(&filled, group.bits, factors, group.tokens, out, first);
 }
 
 dispatch! {
     /// Sums of whole groups, of which the first `tokens` are put out.
-    fn all_sums[](codes: &[u8], bits: usize, factors: &Factors, tokens: usize, out: &mut [f32], stride: usize)
+    fn all_sums[](codes: &[u8], bits: usize, factors: &Factors, tokens: usize, out: &mut [&mut [f32]], to: usize)
         = all_sums_kernel
 }
 
@@ -101,8 +101,8 @@ unsafe fn all_sums_kernel<S: Simd>(
     bits: usize,
     factors: &Factors,
     tokens: usize,
-    out: &mut [f32],
-    stride: usize,
+    out: &mut [&mut [f32]],
+    to: usize,
 ) {
     let mut query = 0;
     while query < factors.least.len() {
@@ -111,11 +111,11 @@ unsafe fn all_sums_kernel<S: Simd>(
         let took = unsafe {
             match (bits, left) {
                 // As many as have their sums in registers.
-                (4, 4..) if S::LANES == 16 => sums::<S, 2, 4>(codes, factors, query, tokens, out, stride),
-                (4, 2..) => sums::<S, 2, 2>(codes, factors, query, tokens, out, stride),
-                (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, stride),
-                (2, 2..) if S::LANES == 16 => sums::<S, 4, 2>(codes, factors, query, tokens, out, stride),
-                (2, _) => sums::<S, 4, 1>(codes, factors, query, tokens, out, stride),
+                (4, 4..) if S::LANES == 16 => sums::<S, 2, 4>(codes, factors, query, tokens, out, to),
+                (4, 2..) => sums::<S, 2, 2>(codes, factors, query, tokens, out, to),
+                (4, _) => sums::<S, 2, 1>(codes, factors, query, tokens, out, to),
+                (2, 2..) if S::LANES == 16 => sums::<S, 4, 2>(codes, factors, query, tokens, out, to),
+                (2, _) => sums::<S, 4, 1>(codes, factors, query, tokens, out, to),
                 _ => unreachable!("2 or 4 bits"),
             }
         };
@@ -133,8 +133,8 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
     factors: &Factors,
     first_query: usize,
     tokens: usize,
-    out: &mut [f32],
-    stride: usize,
+    out: &mut [&mut [f32]],
+    to: usize,
 ) -> usize {
     let bytes = GROUP / PER_BYTE;
     let columns = factors.steps.len() / factors.least.len();
@@ -170,7 +170,7 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
         }
     }
     for (query, scores) in scores.iter().enumerate() {
-        out[(first_query + query) * stride..][..tokens].copy_from_slice(&scores[..tokens]);
+        out[first_query + query][to..][..tokens].copy_from_slice(&scores[..tokens]);
     }
     QUERIES
 }
@@ -211,12 +211,15 @@ mod tests {
             let range = |i: usize| CodeRange { min: (i as f32 * 0.7).sin(), step: 0.01 + (i as f32 * 1.3).cos().abs() };
             let ranges: Vec<CodeRange> = (0..columns).map(range).collect();
             let queries: Vec<f32> = (0..count * columns).map(|i| (i as f32 * 2.1).sin() * 5.0).collect();
-            let stride = tokens + 9;
+            let (before, stride) = (3, tokens + 12);
             let mut out = vec![f32::NAN; count * stride];
             let mut factors = Factors { least: vec![7.0; 3], steps: vec![7.0; 3] };
             factors.set(&queries, &ranges);
-            group_scores(CodeGroup { codes: &codes, ranges: &ranges, bits, tokens }, &factors, &mut out, stride);
+            let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(stride).collect();
+            group_scores(CodeGroup { codes: &codes, ranges: &ranges, bits, tokens }, &factors, &mut rows, before);
             for (query, row) in queries.chunks(columns).zip(out.chunks(stride)) {
+                let (untouched, row) = row.split_at(before);
+                assert!(untouched.iter().all(|x| x.is_nan()), "nothing is written before the first token");
                 let mut least = 0.0f32;
                 query.iter().zip(&ranges).for_each(|(q, range)| least += q * range.min);
                 for (token, score) in row[..tokens].iter().enumerate() {

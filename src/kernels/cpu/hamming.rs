@@ -5,6 +5,7 @@
 //! query of a group passes it. The loops are plain; they are compiled for each instruction set, of which
 //! AVX-512 with `vpopcntdq` counts sixteen words at once.
 
+use super::pieces::deal_columns;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Isa, isa};
 
@@ -21,49 +22,54 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, out: &mut [
     assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
     assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
     assert_eq!(out.len(), queries.len() / words * rows, "output shape");
+    deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, out));
+}
+
+/// Those of the rows from the `first` on, as many as there is room for.
+fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
     #[cfg(target_arch = "x86_64")]
     match isa() {
         Isa::Avx512 if is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512vpopcntdq") => {
             // SAFETY: the features were detected just now.
-            return unsafe { on_avx512(queries, planes, words, out) };
+            return unsafe { on_avx512(first, queries, planes, words, out) };
         }
         Isa::Avx512 | Isa::Avx2 if is_x86_feature_detected!("popcnt") => {
             // SAFETY: `isa` detected AVX2, and popcnt was detected just now.
-            return unsafe { on_avx2(queries, planes, words, out) };
+            return unsafe { on_avx2(first, queries, planes, words, out) };
         }
         _ => {}
     }
-    scan(queries, planes, words, out);
+    scan(first, queries, planes, words, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq,avx2,popcnt")]
-fn on_avx512(queries: &[u32], planes: &[u32], words: usize, out: &mut [f32]) {
-    scan(queries, planes, words, out);
+fn on_avx512(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
+    scan(first, queries, planes, words, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,popcnt")]
-fn on_avx2(queries: &[u32], planes: &[u32], words: usize, out: &mut [f32]) {
-    scan(queries, planes, words, out);
+fn on_avx2(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
+    scan(first, queries, planes, words, out);
 }
 
 #[inline(always)]
-fn scan(queries: &[u32], planes: &[u32], words: usize, out: &mut [f32]) {
-    let rows = planes.len() / words;
+fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
+    let (rows, wanted) = (planes.len() / words, out.first().map_or(0, |out| out.len()));
     let mut distances = [0u32; BLOCK];
-    for first in (0..rows).step_by(BLOCK) {
-        let count = BLOCK.min(rows - first);
+    for begin in (0..wanted).step_by(BLOCK) {
+        let count = BLOCK.min(wanted - begin);
         let distances = &mut distances[..count];
-        for (q, query) in queries.chunks_exact(words).enumerate() {
+        for (query, out) in queries.chunks_exact(words).zip(&mut *out) {
             distances.fill(0);
             for (w, word) in query.iter().enumerate() {
-                let plane = &planes[w * rows + first..][..count];
+                let plane = &planes[w * rows + first + begin..][..count];
                 for (distance, bits) in distances.iter_mut().zip(plane) {
                     *distance += (bits ^ word).count_ones();
                 }
             }
-            for (out, distance) in out[q * rows + first..][..count].iter_mut().zip(&*distances) {
+            for (out, distance) in out[begin..][..count].iter_mut().zip(&*distances) {
                 // Through i32: distances are small, and the conversion of signed words is one instruction.
                 *out = -(*distance as i32 as f32);
             }
@@ -80,7 +86,9 @@ mod tests {
     #[test]
     fn equals_bits_compared_one_by_one_in_every_shape() {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
-        for (queries, rows, words) in [(1, 1, 1), (2, 31, 1), (3, 1025, 2), (1, 2048, 3), (8, 3000, 8), (2, 70, 32)] {
+        for (queries, rows, words) in
+            [(1, 1, 1), (2, 31, 1), (3, 1025, 2), (1, 2048, 3), (8, 3000, 8), (2, 70, 32), (2, 20_000, 2)]
+        {
             let mut draw = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u32>>();
             let (query, planes) = (draw(queries * words), draw(rows * words));
             let mut out = vec![f32::NAN; queries * rows];
@@ -104,7 +112,7 @@ mod tests {
         let planes: Vec<u32> = (0..rows * words).map(|_| rng.random()).collect();
         let (mut best, mut plain) = (vec![0.0; 2 * rows], vec![0.0; 2 * rows]);
         hamming_scores(&query, &planes, words, &mut best);
-        scan(&query, &planes, words, &mut plain);
+        scan(0, &query, &planes, words, &mut plain.chunks_exact_mut(rows).collect::<Vec<_>>());
         assert_eq!(best, plain);
     }
 

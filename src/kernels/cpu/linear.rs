@@ -6,8 +6,10 @@
 
 use rayon::prelude::*;
 
+use super::pieces::PIECE;
 use super::rows::Elem;
 use super::simd::{Simd, dispatch};
+use crate::clock;
 
 /// Multiply-adds below which a product is not worth splitting over threads.
 const PARALLEL_WORK: usize = 1 << 22;
@@ -46,7 +48,13 @@ pub fn linear_rows<T: Elem>(x: &[f32], w: &[T], columns: usize, out: &mut [f32])
 pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
     let tokens = keys.len() / d;
     assert_eq!(out.len(), queries.len() / d * tokens, "output shape");
-    dots(queries, keys, d, OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens });
+    let all = OutputColumns { ptr: out.as_mut_ptr(), len: out.len(), stride: tokens };
+    if tokens <= PIECE {
+        return dots(queries, keys, d, all);
+    }
+    clock::deal(keys.par_chunks(PIECE * d).enumerate(), |(piece, keys)| {
+        dots(queries, keys, d, all.at_column(piece * PIECE));
+    });
 }
 
 /// Scores of one `query: [d]` against the rows of `keys: [tokens][d]` that `tokens` names, unscaled; each
@@ -99,7 +107,7 @@ struct OutputColumns {
     stride: usize,
 }
 
-// SAFETY: `linear_rows` hands each thread a disjoint set of columns of one exclusively borrowed slice.
+// SAFETY: `linear_rows` and `scores` hand each thread a disjoint set of columns of one exclusively borrowed slice.
 unsafe impl Send for OutputColumns {}
 // SAFETY: as above; the value itself is only read.
 unsafe impl Sync for OutputColumns {}
@@ -343,6 +351,29 @@ mod tests {
                 scores_of(&q, &keys, &some, &mut out);
                 assert_eq!(out, some.iter().map(|&t| all[t as usize]).collect::<Vec<f32>>());
             }
+        }
+    }
+
+    #[test]
+    fn long_contexts_have_the_scores_of_their_rows_on_any_number_of_threads() {
+        let (tokens, d, queries) = (2 * PIECE + 77, 20, 3);
+        let q = noise(queries * d, 7);
+        let keys: Vec<bf16> = noise(tokens * d, 8).into_iter().map(bf16::from_f32).collect();
+        let expected: Vec<f32> = q
+            .chunks(d)
+            .flat_map(|q| {
+                keys.chunks(d).map(|key| {
+                    let mut score = [f32::NAN];
+                    scores(q, key, d, &mut score);
+                    score[0]
+                })
+            })
+            .collect();
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut out = vec![f32::NAN; queries * tokens];
+            pool.install(|| scores(&q, &keys, d, &mut out));
+            assert_eq!(out, expected, "{threads} threads");
         }
     }
 

@@ -11,6 +11,8 @@ pub mod hamming;
 pub mod hyperplanes;
 pub mod linear;
 pub mod matmul;
+pub mod memory;
+pub mod pieces;
 pub mod prefill;
 pub mod roof;
 pub mod rows;

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::kernels::NARROW_TOKENS;
 use crate::kernels::cpu::fetch::ask_for;
 use crate::kernels::cpu::hyperplanes::Hyperplanes;
+use crate::kernels::cpu::memory::in_large_pages;
 
 /// How many tables of how many bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +228,9 @@ impl<N: TokenNumber> Buckets<N> {
         let (shape, tokens) = (codes.shape, codes.tokens);
         let mut bounds = vec![N::default(); shape.tables * (shape.codes() + 1)];
         let mut sorted = vec![N::default(); shape.tables * tokens];
+        // Codes are found all over them.
+        in_large_pages(&mut bounds);
+        in_large_pages(&mut sorted);
         let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
         tables.enumerate().for_each(|(table, (sorted, bounds))| sort_by_code(|| codes.of(table), sorted, bounds));
         Self { shape, tokens, bounds, sorted }
