@@ -1,4 +1,4 @@
-//! Compiles `kernels/*.cu` for the feature `cuda`; without it, nothing.
+//! Tells the program what it is built from, and compiles `kernels/*.cu` for the feature `cuda`.
 //!
 //! Each file becomes one fat binary: code for Hopper GPUs, and PTX from which drivers make code for others from Ampere on.
 //! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again where its text, a header, this file or the
@@ -17,8 +17,13 @@ const PORTABLE: &str = "-gencode=arch=compute_80,code=compute_80";
 /// What files include that no other GPU can run.
 const HOPPER_ONLY: &str = "#include \"hopper.cuh\"";
 
+/// What of the repository goes into the program.
+const BUILT_FROM: [&str; 9] =
+    ["build.rs", "Cargo.toml", "Cargo.lock", "src", "kernels", "tasks", "configs", "models", "scripts"];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    tell_build();
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
@@ -112,4 +117,44 @@ fn compile(source: &Path, out: &Path, shared: u64) -> Result<(), String> {
 fn first_errors(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
     said.lines().filter(|line| line.contains("error")).take(3).collect::<Vec<_>>().join(" | ")
+}
+
+/// Sets `SPATTN_BUILD` to how the program is built, and `SPATTN_COMMIT` to what of, where that is known: twelve digits of a
+/// commit, with a `+` behind them if what goes into the program has changed since.
+fn tell_build() {
+    let of = |name: &str| env::var(name).unwrap_or_default();
+    let cuda = if env::var_os("CARGO_FEATURE_CUDA").is_some() { ", cuda" } else { "" };
+    println!("cargo:rustc-env=SPATTN_BUILD={}, {}{cuda}", of("PROFILE"), of("TARGET"));
+    if let Some(commit) = commit_of_repository().or_else(commit_of_package) {
+        println!("cargo:rustc-env=SPATTN_COMMIT={commit}");
+    }
+}
+
+/// What git says, if this folder is the root of a repository: it may lie in that of another project.
+fn commit_of_repository() -> Option<String> {
+    let root = fs::canonicalize(git(&["rev-parse", "--show-toplevel"])?).ok()?;
+    if root != fs::canonicalize(env::var_os("CARGO_MANIFEST_DIR")?).ok()? {
+        return None;
+    }
+    // The second is written to by every commit.
+    for file in ["HEAD", "logs/HEAD"] {
+        println!("cargo:rerun-if-changed={}", git(&["rev-parse", "--git-path", file])?);
+    }
+    BUILT_FROM.iter().for_each(|path| println!("cargo:rerun-if-changed={path}"));
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let status = git(&[&["status", "--porcelain", "--"][..], &BUILT_FROM].concat())?;
+    Some(if status.is_empty() { commit } else { commit + "+" })
+}
+
+/// What a package says that was made for a registry.
+fn commit_of_package() -> Option<String> {
+    let info = fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let (_, rest) = info.split_once("\"sha1\": \"")?;
+    rest.get(..12).map(str::to_owned)
+}
+
+/// What a command of git prints.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
 }

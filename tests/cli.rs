@@ -1502,7 +1502,12 @@ fn predictions_made_elsewhere_are_scored() {
 
 #[test]
 fn help_version_and_completions() {
-    spattn(&["--version"]).ok().prints(concat!("spattn ", env!("CARGO_PKG_VERSION")));
+    let ran = spattn(&["--version"]).ok();
+    let build = ran.stdout.trim().strip_prefix(concat!("spattn ", env!("CARGO_PKG_VERSION"), " (")).unwrap_or_default();
+    let (commit, profile) = build.split_once(", ").unwrap_or_default();
+    let digits = commit.trim_end_matches('+');
+    let is_commit = digits.len() == 12 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    ran.check((is_commit || commit == "unknown commit") && profile.contains("linux"), "it says what it was built from");
     spattn(&["--help"]).ok().prints("Usage: spattn <COMMAND>");
     for command in ["eval", "list", "score", "completions"] {
         spattn(&[command, "--help"]).ok().prints("Example");

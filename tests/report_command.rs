@@ -159,10 +159,19 @@ fn tables_can_be_turned_and_mistakes_are_explained() {
     write_run(&run, 6, "ab");
     let report = |more: &[&str]| spattn(&[&["report", path(&run)], more].concat());
     let text = report(&["--rows", "method", "--columns", "length", "--value", "score,delta"]).stdout;
-    assert!(text.contains("score in %: builtin, sparse from question, mean over 2 tasks"), "{text}");
+    assert!(
+        text.contains("score in % by method and length: builtin, sparse from question, mean over 2 tasks"),
+        "{text}"
+    );
     assert!(text.contains("quest page=16") && text.contains("-50.0 ["), "{text}");
     let latex = report(&["--rows", "task,length", "--columns", "method", "--format", "latex"]).stdout;
-    assert!(latex.contains("task & length & full & topk k=16 &") && latex.contains("\\bottomrule"), "{latex}");
+    for part in ["task & length & \\multicolumn{2}{c}{full} &", "ruler/\\allowbreak{}vt & 4K & ", "\\bottomrule"] {
+        assert!(latex.contains(part), "{part} is missing in\n{latex}");
+    }
+    let plain = report(&["--rows", "task,length", "--columns", "method", "--format", "latex", "--no-ci"]).stdout;
+    assert!(latex.contains("$]") && plain.contains("task & length & {full} &") && !plain.contains("$]"), "{plain}");
+    let narrow = report(&["--rows", "method", "--columns", "task", "--no-ci"]).stdout;
+    assert!(narrow.contains("by method and task") && !narrow.contains('['), "{narrow}");
     let cells: Value =
         serde_json::from_str(&report(&["--rows", "K", "--columns", "L", "--format", "json"]).stdout).unwrap();
     assert_eq!((cells.as_array().unwrap().len(), &cells[0]["K"], &cells[0]["n"]), (1, &json!("8"), &json!(24)));
@@ -183,6 +192,27 @@ fn tables_can_be_turned_and_mistakes_are_explained() {
     assert!(merged.stderr.contains("note: the runs of builtin differ in weights_sha256"), "{}", merged.stderr);
     assert_eq!(merged.stdout.lines().count(), 1 + 2 * 16, "rows of both, none of them mixed");
     assert!(merged.stdout.contains("builtin (weights=ab)") && merged.stdout.contains("builtin (weights=cd)"));
+}
+
+#[test]
+fn tables_keep_to_the_columns_of_the_terminal() {
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 6, "ab");
+    let of = |columns: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+        let output = command.args(["report", path(&run), "--out", path(&temp.path().join("out"))]);
+        let output = output.env("COLUMNS", columns).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let lines = |text: &str| {
+        let rows = text.lines().filter(|line| line.starts_with("full ") || line.starts_with("quest "));
+        rows.map(|line| line.chars().count()).max().unwrap()
+    };
+    let (whole, narrow) = (of("500"), of("80"));
+    assert!(lines(&whole) > 80 && !whole.contains("left out in"), "{whole}");
+    assert!(lines(&narrow) <= 80 && narrow.contains("left out in 80 columns: aux bits, cost2"), "{narrow}");
 }
 
 // ---- the page in a browser ----

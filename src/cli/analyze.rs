@@ -17,6 +17,7 @@ use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::kv::KvDtype;
 use crate::report::analyses as drawing;
+use crate::version;
 
 /// Tasks that are read if none is named: of each kind that the papers tell apart.
 pub(super) const TASKS: [&str; 5] =
@@ -273,7 +274,7 @@ impl AnalyzeArgs {
     fn manifest(&self, loaded: &Loaded, analyses: &[&'static Analysis], methods: &[Method]) -> Value {
         let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
         json!({
-            "program": concat!("spattn ", env!("CARGO_PKG_VERSION")),
+            "program": version::as_json(),
             "model": loaded.model.id,
             "revision": loaded.model.revision,
             "weights_sha256": loaded.model.weights_sha256,

@@ -5,10 +5,10 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::output::{print, print_line};
+use super::progress::Meter;
 use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, listed, numbers};
 use crate::attention::methods::configure;
@@ -25,6 +25,7 @@ use crate::model::dimensions::Dimensions;
 use crate::model::source::{ModelSource, RANDOM};
 use crate::model::weights::Weights;
 use crate::report::bench as drawing;
+use crate::version;
 
 /// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
 const METHODS: [&str; 9] =
@@ -206,13 +207,9 @@ pub fn run(args: &BenchArgs) -> Result<Done> {
     args.check_free()?;
     let plan = args.plan()?;
     let stop = stop_on_interrupt()?;
-    let bar = progress_bar(args.quiet);
-    let timed = plan.run(&stop, &mut |what, done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        bar.set_message(what.to_owned());
-    });
-    bar.finish_and_clear();
+    let mut meter = Meter::new(args.quiet, "{bar:30} {pos}/{len} rounds, {msg}");
+    let timed = plan.run(&stop, &mut |what, done, all| meter.at(done as u64, all as u64, 0, || what.to_owned()));
+    meter.end();
     let Some(bench) = timed? else {
         eprintln!("interrupted: nothing was written");
         return Ok(Done::Interrupted);
@@ -415,8 +412,10 @@ impl BenchArgs {
 
     fn manifest(&self, plan: &Plan, bench: &Bench) -> Value {
         let c = plan.dimensions.config();
+        let mut program = version::as_json();
+        program["command"] = std::env::args().collect::<Vec<_>>().into();
         json!({
-            "program": { "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>() },
+            "program": program,
             "bench": {
                 "op": plan.op.name(),
                 "shape": {
@@ -461,15 +460,4 @@ fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configure
     };
     densities.iter().try_for_each(|density| bare(density).map(drop))?;
     Ok(densities.iter().map(with).collect::<Result<_, _>>().unwrap_or_else(|_| vec![own]))
-}
-
-fn progress_bar(quiet: bool) -> ProgressBar {
-    let target = match quiet {
-        true => ProgressDrawTarget::hidden(),
-        false => ProgressDrawTarget::stderr(),
-    };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds, {msg}");
-    let bar = ProgressBar::with_draw_target(None, target);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }

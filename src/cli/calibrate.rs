@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::output::print_line;
+use super::progress::Meter;
 use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, numbers};
 use crate::disk::write_whole;
@@ -152,13 +152,15 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
     for plan in plans {
         let resumable = Order::reading(plan.orders).resumable;
-        let bar = progress_bar(args.quiet);
+        let mut meter = Meter::new(args.quiet, "{bar:30} {pos}/{len} blocks, {eta} left");
+        let mut found = None;
         let outcome = plan.run(&model, resumable.then_some(&checkpoints), |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
+            // What a checkpoint held is there from the first block on.
+            let found = *found.get_or_insert(done.saturating_sub(1));
+            meter.at(done as u64, total as u64, found as u64, || format!("{done}/{total} blocks"));
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        bar.finish_and_clear();
+        meter.end();
         let Some(outcome) = outcome? else {
             if resumable {
                 eprintln!("stopped; the same command with --resume goes on");
@@ -187,15 +189,4 @@ fn report(outcome: &Outcome, model: &Model, out: &Path) -> Result<()> {
         notes.iter().try_for_each(|note| print_line(&format!("  {note}")))?;
     }
     Ok(())
-}
-
-fn progress_bar(quiet: bool) -> ProgressBar {
-    let target = match quiet {
-        true => ProgressDrawTarget::hidden(),
-        false => ProgressDrawTarget::stderr(),
-    };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} blocks, {eta} left");
-    let bar = ProgressBar::with_draw_target(None, target);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }

@@ -15,6 +15,7 @@ use crate::model::device::{self, GpuDevice};
 use crate::model::hub::{CachedModel, HubOptions, cached_models};
 use crate::model::source::ModelSource;
 use crate::tasks::published::{DataSet, Finding, State};
+use crate::version;
 
 /// Show what this machine and build can do, which models and data sets are there, and how to get what is missing.
 #[derive(Debug, Args)]
@@ -48,7 +49,7 @@ struct Findings {
 
 #[derive(Debug, Serialize)]
 struct Program {
-    version: &'static str,
+    version: String,
     /// Records of other versions of the results are not mixed with this one's.
     results_version: u32,
     os: &'static str,
@@ -153,7 +154,7 @@ impl Findings {
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self {
             program: Program {
-                version: env!("CARGO_PKG_VERSION"),
+                version: version::line(),
                 results_version: RESULTS_VERSION,
                 os: std::env::consts::OS,
                 arch: std::env::consts::ARCH,

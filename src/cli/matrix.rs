@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::output::{print, print_line};
+use super::numbers::duration;
+use super::output::{print, print_line, width};
+use super::progress::Meter;
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
 use super::{Advised, Done, listed};
 use crate::attention::Configured;
@@ -39,6 +40,7 @@ use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
+use crate::report::table::Look;
 use crate::report::{Report, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
 use crate::tune::Batch;
@@ -206,7 +208,7 @@ impl Run {
         raise_on_interrupt(&stop)?;
         watcher.begin(self.quiet, store.records());
         let ran = work(&self, &mut ready, &mut store, &stop, &mut watcher);
-        watcher.bar.finish_and_clear();
+        watcher.meter.end();
         let ending = match &ran {
             Ok((End::Complete, _)) => Ending::Done,
             Ok((End::Interrupted, _)) => Ending::Stopped,
@@ -502,7 +504,7 @@ impl Run {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             return print_line(&json::render(&report.rows)?);
         }
-        let mut text = table::render(&report);
+        let mut text = table::render(&report, Look { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
             let _ = writeln!(text, "{}warning: {line}", if i == 0 { "\n" } else { "" });
         }
@@ -587,7 +589,7 @@ fn megabytes(bytes: usize) -> String {
 /// Draws progress and current scores on standard error, and keeps what failed.
 struct Watcher {
     on_failure: OnFailure,
-    bar: ProgressBar,
+    meter: Meter,
     failures: Vec<Failure>,
     scores: Scores,
     /// Where what happens is noted, if it is.
@@ -596,8 +598,7 @@ struct Watcher {
 
 impl Watcher {
     fn new(on_failure: OnFailure) -> Self {
-        let bar = ProgressBar::hidden();
-        Self { on_failure, bar, failures: Vec::new(), scores: Scores::default(), log: None }
+        Self { on_failure, meter: Meter::hidden(), failures: Vec::new(), scores: Scores::default(), log: None }
     }
 
     /// Begins to note what happens in a run's folder, what happened already too.
@@ -610,27 +611,19 @@ impl Watcher {
 
     /// Starts to draw; `records` are there already.
     fn begin(&mut self, quiet: bool, records: &[Record]) {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let style = ProgressStyle::with_template("{prefix}{bar:30} {percent}%, {eta} left  {msg}");
-        self.bar = ProgressBar::with_draw_target(None, target);
-        self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        self.bar.enable_steady_tick(Duration::from_millis(500));
+        self.meter = Meter::new(quiet, "{prefix}{bar:30} {percent}%, {eta} left  {msg}");
         records.iter().for_each(|record| self.scores.add(&record.into()));
         self.scores.take_current();
     }
 
     /// The bar is of one model at a time.
     fn begin_model(&mut self, id: &str, number: usize, of: usize) {
-        if of > 1 {
-            self.bar.set_prefix(format!("{id} ({number} of {of})  "));
-        }
-        self.bar.reset();
+        self.meter.begin(if of > 1 { format!("{id} ({number} of {of})  ") } else { String::new() });
     }
 
     /// The bar is of one batch at a time.
     fn begin_batch(&mut self, samples: usize, methods: usize) {
-        self.bar.set_prefix(format!("{samples} samples, {methods} methods  "));
-        self.bar.reset();
+        self.meter.begin(format!("{samples} samples, {methods} methods  "));
     }
 
     fn list(&self) {
@@ -653,15 +646,16 @@ impl Watcher {
 impl Watch for Watcher {
     fn progress(&mut self, p: Progress<'_>) {
         p.records.iter().for_each(|record| self.scores.add(&record.into()));
-        self.bar.set_length(p.work);
-        self.bar.set_position(p.work_done);
-        let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
-        let scores =
-            p.records.last().map(|record| self.scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
-        self.bar.set_message(format!("{}/{} examples  {place}  {scores}", p.done, p.total));
+        let scores = &self.scores;
+        self.meter.at(p.work_done, p.work, p.work_found, || {
+            let place = if p.length > 0 { format!("{} {}", p.task, p.length) } else { p.task.to_owned() };
+            let scores =
+                p.records.last().map(|record| scores.line(&Place::of(&Scored::from(record)))).unwrap_or_default();
+            format!("{}/{} examples  {place}  {scores}", p.done, p.total)
+        });
         if p.ends_cell {
             for place in self.scores.take_current() {
-                self.bar.println(format!("{place}  {}", self.scores.line(&place)));
+                self.meter.say(&format!("{place}  {}", self.scores.line(&place)));
             }
         }
     }
@@ -670,7 +664,7 @@ impl Watch for Watcher {
         if self.on_failure == OnFailure::Stop {
             return Err(failure.error.context(failure.what));
         }
-        self.bar.println(format!("failed: {}: {:#}", failure.what, failure.error));
+        self.meter.say(&format!("failed: {}: {:#}", failure.what, failure.error));
         if let Some(log) = &mut self.log {
             log.failed(&failure.what, &failure.error)?;
         }
@@ -776,13 +770,4 @@ fn as_text(models: &[Description]) -> String {
         );
     }
     text
-}
-
-/// Seconds, minutes or hours.
-pub(super) fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }

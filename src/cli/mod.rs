@@ -14,6 +14,7 @@ pub mod list;
 mod matrix;
 mod numbers;
 mod output;
+mod progress;
 pub mod report;
 pub mod reproduce;
 pub mod score;
@@ -33,12 +34,13 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::attention::methods::{MethodEntry, register};
 use crate::error::{RunFailure, UsageError};
 use crate::kernels::cpu::check_isa;
+use crate::version;
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
 /// `spattn eval` without arguments runs a small matrix on the built-in model in half a minute.
 #[derive(Debug, Parser)]
-#[command(name = "spattn", version, propagate_version = true, max_term_width = 100, help_expected = true)]
+#[command(name = "spattn", version = version::line(), propagate_version = true, max_term_width = 100, help_expected = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

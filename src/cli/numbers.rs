@@ -129,6 +129,15 @@ fn within(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     number.ok_or_else(|| format!("it should be a whole number from {} to {}", range.start(), range.end()))
 }
 
+/// Seconds, minutes or hours, for people.
+pub(super) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

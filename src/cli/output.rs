@@ -21,7 +21,16 @@ pub(super) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The same with the end of a line.
+/// Characters to a line of standard output: what `COLUMNS` says, or else a terminal; `None` where neither does, as in a file.
+pub(super) fn width() -> Option<usize> {
+    /// No table is narrower.
+    const LEAST: usize = 20;
+    let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse::<usize>().ok());
+    let terminal = || terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
+    asked.or_else(terminal).filter(|width| *width >= LEAST)
+}
+
+/// As [`print`], with the end of a line.
 pub(super) fn print_line(text: &str) -> Result<()> {
     print(&format!("{text}\n"))
 }

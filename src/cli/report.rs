@@ -6,9 +6,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::listed;
-use super::output::print;
+use super::output::{print, width};
 use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
+use crate::report::table::Look;
 use crate::report::{Report, csv, json, latex, markdown, merge, table};
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
@@ -60,6 +61,12 @@ pub struct ReportArgs {
     /// Example: spattn report results/big --no-times --out compare
     #[arg(long)]
     no_times: bool,
+
+    /// Leave intervals out of tables: those that are printed, and those for LaTeX
+    ///
+    /// Example: spattn report results/qwen --format latex --no-ci
+    #[arg(long)]
+    no_ci: bool,
 
     /// What to print
     ///
@@ -129,9 +136,10 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
+    let look = Look { width: width(), no_intervals: args.no_ci };
     let mut text = match layout.as_ref().filter(|_| !args.json) {
-        Some(layout) => printed_pivot(&pivot::tables(&report, layout), format)?,
-        None => printed(&report, format)?,
+        Some(layout) => printed_pivot(&pivot::tables(&report, layout), format, look)?,
+        None => printed(&report, format, look)?,
     };
     match format {
         Format::Table if layout.is_none() => {
@@ -152,7 +160,7 @@ pub fn run(args: ReportArgs) -> Result<()> {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
     };
-    let files = [report.write_all(&out)?, report.write_tables(&out, &layouts)?].concat();
+    let files = [report.write_all(&out)?, report.write_tables(&out, &layouts, args.no_ci)?].concat();
     if format == Format::Table {
         text += &format!("\n{} records. Files:\n", report.records.len());
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
@@ -172,22 +180,22 @@ fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
     columns.iter().map(|column| by(column)).collect()
 }
 
-fn printed(report: &Report, format: Format) -> Result<String> {
+fn printed(report: &Report, format: Format, look: Look) -> Result<String> {
     Ok(match format {
-        Format::Table => table::render(report) + "\n",
+        Format::Table => table::render(report, look) + "\n",
         Format::Markdown => markdown::render(report, &[], &[]),
         Format::Csv => csv::render(&report.rows)?,
-        Format::Latex => latex::summary(report),
+        Format::Latex => latex::summary(report, look.no_intervals),
         Format::Json => json::render(&report.rows)?,
     })
 }
 
-fn printed_pivot(tables: &[pivot::Table], format: Format) -> Result<String> {
+fn printed_pivot(tables: &[pivot::Table], format: Format, look: Look) -> Result<String> {
     Ok(match format {
-        Format::Table => table::pivot(tables),
+        Format::Table => table::pivot(tables, look),
         Format::Markdown => markdown::pivot(tables),
         Format::Csv => pivot::csv(tables)?,
-        Format::Latex => latex::pivot(tables),
+        Format::Latex => latex::pivot(tables, look.no_intervals),
         Format::Json => pivot::json(tables),
     })
 }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::launch::counted;
-use super::matrix::duration;
+use super::numbers::duration;
 use super::output::{print, print_line};
 use crate::launch::status::{ShardStatus, State, Status, Watched};
 

@@ -19,6 +19,7 @@ use crate::tasks::Task;
 use crate::tasks::likelihood::Measure;
 use crate::tune::grid::{Asked, ladders};
 use crate::tune::{Batch, Goal, Tuning, fewest_samples};
+use crate::version;
 
 /// Searches, prints the tables and the specs, and writes them down.
 ///
@@ -120,7 +121,7 @@ impl TuneArgs {
     /// What the answer holds for.
     fn facts(&self, config: &RunConfig) -> Value {
         json!({
-            "program": concat!("spattn ", env!("CARGO_PKG_VERSION")),
+            "program": version::as_json(),
             "model": config.model,
             "sparse_from": config.protocols.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             "seed": config.seeds[0],

@@ -16,6 +16,7 @@ use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::report::shapes as drawing;
 use crate::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
+use crate::version;
 
 /// Tokens of a prompt if nothing is said.
 const LENGTH: usize = 4096;
@@ -122,7 +123,7 @@ fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
 
 fn finish(args: &TuneArgs, outcome: &ShapeOutcome, loaded: &Loaded, length: usize) -> Result<Done> {
     let facts = json!({
-        "program": concat!("spattn ", env!("CARGO_PKG_VERSION")),
+        "program": version::as_json(),
         "model": loaded.model.id,
         "weights_sha256": loaded.model.weights_sha256,
         "read": loaded.tasks(),

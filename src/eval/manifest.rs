@@ -15,6 +15,7 @@ use crate::kernels::cpu::isa_name;
 use crate::model::OpenModel;
 use crate::model::device::Device;
 use crate::tasks::Positions;
+use crate::version;
 
 /// Raised whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 5;
@@ -112,7 +113,7 @@ pub fn manifest(settings: &Settings, parts: &[ModelPart], kept: Vec<Value>, comm
     let identities = parts.iter().flat_map(|p| p.identities.iter().cloned()).chain(kept).collect();
     let by_model = || parts.iter().map(|p| (p.id.clone(), p.calibration.clone().into())).collect::<Map<_, _>>();
     json!({
-        "program": { "name": "spattn", "version": env!("CARGO_PKG_VERSION") },
+        "program": version::as_json(),
         "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         "command": command,
         IDENTITY: one_or_several(identities),

@@ -144,14 +144,16 @@ impl Runner<'_> {
         let work_of = |cell: &Cell| self.work(cell.place.length).saturating_mul(examples(cell) as u64);
         let total = cells.iter().map(examples).fold(0, usize::saturating_add);
         let work = cells.iter().map(work_of).fold(0, u64::saturating_add);
-        let (mut done, mut work_done) = (0, 0);
+        let (mut done, mut work_done, mut work_found) = (0, 0, 0);
         let mut carried = Carried::default();
         for cell in &cells {
             let mut left = examples(cell);
             let mut tell = |left: usize, records: &[Record], watch: &mut dyn Watch| {
-                (done, work_done) = (done + 1, work_done + self.work(cell.place.length));
+                let (of_example, ends_cell) = (self.work(cell.place.length), left == 0);
+                (done, work_done) = (done + 1, work_done + of_example);
+                work_found += if records.is_empty() { of_example } else { 0 };
                 let (task, length) = (self.tasks[cell.place.task].name(), cell.place.length);
-                watch.progress(Progress { done, total, work_done, work, task, length, ends_cell: left == 0, records });
+                watch.progress(Progress { done, total, work_done, work_found, work, task, length, ends_cell, records });
             };
             for context in cell.contexts.iter() {
                 let wanted = self.wanted(&plan, cell.place, &context, |key| store.contains(key));

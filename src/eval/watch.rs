@@ -12,6 +12,8 @@ pub struct Progress<'a> {
     pub total: usize,
     /// The same in units of work, which an example has the more of the longer it is.
     pub work_done: u64,
+    /// How much of it was found in the store: that says nothing of how fast work is done.
+    pub work_found: u64,
     /// Work of this share.
     pub work: u64,
     /// The task of the example just done.

@@ -131,6 +131,55 @@ pub fn columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
     [&EXAMPLES, score_column(rows)].into_iter().chain(measured).chain(extra.into_iter().flatten()).collect()
 }
 
+/// Headings of columns in the order in which they are left out where room is short; score, density and the difference to full
+/// stay.
+const SPARED: [&str; 19] = [
+    "aux bits",
+    "cost2",
+    "cost1",
+    "KL p99",
+    "word ppl",
+    "dropped mass",
+    "acc_norm %",
+    "KB/token",
+    "ms/token",
+    "share ms/token",
+    "solo ms/token",
+    "recall",
+    "tokens held",
+    "same top %",
+    "KL",
+    "output error",
+    "acc %",
+    "bits/byte",
+    "n",
+];
+
+/// As many of the columns as fit, and the headings of the others, the least needed first.
+pub fn fitting<'c>(
+    mut columns: Vec<&'c Column>,
+    fits: impl Fn(&[&'c Column]) -> bool,
+) -> (Vec<&'c Column>, Vec<&'static str>) {
+    let mut left_out = Vec::new();
+    for heading in SPARED {
+        if fits(&columns) {
+            break;
+        }
+        if let Some(at) = columns.iter().position(|c| c.heading == heading) {
+            left_out.push(columns.remove(at).heading);
+        }
+    }
+    (columns, left_out)
+}
+
+/// A cell without its interval.
+pub fn without_interval(cell: &str) -> String {
+    match (cell.find(" ["), cell.find(']')) {
+        (Some(from), Some(to)) if from < to => format!("{}{}", &cell[..from], &cell[to + 1..]),
+        _ => cell.to_owned(),
+    }
+}
+
 /// The columns for means over tasks, which are of scores: what was achieved and what it cost, without bytes and times,
 /// which depend on how long answers are.
 pub fn mean_columns(rows: &[SummaryRow]) -> Vec<&'static Column> {
@@ -356,6 +405,24 @@ mod tests {
         assert_eq!(shown, ["0", "1.00", "0.0312", "0.125", "4e-5", "12.3", "4096", "1.00"]);
         assert_eq!([1.24e7, 1.7405e303].map(number), ["12400000", "1.74e303"]);
         assert_eq!([13138.2, 1.7405e303].map(four), ["13138", "1.740e303"]);
+    }
+
+    #[test]
+    fn what_is_least_needed_is_left_out_first_and_what_it_is_about_never() {
+        let rows = vec![
+            crate::eval::summary::summarize(&[crate::eval::record::tests::record("vt", "topk", 0, 1.0)], &[])[0]
+                .clone(),
+        ];
+        let at_most = |n: usize| fitting(columns(&rows), |c: &[&Column]| c.len() <= n);
+        assert_eq!(at_most(9).1.len(), 0);
+        assert_eq!(at_most(7).1, ["aux bits", "cost2"]);
+        let (kept, _) = at_most(0);
+        assert_eq!(kept.iter().map(|c| c.heading).collect::<Vec<_>>(), ["score %", "Δ full", "density"]);
+    }
+
+    #[test]
+    fn a_cell_is_shown_without_its_interval() {
+        assert_eq!(["97.5 [84 100]", "8.33 [8.1 8.5]*", "4.0", ""].map(without_interval), ["97.5", "8.33*", "4.0", ""]);
     }
 
     #[test]

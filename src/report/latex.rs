@@ -1,95 +1,351 @@
-//! LaTeX tables with the rules of `booktabs`.
+//! LaTeX tables for a paper: the rules of `booktabs`, numbers aligned by `siunitx`, as wide as an article's text at most.
 
 use super::Report;
-use super::format::{columns, setting, tokens};
+use super::best;
+use super::format::{Column, columns, fitting, setting, tokens, without_interval};
 use super::pivot::{Table, is_about};
 use crate::eval::record::SummaryRow;
 
-/// `summary.tex`: a table for each task and length, with the columns of `summary.md`, warnings below the rows they concern.
-pub fn summary(report: &Report) -> String {
-    let mut text = String::from("% Needs \\usepackage{booktabs}.\n");
+/// What a document needs, and what makes bold numbers stay numbers.
+const NEEDS: &str =
+    "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
+
+/// What is to be known of a column whose best numbers are bold.
+const BOLD: &str = "Bold: the best score of a sparse setting, and those whose 95 % interval reaches it.";
+
+/// `summary.tex`: a table for each task and length, with as many of the columns of `summary.md` as fit, warnings below the rows
+/// they concern.
+pub fn summary(report: &Report, no_intervals: bool) -> String {
+    let mut text = NEEDS.to_owned();
     for warning in report.warnings.iter().filter(|w| w.is_general()) {
         text.push_str(&format!("\\par\\footnotesize {}\n", escaped(&warning.to_string())));
     }
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
-        let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
-        let columns = columns(rows);
-        let headings = ["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading)).map(str::to_owned);
-        let mut notes = Vec::new();
-        let line = |row: &SummaryRow| {
-            let mut cells = vec![row.method.clone(), row.params.clone()];
-            cells.extend(columns.iter().map(|c| (c.cell)(row)));
-            let mut cells: Vec<String> = cells.iter().map(|cell| escaped(cell)).collect();
-            for warning in report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row)) {
-                notes.push(warning.to_string());
-                cells[0].push_str(&mark(notes.len()));
-            }
-            cells
-        };
-        let lines = rows.iter().map(line).collect();
-        let of_place = report.warnings.iter().filter(|w| w.method.is_none() && is_about(w, &rows[0]));
-        let general: Vec<String> = of_place.map(ToString::to_string).collect();
-        let caption = format!("{}: {}{length}", setting(&rows[0]), rows[0].task);
-        text.push_str(&tabular(&caption, 2, headings.collect(), lines, &notes, &general));
+        text.push_str(&of_place(report, rows, no_intervals));
     }
     text
 }
 
-/// Tables of a pivot.
-pub fn pivot(tables: &[Table]) -> String {
-    let one = |table: &Table| {
-        let line = |(row, cells): (&Vec<String>, &Vec<Option<_>>)| {
-            let cell = |entry: &Option<super::pivot::Entry>| {
-                let Some(entry) = entry else { return String::new() };
-                let marks: String = entry.notes.iter().map(|n| mark(*n)).collect();
-                escaped(&table.text(entry)) + &marks
-            };
-            row.iter().map(|name| escaped(name)).chain(cells.iter().map(cell)).collect::<Vec<_>>()
-        };
-        let lines = table.rows.iter().zip(&table.cells).map(line).collect();
-        tabular(&table.caption, table.row_names.len(), table.headings(), lines, &table.notes, &[])
+/// The table of one task and length.
+fn of_place(report: &Report, rows: &[SummaryRow], no_intervals: bool) -> String {
+    let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
+    let shared_n = rows.iter().all(|r| (r.n, r.contexts) == (rows[0].n, rows[0].contexts));
+    let names: Vec<Vec<String>> = rows.iter().map(|r| vec![name(&r.method, &r.params)]).collect();
+    let shown = |columns: &[&Column]| columns.iter().map(|c| numbers(c, rows, no_intervals)).collect::<Vec<_>>();
+    let all: Vec<&Column> = columns(rows).into_iter().filter(|c| !(shared_n && c.heading == "n")).collect();
+    let (columns, left_out) = fitting(all, |columns| width(&["setting"], &names, &shown(columns)) <= TEXT_WIDTH);
+    let mut columns = shown(&columns);
+    let best = best::of_rows(rows);
+    if let Some(score) = columns.iter_mut().find(|c| c.heading != "n") {
+        score.bold.clone_from(&best);
+    }
+    let mut notes = Vec::new();
+    let mut marks = vec![String::new(); rows.len()];
+    for (row, marks) in rows.iter().zip(&mut marks) {
+        for warning in report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row)) {
+            notes.push(warning.to_string());
+            marks.push_str(&mark(notes.len()));
+        }
+    }
+    let mut general: Vec<String> = if best.is_empty() { Vec::new() } else { vec![BOLD.to_owned()] };
+    general.extend((!left_out.is_empty()).then(|| format!("Not shown: {}.", left_out.join(", "))));
+    general.extend(
+        report.warnings.iter().filter(|w| w.method.is_none() && is_about(w, &rows[0])).map(ToString::to_string),
+    );
+    let n = if shared_n { format!(", n = {}", rows[0].n) } else { String::new() };
+    Tabular {
+        caption: format!("{}: {}{length}{n}", setting(&rows[0]), rows[0].task),
+        label: slug(&[&rows[0].model, &rows[0].protocol.to_string(), &rows[0].task, &tokens(rows[0].length)]),
+        text_headings: vec!["setting".to_owned()],
+        texts: names,
+        marks,
+        columns,
+        notes,
+        general,
+    }
+    .text()
+}
+
+/// A method and its parameters, which may be broken between lines.
+fn name(method: &str, params: &str) -> String {
+    let params = params.replace(',', ", ");
+    if params.is_empty() { method.to_owned() } else { format!("{method} ({params})") }
+}
+
+/// The cells of a column of the summary.
+fn numbers(column: &Column, rows: &[SummaryRow], no_intervals: bool) -> Numbers {
+    Numbers::new(column.heading, rows.iter().map(|r| (column.brief)(r)).collect(), no_intervals)
+}
+
+/// Tables of a pivot. Columns that a text has no room for go on in a table below.
+pub fn pivot(tables: &[Table], no_intervals: bool) -> String {
+    NEEDS.to_owned() + &tables.iter().map(|table| of_pivot(table, no_intervals)).collect::<String>()
+}
+
+fn of_pivot(table: &Table, no_intervals: bool) -> String {
+    let entries = |at: usize| table.cells.iter().map(move |line| line[at].as_ref());
+    let column = |at: usize| {
+        let texts = entries(at).map(|entry| entry.map_or(String::new(), |e| table.text(e)));
+        let mut numbers = Numbers::new(&table.headings()[table.row_names.len() + at], texts.collect(), no_intervals);
+        numbers.marks =
+            entries(at).map(|e| e.map_or(String::new(), |e| e.notes.iter().map(|n| mark(*n)).collect())).collect();
+        numbers.bold = best::of_column(table, at);
+        numbers
     };
-    "% Needs \\usepackage{booktabs}.\n".to_owned() + &tables.iter().map(one).collect::<String>()
+    let all: Vec<Numbers> = (0..table.columns.len()).map(column).collect();
+    let headings: Vec<&str> = table.row_names.iter().map(String::as_str).collect();
+    let (mut text, mut first) = (String::new(), 0);
+    while first < all.len() {
+        let fits = |end: &usize| width(&headings, &table.rows, &all[first..*end]) <= TEXT_WIDTH;
+        let end = (first + 1..=all.len()).rev().find(fits).unwrap_or(first + 1);
+        let part = if first > 0 { " (continued)" } else { "" };
+        let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
+        text += &Tabular {
+            caption: format!("{}{part}", table.caption),
+            label: slug(&[&table.caption, if first > 0 { "continued" } else { "" }]),
+            text_headings: table.row_names.clone(),
+            texts: table.rows.clone(),
+            marks: vec![String::new(); table.rows.len()],
+            columns: all[first..end].to_vec(),
+            notes: table.notes.clone(),
+            general: if bold { vec![BOLD.to_owned()] } else { Vec::new() },
+        }
+        .text();
+        first = end;
+    }
+    text
 }
 
 fn mark(note: usize) -> String {
     format!("\\textsuperscript{{{note}}}")
 }
 
-fn tabular(
-    caption: &str,
-    text_columns: usize,
-    headings: Vec<String>,
-    lines: Vec<Vec<String>>,
-    notes: &[String],
-    general: &[String],
-) -> String {
-    let alignment = "l".repeat(text_columns) + &"r".repeat(headings.len().saturating_sub(text_columns));
-    let headings: Vec<String> = headings.iter().map(|h| escaped(h)).collect();
-    let mut text = format!(
-        "\n\\begin{{table}}\n\\centering\n\\caption{{{}}}\n\\begin{{tabular}}{{{alignment}}}\n\\toprule\n{} \\\\\n\\midrule\n",
-        escaped(caption),
-        headings.join(" & ")
-    );
-    for line in lines {
-        text.push_str(&format!("{} \\\\\n", line.join(" & ")));
-    }
-    text.push_str("\\bottomrule\n\\end{tabular}\n");
-    for (i, note) in notes.iter().enumerate() {
-        text.push_str(&format!("\\par\\footnotesize {} {}\n", mark(i + 1), escaped(note)));
-    }
-    for note in general {
-        text.push_str(&format!("\\par\\footnotesize {}\n", escaped(note)));
-    }
-    text + "\\end{table}\n"
+/// The name of a table, for `\ref`.
+fn slug(parts: &[&str]) -> String {
+    let text: String =
+        parts.join(" ").chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
+    format!("tab:{}", text.split_whitespace().collect::<Vec<_>>().join("-"))
 }
+
+// ---- widths ----
+
+/// Points of the text of an article in letters of ten points.
+const TEXT_WIDTH: f64 = 345.0;
+/// Points of a character of `\footnotesize`, as an upper bound on the mean of a line of digits or of words.
+const CHARACTER: f64 = 4.3;
+/// Points between two columns.
+const BETWEEN: f64 = 6.0;
+/// Points of a column of text, which breaks its lines, at least and at most.
+const NARROW: f64 = 84.0;
+const WIDE: f64 = 150.0;
+
+fn points(text: &str) -> f64 {
+    text.chars().count() as f64 * CHARACTER
+}
+
+/// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
+fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
+    let longest = |(at, heading): (usize, &&str)| {
+        texts.iter().map(|line| points(&line[at])).fold(points(heading), f64::max).clamp(points(heading), most)
+    };
+    headings.iter().enumerate().map(longest).collect()
+}
+
+/// Points of a whole table at least.
+fn width(headings: &[&str], texts: &[Vec<String>], columns: &[Numbers]) -> f64 {
+    let of_texts: f64 = text_widths(headings, texts, NARROW).iter().sum();
+    let of_numbers: f64 = columns.iter().map(Numbers::width).sum();
+    let gaps = headings.len() + columns.iter().map(|c| 1 + usize::from(c.has_ends())).sum::<usize>();
+    of_texts + of_numbers + BETWEEN * gaps as f64
+}
+
+// ---- parts ----
+
+/// A column of numbers, with a column of intervals behind it where there are any.
+#[derive(Debug, Clone)]
+struct Numbers {
+    heading: String,
+    /// What is shown of each line: a number, or something else.
+    values: Vec<String>,
+    /// Their intervals, in brackets.
+    ends: Vec<String>,
+    marks: Vec<String>,
+    /// Lines that are bold.
+    bold: Vec<usize>,
+}
+
+impl Numbers {
+    fn new(heading: &str, cells: Vec<String>, no_intervals: bool) -> Self {
+        let ends = |cell: &String| {
+            let found = cell.find(" [").zip(cell.find(']')).filter(|_| !no_intervals);
+            found.map_or(String::new(), |(from, to)| cell[from + 1..=to].replace(' ', ", "))
+        };
+        // The density that was asked for is among the parameters.
+        let value = |cell: &String| match heading {
+            "density" => cell.split(" (").next().unwrap_or_default().to_owned(),
+            _ => without_interval(cell),
+        };
+        Self {
+            heading: heading.to_owned(),
+            ends: cells.iter().map(ends).collect(),
+            marks: vec![String::new(); cells.len()],
+            values: cells.iter().map(value).collect(),
+            bold: Vec::new(),
+        }
+    }
+
+    fn has_ends(&self) -> bool {
+        self.ends.iter().any(|ends| !ends.is_empty())
+    }
+
+    fn width(&self) -> f64 {
+        let widest = |texts: &[String]| texts.iter().map(|text| points(text)).fold(0.0, f64::max);
+        // Headings break between words.
+        let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
+        let marked =
+            self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * CHARACTER).fold(0.0, f64::max);
+        (widest(&self.values).max(heading) + marked) + widest(&self.ends)
+    }
+
+    /// Whether all that it has are numbers.
+    fn is_plain(&self) -> bool {
+        self.values.iter().all(|value| value.is_empty() || is_number(value))
+    }
+
+    /// The form of the column: digits before and behind the point, and room for a sign; aligned to the right where not all
+    /// are numbers.
+    fn format(&self) -> String {
+        if !self.is_plain() {
+            return "r".to_owned();
+        }
+        let numbers = self.values.iter().filter(|v| is_number(v));
+        let (mut sign, mut before, mut behind) = ("", 1, 0);
+        for number in numbers {
+            let digits = number.trim_start_matches(['+', '-']);
+            sign = if digits.len() < number.len() { "+" } else { sign };
+            let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+            (before, behind) = (before.max(whole.len()), behind.max(part.len()));
+        }
+        format!("S[table-format={sign}{before}.{behind}]")
+    }
+
+    fn cell(&self, line: usize) -> String {
+        let value = &self.values[line];
+        let bold = if self.bold.contains(&line) { "\\bfseries " } else { "" };
+        let value = match value.is_empty() {
+            true => String::new(),
+            false => format!("{bold}{}{}", escaped(value), self.marks[line]),
+        };
+        match self.has_ends() {
+            true => format!("{value} & {}", in_math(&self.ends[line])),
+            false => value,
+        }
+    }
+
+    /// Of one column, or of two.
+    fn heading(&self) -> String {
+        let lines: Vec<String> = self.heading.split(' ').map(escaped).collect();
+        let stacked = match lines.as_slice() {
+            [one] => one.clone(),
+            several => format!("\\shortstack{{{}}}", several.join("\\\\")),
+        };
+        match self.has_ends() {
+            true => format!("\\multicolumn{{2}}{{c}}{{{stacked}}}"),
+            false => format!("{{{stacked}}}"),
+        }
+    }
+}
+
+/// An interval whose signs are those of numbers.
+fn in_math(ends: &str) -> String {
+    match ends.strip_prefix('[').and_then(|ends| ends.strip_suffix(']')).and_then(|ends| ends.split_once(", ")) {
+        Some((low, high)) => format!("[${low}$, ${high}$]"),
+        None => ends.to_owned(),
+    }
+}
+
+/// Whether `siunitx` takes it for a number; what has a power of ten is set by itself.
+fn is_number(text: &str) -> bool {
+    text.parse::<f64>().is_ok_and(f64::is_finite) && !text.contains(['e', 'E'])
+}
+
+/// A table in the making.
+struct Tabular {
+    caption: String,
+    label: String,
+    text_headings: Vec<String>,
+    texts: Vec<Vec<String>>,
+    /// Behind the text of each line.
+    marks: Vec<String>,
+    columns: Vec<Numbers>,
+    notes: Vec<String>,
+    /// What concerns no single line.
+    general: Vec<String>,
+}
+
+impl Tabular {
+    fn text(&self) -> String {
+        let headings: Vec<&str> = self.text_headings.iter().map(String::as_str).collect();
+        let room = TEXT_WIDTH
+            - (width(&headings, &self.texts, &self.columns)
+                - text_widths(&headings, &self.texts, NARROW).iter().sum::<f64>());
+        let most = (room / headings.len().max(1) as f64).clamp(NARROW, WIDE);
+        let left = text_widths(&headings, &self.texts, most)
+            .into_iter()
+            .map(|points| format!(">{{\\raggedright\\arraybackslash}}p{{{points:.0}pt}}"));
+        let right = self.columns.iter().map(|c| c.format() + if c.has_ends() { "l" } else { "" });
+        let alignment: String = left.chain(right).collect();
+        let heading: Vec<String> =
+            self.text_headings.iter().map(|h| escaped(h)).chain(self.columns.iter().map(Numbers::heading)).collect();
+        let lines: Vec<String> = (0..self.texts.len()).map(|line| self.line(line)).collect();
+        let pages: Vec<&[String]> = lines.chunks(MOST_LINES).collect();
+        let mut text = String::new();
+        for (at, lines) in pages.iter().enumerate() {
+            let (caption, label) = match at {
+                0 => (escaped(&self.caption), self.label.clone()),
+                at => (format!("{} (continued)", escaped(&self.caption)), format!("{}-{}", self.label, at + 1)),
+            };
+            text.push_str(&format!(
+                "\n\\begin{{table}}\n\\centering\n\\footnotesize\n\\setlength{{\\tabcolsep}}{{3pt}}\n\
+                 \\sisetup{{detect-weight=true}}\n\\caption{{{caption}}}\n\\label{{{label}}}\n\
+                 \\begin{{tabular}}{{@{{}}{alignment}@{{}}}}\n\\toprule\n{} \\\\\n\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n",
+                heading.join(" & "),
+                lines.concat(),
+            ));
+            for (mark, note) in (1..).map(mark).zip(&self.notes) {
+                if lines.iter().any(|line| line.contains(&mark)) {
+                    text.push_str(&format!("\\par {mark} {}\n", escaped(note)));
+                }
+            }
+            let is_last = at + 1 == pages.len();
+            text.extend(self.general.iter().filter(|_| is_last).map(|note| format!("\\par {}\n", escaped(note))));
+            text.push_str("\\end{table}\n");
+        }
+        text
+    }
+
+    fn line(&self, line: usize) -> String {
+        let mut cells: Vec<String> = self.texts[line].iter().map(|text| escaped(text)).collect();
+        if let Some(last) = cells.last_mut() {
+            last.push_str(&self.marks[line]);
+        }
+        cells.extend(self.columns.iter().map(|c| c.cell(line)));
+        format!("{} \\\\\n", cells.join(" & "))
+    }
+}
+
+/// Lines that a page has room for, some of them broken.
+const MOST_LINES: usize = 30;
 
 /// Text as LaTeX shows it.
 fn escaped(text: &str) -> String {
     text.chars()
         .map(|c| match c {
-            '&' | '%' | '$' | '#' | '_' | '{' | '}' => format!("\\{c}"),
+            // Long names may be broken behind it.
+            '_' => "\\_\\allowbreak{}".to_owned(),
+            '/' => "/\\allowbreak{}".to_owned(),
+            '&' | '%' | '$' | '#' | '{' | '}' => format!("\\{c}"),
             '~' => "\\textasciitilde{}".to_owned(),
             '^' => "\\textasciicircum{}".to_owned(),
             '\\' => "\\textbackslash{}".to_owned(),
@@ -108,26 +364,104 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::Record;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{KvTokens, Record};
+
+    /// Twenty examples of dense attention, of a method as good, and of one that is worse.
+    fn records() -> Vec<Record> {
+        let of = |sample: usize| {
+            let params = |params: &str, method: &str, score: f64| Record {
+                params: params.into(),
+                ..record("ruler/vt", method, sample, score)
+            };
+            let right = |wrong: usize| f64::from(u8::from(sample >= wrong));
+            [
+                params("", "full", right(0)),
+                params("density=0.0625,per=kv_head", "topk", right(2)),
+                params("density=0.0625", "streaming_llm", right(18)),
+            ]
+        };
+        (0..20).flat_map(of).collect()
+    }
 
     #[test]
-    fn tables_have_rules_and_escaped_text_and_marks() {
+    fn numbers_are_aligned_and_the_best_within_noise_bold() {
+        let records = records();
+        let report = Report::new(&records, &[]);
+        let text = summary(&report, false);
+        for part in [
+            "array,booktabs,siunitx}",
+            "\\caption{builtin, sparse from question: ruler/\\allowbreak{}vt, 4K tokens, n = 20}\n\\label{tab:builtin-question-ruler-vt-4k}",
+            "p{150pt}S[table-format=3.1]lS[table-format=+2.1]lS[table-format=1.3]",
+            "setting & \\multicolumn{2}{c}{\\shortstack{score\\\\\\%}} & \\multicolumn{2}{c}{\\shortstack{$\\Delta$\\\\full}} & {density}",
+            "full & 100.0 & [$83$, $100$] &  &  & ",
+            "topk (density=0.0625, per=kv\\_\\allowbreak{}head) & \\bfseries 90.0 & [$70$, $97$] & -10.0 & ",
+            " & 10.0 & [$3$, $30$] & -90.0 & ",
+            "\\par Bold: the best score of a sparse setting",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+        let plain = summary(&report, true);
+        assert!(plain.contains("& \\bfseries 90.0 & -10.0 &") && !plain.contains("[$70"), "{plain}");
+    }
+
+    #[test]
+    fn what_does_not_fit_a_page_is_named() {
+        let long = |method: &str, sample: usize| Record {
+            kv_tokens: Some(KvTokens { held: 790.5, context: 4060 }),
+            params: "a=1,b=2,c=3,a_long_name=of_a_long_value".into(),
+            ..record("ruler/vt", method, sample, 1.0)
+        };
+        let records: Vec<Record> =
+            (0..3).flat_map(|i| [record("ruler/vt", "full", i, 1.0), long("topk", i), long("quest", i)]).collect();
+        let text = summary(&Report::new(&records, &[]), false);
+        assert!(text.contains("Not shown: aux bits, cost2, cost1"), "{text}");
+    }
+
+    #[test]
+    fn warnings_have_marks_and_text_is_escaped() {
         let empty = |sample| Record {
             prediction: "".into(),
             params: "per=kv_head".into(),
             ..record("vt", "topk", sample, 0.0)
         };
         let records = [record("vt", "full", 0, 1.0), empty(0), empty(1)];
-        let text = summary(&Report::new(&records, &[]));
+        let text = summary(&Report::new(&records, &[]), false);
         for part in [
-            "booktabs}.\n\\par\\footnotesize n = 1: on one task no difference can be told",
-            "\\begin{tabular}{llrrrrrrrrr}\n\\toprule\nmethod & params & n & score \\% & $\\Delta$ full &",
-            "topk\\textsuperscript{1} & per=kv\\_head & 2 & 0.0 [0.0 84.2] & -100.0 &",
-            "\\bottomrule\n\\end{tabular}\n\\par\\footnotesize \\textsuperscript{1} vt at 4096, topk:per=kv\\_head: 2 of 2",
+            "most.\n\\par\\footnotesize n = 1: on one task no difference can be told",
+            "topk (per=kv\\_\\allowbreak{}head)\\textsuperscript{1} & 2 & 0.0 & [$0$, $84$] & -100.0 &",
+            "\\bottomrule\n\\end{tabular}\n\\par \\textsuperscript{1} vt at 4096, topk:per=kv",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
-        assert_eq!(escaped("a_b^c\\{50 %}"), "a\\_b\\textasciicircum{}c\\textbackslash{}\\{50 \\%\\}");
+        assert_eq!(escaped("b^c\\{50 %}"), "b\\textasciicircum{}c\\textbackslash{}\\{50 \\%\\}");
+    }
+
+    #[test]
+    fn what_is_no_plain_number_is_set_by_itself() {
+        let cells = ["0.0312 (0.0625)", "4e-5", "8.33*", "", "-12.5 [-30 +2]"].map(str::to_owned).to_vec();
+        let numbers = Numbers::new("density", cells, false);
+        let shown: Vec<String> = (0..5).map(|line| numbers.cell(line)).collect();
+        assert_eq!(shown, ["0.0312 & ", "4e-5 & ", "8.33* & ", " & ", "-12.5 & [$-30$, $+2$]"]);
+        assert_eq!(numbers.format(), "r", "a star is no number");
+        assert_eq!(
+            Numbers::new("x", vec!["-12.5".into(), String::new(), "3".into()], false).format(),
+            "S[table-format=+2.1]"
+        );
+    }
+
+    #[test]
+    fn a_long_table_goes_on_in_another_with_the_notes_of_its_lines() {
+        let setting = |k: usize, sample: usize| Record {
+            params: format!("k={k}").into(),
+            prediction: if k == 35 { "".into() } else { "x".into() },
+            ..record("vt", "topk", sample, if k == 35 { 0.0 } else { 1.0 })
+        };
+        let records: Vec<Record> = (0..40).flat_map(|k| [setting(k, 0), setting(k, 1)]).collect();
+        let text = summary(&Report::new(&records, &[]), false);
+        let (first, second) = text.split_at(text.find("(continued)}").unwrap());
+        assert!(first.contains("(k=29)") && second.contains("(k=30)") && second.contains("-2}"), "{text}");
+        let note = "\\par \\textsuperscript{1} vt at 4096, topk:k=35";
+        assert!(!first.contains(note) && second.contains(note), "{text}");
     }
 }

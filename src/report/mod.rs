@@ -20,6 +20,7 @@ pub mod shapes;
 pub mod table;
 pub mod tuning;
 
+mod best;
 mod format;
 mod means;
 mod stand_ins;
@@ -117,13 +118,18 @@ impl<'a> Report<'a> {
     }
 
     /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX
-    /// and JSON. Returns the paths of the files.
+    /// and JSON; those for LaTeX without intervals if so asked. Returns the paths of the files.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn write_tables(&self, dir: &Path, layouts: &[(String, pivot::Layout)]) -> Result<Vec<PathBuf>> {
+    pub fn write_tables(
+        &self,
+        dir: &Path,
+        layouts: &[(String, pivot::Layout)],
+        no_intervals: bool,
+    ) -> Result<Vec<PathBuf>> {
         let mut files = vec![
-            ("summary.tex".to_owned(), latex::summary(self)),
+            ("summary.tex".to_owned(), latex::summary(self, no_intervals)),
             ("summary.json".to_owned(), json::render(&self.rows)?),
         ];
         for (name, layout) in layouts {
@@ -131,7 +137,7 @@ impl<'a> Report<'a> {
             let texts = [
                 ("md", markdown::pivot(&tables)),
                 ("csv", pivot::csv(&tables)?),
-                ("tex", latex::pivot(&tables)),
+                ("tex", latex::pivot(&tables, no_intervals)),
                 ("json", pivot::json(&tables)),
             ];
             files.extend(texts.map(|(ending, text)| (format!("tables/{name}.{ending}"), text)));

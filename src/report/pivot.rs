@@ -188,10 +188,10 @@ pub struct Entry {
     pub averaged: usize,
     /// Numbers of the notes about it, from 1.
     pub notes: Vec<usize>,
-    /// For text: whether the value is a perplexity.
-    is_perplexity: bool,
+    /// Whether the value is of a perplexity.
+    pub is_perplexity: bool,
     /// Whether it is of dense attention.
-    is_dense: bool,
+    pub is_dense: bool,
 }
 
 /// A row of the summary: of all seeds, or of one.
@@ -332,7 +332,7 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
         };
         let cells: Vec<Vec<Option<Entry>>> = cells.iter().map(|row| row.iter().map(&mut cell).collect()).collect();
         let mut table = Table {
-            caption: caption(value, fixed, scope, &all),
+            caption: caption(value, layout, fixed, scope, &all),
             value: value.to_owned(),
             row_names: names(&layout.rows),
             column_names: names(&layout.columns),
@@ -386,7 +386,13 @@ fn over(scope: &BTreeSet<Averaged>) -> Vec<String> {
     }
 }
 
-fn caption(value: &str, fixed: &[(String, String)], scope: &BTreeSet<Averaged>, all: &BTreeSet<Averaged>) -> String {
+fn caption(
+    value: &str,
+    layout: &Layout,
+    fixed: &[(String, String)],
+    scope: &BTreeSet<Averaged>,
+    all: &BTreeSet<Averaged>,
+) -> String {
     let is_score = fixed.iter().any(|(name, value)| name == "measure" && *value == Measure::Score.name());
     let what = match value {
         "score" if is_score => "score in %",
@@ -401,7 +407,8 @@ fn caption(value: &str, fixed: &[(String, String)], scope: &BTreeSet<Averaged>, 
     let shared = if shared.is_empty() { String::new() } else { format!(": {}", shared.join(", ")) };
     let tasks = distinct(scope.iter().filter_map(|(task, _)| *task));
     let note = stand_ins::note(&tasks).filter(|_| tasks.len() > 1).map_or(String::new(), |note| format!("; {note}"));
-    format!("{what}{shared}{}{note}", averaged_text(scope, all))
+    let by = layout.dimensions().map(Dimension::name).collect::<Vec<_>>().join(" and ");
+    format!("{what} by {by}{shared}{}{note}", averaged_text(scope, all))
 }
 
 /// What values are means over, or what they are of, if that is one task or length.
@@ -516,7 +523,15 @@ impl Table {
 
     /// The headings of the columns, those of the dimensions downwards first.
     pub fn headings(&self) -> Vec<String> {
-        let joined = |heading: &Vec<String>| if heading.is_empty() { self.value.clone() } else { heading.join(", ") };
+        // What a method is set to says little without its name.
+        let named = |(name, value): (&String, &String)| match NAMES.contains(&name.as_str()) {
+            true => value.clone(),
+            false => format!("{name}={value}"),
+        };
+        let joined = |heading: &Vec<String>| match heading.is_empty() {
+            true => self.value.clone(),
+            false => self.column_names.iter().zip(heading).map(named).collect::<Vec<_>>().join(", "),
+        };
         self.row_names.iter().cloned().chain(self.columns.iter().map(joined)).collect()
     }
 
@@ -700,8 +715,8 @@ mod tests {
         assert_eq!(
             seen,
             [
-                (3, 3, "score in %: builtin, sparse from question, mean over 2 tasks"),
-                (4, 3, "score in %: builtin, sparse from question, ruler/vt only"),
+                (3, 3, "score in % by method and length: builtin, sparse from question, mean over 2 tasks"),
+                (4, 3, "score in % by method and length: builtin, sparse from question, ruler/vt only"),
             ]
         );
         // Two lengths of one task are no more to be compared with two others than two tasks are.
@@ -715,7 +730,7 @@ mod tests {
         let seen: Vec<_> = tables.iter().map(|t| (t.caption.clone(), t.rows.concat().join(" "))).collect();
         let caption = |lengths| {
             format!(
-                "score in %: builtin, sparse from question, mean over 2 of 4 that differ in task and length: {lengths}"
+                "score in % by method: builtin, sparse from question, mean over 2 of 4 that differ in task and length: {lengths}"
             )
         };
         assert_eq!(
@@ -745,6 +760,7 @@ mod tests {
         assert_eq!(tables.len(), 1);
         let cells = tables[0].cells.iter().flatten().flatten().count();
         assert_eq!((cells, &tables[0].rows.concat().join(" ")), (6, &"2 4 8".to_owned()));
+        assert_eq!(tables[0].headings(), ["b_k", "b_q=16", "b_q=32"], "a number alone says little");
         assert!(tables[0].notes.is_empty());
         // A record from before they were kept cannot say: it is left out, and that is said.
         records.push(at("ruler/vt", 1024, "hip", "k=64", 0, 0.0));

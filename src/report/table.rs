@@ -1,6 +1,11 @@
 //! The table on the terminal.
 
-use super::format::{Column, about_times, columns, detectable, direction, mean_columns, setting, tokens};
+use std::ops::Range;
+
+use super::format::{
+    Column, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
+    without_interval,
+};
 use super::{MeanTable, Report, pivot};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -14,21 +19,56 @@ const STYLE: TableStyle = TableStyle::new()
 /// Leading columns, which are text.
 const TEXT_COLUMNS: usize = 2;
 
-/// The rows as aligned tables, one for each model and protocol; within it, each task and length has a line of its
-/// own above its methods, which keeps the table within 120 characters for all but long parameters.
+/// How a table is to look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Characters that a line may have; any number where nobody says.
+    pub width: Option<usize>,
+    /// Whether intervals are left out.
+    pub no_intervals: bool,
+}
+
+impl Look {
+    fn holds(self, lines: &[String]) -> bool {
+        // Each line ends with a line break.
+        self.width.is_none_or(|width| lines.iter().all(|line| line.chars().count() <= width + 1))
+    }
+
+    fn cell(self, text: String) -> String {
+        if self.no_intervals { without_interval(&text) } else { text }
+    }
+}
+
+/// The rows as aligned tables, one for each model, protocol and measure; within it, each task and length has a line of its
+/// own above its methods.
 ///
-/// Rows are shown in the order given, which is that of the summary. Intervals are rounded to whole points; the
-/// files have them in full. Without rows it says so.
-pub fn render(report: &Report) -> String {
+/// Where lines are longer than they may be, columns are left out, and it is said which; then parameters are cut. Rows are
+/// shown in the order given, which is that of the summary. Intervals are rounded to whole points; the files have them in
+/// full. Without rows it says so.
+pub fn render(report: &Report, look: Look) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
     }
     let mut text = String::new();
-    for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
-        text.push_str(&format!("{}\n\n{}", setting(&rows[0]), one_table(rows)));
-        text.push_str(&below(about_times(rows).map(str::to_owned)));
-        text.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
-        text.extend(report.means_of(&rows[0]).map(means));
+    let mut left_out = Vec::new();
+    for of_setting in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
+        for rows in of_setting.chunk_by(|a, b| a.measure == b.measure) {
+            let (table, without) = one_table(rows, look);
+            text.push_str(&format!("{}\n\n{table}", setting(&rows[0])));
+            let is_timed = without.iter().all(|heading| !heading.ends_with("ms/token"));
+            text.push_str(&below(about_times(rows).filter(|_| is_timed).map(str::to_owned)));
+            text.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
+            left_out.extend(without);
+        }
+        text.extend(report.means_of(&of_setting[0]).map(|table| {
+            let (table, without) = means(table, look);
+            left_out.extend(without);
+            table
+        }));
+    }
+    if let Some(width) = look.width.filter(|_| !left_out.is_empty()) {
+        let names = distinct(left_out).join(", ");
+        text.push_str(&format!("\nleft out in {width} columns: {names} (summary.md has all)\n"));
     }
     text
 }
@@ -39,28 +79,74 @@ fn below(line: Option<String>) -> String {
 }
 
 /// Tables of a pivot, each under its caption and with its notes.
-pub fn pivot(tables: &[pivot::Table]) -> String {
+/// Where lines are longer than they may be, columns go on below.
+pub fn pivot(tables: &[pivot::Table], look: Look) -> String {
     let one = |table: &pivot::Table| {
         let cell = |entry: &Option<pivot::Entry>| {
             let Some(entry) = entry else { return String::new() };
             let marks: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
             let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(",")) };
-            table.text(entry) + &marks
+            look.cell(table.text(entry)) + &marks
         };
+        let names = table.row_names.len();
         let rows = table.rows.iter().zip(&table.cells);
-        let rows = rows.map(|(row, cells)| row.iter().cloned().chain(cells.iter().map(cell)).collect());
-        let lines = lines(table.headings(), rows.collect(), table.row_names.len()).concat();
+        let rows: Vec<Vec<String>> =
+            rows.map(|(row, cells)| row.iter().cloned().chain(cells.iter().map(cell)).collect()).collect();
+        let part = |columns: Range<usize>| {
+            let some = |line: &[String]| [&line[..names], &line[names + columns.start..names + columns.end]].concat();
+            lines(some(&table.headings()), rows.iter().map(|row| some(row)).collect(), names)
+        };
+        let lines = parts(table.columns.len(), |columns| look.holds(&part(columns))).into_iter().map(part);
+        let lines = lines.map(|lines| lines.concat()).collect::<Vec<_>>().join("\n");
         let notes: String = (1..).zip(&table.notes).map(|(i, note)| format!("({i}) {note}\n")).collect();
         format!("{}\n\n{lines}{notes}", table.caption)
     };
     tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-fn one_table(rows: &[SummaryRow]) -> String {
-    let lines = aligned(rows);
-    let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
-    grouped(&lines, &groups.map(|rows| (place(&rows[0]), rows.len())).collect::<Vec<_>>())
+/// Columns `0..count` in stretches that each fit, or are of one column.
+fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>> {
+    let (mut parts, mut first) = (Vec::new(), 0);
+    while first < count {
+        let end = (first + 1..=count).rev().find(|end| fits(first..*end)).unwrap_or(first + 1);
+        parts.push(first..end);
+        first = end;
+    }
+    parts
 }
+
+/// A table, and what was left out of it.
+fn one_table(rows: &[SummaryRow], look: Look) -> (String, Vec<&'static str>) {
+    let (lines, left_out) = fitted(rows, columns(rows), look, broken);
+    let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
+    (grouped(&lines, &groups.map(|rows| (place(&rows[0]), rows.len())).collect::<Vec<_>>()), left_out)
+}
+
+/// The lines of the heading and of all rows with as many columns as fit, and what was left out.
+fn fitted(
+    rows: &[SummaryRow],
+    columns: Vec<&'static Column>,
+    look: Look,
+    heading: fn(&str) -> String,
+) -> (Vec<String>, Vec<&'static str>) {
+    let longest = rows.iter().map(|r| r.params.chars().count()).max().unwrap_or(0);
+    let with = |columns: &[&Column], params: usize| {
+        let headings =
+            ["method", "params"].into_iter().map(str::to_owned).chain(columns.iter().map(|c| heading(c.heading)));
+        lines(headings.collect(), rows.iter().map(|row| cells(row, columns, look, params)).collect(), TEXT_COLUMNS)
+    };
+    let (columns, mut left_out) = fitting(columns, |columns| look.holds(&with(columns, longest)));
+    // Parameters are cut last, and as little as need be.
+    let params = (SHORTEST.min(longest)..=longest).rev().find(|n| look.holds(&with(&columns, *n)));
+    let params = params.unwrap_or(SHORTEST.min(longest));
+    if params < longest {
+        left_out.push("ends of params");
+    }
+    (with(&columns, params), left_out)
+}
+
+/// Parameters are cut to no less.
+const SHORTEST: usize = 12;
 
 /// The lines of a table whose rows are in groups, given by the line above each and its number of rows.
 pub(super) fn grouped(lines: &[String], groups: &[(String, usize)]) -> String {
@@ -84,19 +170,12 @@ fn place(row: &SummaryRow) -> String {
     format!("{}{}{}\n", row.task, at(row), direction(row))
 }
 
-/// Means over tasks, below the tasks.
-fn means(table: &MeanTable) -> String {
-    let columns = mean_columns(&table.rows);
-    let headings = ["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading)).map(str::to_owned);
-    let rows = table.rows.iter().map(|row| cells(row, &columns)).collect();
+/// Means over tasks, below the tasks, and what was left out of them.
+fn means(table: &MeanTable, look: Look) -> (String, Vec<&'static str>) {
+    let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), look, str::to_owned);
     let notes: String = table.notes.iter().map(|note| format!("note: {note}\n")).collect();
-    format!(
-        "\n{}{}\n{notes}{}{}",
-        table.title(),
-        at(&table.rows[0]),
-        lines(headings.collect(), rows, TEXT_COLUMNS).concat(),
-        below(table.detectable())
-    )
+    let title = format!("\n{}{}\n{notes}", table.title(), at(&table.rows[0]));
+    (title + &lines.concat() + &below(table.detectable()), left_out)
 }
 
 /// The length of rows, after what they are of.
@@ -104,17 +183,12 @@ fn at(row: &SummaryRow) -> String {
     if row.length > 0 { format!(", {} tokens", tokens(row.length)) } else { String::new() }
 }
 
-/// The lines of the heading and of all rows.
-fn aligned(rows: &[SummaryRow]) -> Vec<String> {
-    // Headings longer than their numbers take two lines.
-    let columns = columns(rows);
-    let broken = |heading: &str| match heading {
+/// Headings longer than their numbers take two lines.
+fn broken(heading: &str) -> String {
+    match heading {
         "score %" | "Δ full" | "KL p99" => heading.to_owned(),
         _ => heading.replace(' ', "\n").replace('/', "/\n"),
-    };
-    let headings = columns.iter().map(|c| broken(c.heading));
-    let headings = ["method", "params"].into_iter().map(str::to_owned).chain(headings).collect();
-    lines(headings, rows.iter().map(|row| cells(row, &columns)).collect(), TEXT_COLUMNS)
+    }
 }
 
 /// Aligned lines: numbers to the right, behind so many columns of text.
@@ -132,8 +206,13 @@ pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns:
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-fn cells(row: &SummaryRow, columns: &[&Column]) -> Vec<String> {
-    [row.method.clone(), row.params.clone()].into_iter().chain(columns.iter().map(|c| (c.brief)(row))).collect()
+/// The cells of a row, its parameters cut to so many characters.
+fn cells(row: &SummaryRow, columns: &[&Column], look: Look, params: usize) -> Vec<String> {
+    let own = match row.params.chars().count() > params {
+        true => row.params.chars().take(params.saturating_sub(1)).chain(['…']).collect(),
+        false => row.params.clone(),
+    };
+    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| look.cell((c.brief)(row)))).collect()
 }
 
 #[cfg(test)]
@@ -146,7 +225,7 @@ mod tests {
     fn tasks_are_named_once_and_kept_apart() {
         let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "full"), ("ruler/cwe", "topk")]
             .map(|(task, method)| record(task, method, 0, 1.0));
-        let text = render(&Report::new(&records, &[]));
+        let text = render(&Report::new(&records, &[]), Look::default());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "builtin, sparse from question");
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
@@ -161,7 +240,7 @@ mod tests {
                 .iter()
                 .flat_map(|task| (0..n).flat_map(move |i| ["full", "topk"].map(|method| record(task, method, i, 1.0))))
                 .collect();
-            render(&Report::new(&records, &[]))
+            render(&Report::new(&records, &[]), Look::default())
         };
         let text = table(20);
         assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
@@ -182,7 +261,7 @@ mod tests {
                 ..record("needle/number", "full", i, 1.0)
             })
             .collect();
-        let text = render(&Report::new(&records, &[]));
+        let text = render(&Report::new(&records, &[]), Look::default());
         assert!(text.contains("20 (4)  100.0 [40 100]"), "{text}");
     }
 
@@ -190,7 +269,7 @@ mod tests {
     fn a_mean_says_which_of_its_tasks_are_stand_ins() {
         let text = |second: &str| {
             let records = ["ruler/vt", second].map(|task| record(task, "full", 0, 1.0));
-            render(&Report::new(&records, &[]))
+            render(&Report::new(&records, &[]), Look::default())
         };
         let said = "mean over 2 tasks, 4K tokens\nnote: 1 of 2 tasks is a synthetic stand-in for a published one \
                     (ruler/qa_synth for ruler/qa_1)\nmethod";
@@ -204,15 +283,92 @@ mod tests {
             kv_tokens: Some(KvTokens { held, context: 4060 }),
             ..record("ruler/vt", method, 0, 1.0)
         };
-        let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]));
+        let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]), Look::default());
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[2].ends_with("tokens") && lines[3].ends_with("held"), "{text}");
         assert!(lines[6].ends_with("8.33") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
-        assert!(!render(&Report::new(&[with("full", 4060.0)], &[])).contains("held"));
+        assert!(!render(&Report::new(&[with("full", 4060.0)], &[]), Look::default()).contains("held"));
     }
 
     #[test]
     fn nothing_is_said_to_be_nothing() {
-        assert_eq!(render(&Report::new(&[], &[])), "no results\n");
+        assert_eq!(render(&Report::new(&[], &[]), Look::default()), "no results\n");
+    }
+
+    /// Records of two tasks and three settings, one of which has long parameters.
+    fn wide() -> Vec<Record> {
+        ["ruler/vt", "ruler/cwe"]
+            .iter()
+            .flat_map(|task| {
+                (0..20).flat_map(move |i| {
+                    ["full", "topk", "double_sparsity"].map(|method| Record {
+                        params: match method {
+                            "full" => "",
+                            _ => "density=0.0625,bits=4,channels=0.25,per=kv_head",
+                        }
+                        .into(),
+                        ..record(task, method, i, f64::from(u8::from(i % 3 > 0)))
+                    })
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn lines_keep_to_the_width_and_it_is_said_what_that_cost() {
+        let records = wide();
+        let report = Report::new(&records, &[]);
+        let whole = render(&report, Look::default());
+        let longest = |text: &str| {
+            text.lines()
+                .filter(|line| !line.starts_with("at n =") && !line.contains("ms/token:"))
+                .map(|line| line.chars().count())
+                .max()
+                .unwrap()
+        };
+        assert!(longest(&whole) > 120 && !whole.contains("left out"), "{whole}");
+        for (width, said) in [
+            (140, "\nleft out in 140 columns: aux bits (summary.md has all)\n"),
+            (80, "cost1, KB/token, ms/token, n, ends of params (summary.md has all)\n"),
+        ] {
+            let text = render(&report, Look { width: Some(width), ..Look::default() });
+            assert!(longest(&text) <= width && text.contains(said), "{text}");
+            for part in ["score %", "Δ full", "density", "double_sparsity", "mean over 2 tasks"] {
+                assert!(text.contains(part), "{part} is missing in\n{text}");
+            }
+        }
+        // The narrower it is the less is there, and never nothing.
+        assert!(render(&report, Look { width: Some(20), ..Look::default() }).contains("65.0 ["));
+    }
+
+    #[test]
+    fn intervals_are_left_out_where_nobody_wants_them() {
+        let records = wide();
+        let text = render(&Report::new(&records, &[]), Look { no_intervals: true, ..Look::default() });
+        assert!(text.contains("65.0") && !text.contains('['), "{text}");
+    }
+
+    #[test]
+    fn columns_of_a_pivot_go_on_below_where_a_line_is_full() {
+        let records = wide();
+        let report = Report::new(&records, &[]);
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let layout =
+            pivot::Layout::parse(&names(&["method"]), &names(&["task"]), &names(&["score"]), &report.rows).unwrap();
+        let tables = pivot::tables(&report, &layout);
+        let whole = pivot(&tables, Look::default());
+        assert_eq!(whole.matches("double_sparsity").count(), 1, "{whole}");
+        let text = pivot(&tables, Look { width: Some(90), ..Look::default() });
+        assert_eq!(text.matches("double_sparsity").count(), 2, "{text}");
+        let (vt, cwe) = (text.find("ruler/vt").unwrap(), text.find("ruler/cwe").unwrap());
+        assert!(text[vt..cwe].contains("full") && text[cwe..].contains("full"), "{text}");
+    }
+
+    #[test]
+    fn perplexities_and_scores_have_tables_of_their_own() {
+        let records = [record("ruler/vt", "full", 0, 1.0), crate::eval::record::tests::perplexity("full", 0, 2.0)];
+        let text = render(&Report::new(&records, &[]), Look::default());
+        let (score, perplexity) = (text.find("score %").unwrap(), text.find("perplexity  ").unwrap());
+        assert!(score < perplexity, "{text}");
     }
 }

@@ -89,6 +89,7 @@ fn context_chart(scene: &Scene) -> Chart {
             // One axis for all: panels are there to be compared.
             y: Axis::of_rates(times(&scene.rows)),
             level: None,
+            focus: None,
             data: series.iter().map(|(of, ..)| over_context(of, &shown)).collect(),
         }
     };
@@ -138,6 +139,7 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
             title: format!("{} tokens", tokens(*context)),
             y: Axis::of_rates(times(&rows)),
             level: rows.iter().find(|row| Series::of(row).is_reference()).map(|row| row.time_us),
+            focus: None,
             data: series
                 .iter()
                 .map(|(here, ..)| over_density(rows.iter().copied().filter(|row| of(row) == *here), &x))

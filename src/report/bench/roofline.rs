@@ -48,6 +48,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
             x: x(),
             y: y(),
             level: None,
+            focus: None,
             data: std::iter::once(roof).chain(series.iter().map(|(of, ..)| of_series(of))).collect(),
         }
     });

@@ -87,7 +87,7 @@ pub fn series<'a>(rows: &[&'a BenchRow], of: impl Fn(&'a BenchRow) -> Series<'a>
     looks.sort_by_key(|(_, look)| match look {
         Look::Dense | Look::Roof => 0,
         Look::Oracle(_) => 1,
-        Look::Method(_) => 2,
+        Look::Method(_) | Look::Other => 2,
         Look::Peer(_) => 3,
     });
     looks.into_iter().map(|(series, look)| (series.clone(), series.name(&all), look)).collect()

@@ -46,6 +46,7 @@ fn of_lines(lines: &Lines) -> Result<Option<String>> {
             x: x_axis(),
             y: if lines.log_y { Axis::of_rates(ys.iter().copied()) } else { Axis::of_values(&ys) },
             level: None,
+            focus: None,
             data: data.collect(),
         }
     };

@@ -1,6 +1,7 @@
 //! Axes: where they begin and end, their ticks, and the pixel of a value.
 
 /// A linear or logarithmic axis with its ticks.
+#[derive(Debug, Clone)]
 pub struct Axis {
     /// Where it begins.
     pub low: f64,

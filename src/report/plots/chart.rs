@@ -13,6 +13,8 @@ pub const LARGE: Point = (620, 520);
 /// Height of a panel that stands alone.
 const LONE_HEIGHT: i32 = 400;
 const MOST_COLUMNS: usize = 3;
+/// Of panels that are about one series each.
+const MOST_OF_SERIES: usize = 4;
 const LEGEND_LINE: i32 = 26;
 /// Room around the frame of a panel for its labels.
 const LEFT: i32 = 74;
@@ -56,10 +58,30 @@ pub struct Panel {
     pub level: Option<f64>,
     /// Points and line of each series of the chart.
     pub data: Vec<Data>,
+    /// The series that the panel is about, if it is about one: other methods are then drawn faintly.
+    pub focus: Option<Focus>,
+}
+
+/// A series by itself, in a panel that is named after it.
+pub struct Focus {
+    /// Its number.
+    pub series: usize,
+    /// What each of its points is called.
+    pub labels: Vec<String>,
+}
+
+impl Panel {
+    /// How a series looks in it.
+    fn look(&self, series: usize, look: Look) -> Look {
+        match &self.focus {
+            Some(focus) if focus.series != series && matches!(look, Look::Method(_)) => Look::Other,
+            _ => look,
+        }
+    }
 }
 
 /// A series in a panel.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct Data {
     /// Measured points.
     pub points: Vec<Measured>,
@@ -103,7 +125,8 @@ impl Chart {
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
     pub fn svg(&self) -> Result<String> {
-        let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, MOST_COLUMNS) as i32;
+        let most = if self.has_focus() { MOST_OF_SERIES } else { MOST_COLUMNS };
+        let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, most) as i32;
         let width = LEAST_WIDTH.max(columns * self.least_panel.0).max(title_width(&self.title));
         let (least, frame_left) = (self.least_panel.1, self.left());
         let panel = (width / columns, if self.panels.len() > 1 { least } else { least.max(LONE_HEIGHT) });
@@ -124,6 +147,11 @@ impl Chart {
         })
     }
 
+    /// Whether its panels are about one series each.
+    fn has_focus(&self) -> bool {
+        self.panels.iter().any(|panel| panel.focus.is_some())
+    }
+
     /// Room to the left of a frame, for ticks as long as there are.
     fn left(&self) -> i32 {
         let ticks = self.panels.iter().flat_map(|panel| &panel.y.ticks);
@@ -138,7 +166,11 @@ impl Chart {
             let y = frame.place(panel, panel.x.low, level).1;
             pen.stroke(Look::Dense, &[(frame.left, y), (frame.right, y)])?;
         }
-        let all = || self.series.iter().map(|(_, look)| *look).zip(&panel.data);
+        let mut all: Vec<(Look, &Data)> =
+            (0..).zip(&self.series).map(|(series, (_, look))| panel.look(series, *look)).zip(&panel.data).collect();
+        // What is faint lies below.
+        all.sort_by_key(|(look, _)| *look != Look::Other);
+        let all = || all.iter().copied();
         let place = |point: &Measured| frame.place(panel, point.x, point.y);
         // Intervals first, markers last: what is read best lies on top.
         for (look, data) in all() {
@@ -153,6 +185,22 @@ impl Chart {
         }
         for (look, data) in all() {
             data.points.iter().try_for_each(|point| pen.marker(look, place(point)))?;
+        }
+        let Some(focus) = &panel.focus else { return Ok(()) };
+        let mut taken: Vec<Point> = Vec::new();
+        for (point, label) in panel.data[focus.series].points.iter().zip(&focus.labels) {
+            let ((x, y), half) = (place(point), label.chars().count() as i32 * CHARACTER / 2);
+            let middle = x.clamp(frame.left + half, (frame.right - half).max(frame.left + half));
+            // Above the point, or below it where there is no room; nowhere where another one is.
+            let free = |place: &Point| {
+                taken.iter().all(|t| (t.0 - place.0).abs() > 2 * half + 4 || (t.1 - place.1).abs() > 16)
+            };
+            let sides = [y - 14, y + 16].map(|y| (middle, y));
+            let inside = |place: &Point| (frame.top + 8..frame.bottom - 6).contains(&place.1);
+            if let Some(side) = sides.into_iter().find(|side| inside(side) && free(side)) {
+                pen.text(label, side, SIZE - 3, HPos::Center)?;
+                taken.push(side);
+            }
         }
         Ok(())
     }
@@ -176,9 +224,11 @@ impl Chart {
     /// Every entry with the pixel where it starts and its line; equally wide columns.
     fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
         let dense = self.has_level.then_some(("full (dense)", Look::Dense));
+        let in_titles = |look: &Look| self.has_focus() && matches!(look, Look::Method(_));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
-        let entries: Vec<_> =
-            dense.into_iter().chain(series.filter(|(_, look)| !self.has_level || *look != Look::Dense)).collect();
+        let series = series.filter(|(_, look)| !in_titles(look) && (!self.has_level || *look != Look::Dense));
+        let others = self.has_focus().then_some(("the other methods", Look::Other));
+        let entries: Vec<_> = dense.into_iter().chain(series).chain(others).collect();
         let longest = entries.iter().map(|(name, _)| name.chars().count() as i32).max().unwrap_or(0);
         let entry = longest * CHARACTER + SWATCH + 30;
         let columns = ((width - INSET) / entry).clamp(1, entries.len().max(1) as i32);

@@ -58,6 +58,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
             x: Axis::of_lengths(&lengths),
             y: super::score_axis(rows[0].measure, rows, &of_task),
             level: None,
+            focus: None,
             data: settings.iter().map(data).collect(),
         }
     });

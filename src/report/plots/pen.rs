@@ -31,6 +31,8 @@ const RADIUS: i32 = 5;
 pub const INK: RGBColor = RGBColor(40, 40, 40);
 /// Of the lines at ticks.
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
+/// Of what is not looked at, a little darker than the lines at ticks.
+const FAINT: RGBColor = RGBColor(205, 205, 205);
 /// Okabe and Ito's colours without their yellow, which is too faint on white, and a brown.
 const PALETTE: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -81,6 +83,8 @@ pub enum Look {
     Dense,
     /// What a machine reaches: black and without markers.
     Roof,
+    /// A method that is not looked at: faint, without markers and intervals.
+    Other,
 }
 
 impl Look {
@@ -90,13 +94,14 @@ impl Look {
             Look::Oracle(i) => [RGBColor(110, 110, 110), RGBColor(150, 150, 150)][i % 2],
             Look::Peer(_) => PEER,
             Look::Dense | Look::Roof => INK,
+            Look::Other => FAINT,
         }
     }
 
     /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
     fn dash(self) -> Option<(f64, f64)> {
         match self {
-            Look::Method(_) | Look::Roof => None,
+            Look::Method(_) | Look::Roof | Look::Other => None,
             Look::Oracle(i) | Look::Peer(i) => {
                 [Some((6.0, 4.0)), Some((2.0, 3.0)), Some((10.0, 3.0)), Some((4.0, 7.0))][i % 4]
             }
@@ -110,7 +115,7 @@ impl Look {
             Look::Method(i) | Look::Oracle(i) | Look::Peer(i) => {
                 (i % (MARKERS.len() + 1)).checked_sub(1).map(|i| MARKERS[i])
             }
-            Look::Dense | Look::Roof => None,
+            Look::Dense | Look::Roof | Look::Other => None,
         }
     }
 }
@@ -204,6 +209,9 @@ impl<'b> Pen<'_, 'b> {
 
     /// Draws an interval upright.
     pub fn interval(&self, look: Look, x: i32, (low, high): (i32, i32)) -> Result<()> {
+        if look == Look::Other {
+            return Ok(());
+        }
         const CAP: i32 = 3;
         let paths = [[(x, low), (x, high)], [(x - CAP, low), (x + CAP, low)], [(x - CAP, high), (x + CAP, high)]];
         paths.iter().try_for_each(|path| self.line(path, look.colour(), 1))
@@ -213,7 +221,7 @@ impl<'b> Pen<'_, 'b> {
     /// for a peer, none for a roof.
     pub fn marker(&self, look: Look, at: Point) -> Result<()> {
         match look {
-            Look::Roof => Ok(()),
+            Look::Roof | Look::Other => Ok(()),
             Look::Peer(_) => {
                 self.shape(look, at, RADIUS + 1, look.colour())?;
                 self.shape(look, at, RADIUS - 2, WHITE)

@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, Measured, Panel, SMALL};
+use super::chart::{Chart, Data, Focus, Measured, Panel, SMALL};
 use super::pen::Look;
 use super::{Figure, end_of, suffix};
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
@@ -57,8 +57,8 @@ impl Cost {
     /// What the axis is, for these rows.
     fn label(&self, rows: &[&SummaryRow]) -> &'static str {
         match latency_of(rows.iter().copied()).filter(|_| self.is_time) {
-            Some(Latency::Shared) => "ms per token, share of steps that all methods take together",
-            Some(Latency::Solo) => "ms per token, of a method alone (median)",
+            Some(Latency::Shared) => "ms per token, share of a joint step",
+            Some(Latency::Solo) => "ms per token, alone (median)",
             None => self.label,
         }
     }
@@ -124,7 +124,11 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
                 continue;
             }
             let chart = chart(scene, cost, &shown);
-            figures.push(Figure { file: scene.file_name(cost, &scenes), svg: chart.svg()?, title: chart.title });
+            let by_method = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten();
+            figures.push(Figure { file: scene.file_name(cost.name, &scenes), svg: chart.svg()?, title: chart.title });
+            if let Some(chart) = by_method {
+                figures.push(Figure { file: scene.file_name("each", &scenes), svg: chart.svg()?, title: chart.title });
+            }
         }
     }
     Ok(figures)
@@ -150,14 +154,17 @@ impl<'a> Scene<'a> {
         format!("{what} against {}: {}{length}, sparse from {}", cost.title, end_of(self.model), self.protocol)
     }
 
-    fn file_name(&self, cost: &Cost, all: &[Scene]) -> String {
+    fn file_name(&self, cost: &str, all: &[Scene]) -> String {
         let all: Vec<&Scene> = all.iter().filter(|s| s.measure == self.measure).collect();
         let suffix = suffix(&[
             (all.iter().any(|s| s.model != self.model), self.model),
             (all.iter().any(|s| s.length != self.length), &self.length.to_string()),
             (all.iter().any(|s| s.protocol != self.protocol), self.protocol),
         ]);
-        format!("{}_vs_{}{suffix}.svg", self.measure.name(), cost.name)
+        match cost {
+            "each" => format!("{}_of_each{suffix}.svg", self.measure.name()),
+            cost => format!("{}_vs_{cost}{suffix}.svg", self.measure.name()),
+        }
     }
 }
 
@@ -179,6 +186,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
             x: x(),
             y: super::score_axis(scene.measure, rows, &of_task),
             level: of_task.iter().find(|r| r.method == REFERENCE).map(|r| r.score),
+            focus: None,
             data: methods.iter().map(of_method).collect(),
         }
     });
@@ -193,6 +201,57 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
         panels: panels.collect(),
         series: methods.iter().map(|m| name(m)).zip(looks(&methods)).collect(),
     }
+}
+
+/// Methods from which on lines in one panel cannot be followed.
+const MANY: usize = 5;
+
+/// A panel for each method, in which it stands before all others, its points named by what they are set to: of the mean
+/// over tasks, or of the only task. `None` where a panel for all is clear enough.
+fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> {
+    let first = rows.first()?;
+    let rows: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == first.task).collect();
+    let all = chart(scene, cost, &rows);
+    let (all_methods, panel) = (&all.series, all.panels.into_iter().next()?);
+    let of = |method: &str| rows.iter().copied().filter(|r| r.method == method).collect::<Vec<_>>();
+    let shown: Vec<usize> = (0..all_methods.len()).filter(|i| matches!(all_methods[*i].1, Look::Method(_))).collect();
+    let has_settings = shown.iter().any(|i| of(&all_methods[*i].0).len() > 1);
+    if shown.len() < MANY || !has_settings {
+        return None;
+    }
+    let mut panels = Vec::new();
+    for series in shown {
+        let method = &all_methods[series].0;
+        let (named, labels) = labels(&of(method));
+        panels.push(Panel {
+            title: if named.is_empty() { method.clone() } else { format!("{method}: {named}") },
+            x: panel.x.clone(),
+            y: panel.y.clone(),
+            level: panel.level,
+            focus: Some(Focus { series, labels }),
+            data: panel.data.clone(),
+        });
+    }
+    Some(Chart {
+        title: format!("Each method: {}, {}", first.task, scene.title(cost)),
+        least_panel: OF_ONE,
+        panels,
+        ..all
+    })
+}
+
+/// The size of a panel of one method.
+const OF_ONE: (i32, i32) = (330, 250);
+
+/// What rows of a method differ in, and each row's value of it.
+fn labels(rows: &[&SummaryRow]) -> (String, Vec<String>) {
+    let value = |row: &SummaryRow, key: &str| row.settings.get(key).cloned().unwrap_or_default();
+    let keys = rows.first().map_or_else(Vec::new, |row| row.settings.keys().collect::<Vec<_>>());
+    let differing: Vec<&String> =
+        keys.into_iter().filter(|key| rows.iter().any(|row| value(row, key) != value(rows[0], key))).collect();
+    let of_row = |row: &&SummaryRow| differing.iter().map(|key| value(row, key)).collect::<Vec<_>>().join(", ");
+    let names = differing.iter().map(|key| key.as_str()).collect::<Vec<_>>().join(", ");
+    (names, rows.iter().map(of_row).collect())
 }
 
 /// The points of a method and its front.
@@ -282,6 +341,32 @@ mod tests {
         let rows = summarize(&[perplexity("topk", 0, 2.0), other], &[]);
         let chart = chart(&Scene::of(&rows[0]), &COSTS[0], &rows.iter().collect::<Vec<_>>());
         assert!(chart.panels[0].y.low > chart.panels[1].y.high, "each text has its own axis");
+    }
+
+    #[test]
+    fn many_methods_have_a_panel_each_with_their_settings_named() {
+        let set = |method: &str, density: f64| Record {
+            params: format!("density={density},per=kv_head").into(),
+            density,
+            key: format!("{method}{density}"),
+            ..record("ruler/vt", method, 0, 0.5)
+        };
+        let of = |methods: &[&str]| -> Vec<Record> {
+            let sparse = methods.iter().flat_map(|method| [set(method, 0.125), set(method, 0.25)]);
+            sparse.chain([record("ruler/vt", "full", 0, 1.0), record("ruler/vt", "topk", 0, 1.0)]).collect()
+        };
+        let few = drawn(&of(&["quest", "loki", "sparq", "hip"]));
+        assert!(few.iter().all(|figure| figure.file != "score_of_each.svg"));
+        let many = drawn(&of(&["quest", "loki", "sparq", "hip", "tova"]));
+        let each = many.iter().find(|figure| figure.file == "score_of_each.svg").unwrap();
+        for method in ["quest", "loki", "sparq", "hip", "tova"] {
+            assert!(each.svg.contains(&format!("{method}: density")), "{method}");
+        }
+        assert_eq!(each.svg.matches(">\n0.125\n").count(), 5, "each names its point");
+        for part in ["the other methods", "topk (reference)", "Each method: ruler/vt, Score against density"] {
+            assert!(each.svg.contains(part), "{part}");
+        }
+        assert!(!each.svg.contains("per"), "what all have is not named");
     }
 
     #[test]

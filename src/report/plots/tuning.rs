@@ -64,6 +64,7 @@ fn panel(method: &MethodOutcome, limit: f64) -> Panel {
         x,
         y: Axis::of_values(&heights),
         level: None,
+        focus: None,
         data: vec![allowed, verdict(Verdict::Within), verdict(Verdict::Beyond), verdict(Verdict::Open), chosen],
     }
 }
@@ -116,6 +117,7 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
             x,
             y,
             level: None,
+            focus: None,
             data: vec![
                 Data { points: ends.to_vec(), line: vec![0, 1] },
                 points(all),

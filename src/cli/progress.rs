@@ -1,0 +1,185 @@
+//! How far a command is, on standard error: a bar on a terminal, and elsewhere a line from time to time.
+
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::numbers::duration;
+
+/// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
+const FIRST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// Work that goes on, and what is left of it.
+#[derive(Debug)]
+pub(super) struct Meter {
+    shown: Shown,
+    prefix: String,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Nothing,
+    /// On a terminal.
+    Bar(ProgressBar),
+    /// In a log.
+    Lines(Lines),
+}
+
+impl Meter {
+    /// `bar` is the style of the bar on a terminal.
+    pub fn new(is_quiet: bool, bar: &str) -> Self {
+        let shown = match (is_quiet, stderr().is_terminal()) {
+            (true, _) => Shown::Nothing,
+            (false, true) => {
+                let style = ProgressStyle::with_template(bar).unwrap_or_else(|_| ProgressStyle::default_bar());
+                let drawn = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
+                drawn.enable_steady_tick(Duration::from_millis(500));
+                Shown::Bar(drawn)
+            }
+            (false, false) => Shown::Lines(Lines::begin(Instant::now())),
+        };
+        Self { shown, prefix: String::new() }
+    }
+
+    /// One that shows nothing.
+    pub fn hidden() -> Self {
+        Self { shown: Shown::Nothing, prefix: String::new() }
+    }
+
+    /// Begins anew; what is done from here on is of what `prefix` names.
+    pub fn begin(&mut self, prefix: String) {
+        self.prefix = prefix;
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => {
+                bar.set_prefix(self.prefix.clone());
+                bar.reset();
+            }
+            Shown::Lines(lines) => lines.begin_anew(Instant::now()),
+        }
+    }
+
+    /// So much of the work is done; what was done before this run is `found`, and says nothing of how fast it is.
+    pub fn at(&mut self, done: u64, of: u64, found: u64, message: impl Fn() -> String) {
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => {
+                bar.set_length(of);
+                if found > 0 && bar.position() < found {
+                    bar.set_position(found);
+                    bar.reset_eta();
+                }
+                bar.set_position(done);
+                bar.set_message(message());
+            }
+            Shown::Lines(lines) => {
+                let pace = lines.at(Instant::now(), done, of, found);
+                if let Some(pace) = pace {
+                    eprintln!("{}{pace}  {}", self.prefix, message());
+                }
+            }
+        }
+    }
+
+    /// A line of its own, above the bar.
+    pub fn say(&self, line: &str) {
+        match &self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => bar.println(line),
+            Shown::Lines(..) => eprintln!("{line}"),
+        }
+    }
+
+    /// Nothing more is shown.
+    pub fn end(&mut self) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+        self.shown = Shown::Nothing;
+    }
+}
+
+/// Lines in a log, fewer as time goes by.
+#[derive(Debug)]
+struct Lines {
+    /// When what is counted began.
+    begun: Instant,
+    /// Steps taken since, without what was found done.
+    steps: u32,
+    worked: u64,
+    /// When the next line is due, and how long after the last.
+    next: Instant,
+    gap: Duration,
+}
+
+impl Lines {
+    fn begin(now: Instant) -> Self {
+        Self { begun: now, steps: 0, worked: 0, next: now + FIRST, gap: FIRST }
+    }
+
+    /// Counts anew; lines come no sooner for that.
+    fn begin_anew(&mut self, now: Instant) {
+        (self.begun, self.steps, self.worked) = (now, 0, 0);
+    }
+
+    /// Notes what is done by now; where a line is due, what it says of the pace.
+    fn at(&mut self, now: Instant, done: u64, of: u64, found: u64) -> Option<String> {
+        let worked = done.saturating_sub(found);
+        if worked > self.worked {
+            (self.steps, self.worked) = (self.steps + 1, worked);
+        }
+        if now < self.next {
+            return None;
+        }
+        self.gap = (self.gap * 3 / 2).min(LONGEST);
+        self.next = now + self.gap;
+        let percent = 100.0 * done as f64 / of.max(1) as f64;
+        let took = now.duration_since(self.begun).as_secs_f64();
+        let pace = (self.worked > 0).then(|| {
+            let left = took * of.saturating_sub(done) as f64 / self.worked as f64;
+            format!(", {} each, {} left", each(took / f64::from(self.steps)), duration(left))
+        });
+        Some(format!("{percent:.0} %{}", pace.unwrap_or_default()))
+    }
+}
+
+/// What one step takes.
+fn each(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{seconds:.2} s") } else { duration(seconds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    #[test]
+    fn what_was_found_done_says_nothing_of_the_pace() {
+        let start = Instant::now();
+        let mut lines = Lines::begin(start);
+        // 600 of 1000 were there; 40 took 20 s, so 360 take three minutes.
+        for found in [200, 400, 600] {
+            assert_eq!(lines.at(start, found, 1000, found), None);
+        }
+        assert_eq!(lines.at(start + seconds(9), 620, 1000, 600), None);
+        let line = lines.at(start + seconds(20), 640, 1000, 600);
+        assert_eq!(line.as_deref(), Some("64 %, 10 s each, 3 min left"));
+        // Another model: what the first took is forgotten, and what is left not known yet.
+        lines.begin_anew(start + seconds(40));
+        assert_eq!(lines.at(start + seconds(41), 0, 50, 0).as_deref(), Some("0 %"));
+        assert_eq!(lines.at(start + seconds(80), 20, 50, 0).as_deref(), Some("40 %, 40 s each, 60 s left"));
+    }
+
+    #[test]
+    fn a_long_run_has_a_bounded_number_of_lines() {
+        let start = Instant::now();
+        let mut lines = Lines::begin(start);
+        let said = (0..86_400).filter(|s| lines.at(start + seconds(*s), *s, 86_400, 0).is_some()).count();
+        assert!((280..310).contains(&said), "{said} lines in a day");
+    }
+}
