@@ -392,11 +392,11 @@ mod tests {
         for part in [
             "array,booktabs,siunitx}",
             "\\caption{builtin, sparse from question: ruler/\\allowbreak{}vt, 4K tokens, n = 20}\n\\label{tab:builtin-question-ruler-vt-4k}",
-            "p{150pt}S[table-format=3.1]lS[table-format=+2.1]lS[table-format=1.3]",
+            "p{114pt}S[table-format=3.1]lS[table-format=+2.1]lS[table-format=1.3]",
             "setting & \\multicolumn{2}{c}{\\shortstack{score\\\\\\%}} & \\multicolumn{2}{c}{\\shortstack{$\\Delta$\\\\full}} & {density}",
             "full & 100.0 & [$83$, $100$] &  &  & ",
-            "topk (density=0.0625, per=kv\\_\\allowbreak{}head) & \\bfseries 90.0 & [$70$, $97$] & -10.0 & ",
-            " & 10.0 & [$3$, $30$] & -90.0 & ",
+            "topk (density=0.0625, per=kv\\_\\allowbreak{}head) & \\bfseries 90.0 & [$68$, $99$] & -10.0 & ",
+            " & 10.0 & [$1$, $32$] & -90.0 & [$-97$, $-59$]",
             "\\par Bold: the best score of a sparse setting",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
@@ -440,10 +440,12 @@ mod tests {
     #[test]
     fn what_is_no_plain_number_is_set_by_itself() {
         let cells = ["0.0312 (0.0625)", "4e-5", "8.33*", "", "-12.5 [-30 +2]"].map(str::to_owned).to_vec();
-        let numbers = Numbers::new("density", cells, false);
+        let numbers = Numbers::new("value", cells, false);
         let shown: Vec<String> = (0..5).map(|line| numbers.cell(line)).collect();
-        assert_eq!(shown, ["0.0312 & ", "4e-5 & ", "8.33* & ", " & ", "-12.5 & [$-30$, $+2$]"]);
+        assert_eq!(shown, ["0.0312 (0.0625) & ", "4e-5 & ", "8.33* & ", " & ", "-12.5 & [$-30$, $+2$]"]);
         assert_eq!(numbers.format(), "r", "a star is no number");
+        let density = Numbers::new("density", vec!["0.0312 (0.0625)".into()], false);
+        assert_eq!((density.cell(0), density.format()), ("0.0312".to_owned(), "S[table-format=1.4]".to_owned()));
         assert_eq!(
             Numbers::new("x", vec!["-12.5".into(), String::new(), "3".into()], false).format(),
             "S[table-format=+2.1]"
