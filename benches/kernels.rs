@@ -10,7 +10,7 @@ use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use spattn::kernels::cpu::codes::{CodeGroup, CodeRange, Factors, GROUP, group_scores};
-use spattn::kernels::cpu::hamming::hamming_scores;
+use spattn::kernels::cpu::hamming::{Raises, hamming_scores};
 use spattn::kernels::cpu::hyperplanes::Hyperplanes;
 use spattn::kernels::cpu::linear::{linear_rows, scores};
 use spattn::kernels::cpu::prefill::{PackedHead, Sight, block_attention, causal_attention};
@@ -126,7 +126,7 @@ fn hamming(c: &mut Criterion) {
         let mut out = vec![0.0; queries * rows];
         group.throughput(Throughput::Bytes((4 * words * rows) as u64));
         group.bench_function(format!("{queries}x{rows}x{}bits", 32 * words), |b| {
-            b.iter(|| hamming_scores(&query, &planes, words, black_box(&mut out)))
+            b.iter(|| hamming_scores(&query, &planes, words, Raises::default(), black_box(&mut out)))
         });
     }
 }

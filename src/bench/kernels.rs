@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
 use crate::attention::mix_seed;
-use crate::kernels::cpu::hamming::hamming_scores;
+use crate::kernels::cpu::hamming::{Raises, hamming_scores};
 use crate::kernels::cpu::linear::linear_rows;
 use crate::kernels::cpu::matmul::matmul;
 use crate::kernels::cpu::topk::top_k;
@@ -134,7 +134,7 @@ fn selecting<'k>(kv: &'k LayerKv, queries: &'k [f32]) -> Vec<Kernel<'k>> {
                 let heads =
                     distances.par_chunks_exact_mut(group * tokens).zip(signatures.par_chunks_exact(tokens * words));
                 heads.zip(asked.par_chunks_exact(group * words)).for_each(|((out, planes), asked)| {
-                    hamming_scores(asked, planes, words, out);
+                    hamming_scores(asked, planes, words, Raises::default(), out);
                 });
             }),
         },

@@ -10,7 +10,7 @@ use crate::attention::device::{DeviceScratch, DeviceStep};
 use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
-use crate::kernels::cpu::hamming::hamming_scores;
+use crate::kernels::cpu::hamming::{Raises, hamming_scores};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{Buffer, GpuError, Reduction, Signatures as DeviceSignatures, TieOrder};
 
@@ -66,19 +66,12 @@ impl Ties {
         TieOrder { seed: [seed as u32, (seed >> 32) as u32], levels: steps.levels, unit: steps.unit() }
     }
 
-    /// Raises scores that are whole numbers, `[query][candidate]`, by less than 1, more for those that come first at
-    /// their distance; `place` is that of the first candidate.
-    fn order(self, scores: &mut [f32], candidates: usize, place: usize, steps: Steps) {
-        let Self::Seeded(seed) = self else { return };
-        if candidates == 0 || steps.levels == 0 {
-            return;
-        }
-        let unit = steps.unit();
-        let raise = |c: usize| (permuted(seed, (place + c) as u32) >> (32 - steps.levels)) as f32 * unit;
-        let raises: Vec<f32> = (0..candidates).map(raise).collect();
-        for row in scores.chunks_exact_mut(candidates) {
-            row.iter_mut().zip(&raises).for_each(|(score, raise)| *score += raise);
-        }
+    /// What scores of signatures of so many bits are raised by, for groups of so many heads; `place` is that of the first
+    /// candidate.
+    fn raises(self, bits: usize, group: usize, place: usize) -> Raises {
+        let Self::Seeded(seed) = self else { return Raises::default() };
+        let steps = Steps::new(bits, group);
+        Raises { seed, place: place as u32, levels: steps.levels, unit: steps.unit() }
     }
 }
 
@@ -124,18 +117,6 @@ impl Steps {
     }
 }
 
-/// The rank of a place: for each seed a permutation of all 32-bit numbers.
-fn permuted(seed: u64, place: u32) -> u32 {
-    mixed(mixed(place ^ seed as u32) ^ (seed >> 32) as u32)
-}
-
-/// The finishing step of MurmurHash3 for 32 bits, which is invertible.
-fn mixed(mut x: u32) -> u32 {
-    x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
-    x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
-    x ^ x >> 16
-}
-
 /// Signatures of the candidates of one KV head, as [`hamming_scores`] reads them: `[word][candidate]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Signatures {
@@ -175,8 +156,8 @@ impl Signatures {
     pub(super) fn scores(&self, queries: &[u32], group: usize, ties: Ties) -> Vec<f32> {
         let candidates = self.candidates();
         let mut scores = vec![0.0; queries.len() / self.words * candidates];
-        hamming_scores(queries, &self.planes, self.words, &mut scores);
-        ties.order(&mut scores, candidates, self.place, Steps::new(32 * self.words, group));
+        let raises = ties.raises(32 * self.words, group, self.place);
+        hamming_scores(queries, &self.planes, self.words, raises, &mut scores);
         scores
     }
 
@@ -313,13 +294,5 @@ mod tests {
         let others = Signatures::new(&words(900, 8), 1).scores(&query, 2, ties);
         let fractions = |scores: &[f32]| -> Vec<f32> { scores.iter().map(|s| s - s.floor()).collect() };
         assert_eq!(fractions(&others), fractions(&whole), "of the place alone, not of bits");
-        let ranks: std::collections::BTreeSet<u32> = (0..100_000).map(|place| permuted(5, place)).collect();
-        assert_eq!(ranks.len(), 100_000, "a permutation");
-    }
-
-    /// The published values of MurmurHash3's 32-bit variant for no bytes and these seeds, which are its finishing step alone.
-    #[test]
-    fn places_are_mixed_as_murmur_hash_finishes() {
-        assert_eq!([0, 1, 0xffff_ffff].map(super::mixed), [0, 0x514e_28b7, 0x81f1_6f39]);
     }
 }

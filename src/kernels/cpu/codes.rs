@@ -48,14 +48,28 @@ impl Factors {
     pub fn set(&mut self, queries: &[f32], ranges: &[CodeRange]) {
         assert!(queries.len().is_multiple_of(ranges.len()), "whole queries");
         self.least.clear();
-        self.steps.clear();
-        for query in queries.chunks_exact(ranges.len()) {
-            let mut least = 0.0;
-            for (q, range) in query.iter().zip(ranges) {
-                least += q * range.min;
-            }
-            self.least.push(least);
-            self.steps.extend(query.iter().zip(ranges).map(|(q, range)| shortened(q * range.step)));
+        self.least.resize(queries.len() / ranges.len(), 0.0);
+        self.steps.resize(queries.len(), 0.0);
+        set_factors(queries, ranges, &mut self.least, &mut self.steps);
+    }
+}
+
+dispatch! {
+    fn set_factors[](queries: &[f32], ranges: &[CodeRange], least: &mut [f32], steps: &mut [f32]) = set_factors_kernel
+}
+
+#[inline(always)]
+unsafe fn set_factors_kernel<S: Simd>(queries: &[f32], ranges: &[CodeRange], least: &mut [f32], steps: &mut [f32]) {
+    let columns = ranges.len();
+    // Queries beside each other, so that no sum waits for another.
+    for (column, range) in ranges.iter().enumerate() {
+        for (query, least) in least.iter_mut().enumerate() {
+            *least += queries[query * columns + column] * range.min;
+        }
+    }
+    for (queries, steps) in queries.chunks_exact(columns).zip(steps.chunks_exact_mut(columns)) {
+        for ((step, query), range) in steps.iter_mut().zip(queries).zip(ranges) {
+            *step = shortened(query * range.step);
         }
     }
 }

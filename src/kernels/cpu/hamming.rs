@@ -12,55 +12,97 @@ use super::simd::{Isa, isa};
 /// Rows worked on together.
 const BLOCK: usize = 1024;
 
-/// `out[q][r] = −distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as
+/// What scores of rows at one distance are raised by, so that they have an order: less than 1, and the same for all queries.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Raises {
+    /// Fixes the permutation of all numbers of 32 bits by which places are ordered.
+    pub seed: u64,
+    /// Place of the first row.
+    pub place: u32,
+    /// Bits of a place's rank that count; with none nothing is raised.
+    pub levels: u32,
+    /// What one level raises by.
+    pub unit: f32,
+}
+
+impl Raises {
+    /// The rank of a place: for each seed a permutation of all numbers of 32 bits.
+    #[inline(always)]
+    fn rank(self, place: u32) -> u32 {
+        mixed(mixed(place ^ self.seed as u32) ^ (self.seed >> 32) as u32)
+    }
+
+    /// What the row at `place` is raised by.
+    #[inline(always)]
+    fn of(self, place: u32) -> f32 {
+        // Through i32: levels are few, and the conversion of signed words is one instruction.
+        (self.rank(place) >> (32 - self.levels)).cast_signed() as f32 * self.unit
+    }
+}
+
+/// The finishing step of MurmurHash3 for 32 bits, which is invertible.
+#[inline(always)]
+fn mixed(mut x: u32) -> u32 {
+    x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+    x ^ x >> 16
+}
+
+/// `out[q][r] = raise(r) − distance(queries[q], row r)` for `queries: [q][words]` and signatures stored as
 /// `planes: [words][rows]`; exact up to 2²⁴ bits.
 ///
 /// # Panics
 /// If the slices do not have these shapes, or `words` is 0.
-pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, out: &mut [f32]) {
+pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [f32]) {
     let rows = planes.len() / words;
     assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
     assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
     assert_eq!(out.len(), queries.len() / words * rows, "output shape");
-    deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, out));
+    deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
 /// Those of the rows from the `first` on, as many as there is room for.
-fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
+fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
     #[cfg(target_arch = "x86_64")]
     match isa() {
         Isa::Avx512 if is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512vpopcntdq") => {
             // SAFETY: the features were detected just now.
-            return unsafe { on_avx512(first, queries, planes, words, out) };
+            return unsafe { on_avx512(first, queries, planes, words, raises, out) };
         }
         Isa::Avx512 | Isa::Avx2 if is_x86_feature_detected!("popcnt") => {
             // SAFETY: `isa` detected AVX2, and popcnt was detected just now.
-            return unsafe { on_avx2(first, queries, planes, words, out) };
+            return unsafe { on_avx2(first, queries, planes, words, raises, out) };
         }
         _ => {}
     }
-    scan(first, queries, planes, words, out);
+    scan(first, queries, planes, words, raises, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512vpopcntdq,avx2,popcnt")]
-fn on_avx512(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
-    scan(first, queries, planes, words, out);
+fn on_avx512(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+    scan(first, queries, planes, words, raises, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,popcnt")]
-fn on_avx2(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
-    scan(first, queries, planes, words, out);
+fn on_avx2(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
+    scan(first, queries, planes, words, raises, out);
 }
 
 #[inline(always)]
-fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [&mut [f32]]) {
+fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
     let (rows, wanted) = (planes.len() / words, out.first().map_or(0, |out| out.len()));
-    let mut distances = [0u32; BLOCK];
+    let (mut distances, mut raised) = ([0u32; BLOCK], [0.0f32; BLOCK]);
     for begin in (0..wanted).step_by(BLOCK) {
         let count = BLOCK.min(wanted - begin);
-        let distances = &mut distances[..count];
+        let (distances, raised) = (&mut distances[..count], &mut raised[..count]);
+        if raises.levels > 0 {
+            let place = raises.place.wrapping_add((first + begin) as u32);
+            for (row, raise) in (0u32..).zip(&mut *raised) {
+                *raise = raises.of(place.wrapping_add(row));
+            }
+        }
         for (query, out) in queries.chunks_exact(words).zip(&mut *out) {
             distances.fill(0);
             for (w, word) in query.iter().enumerate() {
@@ -69,9 +111,9 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, out: &mut [
                     *distance += (bits ^ word).count_ones();
                 }
             }
-            for (out, distance) in out[begin..][..count].iter_mut().zip(&*distances) {
-                // Through i32: distances are small, and the conversion of signed words is one instruction.
-                *out = -(*distance as i32 as f32);
+            for ((out, distance), raise) in out[begin..][..count].iter_mut().zip(&*distances).zip(&*raised) {
+                // Through i32, as above.
+                *out = raise - distance.cast_signed() as f32;
             }
         }
     }
@@ -92,7 +134,7 @@ mod tests {
             let mut draw = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u32>>();
             let (query, planes) = (draw(queries * words), draw(rows * words));
             let mut out = vec![f32::NAN; queries * rows];
-            hamming_scores(&query, &planes, words, &mut out);
+            hamming_scores(&query, &planes, words, Raises::default(), &mut out);
             let bit = |words: &[u32], step: usize, first: usize, b: usize| words[first + b / 32 * step] >> (b % 32) & 1;
             for q in 0..queries {
                 for r in 0..rows {
@@ -111,16 +153,51 @@ mod tests {
         let query: Vec<u32> = (0..2 * words).map(|_| rng.random()).collect();
         let planes: Vec<u32> = (0..rows * words).map(|_| rng.random()).collect();
         let (mut best, mut plain) = (vec![0.0; 2 * rows], vec![0.0; 2 * rows]);
-        hamming_scores(&query, &planes, words, &mut best);
-        scan(0, &query, &planes, words, &mut plain.chunks_exact_mut(rows).collect::<Vec<_>>());
+        let raises = Raises { seed: 0x1234_5678_9abc_def0, place: 77, levels: 12, unit: 1.0 / 4096.0 };
+        hamming_scores(&query, &planes, words, raises, &mut best);
+        scan(0, &query, &planes, words, raises, &mut plain.chunks_exact_mut(rows).collect::<Vec<_>>());
         assert_eq!(best, plain);
     }
 
     #[test]
     fn no_rows_give_no_scores_and_equal_signatures_zero() {
-        hamming_scores(&[7, 8], &[], 1, &mut []);
+        hamming_scores(&[7, 8], &[], 1, Raises::default(), &mut []);
         let mut out = [1.0; 2];
-        hamming_scores(&[7, 8], &[7, 7, 8, 8], 2, &mut out);
+        hamming_scores(&[7, 8], &[7, 7, 8, 8], 2, Raises::default(), &mut out);
         assert_eq!(out, [0.0, 0.0]);
+    }
+
+    /// The published values of MurmurHash3's 32-bit variant for no bytes and these seeds, which are its finishing step alone.
+    #[test]
+    fn places_are_mixed_as_murmur_hash_finishes() {
+        assert_eq!([0, 1, 0xffff_ffff].map(super::mixed), [0, 0x514e_28b7, 0x81f1_6f39]);
+    }
+
+    #[test]
+    fn no_two_places_have_one_rank() {
+        let raises = Raises { seed: 5, ..Raises::default() };
+        let ranks: std::collections::BTreeSet<u32> = (0..100_000).map(|place| raises.rank(place)).collect();
+        assert_eq!(ranks.len(), 100_000, "a permutation");
+    }
+
+    /// Rows of one signature: what is left of their scores is the raise alone, and it hangs on the place, not on the piece.
+    #[test]
+    fn raises_are_those_of_places_in_any_piece() {
+        let rows = 20_000;
+        let raises = Raises { seed: 99, place: 5, levels: 15, unit: 1.0 / 65_536.0 };
+        let mut out = vec![f32::NAN; 2 * rows];
+        hamming_scores(&[7, 6], &vec![7; rows], 1, raises, &mut out);
+        for (row, score) in out[..rows].iter().enumerate() {
+            // By the definition, in other words.
+            let finish = |x: u32| {
+                let x = (x ^ (x >> 16)).wrapping_mul(2_246_822_507);
+                let x = (x ^ (x >> 13)).wrapping_mul(3_266_489_909);
+                x ^ (x >> 16)
+            };
+            let rank = finish(finish(5 + row as u32 ^ 99)) >> 17;
+            assert_eq!(*score, rank as f32 / 65_536.0, "row {row}");
+        }
+        assert!(out[rows..].iter().zip(&out[..rows]).all(|(far, near)| *far == near - 1.0), "one bit further");
+        assert!(out[..rows].iter().all(|raise| (0.0..0.5).contains(raise)));
     }
 }
