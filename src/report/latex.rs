@@ -95,15 +95,15 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     };
     let all: Vec<Numbers> = (0..table.columns.len()).map(column).collect();
     let headings: Vec<&str> = table.row_names.iter().map(String::as_str).collect();
-    let (mut text, mut first) = (String::new(), 0);
+    let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
         let fits = |end: &usize| width(&headings, &table.rows, &all[first..*end]) <= TEXT_WIDTH;
         let end = (first + 1..=all.len()).rev().find(fits).unwrap_or(first + 1);
-        let part = if first > 0 { " (continued)" } else { "" };
+        let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
         text += &Tabular {
-            caption: format!("{}{part}", table.caption),
-            label: slug(&[&table.caption, if first > 0 { "continued" } else { "" }]),
+            caption: format!("{}{continued}", table.caption),
+            label: slug(&[&table.caption, &if part > 1 { format!("columns {part}") } else { String::new() }]),
             text_headings: table.row_names.clone(),
             texts: table.rows.clone(),
             marks: vec![String::new(); table.rows.len()],
@@ -112,7 +112,7 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
             general: if bold { vec![BOLD.to_owned()] } else { Vec::new() },
         }
         .text();
-        first = end;
+        (first, part) = (end, part + 1);
     }
     text
 }
@@ -147,7 +147,9 @@ fn points(text: &str) -> f64 {
 /// Points of a table's columns of text, each as wide as its longest cell, but within bounds.
 fn text_widths(headings: &[&str], texts: &[Vec<String>], most: f64) -> Vec<f64> {
     let longest = |(at, heading): (usize, &&str)| {
-        texts.iter().map(|line| points(&line[at])).fold(points(heading), f64::max).clamp(points(heading), most)
+        // A heading is one word, which cannot be broken.
+        let least = points(heading);
+        texts.iter().map(|line| points(&line[at])).fold(least, f64::max).min(most.max(least))
     };
     headings.iter().enumerate().map(longest).collect()
 }
@@ -235,7 +237,9 @@ impl Numbers {
         let bold = if self.bold.contains(&line) { "\\bfseries " } else { "" };
         let value = match value.is_empty() {
             true => String::new(),
-            false => format!("{bold}{}{}", escaped(value), self.marks[line]),
+            // What is no part of a number is in braces.
+            false if !self.marks[line].is_empty() => format!("{bold}{}{{{}}}", escaped(value), self.marks[line]),
+            false => format!("{bold}{}", escaped(value)),
         };
         match self.has_ends() {
             true => format!("{value} & {}", in_math(&self.ends[line])),
@@ -435,6 +439,33 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert_eq!(escaped("b^c\\{50 %}"), "b\\textasciicircum{}c\\textbackslash{}\\{50 \\%\\}");
+    }
+
+    #[test]
+    fn a_pivot_goes_on_in_further_columns_and_marks_are_no_part_of_numbers() {
+        let of = |task: usize, sample: usize| {
+            let task = format!("a_task_with_a_long_name_{task}");
+            let empty = Record { prediction: "".into(), ..record(&task, "topk", sample, 0.0) };
+            [record(&task, "full", sample, 1.0), empty, record(&task, "quest", sample, 1.0)]
+        };
+        let records: Vec<Record> = (0..6).flat_map(|task| (0..2).flat_map(move |sample| of(task, sample))).collect();
+        let report = Report::new(&records, &[]);
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        let layout = crate::report::pivot::Layout::parse(
+            &names(&["method"]),
+            &names(&["task"]),
+            &names(&["score"]),
+            &report.rows,
+        );
+        let text = pivot(&crate::report::pivot::tables(&report, &layout.unwrap()), false);
+        assert!(text.matches("\\begin{table}").count() > 1 && text.contains("(further columns)}"), "{text}");
+        assert!(text.contains("-columns-2}") && text.contains("0.0{\\textsuperscript{1}} & [$0.0$, $84.2$]"), "{text}");
+        assert!(text.contains("\\bfseries 100.0 & "), "{text}");
+        let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
+        let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
+        assert_eq!(labels.len(), distinct.len(), "{labels:?}");
+        // A name that is longer than a column of text may be.
+        assert!(text_widths(&["a_parameter_with_a_very_long_name"], &[vec!["1".to_owned()]], NARROW)[0] > NARROW);
     }
 
     #[test]

@@ -29,9 +29,14 @@ pub struct Look {
 }
 
 impl Look {
+    /// Characters that the longest of the lines, each with its line break, has too many.
+    fn over(self, lines: &[String]) -> usize {
+        let longest = || lines.iter().map(|line| line.trim_end().chars().count()).max().unwrap_or(0);
+        self.width.map_or(0, |width| longest().saturating_sub(width))
+    }
+
     fn holds(self, lines: &[String]) -> bool {
-        // Each line ends with a line break.
-        self.width.is_none_or(|width| lines.iter().all(|line| line.chars().count() <= width + 1))
+        self.over(lines) == 0
     }
 
     fn cell(self, text: String) -> String {
@@ -137,8 +142,8 @@ fn fitted(
     };
     let (columns, mut left_out) = fitting(columns, |columns| look.holds(&with(columns, longest)));
     // Parameters are cut last, and as little as need be.
-    let params = (SHORTEST.min(longest)..=longest).rev().find(|n| look.holds(&with(&columns, *n)));
-    let params = params.unwrap_or(SHORTEST.min(longest));
+    let over = look.over(&with(&columns, longest));
+    let params = longest.saturating_sub(over).max(SHORTEST.min(longest));
     if params < longest {
         left_out.push("ends of params");
     }

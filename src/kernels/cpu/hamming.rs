@@ -194,7 +194,7 @@ mod tests {
                 let x = (x ^ (x >> 13)).wrapping_mul(3_266_489_909);
                 x ^ (x >> 16)
             };
-            let rank = finish(finish(5 + row as u32 ^ 99)) >> 17;
+            let rank = finish(finish((5 + row as u32) ^ 99)) >> 17;
             assert_eq!(*score, rank as f32 / 65_536.0, "row {row}");
         }
         assert!(out[rows..].iter().zip(&out[..rows]).all(|(far, near)| *far == near - 1.0), "one bit further");
