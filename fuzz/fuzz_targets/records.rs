@@ -21,7 +21,8 @@ fuzz_target!(|input: &[u8]| {
     let Some(merged) = read(merge::read(&[dir.path().to_owned()])) else { return };
     let report = Report::of(&merged);
     let _ = (read(csv::render(&report.rows)), read(json::render(&report.rows)));
-    let _ = (table::render(&report), latex::summary(&report));
+    let narrow = table::Look { width: Some(60), no_intervals: false };
+    let _ = (table::render(&report, narrow), latex::summary(&report, false));
     let figures = read(plots::figures(&report)).unwrap_or_default();
     let samples = read(page::samples(&report)).unwrap_or_default();
     let _ = (markdown::render(&report, &[], &figures), read(page::render(&report, &figures, &samples)));
