@@ -1,5 +1,7 @@
 //! LaTeX tables for a paper: the rules of `booktabs`, numbers aligned by `siunitx`, as wide as an article's text at most.
 
+use std::ops::Range;
+
 use super::Report;
 use super::best;
 use super::format::{Column, columns, fitting, setting, tokens, without_interval};
@@ -95,9 +97,11 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     };
     let all: Vec<Numbers> = (0..table.columns.len()).map(column).collect();
     let headings: Vec<&str> = table.row_names.iter().map(String::as_str).collect();
+    let spaced = |row: &Vec<String>| row.iter().map(|name| name.replace(',', ", ")).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = table.rows.iter().map(spaced).collect();
     let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
-        let fits = |end: &usize| width(&headings, &table.rows, &all[first..*end]) <= TEXT_WIDTH;
+        let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
         let end = (first + 1..=all.len()).rev().find(fits).unwrap_or(first + 1);
         let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
@@ -105,7 +109,7 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
             caption: format!("{}{continued}", table.caption),
             label: slug(&[&table.caption, &if part > 1 { format!("columns {part}") } else { String::new() }]),
             text_headings: table.row_names.clone(),
-            texts: table.rows.clone(),
+            texts: rows.clone(),
             marks: vec![String::new(); table.rows.len()],
             columns: all[first..end].to_vec(),
             notes: table.notes.clone(),
@@ -229,7 +233,12 @@ impl Numbers {
             let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
             (before, behind) = (before.max(whole.len()), behind.max(part.len()));
         }
-        format!("S[table-format={sign}{before}.{behind}]")
+        // Marks stand behind the room for numbers.
+        let marks = match self.marks.iter().max_by_key(|mark| mark.len()).filter(|mark| !mark.is_empty()) {
+            Some(widest) => format!(", table-space-text-post={{{widest}}}"),
+            None => String::new(),
+        };
+        format!("S[table-format={sign}{before}.{behind}{marks}]")
     }
 
     fn cell(&self, line: usize) -> String {
@@ -295,17 +304,18 @@ impl Tabular {
             - (width(&headings, &self.texts, &self.columns)
                 - text_widths(&headings, &self.texts, NARROW).iter().sum::<f64>());
         let most = (room / headings.len().max(1) as f64).clamp(NARROW, WIDE);
-        let left = text_widths(&headings, &self.texts, most)
-            .into_iter()
-            .map(|points| format!(">{{\\raggedright\\arraybackslash}}p{{{points:.0}pt}}"));
+        let widths = text_widths(&headings, &self.texts, most);
+        let left = widths.iter().map(|points| format!(">{{\\raggedright\\arraybackslash}}p{{{points:.0}pt}}"));
         let right = self.columns.iter().map(|c| c.format() + if c.has_ends() { "l" } else { "" });
         let alignment: String = left.chain(right).collect();
         let heading: Vec<String> =
             self.text_headings.iter().map(|h| escaped(h)).chain(self.columns.iter().map(Numbers::heading)).collect();
         let lines: Vec<String> = (0..self.texts.len()).map(|line| self.line(line)).collect();
-        let pages: Vec<&[String]> = lines.chunks(MOST_LINES).collect();
+        let heights = lines.iter().zip(&self.texts).map(|(line, texts)| self.height(line, texts, &widths));
+        let pages = pages(&heights.collect::<Vec<_>>());
         let mut text = String::new();
-        for (at, lines) in pages.iter().enumerate() {
+        for (at, page) in pages.iter().enumerate() {
+            let lines = &lines[page.clone()];
             let (caption, label) = match at {
                 0 => (escaped(&self.caption), self.label.clone()),
                 at => (format!("{} (continued)", escaped(&self.caption)), format!("{}-{}", self.label, at + 1)),
@@ -329,6 +339,14 @@ impl Tabular {
         text
     }
 
+    /// Printed lines that a line of the table takes: its longest text, and the notes that it is marked with.
+    fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> usize {
+        let broken = |text: &String, width: f64| (points(text) / width).ceil().max(1.0) as usize;
+        let own = texts.iter().zip(widths).map(|(text, width)| broken(text, *width)).max().unwrap_or(1);
+        let notes = (1..).map(mark).zip(&self.notes).filter(|(mark, _)| line.contains(mark));
+        own + notes.map(|(_, note)| broken(note, TEXT_WIDTH)).sum::<usize>()
+    }
+
     fn line(&self, line: usize) -> String {
         let mut cells: Vec<String> = self.texts[line].iter().map(|text| escaped(text)).collect();
         if let Some(last) = cells.last_mut() {
@@ -339,8 +357,22 @@ impl Tabular {
     }
 }
 
-/// Lines that a page has room for, some of them broken.
-const MOST_LINES: usize = 30;
+/// Printed lines that a page has room for beside a caption and a heading.
+const MOST_LINES: usize = 46;
+
+/// Lines of a table, given by their heights, as pages hold them: at least one each.
+fn pages(heights: &[usize]) -> Vec<Range<usize>> {
+    let (mut pages, mut first, mut used) = (Vec::new(), 0, 0);
+    for (line, height) in heights.iter().enumerate() {
+        if used + height > MOST_LINES && line > first {
+            pages.push(first..line);
+            (first, used) = (line, 0);
+        }
+        used += height;
+    }
+    pages.push(first..heights.len());
+    pages
+}
 
 /// Text as LaTeX shows it.
 fn escaped(text: &str) -> String {
@@ -475,6 +507,10 @@ mod tests {
         let shown: Vec<String> = (0..5).map(|line| numbers.cell(line)).collect();
         assert_eq!(shown, ["0.0312 (0.0625) & ", "4e-5 & ", "8.33* & ", " & ", "-12.5 & [$-30$, $+2$]"]);
         assert_eq!(numbers.format(), "r", "a star is no number");
+        let mut marked = Numbers::new("x", vec!["1.5".into(), "2".into()], false);
+        marked.marks[1] = mark(3);
+        assert_eq!(marked.format(), "S[table-format=1.1, table-space-text-post={\\textsuperscript{3}}]");
+        assert_eq!(marked.cell(1), "2{\\textsuperscript{3}}");
         let density = Numbers::new("density", vec!["0.0312 (0.0625)".into()], false);
         assert_eq!((density.cell(0), density.format()), ("0.0312".to_owned(), "S[table-format=1.4]".to_owned()));
         assert_eq!(
@@ -490,11 +526,14 @@ mod tests {
             prediction: if k == 35 { "".into() } else { "x".into() },
             ..record("vt", "topk", sample, if k == 35 { 0.0 } else { 1.0 })
         };
-        let records: Vec<Record> = (0..40).flat_map(|k| [setting(k, 0), setting(k, 1)]).collect();
+        let records: Vec<Record> = (0..60).flat_map(|k| [setting(k, 0), setting(k, 1)]).collect();
         let text = summary(&Report::new(&records, &[]), false);
         let (first, second) = text.split_at(text.find("(continued)}").unwrap());
-        assert!(first.contains("(k=29)") && second.contains("(k=30)") && second.contains("-2}"), "{text}");
+        assert!(first.contains("(k=0)") && second.contains("(k=59)") && second.contains("-2}"), "{text}");
         let note = "\\par \\textsuperscript{1} vt at 4096, topk:k=35";
-        assert!(!first.contains(note) && second.contains(note), "{text}");
+        let (with, without) = if first.contains("(k=35)") { (first, second) } else { (second, first) };
+        assert!(with.contains(note) && !without.contains(note), "{text}");
+        assert_eq!(pages(&[20, 20, 20, 50, 1]), [0..2, 2..3, 3..4, 4..5], "a page has one line at least");
+        assert!(pages(&[]).iter().all(Range::is_empty), "no lines");
     }
 }
