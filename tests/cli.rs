@@ -1162,7 +1162,7 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
 fn a_run_leaves_all_its_files() {
     let out = out();
     let ran = tiny(&out).args(&["-t", "ruler/niah_multikey_1", "--fidelity"]).ok();
-    ran.check(ran.stderr.is_empty(), "no progress if it is no terminal");
+    ran.check(ran.stderr.is_empty(), "no progress of a short run if it is no terminal");
     ran.prints("ruler/niah_single_1");
     ran.prints("4 records");
     for name in ["samples.jsonl", "manifest.json", "summary.csv", "summary.md", "plots/*"] {

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::numbers::duration;
 
 /// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// Work that goes on, and what is left of it.
@@ -83,12 +83,10 @@ impl Meter {
         }
     }
 
-    /// A line of its own, above the bar.
+    /// A line of its own, above the bar. A log has what it says at the end.
     pub fn say(&self, line: &str) {
-        match &self.shown {
-            Shown::Nothing => {}
-            Shown::Bar(bar) => bar.println(line),
-            Shown::Lines(..) => eprintln!("{line}"),
+        if let Shown::Bar(bar) = &self.shown {
+            bar.println(line);
         }
     }
 
@@ -162,17 +160,17 @@ mod tests {
     fn what_was_found_done_says_nothing_of_the_pace() {
         let start = Instant::now();
         let mut lines = Lines::begin(start);
-        // 600 of 1000 were there; 40 took 20 s, so 360 take three minutes.
+        // 600 of 1000 were there; 40 took 40 s, so 360 take six minutes.
         for found in [200, 400, 600] {
             assert_eq!(lines.at(start, found, 1000, found), None);
         }
         assert_eq!(lines.at(start + seconds(9), 620, 1000, 600), None);
-        let line = lines.at(start + seconds(20), 640, 1000, 600);
-        assert_eq!(line.as_deref(), Some("64 %, 10 s each, 3 min left"));
+        let line = lines.at(start + seconds(40), 640, 1000, 600);
+        assert_eq!(line.as_deref(), Some("64 %, 20 s each, 6 min left"));
         // Another model: what the first took is forgotten, and what is left not known yet.
-        lines.begin_anew(start + seconds(40));
-        assert_eq!(lines.at(start + seconds(41), 0, 50, 0).as_deref(), Some("0 %"));
-        assert_eq!(lines.at(start + seconds(80), 20, 50, 0).as_deref(), Some("40 %, 40 s each, 60 s left"));
+        lines.begin_anew(start + seconds(60));
+        assert_eq!(lines.at(start + seconds(90), 0, 50, 0).as_deref(), Some("0 %"));
+        assert_eq!(lines.at(start + seconds(180), 20, 50, 0).as_deref(), Some("40 %, 2 min each, 3 min left"));
     }
 
     #[test]
