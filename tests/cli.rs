@@ -1508,6 +1508,15 @@ fn help_version_and_completions() {
     let digits = commit.trim_end_matches('+');
     let is_commit = digits.len() == 12 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     ran.check((is_commit || commit == "unknown commit") && profile.contains("linux"), "it says what it was built from");
+    let head =
+        std::process::Command::new("git").args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    // A copy without its repository does not know.
+    if let Some(head) = head
+        .ok()
+        .filter(|head| head.status.success() && Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.git")).exists())
+    {
+        ran.check(String::from_utf8_lossy(&head.stdout).starts_with(digits), "that is where the repository is");
+    }
     spattn(&["--help"]).ok().prints("Usage: spattn <COMMAND>");
     for command in ["eval", "list", "score", "completions"] {
         spattn(&[command, "--help"]).ok().prints("Example");

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use spattn::eval::store::{MANIFEST, SAMPLES};
 use spattn::report::pivot::{self, Layout};
-use spattn::report::table::Look;
+use spattn::report::table::Form;
 use spattn::report::{Report, csv, json, latex, markdown, merge, page, plots, table};
 use spattn_fuzz::{files, folder, put, read, read_usage};
 
@@ -22,7 +22,7 @@ fuzz_target!(|input: &[u8]| {
     let Some(merged) = read(merge::read(&[dir.path().to_owned()])) else { return };
     let report = Report::of(&merged);
     let _ = (read(csv::render(&report.rows)), read(json::render(&report.rows)));
-    let narrow = Look { width: Some(60), no_intervals: false };
+    let narrow = Form { width: Some(60), no_intervals: false };
     let _ = (table::render(&report, narrow), latex::summary(&report, false));
     let figures = read(plots::figures(&report)).unwrap_or_default();
     let samples = read(page::samples(&report)).unwrap_or_default();

@@ -40,7 +40,7 @@ use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
-use crate::report::table::Look;
+use crate::report::table::Form;
 use crate::report::{Report, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
 use crate::tune::Batch;
@@ -504,7 +504,7 @@ impl Run {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             return print_line(&json::render(&report.rows)?);
         }
-        let mut text = table::render(&report, Look { width: width(), no_intervals: false });
+        let mut text = table::render(&report, Form { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
             let _ = writeln!(text, "{}warning: {line}", if i == 0 { "\n" } else { "" });
         }

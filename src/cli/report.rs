@@ -9,7 +9,7 @@ use super::listed;
 use super::output::{print, width};
 use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
-use crate::report::table::Look;
+use crate::report::table::Form;
 use crate::report::{Report, csv, json, latex, markdown, merge, table};
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
@@ -136,10 +136,10 @@ pub fn run(args: ReportArgs) -> Result<()> {
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
-    let look = Look { width: width(), no_intervals: args.no_ci };
+    let form = Form { width: width(), no_intervals: args.no_ci };
     let mut text = match layout.as_ref().filter(|_| !args.json) {
-        Some(layout) => printed_pivot(&pivot::tables(&report, layout), format, look)?,
-        None => printed(&report, format, look)?,
+        Some(layout) => printed_pivot(&pivot::tables(&report, layout), format, form)?,
+        None => printed(&report, format, form)?,
     };
     match format {
         Format::Table if layout.is_none() => {
@@ -180,22 +180,22 @@ fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
     columns.iter().map(|column| by(column)).collect()
 }
 
-fn printed(report: &Report, format: Format, look: Look) -> Result<String> {
+fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
     Ok(match format {
-        Format::Table => table::render(report, look) + "\n",
+        Format::Table => table::render(report, form) + "\n",
         Format::Markdown => markdown::render(report, &[], &[]),
         Format::Csv => csv::render(&report.rows)?,
-        Format::Latex => latex::summary(report, look.no_intervals),
+        Format::Latex => latex::summary(report, form.no_intervals),
         Format::Json => json::render(&report.rows)?,
     })
 }
 
-fn printed_pivot(tables: &[pivot::Table], format: Format, look: Look) -> Result<String> {
+fn printed_pivot(tables: &[pivot::Table], format: Format, form: Form) -> Result<String> {
     Ok(match format {
-        Format::Table => table::pivot(tables, look),
+        Format::Table => table::pivot(tables, form),
         Format::Markdown => markdown::pivot(tables),
         Format::Csv => pivot::csv(tables)?,
-        Format::Latex => latex::pivot(tables, look.no_intervals),
+        Format::Latex => latex::pivot(tables, form.no_intervals),
         Format::Json => pivot::json(tables),
     })
 }

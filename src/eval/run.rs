@@ -991,13 +991,19 @@ mod tests {
     #[derive(Default)]
     struct Steps(Vec<Told>);
 
-    /// Examples and work, each done and of all; length; whether a cell ends; records.
-    type Told = ([usize; 2], [u64; 2], usize, bool, usize);
+    /// Examples done and of all; work done, found and of all; length; whether a cell ends; records.
+    type Told = ([usize; 2], [u64; 3], usize, bool, usize);
 
     impl Watch for Steps {
         fn progress(&mut self, p: Progress<'_>) {
             assert_eq!(p.task, "ruler/niah_single_1");
-            self.0.push(([p.done, p.total], [p.work_done, p.work], p.length, p.ends_cell, p.records.len()));
+            self.0.push((
+                [p.done, p.total],
+                [p.work_done, p.work_found, p.work],
+                p.length,
+                p.ends_cell,
+                p.records.len(),
+            ));
         }
 
         fn failed(&mut self, failure: Failure) -> Result<()> {
@@ -1039,12 +1045,14 @@ mod tests {
             let work = |n: usize| (((weights + c.layers * c.heads * c.head_dim * n) * n) as f64 / 1e6).ceil() as u64;
             let (long, short) = (work(512), work(400));
             let all = 2 * (long + short);
-            let expected = |records| {
+            // What is recorded was found, and what is not was worked.
+            let expected = |records: usize| {
+                let found = |work: u64| if records == 0 { work } else { 0 };
                 [
-                    ([1, 4], [long, all], 512, false, records),
-                    ([2, 4], [2 * long, all], 512, true, records),
-                    ([3, 4], [2 * long + short, all], 400, false, records),
-                    ([4, 4], [all, all], 400, true, records),
+                    ([1, 4], [long, found(long), all], 512, false, records),
+                    ([2, 4], [2 * long, found(2 * long), all], 512, true, records),
+                    ([3, 4], [2 * long + short, found(2 * long + short), all], 400, false, records),
+                    ([4, 4], [all, found(all), all], 400, true, records),
                 ]
             };
             let (left, steps, records) = run();

@@ -275,6 +275,18 @@ mod tests {
         assert_eq!(store.head(1).to_f32(), [10.0, 11.0, 17.0]);
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn large_stores_lie_in_large_pages_from_the_first_on_and_when_they_grow() {
+        use crate::kernels::cpu::memory::is_asked_for;
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            let mut store = KvStore::new(dtype, 1, 64, 1 << 17);
+            assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}");
+            store.truncate(0, 1 << 18);
+            assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}, grown");
+        }
+    }
+
     #[test]
     fn many_tokens_are_appended_as_each_by_itself() {
         for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {

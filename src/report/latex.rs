@@ -26,7 +26,19 @@ pub fn summary(report: &Report, no_intervals: bool) -> String {
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
         text.push_str(&of_place(report, rows, no_intervals));
     }
-    text
+    with_breaks(&text)
+}
+
+/// With a new page from time to time: of tables without text between them LaTeX holds no more than eighteen.
+fn with_breaks(text: &str) -> String {
+    const HELD: usize = 12;
+    const END: &str = "\\end{table}\n";
+    let mut parts: Vec<String> = text.split_inclusive(END).map(str::to_owned).collect();
+    let last = parts.len().saturating_sub(1);
+    for part in parts.iter_mut().take(last).skip(HELD - 1).step_by(HELD) {
+        part.push_str("\\clearpage\n");
+    }
+    parts.concat()
 }
 
 /// The table of one task and length.
@@ -82,7 +94,7 @@ fn numbers(column: &Column, rows: &[SummaryRow], no_intervals: bool) -> Numbers 
 
 /// Tables of a pivot. Columns that a text has no room for go on in a table below.
 pub fn pivot(tables: &[Table], no_intervals: bool) -> String {
-    NEEDS.to_owned() + &tables.iter().map(|table| of_pivot(table, no_intervals)).collect::<String>()
+    with_breaks(&(NEEDS.to_owned() + &tables.iter().map(|table| of_pivot(table, no_intervals)).collect::<String>()))
 }
 
 fn of_pivot(table: &Table, no_intervals: bool) -> String {
@@ -492,7 +504,7 @@ mod tests {
         let text = pivot(&crate::report::pivot::tables(&report, &layout.unwrap()), false);
         assert!(text.matches("\\begin{table}").count() > 1 && text.contains("(further columns)}"), "{text}");
         assert!(text.contains("-columns-2}") && text.contains("0.0{\\textsuperscript{1}} & [$0.0$, $84.2$]"), "{text}");
-        assert!(text.contains("\\bfseries 100.0 & "), "{text}");
+        assert!(text.contains("\nquest & \\bfseries 100.0 & ") && text.contains("\nfull & 100.0 & "), "{text}");
         let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
         let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
         assert_eq!(labels.len(), distinct.len(), "{labels:?}");
@@ -517,6 +529,16 @@ mod tests {
             Numbers::new("x", vec!["-12.5".into(), String::new(), "3".into()], false).format(),
             "S[table-format=+2.1]"
         );
+    }
+
+    #[test]
+    fn many_tables_are_not_more_than_latex_holds() {
+        let table = "\\begin{table}\n\\end{table}\n";
+        let of = |tables: usize| with_breaks(&format!("% head\n{}", table.repeat(tables)));
+        assert_eq!([1, 12, 13, 24, 25].map(|n| of(n).matches("\\clearpage").count()), [0, 0, 1, 1, 2]);
+        let text = of(40);
+        let held = text.split("\\clearpage").map(|part| part.matches("\\begin{table}").count());
+        assert_eq!(held.collect::<Vec<_>>(), [12, 12, 12, 4]);
     }
 
     #[test]

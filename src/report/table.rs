@@ -19,16 +19,16 @@ const STYLE: TableStyle = TableStyle::new()
 /// Leading columns, which are text.
 const TEXT_COLUMNS: usize = 2;
 
-/// How a table is to look.
+/// The form that a table is printed in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct Form {
     /// Characters that a line may have; any number where nobody says.
     pub width: Option<usize>,
     /// Whether intervals are left out.
     pub no_intervals: bool,
 }
 
-impl Look {
+impl Form {
     /// Characters that the longest of the lines, each with its line break, has too many.
     fn over(self, lines: &[String]) -> usize {
         let longest = || lines.iter().map(|line| line.trim_end().chars().count()).max().unwrap_or(0);
@@ -50,7 +50,7 @@ impl Look {
 /// Where lines are longer than they may be, columns are left out, and it is said which; then parameters are cut. Rows are
 /// shown in the order given, which is that of the summary. Intervals are rounded to whole points; the files have them in
 /// full. Without rows it says so.
-pub fn render(report: &Report, look: Look) -> String {
+pub fn render(report: &Report, form: Form) -> String {
     if report.rows.is_empty() {
         return "no results\n".to_owned();
     }
@@ -58,7 +58,7 @@ pub fn render(report: &Report, look: Look) -> String {
     let mut left_out = Vec::new();
     for of_setting in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
         for rows in of_setting.chunk_by(|a, b| a.measure == b.measure) {
-            let (table, without) = one_table(rows, look);
+            let (table, without) = one_table(rows, form);
             text.push_str(&format!("{}\n\n{table}", setting(&rows[0])));
             let is_timed = without.iter().all(|heading| !heading.ends_with("ms/token"));
             text.push_str(&below(about_times(rows).filter(|_| is_timed).map(str::to_owned)));
@@ -66,12 +66,12 @@ pub fn render(report: &Report, look: Look) -> String {
             left_out.extend(without);
         }
         text.extend(report.means_of(&of_setting[0]).map(|table| {
-            let (table, without) = means(table, look);
+            let (table, without) = means(table, form);
             left_out.extend(without);
             table
         }));
     }
-    if let Some(width) = look.width.filter(|_| !left_out.is_empty()) {
+    if let Some(width) = form.width.filter(|_| !left_out.is_empty()) {
         let names = distinct(left_out).join(", ");
         text.push_str(&format!("\nleft out in {width} columns: {names} (summary.md has all)\n"));
     }
@@ -85,13 +85,13 @@ fn below(line: Option<String>) -> String {
 
 /// Tables of a pivot, each under its caption and with its notes.
 /// Where lines are longer than they may be, columns go on below.
-pub fn pivot(tables: &[pivot::Table], look: Look) -> String {
+pub fn pivot(tables: &[pivot::Table], form: Form) -> String {
     let one = |table: &pivot::Table| {
         let cell = |entry: &Option<pivot::Entry>| {
             let Some(entry) = entry else { return String::new() };
             let marks: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
             let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(",")) };
-            look.cell(table.text(entry)) + &marks
+            form.cell(table.text(entry)) + &marks
         };
         let names = table.row_names.len();
         let rows = table.rows.iter().zip(&table.cells);
@@ -101,7 +101,7 @@ pub fn pivot(tables: &[pivot::Table], look: Look) -> String {
             let some = |line: &[String]| [&line[..names], &line[names + columns.start..names + columns.end]].concat();
             lines(some(&table.headings()), rows.iter().map(|row| some(row)).collect(), names)
         };
-        let lines = parts(table.columns.len(), |columns| look.holds(&part(columns))).into_iter().map(part);
+        let lines = parts(table.columns.len(), |columns| form.holds(&part(columns))).into_iter().map(part);
         let lines = lines.map(|lines| lines.concat()).collect::<Vec<_>>().join("\n");
         let notes: String = (1..).zip(&table.notes).map(|(i, note)| format!("({i}) {note}\n")).collect();
         format!("{}\n\n{lines}{notes}", table.caption)
@@ -121,8 +121,8 @@ fn parts(count: usize, fits: impl Fn(Range<usize>) -> bool) -> Vec<Range<usize>>
 }
 
 /// A table, and what was left out of it.
-fn one_table(rows: &[SummaryRow], look: Look) -> (String, Vec<&'static str>) {
-    let (lines, left_out) = fitted(rows, columns(rows), look, broken);
+fn one_table(rows: &[SummaryRow], form: Form) -> (String, Vec<&'static str>) {
+    let (lines, left_out) = fitted(rows, columns(rows), form, broken);
     let groups = rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length));
     (grouped(&lines, &groups.map(|rows| (place(&rows[0]), rows.len())).collect::<Vec<_>>()), left_out)
 }
@@ -131,18 +131,18 @@ fn one_table(rows: &[SummaryRow], look: Look) -> (String, Vec<&'static str>) {
 fn fitted(
     rows: &[SummaryRow],
     columns: Vec<&'static Column>,
-    look: Look,
+    form: Form,
     heading: fn(&str) -> String,
 ) -> (Vec<String>, Vec<&'static str>) {
     let longest = rows.iter().map(|r| r.params.chars().count()).max().unwrap_or(0);
     let with = |columns: &[&Column], params: usize| {
         let headings =
             ["method", "params"].into_iter().map(str::to_owned).chain(columns.iter().map(|c| heading(c.heading)));
-        lines(headings.collect(), rows.iter().map(|row| cells(row, columns, look, params)).collect(), TEXT_COLUMNS)
+        lines(headings.collect(), rows.iter().map(|row| cells(row, columns, form, params)).collect(), TEXT_COLUMNS)
     };
-    let (columns, mut left_out) = fitting(columns, |columns| look.holds(&with(columns, longest)));
+    let (columns, mut left_out) = fitting(columns, |columns| form.holds(&with(columns, longest)));
     // Parameters are cut last, and as little as need be.
-    let over = look.over(&with(&columns, longest));
+    let over = form.over(&with(&columns, longest));
     let params = longest.saturating_sub(over).max(SHORTEST.min(longest));
     if params < longest {
         left_out.push("ends of params");
@@ -176,8 +176,8 @@ fn place(row: &SummaryRow) -> String {
 }
 
 /// Means over tasks, below the tasks, and what was left out of them.
-fn means(table: &MeanTable, look: Look) -> (String, Vec<&'static str>) {
-    let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), look, str::to_owned);
+fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
+    let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
     let notes: String = table.notes.iter().map(|note| format!("note: {note}\n")).collect();
     let title = format!("\n{}{}\n{notes}", table.title(), at(&table.rows[0]));
     (title + &lines.concat() + &below(table.detectable()), left_out)
@@ -212,12 +212,12 @@ pub(super) fn lines(headings: Vec<String>, rows: Vec<Vec<String>>, text_columns:
 }
 
 /// The cells of a row, its parameters cut to so many characters.
-fn cells(row: &SummaryRow, columns: &[&Column], look: Look, params: usize) -> Vec<String> {
+fn cells(row: &SummaryRow, columns: &[&Column], form: Form, params: usize) -> Vec<String> {
     let own = match row.params.chars().count() > params {
         true => row.params.chars().take(params.saturating_sub(1)).chain(['…']).collect(),
         false => row.params.clone(),
     };
-    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| look.cell((c.brief)(row)))).collect()
+    [row.method.clone(), own].into_iter().chain(columns.iter().map(|c| form.cell((c.brief)(row)))).collect()
 }
 
 #[cfg(test)]
@@ -230,7 +230,7 @@ mod tests {
     fn tasks_are_named_once_and_kept_apart() {
         let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "full"), ("ruler/cwe", "topk")]
             .map(|(task, method)| record(task, method, 0, 1.0));
-        let text = render(&Report::new(&records, &[]), Look::default());
+        let text = render(&Report::new(&records, &[]), Form::default());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "builtin, sparse from question");
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
@@ -245,7 +245,7 @@ mod tests {
                 .iter()
                 .flat_map(|task| (0..n).flat_map(move |i| ["full", "topk"].map(|method| record(task, method, i, 1.0))))
                 .collect();
-            render(&Report::new(&records, &[]), Look::default())
+            render(&Report::new(&records, &[]), Form::default())
         };
         let text = table(20);
         assert!(text.contains("100.0 [83 100]") && text.contains("0.0 [-16 +16]"), "{text}");
@@ -266,7 +266,7 @@ mod tests {
                 ..record("needle/number", "full", i, 1.0)
             })
             .collect();
-        let text = render(&Report::new(&records, &[]), Look::default());
+        let text = render(&Report::new(&records, &[]), Form::default());
         assert!(text.contains("20 (4)  100.0 [40 100]"), "{text}");
     }
 
@@ -274,7 +274,7 @@ mod tests {
     fn a_mean_says_which_of_its_tasks_are_stand_ins() {
         let text = |second: &str| {
             let records = ["ruler/vt", second].map(|task| record(task, "full", 0, 1.0));
-            render(&Report::new(&records, &[]), Look::default())
+            render(&Report::new(&records, &[]), Form::default())
         };
         let said = "mean over 2 tasks, 4K tokens\nnote: 1 of 2 tasks is a synthetic stand-in for a published one \
                     (ruler/qa_synth for ruler/qa_1)\nmethod";
@@ -288,16 +288,16 @@ mod tests {
             kv_tokens: Some(KvTokens { held, context: 4060 }),
             ..record("ruler/vt", method, 0, 1.0)
         };
-        let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]), Look::default());
+        let text = render(&Report::new(&[with("full", 4060.0), with("snapkv", 790.0)], &[]), Form::default());
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[2].ends_with("tokens") && lines[3].ends_with("held"), "{text}");
         assert!(lines[6].ends_with("8.33") && lines[7].ends_with("790"), "empty for who holds everything: {text}");
-        assert!(!render(&Report::new(&[with("full", 4060.0)], &[]), Look::default()).contains("held"));
+        assert!(!render(&Report::new(&[with("full", 4060.0)], &[]), Form::default()).contains("held"));
     }
 
     #[test]
     fn nothing_is_said_to_be_nothing() {
-        assert_eq!(render(&Report::new(&[], &[]), Look::default()), "no results\n");
+        assert_eq!(render(&Report::new(&[], &[]), Form::default()), "no results\n");
     }
 
     /// Records of two tasks and three settings, one of which has long parameters.
@@ -323,7 +323,7 @@ mod tests {
     fn lines_keep_to_the_width_and_it_is_said_what_that_cost() {
         let records = wide();
         let report = Report::new(&records, &[]);
-        let whole = render(&report, Look::default());
+        let whole = render(&report, Form::default());
         // Sentences are no lines of a table.
         let is_sentence = |line: &&str| ["at n =", "left out in", "ms/token:"].iter().any(|begin| line.contains(begin));
         let longest =
@@ -333,20 +333,20 @@ mod tests {
             (140, "\nleft out in 140 columns: aux bits, cost2 (summary.md has all)\n"),
             (80, "cost1, KB/token, ms/token, n, ends of params (summary.md has all)\n"),
         ] {
-            let text = render(&report, Look { width: Some(width), ..Look::default() });
+            let text = render(&report, Form { width: Some(width), ..Form::default() });
             assert!(longest(&text) <= width && text.contains(said), "{text}");
             for part in ["score %", "Δ full", "density", "double_sparsity", "mean over 2 tasks"] {
                 assert!(text.contains(part), "{part} is missing in\n{text}");
             }
         }
         // The narrower it is the less is there, and never nothing.
-        assert!(render(&report, Look { width: Some(20), ..Look::default() }).contains("65.0 ["));
+        assert!(render(&report, Form { width: Some(20), ..Form::default() }).contains("65.0 ["));
     }
 
     #[test]
     fn intervals_are_left_out_where_nobody_wants_them() {
         let records = wide();
-        let text = render(&Report::new(&records, &[]), Look { no_intervals: true, ..Look::default() });
+        let text = render(&Report::new(&records, &[]), Form { no_intervals: true, ..Form::default() });
         assert!(text.contains("65.0") && !text.contains('['), "{text}");
     }
 
@@ -358,9 +358,9 @@ mod tests {
         let layout =
             pivot::Layout::parse(&names(&["method"]), &names(&["task"]), &names(&["score"]), &report.rows).unwrap();
         let tables = pivot::tables(&report, &layout);
-        let whole = pivot(&tables, Look::default());
+        let whole = pivot(&tables, Form::default());
         assert_eq!(whole.matches("double_sparsity").count(), 1, "{whole}");
-        let text = pivot(&tables, Look { width: Some(90), ..Look::default() });
+        let text = pivot(&tables, Form { width: Some(90), ..Form::default() });
         assert_eq!(text.matches("double_sparsity").count(), 2, "{text}");
         let (vt, cwe) = (text.find("ruler/vt").unwrap(), text.find("ruler/cwe").unwrap());
         assert!(text[vt..cwe].contains("full") && text[cwe..].contains("full"), "{text}");
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn perplexities_and_scores_have_tables_of_their_own() {
         let records = [record("ruler/vt", "full", 0, 1.0), crate::eval::record::tests::perplexity("full", 0, 2.0)];
-        let text = render(&Report::new(&records, &[]), Look::default());
+        let text = render(&Report::new(&records, &[]), Form::default());
         assert_eq!(text.matches("method  params").count(), 2, "{text}");
         assert!(text.contains("n  score %") && text.contains("n  perplexity"), "{text}");
     }

@@ -26,6 +26,23 @@ pub fn in_large_pages<T>(memory: &mut [T]) {
     let _ = memory;
 }
 
+/// Whether large pages were asked for what is in the middle of `memory`: the system says so of each mapping.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn is_asked_for<T>(memory: &[T]) -> bool {
+    let middle = memory.as_ptr().addr() + size_of_val(memory) / 2;
+    let address = |text: &str| usize::from_str_radix(text, 16).ok();
+    let mut within = false;
+    for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let ends = range.and_then(|(first, end)| Some(address(first)?..address(end)?));
+        within = ends.map_or(within, |ends| ends.contains(&middle));
+        if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| within) {
+            return flags.split(' ').any(|flag| flag == "hg");
+        }
+    }
+    panic!("the memory is in no mapping");
+}
+
 #[cfg(test)]
 mod tests {
     use super::in_large_pages;
@@ -40,24 +57,12 @@ mod tests {
         }
     }
 
-    /// The system says of each mapping whether large pages were asked for.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_system_is_asked_for_large_pages() {
         let mut numbers = vec![0u8; 64 << 20];
+        assert!(!super::is_asked_for(&numbers), "not yet");
         in_large_pages(&mut numbers);
-        let middle = numbers.as_ptr().addr() + numbers.len() / 2;
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut within = false;
-        for line in maps.lines() {
-            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
-            let ends =
-                range.and_then(|(a, b)| Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?)));
-            within = ends.map_or(within, |(first, end)| (first..end).contains(&middle));
-            if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| within) {
-                return assert!(flags.split(' ').any(|flag| flag == "hg"), "{flags}");
-            }
-        }
-        panic!("the memory is in no mapping");
+        assert!(super::is_asked_for(&numbers));
     }
 }

@@ -125,9 +125,17 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
             }
             let chart = chart(scene, cost, &shown);
             let by_method = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten();
-            figures.push(Figure { file: scene.file_name(cost.name, &scenes), svg: chart.svg()?, title: chart.title });
+            figures.push(Figure {
+                file: scene.file_name(&format!("vs_{}", cost.name), &scenes),
+                svg: chart.svg()?,
+                title: chart.title,
+            });
             if let Some(chart) = by_method {
-                figures.push(Figure { file: scene.file_name("each", &scenes), svg: chart.svg()?, title: chart.title });
+                figures.push(Figure {
+                    file: scene.file_name("of_each", &scenes),
+                    svg: chart.svg()?,
+                    title: chart.title,
+                });
             }
         }
     }
@@ -154,17 +162,14 @@ impl<'a> Scene<'a> {
         format!("{what} against {}: {}{length}, sparse from {}", cost.title, end_of(self.model), self.protocol)
     }
 
-    fn file_name(&self, cost: &str, all: &[Scene]) -> String {
+    fn file_name(&self, what: &str, all: &[Scene]) -> String {
         let all: Vec<&Scene> = all.iter().filter(|s| s.measure == self.measure).collect();
         let suffix = suffix(&[
             (all.iter().any(|s| s.model != self.model), self.model),
             (all.iter().any(|s| s.length != self.length), &self.length.to_string()),
             (all.iter().any(|s| s.protocol != self.protocol), self.protocol),
         ]);
-        match cost {
-            "each" => format!("{}_of_each{suffix}.svg", self.measure.name()),
-            cost => format!("{}_vs_{cost}{suffix}.svg", self.measure.name()),
-        }
+        format!("{}_{what}{suffix}.svg", self.measure.name())
     }
 }
 
@@ -243,12 +248,12 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
 /// The size of a panel of one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// What rows of a method differ in, and each row's value of it.
+/// What rows of a method differ in, but for the density, which the axis tells; and each row's value of it.
 fn labels(rows: &[&SummaryRow]) -> (String, Vec<String>) {
     let value = |row: &SummaryRow, key: &str| row.settings.get(key).cloned().unwrap_or_default();
     let keys = rows.first().map_or_else(Vec::new, |row| row.settings.keys().collect::<Vec<_>>());
-    let differing: Vec<&String> =
-        keys.into_iter().filter(|key| rows.iter().any(|row| value(row, key) != value(rows[0], key))).collect();
+    let differs = |key: &&String| *key != "density" && rows.iter().any(|row| value(row, key) != value(rows[0], key));
+    let differing: Vec<&String> = keys.into_iter().filter(differs).collect();
     let of_row = |row: &&SummaryRow| differing.iter().map(|key| value(row, key)).collect::<Vec<_>>().join(", ");
     let names = differing.iter().map(|key| key.as_str()).collect::<Vec<_>>().join(", ");
     (names, rows.iter().map(of_row).collect())
@@ -346,10 +351,10 @@ mod tests {
     #[test]
     fn many_methods_have_a_panel_each_with_their_settings_named() {
         let set = |method: &str, density: f64| Record {
-            params: format!("density={density},per=kv_head").into(),
+            params: format!("k={},density={density},per=kv_head", 616.0 * density).into(),
             density,
             key: format!("{method}{density}"),
-            ..record("ruler/vt", method, 0, 0.5)
+            ..record("ruler/vt", method, 0, 4.0 * density)
         };
         let of = |methods: &[&str]| -> Vec<Record> {
             let sparse = methods.iter().flat_map(|method| [set(method, 0.125), set(method, 0.25)]);
@@ -360,13 +365,19 @@ mod tests {
         let many = drawn(&of(&["quest", "loki", "sparq", "hip", "tova"]));
         let each = many.iter().find(|figure| figure.file == "score_of_each.svg").unwrap();
         for method in ["quest", "loki", "sparq", "hip", "tova"] {
-            assert!(each.svg.contains(&format!("{method}: density")), "{method}");
+            assert!(each.svg.contains(&format!("{method}: k\n")), "{method}");
         }
-        assert_eq!(each.svg.matches(">\n0.125\n").count(), 5, "each names its point");
+        assert_eq!(each.svg.matches(">\n77\n").count(), 5, "each names its point");
+        // The others' lines lie behind each of the five, and none but these is faint.
+        let faint = |figure: &Figure| figure.svg.matches("#CDCDCD").count();
+        assert!(faint(each) >= 5 * 4 && few.iter().all(|figure| faint(figure) == 0), "{}", faint(each));
         for part in ["the other methods", "topk (reference)", "Each method: ruler/vt, Score against density"] {
             assert!(each.svg.contains(part), "{part}");
         }
-        assert!(!each.svg.contains("per"), "what all have is not named");
+        assert!(
+            !each.svg.contains("kv_head") && !each.svg.contains("0.125"),
+            "nor what all have, nor what the axis tells"
+        );
     }
 
     #[test]
