@@ -122,15 +122,28 @@ impl Section {
 }
 
 /// What `work` gives for each of the pieces, in their order: threads of the pool do them, and what they take belongs to the
-/// caller's section.
+/// caller's section, their [parts](with_parts) to the caller's parts.
 pub fn deal<P, T>(pieces: impl IntoParallelIterator<Item = P>, work: impl Fn(P) -> T + Sync) -> Vec<T>
 where
     T: Send,
     P: Send,
 {
-    let timed = |piece| Section::of(|| work(piece));
-    let (done, times): (Vec<T>, Vec<Duration>) = pieces.into_par_iter().map(timed).unzip();
-    ENDED.set(ENDED.get() - nanoseconds(times.into_iter().sum()));
+    let asked = PARTS.get().map(|_| Parts::default());
+    let timed = |piece| {
+        let outer = PARTS.replace(asked);
+        let (done, time) = Section::of(|| work(piece));
+        (done, (time, PARTS.replace(outer)))
+    };
+    let (done, times): (Vec<T>, Vec<(Duration, Option<Parts>)>) = pieces.into_par_iter().map(timed).unzip();
+    let mut own = Duration::ZERO;
+    for (time, parts) in times {
+        own += time;
+        if let (Some(mut sum), Some(parts)) = (PARTS.get(), parts) {
+            sum += parts;
+            PARTS.set(Some(sum));
+        }
+    }
+    ENDED.set(ENDED.get() - nanoseconds(own));
     done
 }
 
@@ -214,6 +227,30 @@ mod tests {
             assert_eq!(pieces, [0, 1, 2, 3, 4, 5]);
             assert!(inner >= ms(24) && inner < ms(28), "six times 4 ms, and not {inner:?}");
             assert!(outer >= ms(5) && outer < ms(7), "what was dealt out is none of the outer's: {outer:?}");
+        });
+    }
+
+    #[test]
+    fn parts_of_what_is_dealt_out_are_told_to_who_asked() {
+        let ms = Duration::from_millis;
+        let near = |time: Duration, least: u64| time >= ms(least) && time < ms(least + 4);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        pool.install(|| {
+            let pick = || {
+                picking(|| {
+                    work(ms(3));
+                    let each = |_| {
+                        work(ms(4));
+                        scoring(|| work(ms(2)));
+                    };
+                    deal(0..6, each);
+                });
+            };
+            let ((), parts) = with_parts(pick);
+            assert!(near(parts.pick, 27) && near(parts.score, 12), "{parts:?}");
+            let section = Section::begin();
+            pick();
+            assert!(near(section.end(), 39), "nobody asks");
         });
     }
 

@@ -1,7 +1,10 @@
 //! For which heads a method makes a selection: each query head, or the GQA group as one.
 
 use super::{Mask, Masks, ParamInfo, Params, Picks, Selection, Step};
+use crate::clock;
+use crate::cost::Cost;
 use crate::error::UsageError;
+use crate::kernels::cpu::pieces::PIECE;
 
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,20 +107,24 @@ impl Granularity {
 
     /// All candidates of a step, without looking at any.
     pub(super) fn all(self, step: &Step<'_>) -> Selection {
-        self.by_query(step, |_| step.candidates.clone().map(|token| token as u32).collect())
+        let all = |_: &[f32], _: &mut Cost| step.candidates.clone().map(|token| token as u32).collect();
+        self.by_query(step, &mut Cost::default(), all)
     }
 
     /// `search` by each query of the group, or once by their sum, whose scores are the sums of theirs; for methods
     /// that [`read_per`](Self::read_per).
-    pub(super) fn by_query(self, step: &Step<'_>, mut search: impl FnMut(&[f32]) -> Vec<u32>) -> Selection {
+    pub(super) fn by_query(
+        self,
+        step: &Step<'_>,
+        cost: &mut Cost,
+        search: impl Fn(&[f32], &mut Cost) -> Vec<u32> + Sync,
+    ) -> Selection {
+        let picks = |query: &[f32], cost: &mut Cost| Picks::softmax(search(query, cost));
         match self {
-            Self::QueryHead => {
-                Selection::PerHead((0..step.group()).map(|h| Picks::softmax(search(step.query(h)))).collect())
-            }
-            Self::KvHead(_) => {
-                let sum = Reduce::Sum.apply(step.queries, step.d);
-                Selection::Shared(Picks::softmax(search(&sum)))
-            }
+            Self::QueryHead => Selection::PerHead(each_head(step.group(), step.context.tokens, cost, |head, cost| {
+                picks(step.query(head), cost)
+            })),
+            Self::KvHead(_) => Selection::Shared(picks(&Reduce::Sum.apply(step.queries, step.d), cost)),
         }
     }
 
@@ -135,14 +142,41 @@ impl Granularity {
         self,
         scores: &[f32],
         group: usize,
-        mut pick: impl FnMut(usize, &[f32]) -> Picks,
+        cost: &mut Cost,
+        pick: impl Fn(usize, &[f32], &mut Cost) -> Picks + Sync,
     ) -> Selection {
         let n = scores.len() / group;
         match self {
-            Self::QueryHead => Selection::PerHead((0..group).map(|h| pick(h, &scores[h * n..][..n])).collect()),
-            Self::KvHead(reduce) => Selection::Shared(pick(0, &reduce.apply(scores, n))),
+            Self::QueryHead => {
+                Selection::PerHead(each_head(group, n, cost, |head, cost| pick(head, &scores[head * n..][..n], cost)))
+            }
+            Self::KvHead(reduce) => Selection::Shared(pick(0, &reduce.apply(scores, n), cost)),
         }
     }
+}
+
+/// What `work` gives for each query head of a group, in their order, and what it counts. Where what it goes through is more
+/// than a piece of a long context, threads of the pool share the heads.
+pub(super) fn each_head<T: Send>(
+    group: usize,
+    goes_through: usize,
+    cost: &mut Cost,
+    work: impl Fn(usize, &mut Cost) -> T + Sync,
+) -> Vec<T> {
+    if goes_through <= PIECE {
+        return (0..group).map(|head| work(head, cost)).collect();
+    }
+    let counted = |head| {
+        let mut own = Cost::default();
+        (work(head, &mut own), own)
+    };
+    let dealt = clock::deal(0..group, counted).into_iter();
+    dealt
+        .map(|(done, own)| {
+            *cost += own;
+            done
+        })
+        .collect()
 }
 
 impl Reduce {

@@ -33,6 +33,7 @@ mod prompt_shape;
 mod scored;
 mod scorer;
 mod spec;
+mod workspaces;
 
 pub use budget::{Budget, Context, Tuned};
 pub use device::{DeviceForm, DeviceIndex, StepShape};

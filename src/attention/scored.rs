@@ -103,7 +103,7 @@ impl<S: Scorer> Scored<S> {
     fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
-        let pick = |head: usize, scores: &[f32]| {
+        let pick = |head: usize, scores: &[f32], cost: &mut Cost| {
             let queries = &at.queries[head * width..][..heads * width];
             let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
                 clock::scoring(|| {
@@ -130,7 +130,7 @@ impl<S: Scorer> Scored<S> {
             };
             self.picker.pick(&row, cost)
         };
-        clock::picking(|| self.per.select(scores, at.group, pick))
+        clock::picking(|| self.per.select(scores, at.group, cost, pick))
     }
 
     /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Each is read once for all queries.

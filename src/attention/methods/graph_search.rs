@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::Granularity;
 use crate::attention::graph::{Beam, Scored};
+use crate::attention::workspaces::Workspaces;
 use crate::attention::{Selection, Step};
 use crate::cost::Cost;
 use crate::kernels::cpu::linear;
@@ -77,19 +78,37 @@ fn scored_behind(step: &Step<'_>, query: &[f32], cost: &mut Cost) -> Vec<Scored>
 
 /// All candidates for every query, without looking at any.
 pub(super) fn pick_all(step: &Step<'_>, per: Granularity) -> Selection {
-    per.by_query(step, |_| step.candidates.clone().map(|token| token as u32).collect())
+    per.all(step)
 }
 
-/// The `k` best of what `search` finds for a query, as tokens in ascending order, with its cost.
+/// Writes the scores of the nodes that it is given.
+type Score<'a> = dyn FnMut(&[u32], &mut [f32]) + 'a;
+
+/// The `k` best of what `search` finds in a graph of so many `nodes` for each query that picks, as tokens in ascending order,
+/// with its cost.
 ///
 /// `search` is given the memory of searches, and the function that scores candidates.
-pub(super) fn pick(
+pub(super) fn search_each(
+    step: &Step<'_>,
+    per: Granularity,
+    k: usize,
+    nodes: usize,
+    beams: &Workspaces<Beam>,
+    cost: &mut Cost,
+    search: impl Fn(&mut Beam, &mut Score<'_>) -> Vec<Scored> + Sync,
+) -> Selection {
+    per.by_query(step, cost, |query, cost| {
+        beams.with(|| Beam::new(nodes), |beam| pick(step, query, k, beam, cost, &search))
+    })
+}
+
+fn pick(
     step: &Step<'_>,
     query: &[f32],
     k: usize,
     beam: &mut Beam,
     cost: &mut Cost,
-    search: impl FnOnce(&mut Beam, &mut dyn FnMut(&[u32], &mut [f32])) -> Vec<Scored>,
+    search: impl FnOnce(&mut Beam, &mut Score<'_>) -> Vec<Scored>,
 ) -> Vec<u32> {
     if k == 0 {
         return Vec::new();

@@ -20,10 +20,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
+use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
+use crate::attention::workspaces::Workspaces;
 use crate::attention::{Budget, HeadPrefix, Method, Params, Picks, Selection, Step, TailRule};
 use crate::clock;
 use crate::cost::Cost;
@@ -132,7 +133,7 @@ impl Method for Knn {
     /// The graph, if there is one.
     type Index = Option<Hnsw>;
     /// The memory of searches.
-    type State = Option<Beam>;
+    type State = Workspaces<Beam>;
 
     fn index_key(&self) -> String {
         match &self.index {
@@ -154,28 +155,34 @@ impl Method for Knn {
         graph.as_ref().map_or(0, Hnsw::bytes)
     }
 
-    fn start(&self, graph: &Option<Hnsw>) -> Option<Beam> {
-        graph.as_ref().map(|graph| Beam::new(graph.nodes()))
+    fn start(&self, _: &Option<Hnsw>) -> Workspaces<Beam> {
+        Workspaces::new()
     }
 
-    fn select(&self, step: &Step<'_>, graph: &Option<Hnsw>, beam: &mut Option<Beam>, cost: &mut Cost) -> Selection {
+    fn select(
+        &self,
+        step: &Step<'_>,
+        graph: &Option<Hnsw>,
+        beams: &mut Workspaces<Beam>,
+        cost: &mut Cost,
+    ) -> Selection {
         let k = self.tokens(step);
         if k >= step.candidates.len() {
             return pick_all(step, self.per);
         }
-        if let (KnnIndex::Hnsw(search), Some(graph), Some(beam)) = (&self.index, graph, beam) {
+        if let (KnnIndex::Hnsw(search), Some(graph)) = (&self.index, graph) {
             let width = search.width.of(k);
-            return self.per.by_query(step, |query| {
-                pick(step, query, k, beam, cost, |beam, score| graph.search(width, beam, score))
+            return search_each(step, self.per, k, graph.nodes(), beams, cost, |beam, score| {
+                graph.search(width, beam, score)
             });
         }
         let scores = clock::scoring(|| step.exact_scores(cost));
         let first = step.candidates.start as u32;
-        let pick = |_, scores: &[f32]| {
+        let pick = |_, scores: &[f32], cost: &mut Cost| {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         };
-        clock::picking(|| self.per.select(&scores, step.group(), pick))
+        clock::picking(|| self.per.select(&scores, step.group(), cost, pick))
     }
 
     fn tail_rule(&self) -> TailRule {

@@ -53,7 +53,9 @@ use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::{MethodEntry, ParamInfo, Preset, SEED};
+use crate::attention::granularity::each_head;
 use crate::attention::prefill_rows::{RowHead, RowMask};
+use crate::attention::workspaces::Workspaces;
 use crate::attention::{
     DeviceForm, Exact, HeadPrefix, Histogram, Method, Params, Picks, PrefillPattern, Probe, ProbeHead, QueryBlock,
     Selection, Solved, Step, TailRule, Tuned, Weighting, least_reaching,
@@ -224,11 +226,12 @@ impl MagicPig {
         head: usize,
         sides: &[u64],
         index: &HashIndex,
-        state: &mut Sampling,
+        state: &Sampling,
         cost: &mut Cost,
     ) -> Picks {
         let least = self.hashing.min_collisions;
-        let mut sampled = state.counter.sample(&index.tables, sides, least, &mut cost.aux_bytes);
+        let counter = || CollisionCounter::new(index.tables.tokens());
+        let mut sampled = state.counters.with(counter, |c| c.sample(&index.tables, sides, least, &mut cost.aux_bytes));
         let behind = index.tables.tokens() as u32;
         sampled.extend(state.tail.codes.sample(sides, state.tail.codes.tokens(), least).map(|t| t + behind));
         cost.aux_bytes += state.tail.codes.bytes() as u64;
@@ -264,7 +267,7 @@ struct HashIndex {
 
 /// What a run carries from step to step.
 struct Sampling {
-    counter: CollisionCounter,
+    counters: Workspaces<CollisionCounter>,
     tail: HashedTail,
 }
 
@@ -337,7 +340,7 @@ impl Method for MagicPig {
             Norms::Common(longest) => Norms::Common(longest),
         };
         let tail = HashedTail { codes: CodeRows::new(self.shape()), norms };
-        Sampling { counter: CollisionCounter::new(index.tables.tokens()), tail }
+        Sampling { counters: Workspaces::new(), tail }
     }
 
     fn state_bytes(&self, state: &Sampling) -> usize {
@@ -358,8 +361,10 @@ impl Method for MagicPig {
             }
         }
         let sides = index.hash_queries(step, cost);
-        let heads = sides.chunks_exact(index.planes.words()).enumerate();
-        Selection::PerHead(heads.map(|(h, sides)| self.picks(step, h, sides, index, state, cost)).collect())
+        let (words, state) = (index.planes.words(), &*state);
+        let pick =
+            |head: usize, cost: &mut Cost| self.picks(step, head, &sides[head * words..][..words], index, state, cost);
+        Selection::PerHead(each_head(step.group(), step.context.tokens, cost, pick))
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {

@@ -14,10 +14,11 @@
 
 use std::sync::Arc;
 
-use super::graph_search::{MOST_LINKS, SearchWidth, pick, pick_all};
+use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::graph::Beam;
 use crate::attention::graph::roar::{Roar, RoarParams};
+use crate::attention::workspaces::Workspaces;
 use crate::attention::{Budget, HeadPrefix, Method, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 
@@ -76,7 +77,7 @@ struct RetrievalAttention {
 impl Method for RetrievalAttention {
     type Index = Roar;
     /// The memory of searches.
-    type State = Beam;
+    type State = Workspaces<Beam>;
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         vec![PromptNeed::SampledQueries(self.queries)]
@@ -98,22 +99,21 @@ impl Method for RetrievalAttention {
         graph.bytes()
     }
 
-    fn start(&self, graph: &Roar) -> Beam {
-        Beam::new(graph.nodes())
+    fn start(&self, _: &Roar) -> Workspaces<Beam> {
+        Workspaces::new()
     }
 
     fn tail_rule(&self) -> TailRule {
         TailRule::Exact("its graph is made from the prompt's queries, and its authors keep generated tokens exact")
     }
 
-    fn select(&self, step: &Step<'_>, graph: &Roar, beam: &mut Beam, cost: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, graph: &Roar, beams: &mut Workspaces<Beam>, cost: &mut Cost) -> Selection {
         let k = self.budget.tokens(step.context);
         if k >= step.candidates.len() {
             return pick_all(step, self.per);
         }
         let width = self.width.of(k);
-        self.per
-            .by_query(step, |query| pick(step, query, k, beam, cost, |beam, score| graph.search(width, beam, score)))
+        search_each(step, self.per, k, graph.nodes(), beams, cost, |beam, score| graph.search(width, beam, score))
     }
 }
 

@@ -737,6 +737,38 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
+fn heads_that_share_a_long_context_among_threads_pick_what_each_picks_alone() {
+    let (tokens, group) = (crate::kernels::cpu::pieces::PIECE + 500, 3);
+    let kv = random_kv(KvDtype::F32, 1, tokens, D, 8);
+    let queries = noise(group * D, 9);
+    let on = |threads: usize, spec: &str, queries: &[f32]| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| select(spec, &kv, queries, 4..tokens - 16))
+    };
+    for spec in [
+        "topk:k=70",
+        "topp:p=0.4",
+        "quest:page=1,k=300",
+        "lsh_bits:bits=64,k=70",
+        "magicpig:K=5,L=20",
+        "hip:k=128",
+        "knn:k=20,index=flat",
+        "knn:k=20,index=hnsw,M=4,ef_construction=20",
+        "retrieval_attention:k=20",
+    ] {
+        let (picks, cost) = on(4, spec, &queries);
+        let Selection::PerHead(picks) = picks else { panic!("{spec}: a set for each query head") };
+        assert!(picks.iter().all(|head| !head.tokens.is_empty()), "{spec}");
+        let alone = queries.chunks_exact(D).map(|query| match on(1, spec, query).0 {
+            Selection::PerHead(mut only) => only.remove(0),
+            Selection::Shared(_) => panic!("{spec}: a set for each query head"),
+        });
+        assert!(alone.eq(picks.iter().cloned()), "{spec}");
+        assert_eq!((Selection::PerHead(picks), cost), on(1, spec, &queries), "{spec}, threads");
+    }
+}
+
+#[test]
 fn density_is_what_the_budget_says() {
     let prefix = prefix(1, 1, 1000, D);
     let policy = Policy { sink: 4, local: 16, ..none() };
@@ -1764,7 +1796,7 @@ fn settings_have_every_parameter_with_its_default() {
 fn a_group_of_query_heads_shares_what_its_scores_reduce_to() {
     let scores = [1.0, 0.0, 3.0, 4.0, 5.0, 0.0];
     let best = |per: Granularity| {
-        per.select(&scores, 2, |_, scores| {
+        per.select(&scores, 2, &mut Cost::default(), |_, scores, _| {
             crate::attention::Picks::softmax(crate::kernels::cpu::topk::top_k(scores, 1))
         })
     };

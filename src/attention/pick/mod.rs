@@ -216,7 +216,7 @@ pub(super) trait BlindPicker {
 }
 
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
-pub(super) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + 'a;
+pub(super) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
 
 /// The candidates of one query with their scores.
 #[derive(Clone)]

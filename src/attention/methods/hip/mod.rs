@@ -58,6 +58,7 @@ use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
 use crate::attention::device::DeviceForm;
+use crate::attention::granularity::each_head;
 use crate::attention::{
     BlockMask, Budget, Context, Exact, Grouping, HeadPrefix, Mask, Masks, Method, Params, Picks, Positions,
     PrefillPattern, QueryBlock, SearchedMask, Selection, Step, TailRule,
@@ -376,16 +377,18 @@ impl Hip {
         let blocks =
             KeyBlocks { keys: step.all_keys(), d: step.d, candidates: step.candidates.clone(), size: self.key_block };
         let keep = self.budget.blocks(step.context, self.key_block);
-        let mut mask = |head: usize, queries: &[f32]| {
+        let mask = |head: usize, queries: &[f32], cost: &mut Cost| {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
             let queries = Queries { rows: Cow::Borrowed(queries), ends: Vec::new(), far };
             Picks::softmax(self.mask(&queries, &blocks, keep, (step.layer, step.rng(head)), cost))
         };
         match self.per {
-            Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries)),
+            Granularity::KvHead(_) => Selection::Shared(mask(0, step.queries, cost)),
             Granularity::QueryHead => {
-                Selection::PerHead((0..step.group()).map(|head| mask(head, step.query(head))).collect())
+                Selection::PerHead(each_head(step.group(), step.context.tokens, cost, |head, cost| {
+                    mask(head, step.query(head), cost)
+                }))
             }
         }
     }
