@@ -99,6 +99,18 @@ extern "C" __global__ void __launch_bounds__(256) reduce_scores(const float* sco
     out[list * stride + column] = reduced;
 }
 
+// The sums of runs of `size` scores, `[list][stride]` both: as if each run had so many, where the last has fewer.
+extern "C" __global__ void __launch_bounds__(256) sum_runs(const float* scores, unsigned long long from_stride, uint32_t columns,
+                                                           uint32_t size, float* out, unsigned long long stride) {
+    const uint32_t run = blockIdx.x * blockDim.x + threadIdx.x, begin = run * size;
+    if (begin >= columns) return;
+    const uint32_t count = min(size, columns - begin);
+    const float* from = scores + blockIdx.y * from_stride + begin;
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < count; ++i) sum += from[i];
+    out[blockIdx.y * stride + run] = sum * static_cast<float>(size) / static_cast<float>(count);
+}
+
 #define SCORE(T, NAME, QUERIES, LANES)                                                                                  \
     extern "C" __global__ void __launch_bounds__(32 * WARPS) dots_##NAME##_##QUERIES##_##LANES(                         \
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int heads, int group, const T* keys,     \

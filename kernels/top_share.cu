@@ -1,34 +1,13 @@
 // The tokens of the fewest pages with the largest scores that have a share of the mass, ascending; of equal scores the earlier page.
 //
-// Scores are logits, unscaled: the mass of one is exp(scale * (score - largest)), and not-a-number has none. A block finds one list, as
-// in top_pages.cu, by four passes of a byte each over words that order as scores do; here a bin also has the mass of its words.
-// Masses are whole numbers of 2^-40, so that sums are the same in whatever order they are added.
-#include "picks.cuh"
+// A block finds one list, as in top_pages.cu, by four passes of a byte each over words that order as scores do; here a bin also has the
+// mass of its words.
+#include "mass.cuh"
 
 constexpr int BINS = 256;
 // Copies of each bin, since lanes of a warp that add to one place wait for each other.
 constexpr int COPIES = 8;
 constexpr int BINS_OF_LANE = BINS / 32;
-// The mass of the largest score.
-constexpr float ONE = 1099511627776.0f;
-
-using Mass = unsigned long long;
-
-__device__ __forceinline__ Mass mass_of(float score, float largest, float scale) {
-    const float logit = scale * (score - largest);
-    return isnan(logit) ? 0 : static_cast<Mass>(expf(logit) * ONE);
-}
-
-// The sum over the lanes of a warp up to each.
-__device__ __forceinline__ Mass mass_scan(Mass x) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const Mass before = __shfl_up_sync(~0u, x, step);
-        if (threadIdx.x % 32 >= step) x += before;
-    }
-    return x;
-}
-
 // Where the last that is picked lies: a bin, what is still wanted of it, and how many words are in it.
 struct Chosen {
     Mass mass;
@@ -48,16 +27,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_share(const float* sco
     const float* own = scores + list * stride;
     uint32_t* to = tokens + list * most;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float largest = -CUDART_INF_F;
-    for (uint32_t i = threadIdx.x; i < columns; i += THREADS) largest = fmaxf(largest, own[i]);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    if (lane == 0) tops[warp] = largest;
     if (threadIdx.x == 0) all_mass = 0;
-    __syncthreads();
-    largest = tops[lane];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    const float largest = largest_of(own, columns, tops);
     // Beside an infinite score no other has any mass.
     const bool has_mass = isfinite(largest);
     Mass sum = 0;

@@ -7,6 +7,8 @@ mod golden_model;
 
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
@@ -16,10 +18,10 @@ use spattn::attention::{
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
-    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels,
-    CollisionRoom, Directions, Gpu, GpuError, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets,
-    Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage,
-    TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels, CodedKeys,
+    CollisionRoom, Directions, DrawRoom, Gpu, GpuError, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries,
+    Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores,
+    Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -1176,6 +1178,117 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
     }
 }
 
+/// What [`spattn::kernels::cuda::DrawRoom`] asks for: keys of generators with these seeds.
+fn draw_keys(seeds: impl IntoIterator<Item = u64>) -> Vec<u32> {
+    let words = |seed| ChaCha8Rng::seed_from_u64(seed).get_seed();
+    seeds.into_iter().flat_map(|seed| words(seed).as_chunks::<4>().0.to_vec()).map(u32::from_le_bytes).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn draws_are_those_of_the_host() {
+    let gpu = gpu();
+    for tokens in [5..6, 4..9, 4..1030, 0..70_000] {
+        let n = tokens.len();
+        for (draws, scale) in [(1, 1.0), (7, 0.3), (64, 1.0), (5000, 0.1), (5000, 8.0)] {
+            let scores: Vec<f32> = noise(4 * n, 700).iter().map(|x| 3.0 * x).collect();
+            let (mut lists, mut on_device, mut room) = (TokenLists::default(), Scores::default(), DrawRoom::default());
+            let most = draws.min(n);
+            // Scores are those of the second and third of three rows.
+            lists.resize_weighted(&gpu, [3, 2], [most, most], tokens.end).unwrap();
+            on_device.resize(&gpu, 2, 2, n).unwrap();
+            on_device.upload(&gpu, &scores).unwrap();
+            room.keys.set(&gpu, draw_keys(0..6)).unwrap();
+            gpu.draw_tokens(&on_device, (draws, scale), 1, tokens.clone(), &mut lists, &mut room).unwrap();
+            for (i, scores) in scores.chunks_exact(n).enumerate() {
+                let what = format!("{tokens:?}, {draws} draws by {scale}: list {i}");
+                let [row, list] = [1 + i / 2, i % 2];
+                let logits = scores.iter().map(|s| f64::from(scale) * f64::from(*s));
+                let up_to: Vec<f64> = logits
+                    .scan(0.0, |sum, logit| {
+                        *sum += logit.exp();
+                        Some(*sum)
+                    })
+                    .collect();
+                let mass = up_to[n - 1];
+                let mut rng = ChaCha8Rng::seed_from_u64((2 * row + list) as u64);
+                let (mut expected, mut near) = (vec![0u32; n], 0);
+                for _ in 0..draws {
+                    let x = rng.random::<f64>() * mass;
+                    let drawn = up_to.partition_point(|sum| *sum <= x).min(n - 1);
+                    expected[drawn] += 1;
+                    // What falls within rounding of a bound may fall to a neighbour.
+                    near += usize::from(
+                        [drawn.saturating_sub(1), drawn].iter().any(|i| (up_to[*i] - x).abs() < 1e-5 * mass),
+                    );
+                }
+                let picked = lists.download(&gpu, row, list).unwrap();
+                let weights = lists.download_weights(&gpu, row, list).unwrap();
+                assert!(
+                    picked.is_sorted_by(|a, b| a < b) && picked.iter().all(|t| tokens.contains(&(*t as usize))),
+                    "{what}"
+                );
+                let (mut found, mut strange) = (0, 0);
+                for (token, weight) in picked.iter().zip(weights) {
+                    let i = *token as usize - tokens.start;
+                    // The exponential of what is left of the logit is its share of the draws, of the mass.
+                    let left = (f64::from(scale) * f64::from(scores[i]) - f64::from(weight)).exp() / mass;
+                    let times = (left * draws as f64).round();
+                    assert!((left * draws as f64 / times - 1.0).abs() < 1e-3, "{what}: {left} of the draws");
+                    strange += (times as usize).abs_diff(expected[i] as usize);
+                    found += times as usize;
+                }
+                assert_eq!(found, draws, "{what}");
+                assert!(strange <= 2 * near, "{what}: {strange} draws elsewhere, {near} near a bound");
+                assert_eq!(lists.download_entries(&gpu, row, list).unwrap(), 0, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn codes_stand_for_centroids() {
+    let gpu = gpu();
+    const KV_HEADS: usize = 3;
+    for (d, parts, count, tokens, group) in [
+        (32, 2, 64, 1usize, 1),
+        (128, 2, 64, 5003, 4),
+        (128, 16, 256, 2050, 5),
+        (64, 5, 8, 999, 9),
+        (256, 40, 256, 70, 2),
+    ] {
+        for storage in [Storage::F32, Storage::F16, Storage::Bf16] {
+            let heads = KV_HEADS * group;
+            let stride = tokens.next_multiple_of(4);
+            let centroids = noise(KV_HEADS * count * d, 31);
+            let code = |head: usize, part: usize, token: usize| (token * 7 + head * 5 + part * 3 + token / 11) % count;
+            let of_list = |list: usize| {
+                (0..stride)
+                    .map(move |token| if token < tokens { code(list / parts, list % parts, token) as u8 } else { 0 })
+            };
+            let codes: Vec<u8> = (0..KV_HEADS * parts).flat_map(of_list).collect();
+            let asked = Asked::new(&gpu, heads, d, storage);
+            let (codes, on_device) = (gpu.upload(&codes).unwrap(), gpu.upload(&centroids).unwrap());
+            let keys = CodedKeys { codes: &codes, centroids: &on_device, parts, count, tokens, kv_heads: KV_HEADS };
+            let key = |kv_head: usize, token: usize| -> Vec<f32> {
+                let of_part = |part: usize| {
+                    let row = kv_head * count + code(kv_head, part, token);
+                    centroids[row * d..][part * d / parts..(part + 1) * d / parts].iter().copied()
+                };
+                (0..parts).flat_map(of_part).collect()
+            };
+            let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
+                gpu.score_codes((&asked.queries(), 0..2), (d, storage), &keys, reduction, &mut None, room)
+            };
+            let exact =
+                |row: usize, head: usize, token: usize| dot(asked.query(row, head, d), &key(head / group, token));
+            let what = format!("{storage:?} d {d} group {group}, {parts} parts of {count}, {tokens} tokens");
+            check_scores(&gpu, (heads, KV_HEADS, d), tokens, score, exact, &what);
+        }
+    }
+}
+
 /// Logits by the `r` largest channels of a query, or of those of its group together, from the definition.
 fn logits_by_channels(queries: &[&[f32]], own: &[f32], r: usize, keys: &[&[f32]]) -> Vec<f64> {
     let d = own.len();
@@ -1933,7 +2046,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or whose picks hang on nothing that a step brings.
-const THERE: [&str; 42] = [
+const THERE: [&str; 50] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -1968,6 +2081,14 @@ const THERE: [&str; 42] = [
     "topp:density=0.4",
     "topk:pick=topp,p=0.7,per=kv_head",
     "topk:pick=topp,p=1",
+    "oracle_sampling:budget=16",
+    "oracle_sampling:budget=3000",
+    "infllm:page=8,k=24,representatives=3,window=10",
+    "infllm:page=5,k=24,window=30,per=kv_head,reduce=max",
+    "infllm:page=7,k=24,representatives=30,per=kv_head",
+    "pqcache:k=16",
+    "pqcache:subspaces=4,bits=3,k=20,per=kv_head,reduce=max",
+    "pqcache:subspaces=5,bits=8,k=20,per=kv_head",
     "quest:page=5,pick=topp,p=0.6,min_pages=4",
     "snapkv:k=16",
     "ada_kv:k=16",

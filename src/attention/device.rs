@@ -12,14 +12,25 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use rayon::prelude::*;
+
 use super::budget::Context;
+use super::engine::head_seed;
+use super::method::mix_seed;
+#[cfg(feature = "cuda")]
+use super::method::{Depth, HeadPrefix};
+#[cfg(feature = "cuda")]
+use super::prompt::{PromptHead, PromptStats};
 use super::prompt_shape::PromptShape;
 use crate::cost::Cost;
 use crate::kernels::GPU_ROW_WIDTHS;
 #[cfg(feature = "cuda")]
+use crate::kernels::cpu::Rows;
+#[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    BlockLists, Buffer, Cache, CollisionRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries, Reduction,
-    ScoreRoom, Scores, Searched, TokenLists, TreeRoom,
+    BlockLists, Buffer, Cache, CollisionRoom, DrawRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries,
+    Reduction, ScoreRoom, Scores, Searched, TokenLists, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -84,7 +95,7 @@ pub trait DeviceForm: Send + Sync {
     /// # Errors
     /// If the device fails.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError>;
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError>;
 
     /// Picks for all heads of all rows of a step, into a list for each query head or each KV head. All work is only asked for.
     ///
@@ -132,6 +143,32 @@ pub struct DeviceLayer<'a> {
     pub candidates: Range<usize>,
 }
 
+/// What the host knows of a finished prefix beside its keys and values, and how many sequences lie in a layer as further KV heads.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy)]
+pub struct Learned<'a> {
+    /// What indexes draw from.
+    pub seed: u64,
+    /// What was gathered while the prompt was read; `None` if nothing was.
+    pub stats: Option<&'a PromptStats>,
+}
+
+/// What a row's draws come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSeed {
+    /// That of its run.
+    pub run: u64,
+    /// Tokens in context, its own included.
+    pub total: usize,
+}
+
+impl RowSeed {
+    /// The seed of the row's step at a KV head of a layer.
+    pub fn of_head(self, layer: usize, kv_head: usize) -> u64 {
+        mix_seed(head_seed(self.run, layer, kv_head), self.total as u64)
+    }
+}
+
 /// A step of one layer: the rows that share a method.
 #[cfg(feature = "cuda")]
 pub struct DeviceStep<'a> {
@@ -141,6 +178,8 @@ pub struct DeviceStep<'a> {
     pub queries: Queries<'a>,
     /// The [number](DeviceForm::number) of each.
     pub numbers: &'a [u32],
+    /// What the draws of each come from.
+    pub seeds: &'a [RowSeed],
 }
 
 /// Room for what rows that share a method pick, kept from step to step.
@@ -151,6 +190,8 @@ pub struct DeviceRoom {
     pub lists: TokenLists,
     /// A number for each row, for whoever picks.
     pub numbers: Mirrored<u32>,
+    /// What lies between scores and draws, for whoever draws.
+    pub draws: DrawRoom,
 }
 
 /// Room for what is needed in between, for all methods.
@@ -159,6 +200,8 @@ pub struct DeviceRoom {
 pub struct DeviceScratch {
     /// Scores of candidates.
     pub scores: ScoreRoom,
+    /// Scores that those are made of.
+    pub parts: ScoreRoom,
     /// What queries are made into before they are compared with an index, in one or two parts.
     pub queries: [Option<Buffer>; 2],
     /// The numbers of rows in the order in which they are.
@@ -198,7 +241,7 @@ pub(super) trait DeviceScorer: Send + Sync {
 
     /// The index of all KV heads of a layer; nothing by default.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, _layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, _layer: &DeviceLayer<'_>, _learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         Ok(DeviceIndex::default())
     }
 
@@ -227,6 +270,33 @@ pub(super) trait DeviceScorer: Send + Sync {
     ) -> Result<(), GpuError> {
         Ok(())
     }
+}
+
+/// What `build` makes of each KV head of a layer on the host, from keys and values that come down from the device.
+#[cfg(feature = "cuda")]
+pub(super) fn build_here<I: Send>(
+    layer: &DeviceLayer<'_>,
+    learned: &Learned<'_>,
+    build: impl Fn(&HeadPrefix<'_>) -> I + Sync,
+) -> Result<Vec<I>, GpuError> {
+    let down = |kv_head| layer.cache.download_rows(layer.gpu, kv_head, 0..layer.candidates.end);
+    let rows: Vec<[Vec<f32>; 2]> = (0..layer.cache.kv_heads).map(down).collect::<Result<_, _>>()?;
+    let of_head = |(kv_head, [keys, values]): (usize, &[Vec<f32>; 2])| {
+        build(&HeadPrefix {
+            layer: layer.layer,
+            depth: Depth::default(),
+            rotation: None,
+            kv_head,
+            keys: Rows::F32(keys),
+            values: Rows::F32(values),
+            d: layer.cache.d,
+            dtype: layer.dtype,
+            candidates: layer.candidates.clone(),
+            prompt: learned.stats.map_or_else(PromptHead::default, |stats| stats.head(layer.layer, kv_head)),
+            seed: head_seed(learned.seed, layer.layer, kv_head),
+        })
+    };
+    Ok(rows.par_iter().enumerate().map(of_head).collect())
 }
 
 /// A picker's form on a device.

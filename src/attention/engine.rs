@@ -13,10 +13,8 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::Configured;
-#[cfg(feature = "cuda")]
-use super::DeviceLayer;
 use super::budget::Context;
-use super::device::{DeviceForm, DeviceIndex, StepShape};
+use super::device::{DeviceForm, DeviceIndex, RowSeed, StepShape};
 use super::fidelity::{FidelityMeter, Place};
 use super::head::{HeadKv, Picked, Queries};
 use super::method::{
@@ -25,6 +23,8 @@ use super::method::{
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
+#[cfg(feature = "cuda")]
+use super::{DeviceLayer, Learned};
 use crate::clock::{self, Section};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
@@ -286,7 +286,10 @@ impl IndexCache {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
         let stays = !method.moves_on() && method.method.positions() == Positions::Original;
         let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape());
-        is_there && stays && method.method.device_form().is_some_and(fits)
+        is_there
+            && stays
+            && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
+            && method.method.device_form().is_some_and(fits)
     }
 
     /// Time of gathering `needs`; reused is what an earlier index was charged with.
@@ -362,7 +365,8 @@ impl IndexCache {
             let place = self.prefix.device().and_then(|device| device.on_gpu(layer)).filter(|_| !dense);
             let Some((gpu, cache)) = place else { return Ok(None) };
             let (dtype, candidates) = (self.prefix.shape().dtype, candidates.clone());
-            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }).map(Some).map_err(failed)
+            let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
+            form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
         };
         let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
         // What an index takes is counted as such, so it has to be over.
@@ -780,6 +784,11 @@ impl Fork {
         self.method.method.device_form().map_or(0, |form| form.number(context, self.prefix_candidates.len()))
     }
 
+    /// What the draws of a step with `total` tokens in context come from.
+    pub fn row_seed(&self, total: usize) -> RowSeed {
+        RowSeed { run: self.seed, total }
+    }
+
     /// Whether tokens are picked at `layer`.
     pub fn picks_at(&self, layer: usize) -> bool {
         let method = &self.method.method;
@@ -920,7 +929,7 @@ impl Fork {
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
             generated: self.generated(total),
-            seed: mix_seed(head_seed(self.seed, layer, 0), total as u64),
+            seed: self.row_seed(total).of_head(layer, 0),
         }
     }
 
@@ -937,7 +946,7 @@ impl Fork {
         let nothing = vec![0.0; width];
         let step_of = |kv_head: usize| {
             let own = queries.map_or(&nothing[..], |queries| &queries[kv_head * width..][..width]);
-            let seed = mix_seed(head_seed(self.seed, layer, kv_head), total as u64);
+            let seed = self.row_seed(total).of_head(layer, kv_head);
             let step = Step { kv_head, seed, ..self.step_of(layer, total, own, candidates.clone()) };
             if queries.is_none() {
                 return step;

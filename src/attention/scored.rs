@@ -15,7 +15,7 @@ use super::budget::Context;
 use super::coded::Coded;
 use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
 #[cfg(feature = "cuda")]
-use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
+use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use super::granularity::Granularity;
 #[cfg(feature = "cuda")]
 use super::granularity::Reduce;
@@ -367,8 +367,8 @@ impl<S: Scorer> DeviceForm for Scored<S> {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
-        self.on_device().expect(ON_DEVICE).0.build_all(layer)
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)
     }
 
     #[cfg(feature = "cuda")]

@@ -10,14 +10,22 @@
 //! those they were read at. Units are looked up for each query head, or for the group, not for all heads of a
 //! layer together.
 
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
+use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
-use crate::attention::{Budget, HeadPrefix, PromptNeed};
+use crate::attention::{Budget, HeadPrefix, PromptNeed, PromptShape};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
-use crate::kv::KvStore;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{Cache, GpuError, Reduction};
+use crate::kv::{KvDtype, KvStore};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "infllm",
@@ -142,6 +150,61 @@ impl Scorer for Representatives {
         let block = |dots: &[f32]| dots.iter().sum::<f32>() * self.count as f32 / dots.len() as f32;
         let of_query = |dots: &[f32]| dots.chunks(self.count).map(block).collect::<Vec<f32>>();
         dots.chunks_exact(keys.tokens()).flat_map(of_query).collect()
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
+    }
+}
+
+impl Representatives {
+    /// Those of so many tokens.
+    fn of(&self, tokens: usize) -> usize {
+        tokens / self.page * self.count + (tokens % self.page).min(self.count)
+    }
+}
+
+/// The host chooses representatives when a prefix is read, by what it gathered of the prompt, and sends their keys.
+impl DeviceScorer for Representatives {
+    fn cost(&self, step: &StepShape) -> Cost {
+        let numbers = self.of(step.candidates) * step.d;
+        Cost {
+            score_flops: (2 * step.group * numbers) as u64,
+            aux_bytes: (numbers * step.dtype.bytes()) as u64,
+            ..Cost::default()
+        }
+    }
+
+    fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
+        prefix.kv_heads * (self.of(prefix.tokens) + self.count) * prefix.d * dtype.bytes()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        let heads = build_here(layer, learned, |prefix| self.build(prefix))?;
+        let each = self.of(layer.candidates.len()) * layer.cache.d * layer.dtype.bytes();
+        let mut keys = layer.gpu.alloc(heads.len() * each)?;
+        for (kv_head, own) in heads.iter().enumerate() {
+            layer.gpu.upload_rows(&mut keys, kv_head * each, own.head(0))?;
+        }
+        let bytes = heads.iter().map(|keys| self.index_bytes(keys)).sum();
+        Ok(DeviceIndex { buffers: vec![keys], bytes, ..DeviceIndex::default() })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_all(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let [keys] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
+        let (gpu, count) = (step.prefix.gpu, self.of(step.prefix.candidates.len()));
+        let cache = Cache { keys, values: keys, keys_at: 0, values_at: 0, capacity: count, ..step.prefix.cache };
+        gpu.score_keys(&step.queries, rows, &cache, 0..count, None, &mut scratch.parts)?;
+        gpu.sum_runs(scratch.parts.of(None), self.count, cache.kv_heads, reduction, &mut scratch.scores)
     }
 }
 

@@ -10,12 +10,15 @@
 //! keys. With `--tail`, a token that leaves the window takes the nearest centroids of the prefix, as in the authors'
 //! code; otherwise generated tokens stay exact.
 
+mod device;
+
 use std::ops::Range;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use crate::attention::device::DeviceScorer;
 use crate::attention::kmeans::kmeans;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -133,6 +136,10 @@ impl Scorer for ProductCodes {
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Subspace>>, cost: &mut Cost) -> Vec<f32> {
         approximate_scores(queries, segment.index, cost)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceScorer> {
+        Some(self)
     }
 }
 

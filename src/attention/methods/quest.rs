@@ -15,7 +15,7 @@ use super::{Granularity, MethodEntry, ParamInfo, Preset};
 #[cfg(test)]
 use crate::attention::Step;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -192,7 +192,7 @@ impl DeviceScorer for Bounds {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let cut = Cut { tokens: layer.candidates.clone(), size: self.page };
         let (kv_heads, d) = (layer.cache.kv_heads, layer.cache.d);
         let bytes = kv_heads * bound_bytes(cut.count(), d, layer.dtype.bytes());

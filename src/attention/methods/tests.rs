@@ -754,7 +754,6 @@ fn heads_that_share_a_long_context_among_threads_pick_what_each_picks_alone() {
         "hip:k=128",
         "knn:k=20,index=flat",
         "knn:k=20,index=hnsw,M=4,ef_construction=20",
-        "retrieval_attention:k=20",
     ] {
         let (picks, cost) = on(4, spec, &queries);
         let Selection::PerHead(picks) = picks else { panic!("{spec}: a set for each query head") };

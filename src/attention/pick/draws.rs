@@ -9,16 +9,28 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use rand::RngExt;
+#[cfg(feature = "cuda")]
+use rand::SeedableRng;
 
 use super::{Picker, ScoredRow};
-use crate::attention::{Histogram, Picks, Probe, Solved, Tuned, Weighting, least_reaching};
+use crate::attention::device::{DevicePicker, LeastPages};
+#[cfg(feature = "cuda")]
+use crate::attention::device::{DeviceRoom, DeviceStep, RowSeed};
+#[cfg(feature = "cuda")]
+use crate::attention::method::mix_seed;
+use crate::attention::{Context, Histogram, Picks, Probe, Solved, Tuned, Weighting, least_reaching};
 use crate::cost::Cost;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::{DRAW_KEY, GpuError, Pages, Scores};
 
 /// Independent draws from the exact weights of the candidates.
 pub(in crate::attention) struct Draws {
     /// Draws for each query.
     pub budget: Tuned<NonZero<usize>>,
 }
+
+/// Scores are written, and passed over for the largest and for the sums.
+const PASSES: u64 = 3;
 
 /// Weights below `exp(−40)` are never drawn.
 const SMALLEST_LOG_WEIGHT: f64 = 40.0;
@@ -53,8 +65,7 @@ impl Picker for Draws {
     }
 
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
-        // Written, and passed over for the largest and for the sums.
-        cost.select_bytes += 3 * row.pass();
+        cost.select_bytes += PASSES * row.pass();
         let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut cumulative = Vec::with_capacity(row.scores.len());
         let mut total = 0.0f64;
@@ -80,6 +91,57 @@ impl Picker for Draws {
         let log_mass = row.scale * max + (total as f32).ln();
         Picks { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
     }
+
+    fn device(&self) -> Option<&dyn DevicePicker> {
+        self.is_known().then_some(self as &dyn DevicePicker)
+    }
+}
+
+impl DevicePicker for Draws {
+    fn cost(&self, scores: usize) -> Cost {
+        Cost { select_bytes: PASSES * (scores * size_of::<f32>()) as u64, ..Cost::default() }
+    }
+
+    fn kind(&self) -> String {
+        format!("{} draws", self.budget.value())
+    }
+
+    fn number(&self, _: Context, pages: &LeastPages) -> u32 {
+        self.budget.value().get().min(pages.all) as u32
+    }
+
+    #[cfg(feature = "cuda")]
+    fn prepare(&self, step: &DeviceStep<'_>, of: &Pages, lists: usize, to: &mut DeviceRoom) -> Result<(), GpuError> {
+        let (gpu, most) = (step.prefix.gpu, self.budget.value().get().min(of.tokens.len()));
+        to.lists.resize_weighted(gpu, [step.seeds.len(), lists], [most, most], of.tokens.end)?;
+        let group = lists / step.prefix.cache.kv_heads;
+        let seed =
+            |row: &RowSeed, list: usize| mix_seed(row.of_head(step.prefix.layer, list / group), (list % group) as u64);
+        let seeds = step.seeds.iter().flat_map(|row| (0..lists).map(move |list| seed(row, list)));
+        to.draws.keys.set(gpu, seeds.flat_map(|seed| key_of(seed)).collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_all(
+        &self,
+        step: &DeviceStep<'_>,
+        (of, _): (&Pages, usize),
+        scores: &Scores,
+        first: usize,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let scale = 1.0 / (step.prefix.cache.d as f32).sqrt();
+        let DeviceRoom { lists, draws, .. } = to;
+        step.prefix.gpu.draw_tokens(scores, (self.budget.value().get(), scale), first, of.tokens.clone(), lists, draws)
+    }
+}
+
+/// The key that a generator of this seed has.
+#[cfg(feature = "cuda")]
+fn key_of(seed: u64) -> [u32; DRAW_KEY] {
+    let key = rand_chacha::ChaCha8Rng::seed_from_u64(seed).get_seed();
+    let (words, _) = key.as_chunks::<4>();
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
 
 #[cfg(test)]

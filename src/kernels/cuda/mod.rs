@@ -8,7 +8,9 @@
 mod attend;
 mod blocks;
 mod channels;
+mod codes;
 mod collisions;
+mod draws;
 mod flood;
 mod labels;
 mod launch;
@@ -35,10 +37,14 @@ use cudarc::nvrtc::Ptx;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use crate::kernels::cpu::Rows as StoredRows;
+
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
 pub use blocks::{BlockLists, BlockShape, PromptSearch, Run, Sampling, Searched};
 pub use channels::{ChosenChannels, KeysByChannel};
+pub use codes::CodedKeys;
 pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};
+pub use draws::{DRAW_KEY, DrawRoom};
 pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
@@ -535,6 +541,21 @@ impl Gpu {
         }
         let mut to = buffer.slice.slice_mut(offset..offset + bytes.len());
         self.stream.memcpy_htod(bytes, &mut to).map_err(failed("copying to the device"))
+    }
+
+    /// Copies rows to the device as they are stored, from byte `offset` of a buffer on.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn upload_rows(&self, buffer: &mut Buffer, offset: usize, rows: StoredRows<'_>) -> Result<(), GpuError> {
+        match rows {
+            StoredRows::F32(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::F16(rows) => self.upload_to(buffer, offset, rows),
+            StoredRows::Bf16(rows) => self.upload_to(buffer, offset, rows),
+        }
     }
 
     /// Copies from byte `offset` of a buffer on to the host, when everything asked for before has been done.

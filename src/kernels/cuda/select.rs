@@ -862,6 +862,40 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("reducing scores"))
     }
 
+    /// Sums of the scores by query head of each run of `size` columns, as if each had so many where the last has fewer, into lists by
+    /// query head, or by KV head if they are reduced.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn sum_runs(
+        &self,
+        scores: &Scores,
+        size: usize,
+        kv_heads: usize,
+        reduction: Option<Reduction>,
+        room: &mut ScoreRoom,
+    ) -> Result<(), GpuError> {
+        let Scores { rows, lists, columns, .. } = *scores;
+        let out = room.resized(self, rows, (lists, kv_heads), columns.div_ceil(size), None)?;
+        if rows * lists == 0 || columns == 0 {
+            return Ok(());
+        }
+        let function = self.function("scores", "sum_runs")?;
+        let (from, from_stride, to, stride) =
+            (scores.address(), scores.stride() as u64, out.address(), out.stride() as u64);
+        let grid = (columns.div_ceil(size).div_ceil(256) as u32, (rows * lists) as u32, 1);
+        let (columns, size) = (columns as u32, size as u32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&from_stride).arg(&columns).arg(&size).arg(&to).arg(&stride);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: both hold `rows * lists` lists, of as many columns and of as many runs.
+        unsafe { launch.launch(grid) }.map_err(failed("adding up scores"))?;
+        match reduction {
+            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            None => Ok(()),
+        }
+    }
+
     /// Bounds of the pages of a layer's keys, into `lower` and `upper` as [`PageBounds`] has them.
     ///
     /// # Errors

@@ -11,9 +11,8 @@ use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared};
 use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
-use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Selects};
+use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Learned, Selects};
 use crate::cost::Cost;
-use crate::kernels::cpu::rows::Rows;
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
     Recording, Timeline,
@@ -82,8 +81,8 @@ impl LayerAlone {
             let (kv, following) = &sequences[head / of_one.kv_heads % sequences.len()];
             let own = head % of_one.kv_heads;
             let (keys, values) = &mut first.layers[0];
-            upload(&gpu, keys, head * tokens * row, kv.keys.head(own))?;
-            upload(&gpu, values, head * tokens * row, kv.values.head(own))?;
+            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(own))?;
+            gpu.upload_rows(values, head * tokens * row, kv.values.head(own))?;
             for (number, rows) in [following.key, following.value].into_iter().enumerate() {
                 let numbers = Numbers::narrow(rows[own * shape.d..][..shape.d].to_vec(), storage(shape.dtype));
                 for copy in 0..copies {
@@ -200,7 +199,9 @@ impl LayerAlone {
     /// Indexes of the copies, where the device picks.
     fn further_indexes(&self, fork: &Fork) -> Result<Vec<DeviceIndex>, GpuError> {
         let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
-        self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork))).collect()
+        // What an index draws from hardly matters to how long a step takes.
+        let learned = Learned { seed: 0, stats: None };
+        self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork), &learned)).collect()
     }
 
     fn place<'a>(&'a self, cache: Cache<'a>, fork: &Fork) -> DeviceLayer<'a> {
@@ -210,14 +211,6 @@ impl LayerAlone {
 
     fn caches(&self) -> impl Iterator<Item = Cache<'_>> {
         [shared(&self.prefix)].into_iter().chain(&self.copies).map(|copy| copy.cache(0))
-    }
-}
-
-pub(super) fn upload(gpu: &Gpu, buffer: &mut Buffer, offset: usize, rows: Rows<'_>) -> Result<(), GpuError> {
-    match rows {
-        Rows::F32(rows) => gpu.upload_to(buffer, offset, rows),
-        Rows::F16(rows) => gpu.upload_to(buffer, offset, rows),
-        Rows::Bf16(rows) => gpu.upload_to(buffer, offset, rows),
     }
 }
 
@@ -345,7 +338,12 @@ impl RunAlone {
         let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let stride = layer.heads * layer.shape.d;
         let queries = Queries { queries: &buffer, stride, heads: layer.heads, rows: &self.picks.rows };
-        let step = DeviceStep { prefix: layer.place(cache, &self.fork), queries, numbers: &[self.number] };
+        let step = DeviceStep {
+            prefix: layer.place(cache, &self.fork),
+            queries,
+            numbers: &[self.number],
+            seeds: &[self.fork.row_seed(self.fork.tokens())],
+        };
         form.select_all(&step, index, &mut self.picks.own, &mut self.scratch)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::host::Numbers;
 use super::kv::DevicePrefix;
-use super::{alone, storage};
+use super::storage;
 use crate::attention::SparsePrefill;
 use crate::kernels::cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
 use crate::kv::LayerKv;
@@ -49,8 +49,8 @@ impl PromptAlone {
         let (row, width) = (shape.d * shape.dtype.bytes(), heads * shape.d);
         let (keys, values) = &mut prefix.layers[0];
         for head in 0..shape.kv_heads {
-            alone::upload(&gpu, keys, head * tokens * row, kv.keys.head(head))?;
-            alone::upload(&gpu, values, head * tokens * row, kv.values.head(head))?;
+            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head))?;
+            gpu.upload_rows(values, head * tokens * row, kv.values.head(head))?;
         }
         let chunk = |queries: &[f32]| -> Result<Buffer, GpuError> {
             let mut buffer = gpu.alloc(queries.len() * shape.dtype.bytes())?;

@@ -9,7 +9,7 @@ use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::{Cuda, Linear, Room};
 use crate::attention::{
-    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, Selection, Selects, Weighting,
+    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, RowSeed, Selection, Selects, Weighting,
 };
 use crate::clock::Section;
 use crate::kernels::cuda::{
@@ -78,6 +78,7 @@ pub(super) struct Group {
     pub(super) streams: Vec<usize>,
     pub(super) rows: Vec<u32>,
     pub(super) numbers: Vec<u32>,
+    seeds: Vec<RowSeed>,
     /// Rows that attend again what was picked before: for one of `rows` in the same step, or, without, in an earlier one.
     again: Vec<(u32, Option<usize>)>,
 }
@@ -321,6 +322,7 @@ impl Cuda {
                         streams: vec![index],
                         rows: Vec::new(),
                         numbers: Vec::new(),
+                        seeds: Vec::new(),
                         again: Vec::new(),
                     });
                 }
@@ -332,6 +334,7 @@ impl Cuda {
             if fork.picks_anew(row.total) {
                 group.rows.push(i as u32);
                 group.numbers.push(fork.number(row.total));
+                group.seeds.push(fork.row_seed(row.total));
             } else {
                 let of_stream = |own: &u32| rows[*own as usize].stream == row.stream;
                 group.again.push((i as u32, group.rows.iter().rposition(of_stream)));
@@ -368,7 +371,7 @@ impl Cuda {
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
             if !group.rows.is_empty() {
                 let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
-                let step = DeviceStep { prefix, queries, numbers: &group.numbers };
+                let step = DeviceStep { prefix, queries, numbers: &group.numbers, seeds: &group.seeds };
                 form.select_all(&step, index, &mut room.own, scratch)?;
                 let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
                 let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::LabelScores;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS, Learned};
 use crate::attention::device::{DeviceScorer, StepShape, row_width};
 use crate::cost::Cost;
 use crate::kernels::cpu::codes::CodeRange;
@@ -72,7 +72,7 @@ impl DeviceScorer for LabelScores {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let lists = self.chosen(layer.layer, cache.kv_heads, cache.d);
         let width = self.channels.of(cache.d);

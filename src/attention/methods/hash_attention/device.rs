@@ -7,7 +7,7 @@ use super::LearnedSignatures;
 use super::net::SignNet;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 use crate::attention::device::{DeviceScorer, StepShape};
 #[cfg(feature = "cuda")]
 use crate::attention::methods::signatures::score_there;
@@ -55,7 +55,7 @@ impl DeviceScorer for LearnedSignatures {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let of_layer = self.layer(layer.layer);
         let each = of_layer.keys.first().map_or(1, Vec::len);

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::attention::device::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::attention::{Context, Positions, PromptShape, QueryBlock, SearchedMask};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
@@ -91,7 +91,7 @@ impl DeviceForm for Hip {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, _: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, _: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         Ok(DeviceIndex::default())
     }
 

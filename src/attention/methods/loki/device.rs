@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Loki;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, FITS, Learned};
 use crate::attention::device::{DeviceScorer, StepShape, row_width};
 use crate::cost::Cost;
 use crate::kernels::GPU_WIDEST;
@@ -35,7 +35,7 @@ impl DeviceScorer for Loki {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, tokens) = (layer.gpu, &layer.cache, layer.candidates.len());
         let rank = self.rank.of(cache.d);
         let padded = row_width(rank).expect(FITS);

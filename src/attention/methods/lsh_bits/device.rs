@@ -9,7 +9,7 @@ use super::RandomSignatures;
 use super::gaussians;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
 use crate::attention::device::{DeviceScorer, StepShape};
 #[cfg(feature = "cuda")]
 use crate::attention::methods::signatures::score_there;
@@ -47,7 +47,7 @@ impl DeviceScorer for RandomSignatures {
 
     /// The signatures, and the hyperplanes as queries meet them: all coordinates of each, then what the further one adds.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (gpu, cache, candidates) = (layer.gpu, &layer.cache, layer.candidates.clone());
         let (d, words, tokens) = (cache.d, words_of(self.bits), candidates.len());
         let mut stored = vec![0u32; Signatures::bytes_of(cache.kv_heads, words, tokens) / 4];

@@ -5,7 +5,7 @@ use super::probability::LogProbability;
 use super::{MagicPig, Shape};
 use crate::attention::device::{DeviceForm, StepShape};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, FITS};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, FITS, Learned};
 use crate::attention::{Context, PromptShape};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
@@ -87,7 +87,7 @@ impl DeviceForm for MagicPig {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (shape, d) = (self.shape(), layer.cache.d);
         let planes = super::gaussians(shape.planes() * d, self.hashing.seed);
         let log_probability = self.log_probability.as_ref().expect(FITS);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::QueryChannels;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::granularity::Granularity;
 use crate::cost::Cost;
@@ -37,7 +37,7 @@ impl DeviceScorer for QueryChannels {
     }
 
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>) -> Result<DeviceIndex, GpuError> {
+    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (cache, tokens) = (&layer.cache, layer.candidates.len());
         let [keys, means] = KeysByChannel::bytes(tokens, cache.kv_heads, cache.d, cache.storage.bytes());
         let (mut keys, mut means) = (layer.gpu.alloc(keys)?, layer.gpu.alloc(means)?);

@@ -1,0 +1,116 @@
+//! Keys that stand for centroids: a code for each run of channels, and scores by tables of products with centroids.
+
+use std::ops::Range;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::select::{Queries, Reduction, ScoreRoom};
+use super::{Buffer, Gpu, GpuError, Storage, failed};
+
+/// Threads of a block, tokens of a thread, and heads that it takes at a time.
+const THREADS: u32 = 256;
+const EACH: usize = 4;
+const MOST_HEADS: usize = 4;
+/// Bytes of tables that a block can have.
+const MOST_SHARED: usize = 160 << 10;
+/// The widest head whose queries the kernel holds.
+const WIDEST: usize = 256;
+
+/// Codes of the keys of a layer, and what they stand for.
+#[derive(Debug, Clone, Copy)]
+pub struct CodedKeys<'a> {
+    /// `[kv_head][part][tokens, to a multiple of four]` u8.
+    pub codes: &'a Buffer,
+    /// `[kv_head][centroid][d]` f32: each row has the centroids of its number in all parts.
+    pub centroids: &'a Buffer,
+    /// Runs of channels: part `i` of `p` begins at channel `i * d / p`.
+    pub parts: usize,
+    /// Centroids of a part.
+    pub count: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+}
+
+impl CodedKeys<'_> {
+    /// Whether the kernels take so many parts of so many centroids, of heads so wide.
+    pub fn fits(parts: usize, count: usize, d: usize) -> bool {
+        d <= WIDEST && (1..=256).contains(&count) && 4 * parts * count <= MOST_SHARED
+    }
+
+    /// Tokens from one list of codes to the next.
+    pub fn stride(tokens: usize) -> usize {
+        tokens.next_multiple_of(EACH)
+    }
+
+    /// Bytes of a query's products with all centroids.
+    fn table_bytes(&self) -> usize {
+        4 * self.parts * self.count
+    }
+}
+
+impl Gpu {
+    /// Scores of keys by the centroids that stand for them, into lists by query head, or by KV head if they are reduced. `tables`
+    /// becomes room for products with centroids.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or the keys do not [fit](CodedKeys::fits).
+    pub fn score_codes(
+        &self,
+        (queries, rows): (&Queries<'_>, Range<usize>),
+        (d, storage): (usize, Storage),
+        keys: &CodedKeys<'_>,
+        reduction: Option<Reduction>,
+        tables: &mut Option<Buffer>,
+        room: &mut ScoreRoom,
+    ) -> Result<(), GpuError> {
+        let CodedKeys { parts, count, tokens, kv_heads, .. } = *keys;
+        let heads = queries.heads;
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        assert!(CodedKeys::fits(parts, count, d) && parts <= d, "{parts} parts of {count} centroids, {d} channels");
+        let group = heads / kv_heads;
+        let out = room.resized(self, rows.len(), (heads, kv_heads), tokens, None)?;
+        if rows.is_empty() || tokens == 0 {
+            return Ok(());
+        }
+        let bytes = rows.len() * heads * keys.table_bytes();
+        self.reserve(tables, bytes)?;
+        let tables = tables.as_ref().expect("it was reserved").address(0, bytes);
+        let centroids = keys.centroids.address(0, 4 * kv_heads * count * d);
+        let codes = keys.codes.address(0, kv_heads * parts * CodedKeys::stride(tokens));
+        let (list, from) = (queries.list(rows.clone()), queries.address(rows.clone(), d, storage));
+        let (row_stride, key_stride) = (queries.stride as u64, CodedKeys::stride(tokens) as u64);
+        let (to, stride, columns) = (out.address(), out.stride() as u64, tokens as u32);
+        let at_once = MOST_HEADS.min(MOST_SHARED / keys.table_bytes()).min(group);
+        let shared = (at_once * keys.table_bytes()) as u32;
+        let [all_heads, of_group, count, parts, width, at_once] =
+            [heads, group, count, parts, d, at_once].map(|n| n as i32);
+
+        let function = self.function("code_scores", &format!("centroid_products_{}", storage.name()))?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&list).arg(&from).arg(&row_stride).arg(&of_group).arg(&centroids).arg(&count).arg(&parts);
+        launch.arg(&width).arg(&tables);
+        let grid = (heads as u32, rows.len() as u32, 1);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, centroids and tables are as long as checked and made above.
+        unsafe { launch.launch(blocks) }.map_err(failed("multiplying with centroids"))?;
+
+        let function = self.with_shared("code_scores", "code_scores", shared)?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&tables).arg(&codes).arg(&key_stride).arg(&columns).arg(&all_heads).arg(&of_group).arg(&count);
+        launch.arg(&parts).arg(&at_once).arg(&to).arg(&stride);
+        let grid = (tokens.div_ceil(EACH * THREADS as usize) as u32, kv_heads as u32, rows.len() as u32);
+        let blocks = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared };
+        // SAFETY: tables, codes and scores are as long as checked and made above; codes are below the number of centroids, as
+        // callers see to, and every code is below the entries of its table's part.
+        unsafe { launch.launch(blocks) }.map_err(failed("adding up table entries"))?;
+        match reduction {
+            Some(reduction) => room.reduce(self, kv_heads, reduction),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Independent draws from the distribution that scores give to candidates.
+
+use std::ops::Range;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::select::{Mirrored, Scores, TokenLists};
+use super::{Buffer, Gpu, GpuError, failed};
+
+/// Threads of a block.
+const THREADS: u32 = 1024;
+/// Words of a key.
+pub const DRAW_KEY: usize = 8;
+
+/// What draws are made from, and room for what lies between scores and draws.
+#[derive(Debug, Default)]
+pub struct DrawRoom {
+    /// A key of ChaCha for each list of each row, `[row][list]` of [`DRAW_KEY`] words.
+    pub keys: Mirrored<u32>,
+    /// `[row][list][stride]` u64, what candidates have of the mass up to each.
+    sums: Option<Buffer>,
+    /// `[row][list][stride]` u32, how often each was drawn.
+    drawn: Option<Buffer>,
+}
+
+impl Gpu {
+    /// Draws `draws` times from the distribution that each list of scores gives: a candidate's share is `exp(scale * score)` over the
+    /// sum. What is drawn comes ascending into rows of `lists` from `first` on, which have [room](TokenLists::resize_weighted) for
+    /// it; each logit is lowered so that its exponential is the share of the draws times that sum. Draws are those of `ChaCha8Rng`
+    /// with the key of the list.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If `lists` have no room, or there are too few keys.
+    pub fn draw_tokens(
+        &self,
+        scores: &Scores,
+        (draws, scale): (usize, f32),
+        first: usize,
+        candidates: Range<usize>,
+        lists: &mut TokenLists,
+        room: &mut DrawRoom,
+    ) -> Result<(), GpuError> {
+        let columns = candidates.len();
+        let (rows, in_row) = scores.shape(columns);
+        let most = lists.most();
+        assert!(lists.lists() == in_row && most >= draws.min(columns), "lists of {most} tokens for {draws} draws");
+        if rows == 0 || in_row == 0 || columns == 0 {
+            return Ok(());
+        }
+        let numbers = rows * in_row * scores.stride();
+        self.reserve(&mut room.sums, 8 * numbers)?;
+        self.reserve(&mut room.drawn, 4 * numbers)?;
+        let sums = room.sums.as_ref().expect("it was reserved").address(0, 8 * numbers);
+        let drawn = room.drawn.as_ref().expect("it was reserved").address(0, 4 * numbers);
+        let keys = room.keys.address(DRAW_KEY * first * in_row..DRAW_KEY * (first + rows) * in_row);
+        let (from, stride) = (scores.address(), scores.stride() as u64);
+        let ([tokens, counts], weights, entries) = (lists.addresses(first), lists.weights(first), lists.entries(first));
+        let [columns, draws, begin, most] = [columns, draws, candidates.start, most].map(|n| n as u32);
+        let function = self.function("draws", "draw_tokens")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&stride).arg(&columns).arg(&keys).arg(&draws).arg(&scale).arg(&begin).arg(&sums);
+        launch.arg(&drawn).arg(&tokens).arg(&weights).arg(&most).arg(&counts).arg(&entries);
+        let grid =
+            LaunchConfig { grid_dim: (in_row as u32, rows as u32, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: scores, keys, sums, counts and lists are as long as checked and made above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("drawing tokens"))
+    }
+}
