@@ -116,7 +116,7 @@ struct MagicPig {
     u_floor: f64,
     planes: RandomPlanes,
     /// Of the shape, once it is known.
-    log_probability: Option<LogProbability>,
+    log_probability: Option<Arc<LogProbability>>,
 }
 
 /// What is hashed how, and what counts as sampled.
@@ -165,7 +165,7 @@ impl MagicPig {
             Tuned::Density(_) => None,
         };
         let planes = RandomPlanes::new(shape.map_or(0, Shape::planes), hashing.seed);
-        let log_probability = shape.map(|shape| LogProbability::new(shape, hashing.min_collisions, u_floor));
+        let log_probability = shape.map(|shape| Arc::new(LogProbability::new(shape, hashing.min_collisions, u_floor)));
         Self { bits, tables, hashing, u_floor, planes, log_probability }
     }
 

@@ -75,10 +75,13 @@ impl Scene {
     }
 
     fn select_counting(&self, spec: &str, cost: &mut Cost) -> Vec<(Vec<u32>, Vec<f32>)> {
-        let method = method(spec);
-        let index = Method::build(&method, &self.prefix());
-        let mut counter = Method::start(&method, &index);
-        let Selection::PerHead(heads) = Method::select(&method, &self.step(), &index, &mut counter, cost) else {
+        self.select_by(&method(spec), cost)
+    }
+
+    fn select_by(&self, method: &MagicPig, cost: &mut Cost) -> Vec<(Vec<u32>, Vec<f32>)> {
+        let index = Method::build(method, &self.prefix());
+        let mut state = Method::start(method, &index);
+        let Selection::PerHead(heads) = Method::select(method, &self.step(), &index, &mut state, cost) else {
             panic!("a selection for each query head")
         };
         let parts = |picks: Picks| match picks.weighting {
@@ -110,6 +113,19 @@ impl Scene {
 
 fn method(spec: &str) -> MagicPig {
     MagicPig::read(&mut Params::new(&expand_grid(spec).unwrap()[0])).unwrap()
+}
+
+/// A method with other hyperplanes; its probabilities, which do not depend on them, take longer to work out than many samples.
+fn redrawn(method: &MagicPig, seed: u64) -> MagicPig {
+    let MagicPig { bits, tables, hashing, u_floor, .. } = *method;
+    MagicPig {
+        bits,
+        tables,
+        hashing: Hashing { seed, ..hashing },
+        u_floor,
+        planes: RandomPlanes::new(method.shape().planes(), seed),
+        log_probability: method.log_probability.clone(),
+    }
 }
 
 /// P[at least `least` successes in `trials` of probability `c`], every term of the sum on its own.
@@ -264,8 +280,10 @@ mod frequency {
 
     /// How often each token was sampled in its own draws.
     fn counts(scene: &Scene, spec: &str) -> Vec<f64> {
+        let method = method(spec);
         let sampled = |token: usize, draw: usize| {
-            let (tokens, _) = scene.select(&format!("{spec},seed={}", token * DRAWS + draw)).remove(0);
+            let drawn = redrawn(&method, (token * DRAWS + draw) as u64);
+            let (tokens, _) = scene.select_by(&drawn, &mut Cost::default()).remove(0);
             tokens.contains(&(token as u32))
         };
         (0..TOKENS).map(|t| (0..DRAWS).filter(|draw| sampled(t, *draw)).count() as f64).collect()
@@ -330,9 +348,10 @@ mod frequency {
         for spec in
             ["magicpig:K=4,L=10", "magicpig:K=3,L=4,min_collisions=1,center=false", "magicpig:K=5,L=20,simple_lsh=true"]
         {
+            let method = method(spec);
             let sums: Vec<(f64, f64)> = (0..3000)
                 .map(|seed| {
-                    let (tokens, log_u) = scene.select(&format!("{spec},seed={seed}")).remove(0);
+                    let (tokens, log_u) = scene.select_by(&redrawn(&method, seed), &mut Cost::default()).remove(0);
                     let weighted = tokens.iter().zip(&log_u).map(|(t, u)| weight(*t) / f64::from(*u).exp()).sum();
                     (weighted, tokens.iter().map(|t| weight(*t)).sum())
                 })
