@@ -10,6 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use anyhow::Result;
+use rayon::prelude::*;
+use regex::Regex;
 use sha2::{Digest, Sha256};
 
 use crate::error::UsageError;
@@ -26,23 +28,36 @@ const LIST_HINT: &str = "a word list folder holds nounlist.txt, adjectivelist.tx
 const WONDERWORDS_NOUNS: &str = "8d88b3ebc2e2969ed92ebe49cdb0c8a87c2ad3b27493d7afdff608f2e51c5bc9";
 /// Beginnings of words that do not belong on a page one shows to others; the large list is a
 /// word-game dictionary and has them all.
-static BLOCKED: &str = include_str!("../../../tasks/text/blocked.txt");
-static CRATES: LazyLock<Words> = LazyLock::new(Words::gather);
+static BLOCKED: LazyLock<Regex> = LazyLock::new(|| {
+    let lines = include_str!("../../../tasks/text/blocked.txt").lines();
+    let stems = lines.filter(|line| !line.starts_with('#') && !line.is_empty()).map(regex::escape);
+    Regex::new(&stems.collect::<Vec<_>>().join("|")).expect("words, one or the other")
+});
+static PETNAMES: LazyLock<PlainNames> = LazyLock::new(PlainNames::gather);
+static PLAIN_POOL: LazyLock<Vec<String>> = LazyLock::new(|| PETNAMES.pool());
 
 /// Word lists: adjectives and nouns for keys, a pool of plain words for lists, and a long tail.
 #[derive(Debug, Clone)]
 pub struct Words {
     adjectives: Arc<[String]>,
     nouns: Arc<[String]>,
-    pool: Arc<[String]>,
+    pool: Pool,
     label: &'static str,
+}
+
+#[derive(Debug, Clone)]
+enum Pool {
+    /// [`PLAIN_POOL`], which is gathered when somebody looks: most tasks have no lists.
+    Plain,
+    Read(Arc<[String]>),
 }
 
 impl Words {
     /// The offline default. Keys come from petname's medium lists; the pool holds these, their
     /// adverbs and the plainest words of `random_word`, some 8,400 words in all.
     pub fn from_crates() -> Self {
-        CRATES.clone()
+        let PlainNames { adjectives, nouns, .. } = &*PETNAMES;
+        Self { adjectives: adjectives.clone(), nouns: nouns.clone(), pool: Pool::Plain, label: "petname" }
     }
 
     /// Lists read from `nounlist.txt`, `adjectivelist.txt` and `verblist.txt` in `folder`: one word a
@@ -66,21 +81,7 @@ impl Words {
         }
         let pool = sorted_set(nouns.iter().chain(&adjectives).chain(&verbs).cloned());
         let label = if is_wonderwords(folder) { "wonderwords" } else { "wordlists" };
-        Ok(Self { adjectives: adjectives.into(), nouns: nouns.into(), pool: pool.into(), label })
-    }
-
-    fn gather() -> Self {
-        let petnames = petname::Petnames::medium();
-        let list = |words: &[&str]| sorted_set(words.iter().filter(|w| is_plain(w)).map(|w| (*w).to_owned()));
-        let adjectives = list(&petnames.adjectives);
-        let nouns = list(&petnames.nouns);
-        let adverbs = list(&petnames.adverbs);
-        let mut pool = sorted_set(adjectives.iter().chain(&nouns).chain(&adverbs).cloned());
-        let known: HashSet<String> = pool.iter().cloned().collect();
-        let missing = POOL.saturating_sub(pool.len());
-        pool.extend(plainest_words().filter(|w| !known.contains(*w)).take(missing).map(str::to_owned));
-        pool.sort_unstable();
-        Self { adjectives: adjectives.into(), nouns: nouns.into(), pool: pool.into(), label: "petname" }
+        Ok(Self { adjectives: adjectives.into(), nouns: nouns.into(), pool: Pool::Read(pool.into()), label })
     }
 
     /// Where the words come from, for the record: `petname`, `wonderwords` or `wordlists`.
@@ -90,12 +91,15 @@ impl Words {
 
     /// Number of words in the pool for lists.
     pub fn pool_len(&self) -> usize {
-        self.pool.len()
+        self.pool().len()
     }
 
     /// The words of the pool for lists.
     pub fn pool(&self) -> &[String] {
-        &self.pool
+        match &self.pool {
+            Pool::Plain => &PLAIN_POOL,
+            Pool::Read(words) => words,
+        }
     }
 
     /// An `adjective-noun` key, every pair equally likely.
@@ -112,9 +116,35 @@ impl Words {
     /// to the pool instead keeps the length of a list growing smoothly with its words.
     pub fn shuffled(&self, seed: u64, stream: u64) -> Shuffled<'_> {
         let mut draw = Draw::new(seed, stream);
-        let mut order: Vec<&str> = self.pool.iter().map(String::as_str).collect();
+        let mut order: Vec<&str> = self.pool().iter().map(String::as_str).collect();
         draw.shuffle(&mut order);
         Shuffled { words: self, order, draw, has_tail: false }
+    }
+}
+
+/// Plain words of petname.
+struct PlainNames {
+    adjectives: Arc<[String]>,
+    nouns: Arc<[String]>,
+    adverbs: Vec<String>,
+}
+
+impl PlainNames {
+    fn gather() -> Self {
+        let petnames = petname::Petnames::medium();
+        let list = |words: &[&str]| sorted_set(words.iter().filter(|w| is_plain(w)).map(|w| (*w).to_owned()));
+        let [adjectives, nouns, adverbs] = [&petnames.adjectives, &petnames.nouns, &petnames.adverbs].map(|w| list(w));
+        Self { adjectives: adjectives.into(), nouns: nouns.into(), adverbs }
+    }
+
+    /// All of them, and the plainest words of the dictionary.
+    fn pool(&self) -> Vec<String> {
+        let mut pool = sorted_set(self.adjectives.iter().chain(&*self.nouns).chain(&self.adverbs).cloned());
+        let known: HashSet<String> = pool.iter().cloned().collect();
+        let missing = POOL.saturating_sub(pool.len());
+        pool.extend(plainest_words().filter(|w| !known.contains(*w)).take(missing).map(str::to_owned));
+        pool.sort_unstable();
+        pool
     }
 }
 
@@ -138,7 +168,7 @@ impl<'a> Shuffled<'a> {
 
     fn append_tail(&mut self) {
         self.has_tail = true;
-        let pool: HashSet<&str> = self.words.pool.iter().map(String::as_str).collect();
+        let pool: HashSet<&str> = self.words.pool().iter().map(String::as_str).collect();
         let mut tail: Vec<&'static str> = dictionary().filter(|w| !pool.contains(*w)).collect();
         self.draw.shuffle(&mut tail);
         self.order.extend(tail);
@@ -159,11 +189,11 @@ fn dictionary() -> impl Iterator<Item = &'static str> {
 /// Dictionary words of four to eight letters, those with most relatives (plays, played, player, replay,
 /// …) first. A word-game dictionary has no frequencies, and common words are those that breed.
 fn plainest_words() -> impl Iterator<Item = &'static str> {
-    let all: HashSet<&str> = random_word::all(random_word::Lang::En).iter().copied().collect();
-    let mut ranked: Vec<(usize, &'static str)> = dictionary()
-        .filter(|w| (4..=8).contains(&w.len()) && !is_inflected(w, &all))
-        .map(|w| (relatives(w, &all), w))
-        .collect();
+    let words = random_word::all(random_word::Lang::En);
+    let all: HashSet<&str> = words.iter().copied().collect();
+    let candidate = |w: &&str| (4..=8).contains(&w.len()) && !is_inflected(w, &all) && is_plain(w);
+    let mut ranked: Vec<(usize, &'static str)> =
+        words.par_iter().copied().filter(candidate).map(|w| (relatives(w, &all), w)).collect();
     ranked.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
     ranked.into_iter().map(|(_, w)| w)
 }
@@ -175,10 +205,17 @@ fn relatives(word: &str, all: &HashSet<&str>) -> usize {
     ];
     const BEGINNINGS: [&str; 9] = ["un", "re", "out", "over", "mis", "under", "pre", "sub", "inter"];
     let stem = word.strip_suffix('e').unwrap_or(word);
-    let endings = ENDINGS.iter().filter(|end| all.contains(format!("{word}{end}").as_str())).count();
-    let dropped_e =
-        ["ing", "able", "y"].iter().filter(|end| stem != word && all.contains(format!("{stem}{end}").as_str())).count();
-    let beginnings = BEGINNINGS.iter().filter(|start| all.contains(format!("{start}{word}").as_str())).count();
+    // One text for all that is looked up: there are a million of them.
+    let mut joined = String::with_capacity(16);
+    let mut is_word = |start: &str, end: &str| {
+        joined.clear();
+        joined.push_str(start);
+        joined.push_str(end);
+        all.contains(joined.as_str())
+    };
+    let endings = ENDINGS.iter().filter(|end| is_word(word, end)).count();
+    let dropped_e = ["ing", "able", "y"].iter().filter(|end| stem != word && is_word(stem, end)).count();
+    let beginnings = BEGINNINGS.iter().filter(|start| is_word(start, word)).count();
     endings + dropped_e + beginnings
 }
 
@@ -192,7 +229,7 @@ fn is_plain(word: &str) -> bool {
 }
 
 fn is_blocked(word: &str) -> bool {
-    BLOCKED.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).any(|stem| word.contains(stem))
+    BLOCKED.is_match(word)
 }
 
 fn sorted_set(words: impl IntoIterator<Item = String>) -> Vec<String> {
@@ -232,10 +269,29 @@ mod tests {
     fn the_default_pool_is_large_plain_and_without_repeats() {
         let words = Words::from_crates();
         assert!(words.pool_len() >= 8_000);
-        let distinct: HashSet<&String> = words.pool.iter().collect();
+        let distinct: HashSet<&String> = words.pool().iter().collect();
         assert_eq!(distinct.len(), words.pool_len());
-        assert!(words.pool.iter().all(|w| is_plain(w)));
+        assert!(words.pool().iter().all(|w| is_plain(w)));
         assert!(words.adjectives.len() * words.nouns.len() > 1_000_000, "keys must hardly ever repeat");
+    }
+
+    #[test]
+    fn words_are_blocked_and_ranked_as_their_definitions_say() {
+        let stems: Vec<&str> = include_str!("../../../tasks/text/blocked.txt").lines().collect();
+        let stems = || stems.iter().filter(|stem| !stem.is_empty() && !stem.starts_with('#'));
+        assert!(stems().count() > 20 && stems().all(|stem| is_blocked(&format!("pre{stem}ing"))));
+        let words = random_word::all(random_word::Lang::En);
+        let all: HashSet<&str> = words.iter().copied().collect();
+        let joined = |parts: [&str; 2]| usize::from(all.contains(parts.concat().as_str()));
+        for word in words.iter().step_by(97) {
+            assert_eq!(is_blocked(word), stems().any(|stem| word.contains(stem)), "{word}");
+            let stem = word.strip_suffix('e');
+            let endings = "s es ed d ing er r ers rs ly ness able ful less like y man work".split(' ');
+            let expected: usize = endings.map(|end| joined([word, end])).sum::<usize>()
+                + "un re out over mis under pre sub inter".split(' ').map(|start| joined([start, word])).sum::<usize>()
+                + stem.map_or(0, |stem| ["ing", "able", "y"].map(|end| joined([stem, end])).iter().sum());
+            assert_eq!(relatives(word, &all), expected, "{word}");
+        }
     }
 
     #[test]
