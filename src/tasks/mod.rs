@@ -29,6 +29,7 @@ mod summary;
 mod table;
 mod templates;
 pub mod text;
+mod thrift;
 pub mod train;
 mod turns;
 

@@ -16,10 +16,12 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
-use parquet::file::reader::RowGroupReader;
+use parquet::file::reader::{ChunkReader, RowGroupReader};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::record::reader::{RowIter, TreeBuilder};
 use parquet::schema::types::{ColumnDescPtr, Type};
+
+use super::thrift::{Skimmed, number};
 
 /// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
 pub(super) const LONGEST_LINE: u64 = 64 << 20;
@@ -73,8 +75,11 @@ pub(super) fn lines(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
+    let length = file.metadata()?.len();
+    check_footer(file, length)?;
     let table = ParquetMetaDataReader::new().parse_and_finish(&**file)?;
-    check_columns(&table, file.metadata()?.len())?;
+    check_columns(&table, length)?;
+    check_pages(file, &table)?;
     let schema = table.file_metadata().schema_descr_ptr();
     let (mut lines, mut number) = (Vec::new(), 0);
     for metadata in table.row_groups() {
@@ -106,6 +111,44 @@ fn lines_within(file: &Arc<File>, limits: &Limits) -> Result<Vec<u8>> {
         }
     }
     Ok(lines)
+}
+
+/// Bytes at the end of a file: the length of what is told of it, and four letters.
+const TAIL: usize = 8;
+
+/// What is told of the file at its end is told in as many bytes; what is no end at all, the reader refuses.
+fn check_footer(file: &File, length: u64) -> Result<()> {
+    let Some(end) = length.checked_sub(TAIL as u64) else { return Ok(()) };
+    let tail = file.get_bytes(end, TAIL)?;
+    let size = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
+    let Some(start) = end.checked_sub(size.into()) else { return Ok(()) };
+    let footer = file.get_bytes(start, size as usize)?;
+    let mut skimmed = Skimmed::new(&footer);
+    skimmed.structure(0);
+    ensure!(!skimmed.states_too_much, "its end states more values than it has bytes");
+    Ok(())
+}
+
+/// What is told of each page likewise.
+fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
+    /// The field of a page's header that has the bytes that follow it.
+    const PACKED_SIZE: i64 = 3;
+    for column in table.row_groups().iter().flat_map(RowGroupMetaData::columns) {
+        let (start, bytes) = column.byte_range();
+        let chunk = file.get_bytes(start, usize::try_from(bytes)?)?;
+        let mut left = &*chunk;
+        while !left.is_empty() {
+            let mut skimmed = Skimmed::new(left);
+            let size = skimmed.structure(PACKED_SIZE);
+            let too_much = "a page of the column states more values than it has bytes";
+            ensure!(!skimmed.states_too_much, "{too_much}: {}", column.column_path());
+            let after = size.flatten().and_then(|size| skimmed.bytes.get(usize::try_from(size).ok()?..));
+            // What means nothing, the reader refuses where it comes to it.
+            let Some(after) = after else { break };
+            left = after;
+        }
+    }
+    Ok(())
 }
 
 /// What would make readers ask for memory or time before any page is read.
@@ -408,22 +451,10 @@ fn after_differences(mut bytes: &[u8]) -> Option<&[u8]> {
     Some(bytes)
 }
 
-/// Takes a number of seven bits a byte from the front.
-fn number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(first & 0x7f) << shift;
-        if first & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
     use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
     use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion};
@@ -577,6 +608,32 @@ mod tests {
         assert_eq!(after_differences(b"\x80\x01\x04\xff\xff\xff\xff\x07\x00\x00\x00\x00\x00\x00rest"), None);
         assert_eq!(after_differences(b"\x80\x01\x00\x02\x00\x00\x00\x00\x00\x00rest"), None);
         assert_eq!(after_differences(b"\x80\x01\x04\x02\x00\x00\x01\x00\x00\x00abc"), None);
+    }
+
+    #[test]
+    fn values_that_are_stated_but_not_there_are_refused() {
+        const LIST: &[u8] = b"\x19\xf1\xff\xff\xff\xff\x07";
+        let written = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(bytes).unwrap();
+            Arc::new(file)
+        };
+        // A reader would pass over eighty thousand million values.
+        let footer = [&LIST.repeat(40)[..], b"\x00"].concat();
+        let file = written(&[b"PAR1", &footer[..], &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat());
+        let error = lines_within(&file, &limits(&file)).unwrap_err().to_string();
+        assert_eq!(error, "its end states more values than it has bytes");
+
+        // The same in the header of a page: in place of the end of an honest one.
+        let honest = texts(TEXTS, properties(), &["a long text, and no other"], None);
+        let mut bytes = honest.get_bytes(0, honest.metadata().unwrap().len() as usize).unwrap().to_vec();
+        let mut skimmed = Skimmed::new(&bytes[4..]);
+        skimmed.structure(0).unwrap();
+        let end = bytes.len() - skimmed.bytes.len();
+        bytes[end - 1..][..LIST.len()].copy_from_slice(LIST);
+        let file = written(&bytes);
+        let error = lines_within(&file, &limits(&file)).unwrap_err().to_string();
+        assert_eq!(error, "a page of the column states more values than it has bytes: \"x\"");
     }
 
     #[test]

@@ -45,6 +45,10 @@ impl DeviceScorer for RandomSignatures {
         signatures + 4 * self.bits * (prefix.d + 1)
     }
 
+    fn is_built_here(&self) -> bool {
+        true
+    }
+
     /// The signatures, and the hyperplanes as queries meet them: all coordinates of each, then what the further one adds.
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
