@@ -5,13 +5,15 @@ use crate::eval::record::{REFERENCE, SummaryRow};
 use crate::eval::stats::Estimate;
 
 /// What one line of a table has.
-struct Candidate {
-    line: usize,
-    score: Estimate,
+pub struct Candidate {
+    /// Where it is among those that are compared.
+    pub line: usize,
+    /// Its score or perplexity.
+    pub score: Estimate,
 }
 
 /// Lines of the best score, and of those whose interval reaches it; none where nothing is compared.
-fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
+pub fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
     let sign = if less_is_better { -1.0 } else { 1.0 };
     let best = candidates.iter().map(|c| sign * c.score.mean).fold(f64::NEG_INFINITY, f64::max);
     let reach = |c: &Candidate| {

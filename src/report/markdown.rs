@@ -1,5 +1,6 @@
 //! `summary.md`: the page for people.
 
+use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, Table, is_about};
@@ -15,6 +16,7 @@ use std::fmt::Write as _;
 pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
+    page.push_str(&conclusions(report));
     page.push_str(&warnings(report));
     let other_scores = other_scores(&report.rows, report.records);
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
@@ -53,6 +55,16 @@ fn header(report: &Report) -> String {
     let sharing = Sharing::of(records);
     if sharing.is_worth_saying() {
         let _ = writeln!(text, "- {sharing}");
+    }
+    text
+}
+
+/// What the results come to.
+fn conclusions(report: &Report) -> String {
+    let mut text = String::new();
+    for Conclusion { about, cheapest, budgets } in conclusion::all(&report.rows) {
+        let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
+        budgets.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
     }
     text
 }

@@ -21,7 +21,9 @@ pub mod table;
 pub mod tuning;
 
 mod best;
+mod conclusion;
 mod format;
+mod heading;
 mod means;
 mod stand_ins;
 

@@ -15,9 +15,9 @@ use rayon::prelude::*;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Value, json};
 
-use super::Report;
 use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::plots::Figure;
+use super::{Report, conclusion, heading};
 use crate::eval::record::{Record, four_digits};
 use crate::tasks::stand_ins;
 
@@ -76,6 +76,8 @@ fn facts(report: &Report) -> Result<Value> {
         .collect();
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
+        "heading": heading::line(report),
+        "conclusions": conclusion::all(&report.rows),
         "rows": rows,
         "warnings": warnings,
         "notes": report.notes,

@@ -87,10 +87,21 @@
     unfold(location.hash);
   }
 
+  // Text in which what stands between backticks is a name.
+  const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : part));
+
+  function showConclusions() {
+    at("what").replaceChildren(...named(data.heading));
+    at("conclusions").replaceChildren(...data.conclusions.flatMap((c) => [
+      make("h3", c.about),
+      make("p", named(c.cheapest), { class: "lead" }),
+      make("ul", c.budgets.map((line) => make("li", named(line))), { class: "budgets", "aria-label": "Best of each budget" }),
+    ]));
+  }
+
   function showFacts() {
-    const list = (key) => distinct(data.rows.map((r) => r[key])).join(", ") || "none";
     at("facts").textContent =
-      `${count(data.records, "record")}, ${count(data.rows.length, "row")}. Sparse from: ${list("protocol")}. Score: mean with its 95 % interval.`
+      `${count(data.records, "record")}, ${count(data.rows.length, "row")}. Score: mean with its 95 % interval.`
       + (data.detectable ? ` On one task: ${data.detectable}.` : "");
   }
 
@@ -527,6 +538,7 @@
     show();
   }
 
+  showConclusions();
   showFacts();
   showWarnings();
   if (data.rows.length) {
