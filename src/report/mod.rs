@@ -25,6 +25,7 @@ mod conclusion;
 mod format;
 mod heading;
 mod means;
+mod overview;
 mod stand_ins;
 
 use std::path::{Path, PathBuf};

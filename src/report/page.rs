@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::plots::Figure;
-use super::{Report, conclusion, heading};
+use super::{Report, conclusion, heading, overview};
 use crate::eval::record::{Record, four_digits};
 use crate::tasks::stand_ins;
 
@@ -78,6 +78,7 @@ fn facts(report: &Report) -> Result<Value> {
     Ok(json!({
         "heading": heading::line(report),
         "conclusions": conclusion::all(&report.rows),
+        "means": overview::means(&report.rows),
         "rows": rows,
         "warnings": warnings,
         "notes": report.notes,

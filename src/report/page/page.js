@@ -202,6 +202,18 @@
   const columns = COLUMNS.filter(hasValue).filter((c) => c.key !== "warnings" || data.warnings.length > 0);
   for (const c of columns) c.shown = SHOWN.includes(c.key) || (["model", "protocol"].includes(c.key) && differs(c.key));
 
+  // Which way a value is better; of what is not here neither way is.
+  const BETTER = {
+    score: 1, delta_full: 1, recall: 1, same_top: 1, acc: 1, acc_norm: 1, free_share: 1,
+    density: -1, cost_total: -1, cost1: -1, cost2: -1, aux_bits: -1, kv_bytes_per_token: -1, shared_bytes_per_token: -1,
+    select_bytes_per_token: -1, kv_bytes_held: -1, kv_tokens_held: -1, decode_ms_per_token: -1, index_s: -1, prefill_s: -1,
+    output_error: -1, dropped_mass: -1, word_perplexity: -1, bits_per_byte: -1, kl_mean: -1, kl_p99: -1,
+  };
+  const OF_PERPLEXITY = ["score", "delta_full"];
+  const better = (key, row) => (isPerplexity(row) && OF_PERPLEXITY.includes(key) ? -1 : BETTER[key] ?? 0);
+  const LOST_MOST = 50; // points to full at which the colour ends
+  const DEEPEST = 0.5;
+
   const rowState = { key: null, sign: 1 };
   const filters = [];
 
@@ -297,14 +309,40 @@
       const kept = rs.filter((r) => over.has(scopeKey(r, by)));
       return kept.length === over.size ? kept : undefined;
     };
-    const mean = (rs) => (rs ? rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length : null);
+    // Means of scores come with the report, as do their intervals; other values have none.
+    const ENDS = { score: ["ci_low", "ci_high"], delta_full: ["delta_low", "delta_high"], decode_ms_per_token: ["decode_ms_low", "decode_ms_high"] };
+    const estimate = (rs) => {
+      const known = rs.length > 1 && data.means[rs.map((r) => r.place).sort((a, b) => a - b).join(",")]?.[value.key];
+      if (known) return known;
+      const ends = rs.length === 1 && ENDS[value.key] ? ENDS[value.key].map((key) => rs[0][key]) : [null, null];
+      return [rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length, ...ends];
+    };
+    const mean = (rs) => (rs ? estimate(rs)[0] : null);
     const most = Math.max(1, ...all.flatMap((l) => headings.map((h) => (averaged(l, h) ?? []).length)));
     const isDelta = value.key === "delta_full";
-    const shade = (x, row) => {
-      if (missing(x) || isPerplexity(row)) return null;
-      if (value.key === "score") return `background: rgba(var(--good), ${(0.42 * x) / 100})`;
-      if (isDelta) return `background: rgba(var(${x < 0 ? "--bad" : "--good"}), ${0.6 * Math.min(1, Math.abs(x) / 50)})`;
-      return null;
+    // One hue, deeper where a value is better: scores and their differences on a scale of their own, others between the
+    // worst and the best of what is beside them.
+    const scales = new Map();
+    const scaleOf = (row, heading) => JSON.stringify([heading, isPerplexity(row), isPerplexity(row) ? [row.task, row.length] : 0]);
+    for (const l of all) {
+      for (const h of headings) {
+        const x = mean(averaged(l, h));
+        if (missing(x)) continue;
+        const [low, high] = scales.get(scaleOf(l.head, h)) ?? [x, x];
+        scales.set(scaleOf(l.head, h), [Math.min(low, x), Math.max(high, x)]);
+      }
+    }
+    const merit = (x, row, heading) => {
+      const sign = better(value.key, row);
+      if (missing(x) || sign === 0) return null;
+      if (!isPerplexity(row) && value.key === "score") return x / 100;
+      if (!isPerplexity(row) && isDelta) return 1 + x / LOST_MOST;
+      const [low, high] = scales.get(scaleOf(row, heading));
+      return high > low ? (sign > 0 ? x - low : high - x) / (high - low) : null;
+    };
+    const shade = (x, row, heading) => {
+      const m = merit(x, row, heading);
+      return m === null ? null : `background-color: rgba(var(--good), ${(DEEPEST * Math.min(1, Math.max(0, m))).toFixed(3)})`;
     };
     const form = (x, row) => (value.key === "score" ? fixed(digits(row))(x) : isDelta ? signed(digits(row))(x) : value.cell({ ...row, [value.key]: x }));
     const name = (l) => [
@@ -315,19 +353,24 @@
       const rs = averaged(l, heading);
       if (!rs) return "";
       const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
-      const text = form(mean(rs), l.head);
+      const [x, low, high] = estimate(rs);
+      const isTime = value.key === "decode_ms_per_token";
+      const end = (e) => (isTime ? number(e) : isDelta ? signed(digits(l.head))(e) : fixed(digits(l.head))(e));
+      // Times say their own intervals where they are of one row.
+      const text = isTime && rs.length === 1 ? form(x, rs[0]) : withInterval(form(x, l.head), low, high, end);
       const mark = warnings.length ? make("a", " ⚠", { href: "#" + warnings[0].id, class: "warned", title: warnings.map((w) => w.text).join("\n"), "aria-label": "warning: " + warnings.map((w) => w.text).join("; ") }) : "";
-      return [text, mark];
+      return [text, mark].flat();
     };
     const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
     sortable(at("matrix-table"), [
       { key: "setting", label: "method", text: true, value: name, cell: name },
-      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, h), style: (l) => shade(mean(averaged(l, h)), l.head) })),
+      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, h), style: (l) => shade(mean(averaged(l, h)), l.head, h) })),
     ], all.filter((l) => headings.some((h) => averaged(l, h))), "Methods by " + by, matrixState, showMatrix);
     const what = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
     const used = all.filter((l) => !isPerplexity(l.head)).flatMap((l) => headings.flatMap((h) => averaged(l, h) ?? []));
     const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
-    at("matrix-caption").textContent = most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label;
+    at("matrix-caption").textContent = (most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
+      + (all.some((l) => better(value.key, l.head)) ? " (the deeper the colour, the better)" : "");
   }
 
   function setUpMatrix() {
