@@ -119,6 +119,7 @@ fn write_run(dir: &Path, samples: usize, weights: &str) {
         "identity": {"model": "builtin", "protocol": "question", "seed": 42, "weights_sha256": weights, "results_version": 1},
         "methods": methods,
         "created": "2026-01-01T00:00:00Z",
+        "program": {"version": "0.1.0", "commit": "c4c38b2f0a1b"},
     });
     // Opened and filled by hand: tens of thousands of records would otherwise be flushed one by one.
     drop(Store::open(dir, OpenMode::Fresh, &manifest).unwrap());
@@ -235,13 +236,37 @@ fn browser() -> Option<&'static str> {
 }
 
 fn load(browser: &str, page: &Path) -> Loaded {
+    load_at(browser, page, "")
+}
+
+/// In a frame of that width, as browsers have no window as narrow as a phone's.
+fn load_narrow(browser: &str, page: &Path, address: &str, width: usize) -> Loaded {
+    let frame = format!(
+        "<iframe src=\"{}{}\" width={width} height=844 style=\"border: 0\"></iframe><pre id=\"found\"></pre>\
+         <script>onmessage = (event) => {{ document.getElementById('found').textContent = event.data; }}</script>",
+        page.file_name().unwrap().to_str().unwrap(),
+        address.replace('&', "&amp;")
+    );
+    let around = page.with_file_name("around.html");
+    fs::write(&around, frame).unwrap();
+    // On a busy machine the browser may give up the document before the frame has said what it found.
+    let loads = (0..5).map(|_| load(browser, &around));
+    loads
+        .into_iter()
+        .find(|loaded| !loaded.document.contains("<pre id=\"found\"></pre>"))
+        .expect("the frame says what it found")
+}
+
+/// With what stands behind the page's address.
+fn load_at(browser: &str, page: &Path, address: &str) -> Loaded {
     let profile = TempDir::new().unwrap();
     let start = Instant::now();
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"])
         .args(["--virtual-time-budget=20000", "--dump-dom"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
-        .arg(format!("file://{}", page.display()))
+        .arg("--window-size=1280,900")
+        .arg(format!("file://{}{address}", page.display()))
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -289,9 +314,11 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!((&found["nothing"], &found["hide"]), (&json!("0 of 16 rows"), &json!(false)));
     assert_eq!(found["warned"], json!(["⚠ truncated", "⚠ truncated", "⚠ truncated", "⚠ truncated"]));
     assert_eq!(found["folded"], json!(["truncated: 4 results", true, true]));
-    assert_eq!(found["matrix"][0], json!(["method", "1K", "4K"]));
-    assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks");
-    assert_eq!(found["matrix"][1], json!(["quest page=16", "-50.0", "-50.0"]));
+    assert_eq!(found["matrix"][0], json!(["method", "1K", "4K", "mean"]));
+    assert_eq!(found["matrix"][2], "Δ full: mean over 2 tasks (the deeper the colour, the better)");
+    let quest = found["matrix"][1].as_array().unwrap();
+    assert_eq!(quest[0], "quest page=16");
+    assert!(quest[1..].iter().all(|cell| cell.as_str().unwrap().starts_with("-50.0 [-")), "means with ends: {quest:?}");
     assert_eq!(found["over"][0], false, "all have the same tasks");
     let figures =
         fs::read_dir(run.join("plots")).unwrap().flatten().filter(|f| f.path().extension() == Some("svg".as_ref()));
@@ -312,6 +339,119 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
 }
 
 #[test]
+fn the_page_says_what_was_run_and_what_it_comes_to() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 60, "ab");
+    ok(&["report", path(&run)]);
+    let found = found(&load(browser, &driven(&run)));
+    assert_eq!(
+        found["heading"][0],
+        "2 RULER tasks (vt, cwe) at 1K, 4K tokens, 60 examples each, builtin on the CPU, 3 sparse methods, sparse from \
+         question, 2026-01-01, spattn 0.1.0 (c4c38b2)"
+    );
+    // magicpig loses nothing, but 60 examples do not tell a point; quest loses half, and costs as much.
+    let said = found["heading"][1][0].as_str().unwrap();
+    assert!(said.starts_with("No method is within 1 point of dense attention for certain"), "{said}");
+    assert!(said.contains("cannot tell from it is magicpig K=8,L=75 (Δ 0.0 ["), "{said}");
+    let budgets: Vec<&str> =
+        found["heading"][2].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    assert_eq!(budgets.len(), 2, "{budgets:?}");
+    assert!(budgets[0].starts_with("density about 1/4: magicpig K=8,L=75 100.0 ["), "{budgets:?}");
+    assert!(budgets[0].ends_with(", beyond noise better than the other"), "{budgets:?}");
+    assert!(budgets[1].starts_with("density about 1/2: no method but oracle topk k=16 100.0 ["), "{budgets:?}");
+    // A better value is deeper, whichever way the value goes: full, topk, quest and magicpig at densities 1, 1/2, 1/3, 1/4;
+    // `full` has no difference to itself.
+    let shades = |depths: &[&str]| json!(depths.iter().map(|d| format!("rgba(var(--good), {d})")).collect::<Vec<_>>());
+    assert_eq!(found["colours"]["score"], shades(&["0.500", "0.500", "0.250", "0.500"]));
+    assert_eq!(found["colours"]["delta"], shades(&["0.500", "0.000", "0.500"]));
+    assert_eq!(found["colours"]["density"], shades(&["0.000", "0.333", "0.444", "0.500"]));
+}
+
+#[test]
+fn figures_are_enlarged_and_what_is_shown_is_saved() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 60, "ab");
+    ok(&["report", path(&run)]);
+    let found = found(&load(browser, &driven(&run)));
+    assert_eq!(
+        found["zoom"],
+        json!({"open": [true, true, true], "grew": ["1.40", "1.40"], "moved": 30, "fit": true, "closed": true, "focused": true})
+    );
+    // As filtered and sorted, with the columns of the file.
+    let table = &found["saveTable"];
+    assert_eq!((&table["name"], &table["type"]), (&json!("rows.csv"), &json!("text/csv")));
+    let mut lines = table["text"].as_str().unwrap().lines();
+    let headings = lines.next().unwrap();
+    assert_eq!(Some(headings), fs::read_to_string(run.join("summary.csv")).unwrap().lines().next());
+    let saved: Vec<Vec<&str>> = lines.map(|line| line.split(',').take(4).collect()).collect();
+    let quest = |task, length| vec!["builtin", task, length, "quest"];
+    let [vt, cwe] = ["ruler/vt", "ruler/cwe"];
+    assert_eq!(saved, [quest(vt, "4096"), quest(cwe, "4096"), quest(vt, "1024"), quest(cwe, "1024")]);
+    // The examples that were found, by the same names as in samples.jsonl.
+    let samples: Vec<Value> =
+        found["saveSamples"]["text"].as_str().unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!((samples.len(), &found["saveSamples"]["name"]), (16, &json!("examples.jsonl")));
+    let file = fs::read_to_string(run.join("samples.jsonl")).unwrap();
+    for sample in &samples {
+        let is_it =
+            |record: &Value| ["task", "length", "sample", "method"].iter().all(|key| record[*key] == sample[*key]);
+        let record = file.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()).find(is_it).unwrap();
+        for key in ["question", "references", "prediction", "score", "prompt_tokens", "steps", "params"] {
+            // A script writes 1.0 as 1.
+            let plain = |value: &Value| value.as_f64().map_or_else(|| value.clone(), |number| json!(number));
+            assert_eq!(plain(&record[key]), plain(&sample[key]), "{key}");
+        }
+    }
+    let figure = found["saveFigure"].as_array().unwrap();
+    assert_eq!((&figure[1], &figure[2]), (&json!("image/svg+xml"), &json!("svg")));
+    let name = figure[0].as_str().unwrap().trim_end_matches(".svg");
+    assert_eq!(figure[3], json!([format!("plots/{name}.svg"), format!("plots/{name}.png")]));
+    assert!(run.join(figure[3][1].as_str().unwrap()).exists());
+}
+
+#[test]
+fn the_address_keeps_the_view_and_a_narrow_window_scrolls_only_in_tables() {
+    let Some(browser) = browser() else { return };
+    let temp = TempDir::new().unwrap();
+    let run = temp.path().join("run");
+    write_run(&run, 60, "ab");
+    ok(&["report", path(&run)]);
+    let page = driven(&run);
+    let plain = found(&load(browser, &page));
+    let address = &plain["address"];
+    let kept = address["kept"][0].as_str().unwrap();
+    assert!(kept.starts_with("#warning-") && kept.ends_with("&example=2"), "{kept}");
+    assert!(kept.contains("&value=density&find=quest&sort=score&columns=method%2C"), "{kept}");
+    assert_eq!(address["kept"][1], 0, "no steps in the history");
+    let gone = address["gone"].as_str().unwrap();
+    assert!(gone.starts_with("#plots&value=density&find=quest&"), "a link within the page keeps the view: {gone}");
+    assert_eq!(address["set"], json!(["topk", "4 of 16 rows", "score", true]));
+    assert_eq!(address["empty"], json!(["", "16 of 16 rows", ""]));
+    // What stays in place while a table moves below it, but for the line around the table.
+    assert_eq!(plain["sticky"], json!([120, 90, 1, 1, 1]));
+
+    let view = "#samples&by=length&value=delta_full&find=quest&sort=-length&columns=method,length,score&theme=dark&show=lost&example=1";
+    let opened = &found(&load_narrow(browser, &page, view, 390))["opened"];
+    assert_eq!((&opened["count"], &opened["columns"]), (&json!("4 of 16 rows"), &json!(["method", "length", "score"])));
+    assert!(opened["matrix"].as_str().unwrap().starts_with("Δ full: mean over 2 tasks"), "{opened:#}");
+    assert_eq!(
+        (&opened["theme"], &opened["samples"]),
+        (&json!("dark"), &json!("1 to 50 of 120 examples (240 in all, 960 records)"))
+    );
+    assert!(opened["sample"][0].as_str().unwrap().contains("sample 1,"), "{opened:#}");
+    assert!(opened["top"].as_u64().unwrap() > 900, "at the samples: {opened:#}");
+    assert_eq!(opened["width"], 390);
+    assert!(opened["wide"].as_u64().unwrap() <= 390, "{opened:#}");
+    // Addresses from before there were views.
+    let opened = &found(&load_at(browser, &page, "#warning-3"))["opened"];
+    assert_eq!((&opened["warned"], &opened["theme"]), (&json!(true), &json!("")));
+}
+
+#[test]
 fn means_on_the_page_are_over_the_same_tasks() {
     let Some(browser) = browser() else { return };
     let temp = TempDir::new().unwrap();
@@ -327,7 +467,7 @@ fn means_on_the_page_are_over_the_same_tasks() {
     assert_eq!((&found["over"][0], &found["over"][1]), (&json!(true), &json!(["ruler/cwe, ruler/vt", "ruler/vt"])));
     let all = "full, topk k=16, magicpig K=8,L=75";
     let with_quest = "full, topk k=16, quest page=16, magicpig K=8,L=75";
-    assert_eq!(found["over"][2], json!([all, with_quest, "score"]), "{found:#}");
+    assert_eq!(found["over"][2], json!([all, with_quest, "score (the deeper the colour, the better)"]), "{found:#}");
 }
 
 #[test]

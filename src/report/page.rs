@@ -131,10 +131,12 @@ fn beside(figure: &Figure) -> String {
 fn figure(figure: &Figure) -> String {
     let Figure { file, title, svg } = figure;
     let (id, title) = (escaped(file.trim_end_matches(".svg")), escaped(title));
-    // The drawing scales with the page; its own size is what it has at most.
+    // The drawing scales with the page; its own size is what it has at most. The files are links for where the page lies
+    // beside them; the page's script saves the drawing where it does not.
     let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{title}\" "), 1);
     format!(
-        "<figure id=\"plot-{id}\" data-title=\"{title}\">{svg}<figcaption>{title} (plots/{id}.svg, .png)</figcaption></figure>\n"
+        "<figure id=\"plot-{id}\" data-title=\"{title}\">{svg}<figcaption><span>{title}</span> \
+         <a href=\"plots/{id}.svg\">SVG</a> <a href=\"plots/{id}.png\">PNG</a></figcaption></figure>\n"
     )
 }
 

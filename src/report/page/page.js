@@ -57,6 +57,7 @@
     w.model === r.model && w.protocol === r.protocol && w.task === r.task && w.length === r.length &&
     (w.method === null || w.method === r.method) && (w.params === null || w.params === r.params);
   data.warnings.forEach((w, i) => { w.id = "warning-" + (i + 1); });
+  const FILE_COLUMNS = Object.keys(data.rows[0] ?? {}).filter((key) => key !== "timed_apart");
   data.rows.forEach((r, i) => {
     r.place = i;
     r.warnings = data.warnings.filter((w) => isAbout(w, r));
@@ -79,13 +80,13 @@
     if (unfolded.length) parts.unshift(list(unfolded));
     if (!data.warnings.length) parts.push(make("p", "The self-checks found nothing to warn about."));
     at("warning-list").replaceChildren(...data.notes.map((n) => make("p", n, { class: "note" })), ...parts);
-    const unfold = (hash) => { at(hash.slice(1))?.closest("details")?.setAttribute("open", ""); };
     document.addEventListener("click", (event) => {
       const link = event.target.closest('a[href^="#warning-"]');
       if (link) unfold(link.hash);
     });
-    unfold(location.hash);
   }
+
+  function unfold(hash) { at(hash.slice(1))?.closest("details")?.setAttribute("open", ""); }
 
   // Text in which what stands between backticks is a name.
   const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : part));
@@ -105,17 +106,35 @@
       + (data.detectable ? ` On one task: ${data.detectable}.` : "");
   }
 
+  // ---- saving what is shown ----
+
+  // A file made of text that the page has.
+  function save(name, type, text) {
+    const url = URL.createObjectURL(new Blob([text], { type }));
+    make("a", [], { href: url, download: name }).click();
+    // Not at once: the browser reads it after the click.
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+
+  const csvField = (x) => (missing(x) ? "" : /[",\r\n]/.test(String(x)) ? `"${String(x).replaceAll('"', '""')}"` : String(x));
+  const csv = (keys, rows) => [keys, ...rows.map((r) => keys.map((key) => r[key]))].map((line) => line.map(csvField).join(",") + "\n").join("");
+
   // ---- a table that sorts ----
 
   // Columns: {key, label, text?, value(row), cell(row)}; `text` columns are aligned left.
-  function sortable(table, columns, rows, caption, state, redraw) {
+  function inOrder(columns, rows, state) {
     const by = columns.find((c) => c.key === state.key);
-    const sorted = by ? [...rows].sort((a, b) => {
+    return by ? [...rows].sort((a, b) => {
       const [x, y] = [by.value(a), by.value(b)];
       // What is missing stays at the end.
       if (missing(x) || missing(y)) return compare(x, y) || a.place - b.place;
       return state.sign * compare(x, y) || a.place - b.place;
     }) : rows;
+  }
+
+  // Draws the rows in order, which it returns.
+  function sortable(table, columns, rows, caption, state, redraw) {
+    const sorted = inOrder(columns, rows, state);
     const heading = (column) => {
       const button = make("button", column.label, { type: "button", "data-key": column.key });
       button.addEventListener("click", () => {
@@ -137,6 +156,7 @@
       make("thead", make("tr", columns.map(heading))),
       make("tbody", sorted.map(line)),
     );
+    return sorted;
   }
 
   // ---- the table ----
@@ -216,6 +236,7 @@
 
   const rowState = { key: null, sign: 1 };
   const filters = [];
+  let rowsShown = [];
 
   function addFilter(into, key, label, values, changed, shownAs = String) {
     if (values.length < 2) return () => "";
@@ -234,7 +255,8 @@
     const rows = data.rows.filter((r) =>
       filters.every(([key, value]) => value() === "" || String(r[key]) === value()) && words.every((w) => text(r).includes(w)));
     at("table-count").textContent = `${rows.length} of ${data.rows.length} rows`;
-    sortable(at("rows"), columns.filter((c) => c.shown), rows, "Results by method, task and length", rowState, showRows);
+    rowsShown = sortable(at("rows"), columns.filter((c) => c.shown), rows, "Results by method, task and length", rowState, showRows);
+    keepView();
   }
 
   function setUpTable() {
@@ -243,6 +265,7 @@
       filters.push([key, addFilter(into, key, label, distinct(data.rows.map((r) => r[key])), showRows, form)]);
     }
     at("table-find").addEventListener("input", showRows);
+    at("table-save").addEventListener("click", () => save("rows.csv", "text/csv", csv(FILE_COLUMNS, rowsShown)));
     at("table-columns").append(...columns.map((c) => {
       const box = make("input", [], { type: "checkbox", value: c.key });
       box.checked = c.shown;
@@ -282,9 +305,10 @@
     const select = at("matrix-over");
     const chosen = scopes.includes(select.value) ? select.value : scopes[0];
     options(select, scopes.map((scope) => [scope, JSON.parse(scope).map(scopeLabel).join(", ")]));
-    select.value = chosen ?? "";
+    select.value = scopes[matrixState.over] ?? chosen ?? "";
+    matrixState.over = undefined;
     at("matrix-over-label").hidden = scopes.length < 2;
-    return chosen === undefined ? null : new Set(JSON.parse(chosen));
+    return select.value ? new Set(JSON.parse(select.value)) : null;
   }
 
   function showMatrix() {
@@ -311,11 +335,19 @@
     };
     // Means of scores come with the report, as do their intervals; other values have none.
     const ENDS = { score: ["ci_low", "ci_high"], delta_full: ["delta_low", "delta_high"], decode_ms_per_token: ["decode_ms_low", "decode_ms_high"] };
+    const keyOf = (rs) => rs.map((r) => r.place).sort((a, b) => a - b).join(",");
     const estimate = (rs) => {
-      const known = rs.length > 1 && data.means[rs.map((r) => r.place).sort((a, b) => a - b).join(",")]?.[value.key];
+      const known = rs.length > 1 && data.means[keyOf(rs)]?.[value.key];
       if (known) return known;
       const ends = rs.length === 1 && ENDS[value.key] ? ENDS[value.key].map((key) => rs[0][key]) : [null, null];
       return [rs.reduce((sum, r) => sum + value.value(r), 0) / rs.length, ...ends];
+    };
+    // The mean of a line over all columns, which the report has where the line has all that others have.
+    const overAll = (l) => {
+      const all = headings.map((h) => averaged(l, h));
+      if (all.includes(undefined)) return undefined;
+      const rs = all.flat();
+      return rs.length > 1 && data.means[keyOf(rs)]?.[value.key] ? rs : undefined;
     };
     const mean = (rs) => (rs ? estimate(rs)[0] : null);
     const most = Math.max(1, ...all.flatMap((l) => headings.map((h) => (averaged(l, h) ?? []).length)));
@@ -349,8 +381,7 @@
       setting(l.head.method, l.head.params), differs("model") ? l.head.model : "", differs("protocol") ? "from " + l.head.protocol : "",
       isPerplexity(l.head) && by !== "task" ? l.head.task : "", isPerplexity(l.head) && by !== "length" ? tokens(l.head.length) : "",
     ].filter(Boolean).join(", ");
-    const cell = (l, heading) => {
-      const rs = averaged(l, heading);
+    const cell = (l, rs) => {
       if (!rs) return "";
       const warnings = rs.flatMap((r) => r.warnings).filter((w) => w.method !== null);
       const [x, low, high] = estimate(rs);
@@ -361,16 +392,19 @@
       const mark = warnings.length ? make("a", " ⚠", { href: "#" + warnings[0].id, class: "warned", title: warnings.map((w) => w.text).join("\n"), "aria-label": "warning: " + warnings.map((w) => w.text).join("; ") }) : "";
       return [text, mark].flat();
     };
+    const isMeanShown = ["task", "length"].includes(by) && headings.length > 1 && all.some(overAll);
     const shown = (heading) => (by === "length" ? tokens(heading) : String(heading));
     sortable(at("matrix-table"), [
       { key: "setting", label: "method", text: true, value: name, cell: name },
-      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, h), style: (l) => shade(mean(averaged(l, h)), l.head, h) })),
+      ...headings.map((h, i) => ({ key: "column" + i, label: shown(h), value: (l) => mean(averaged(l, h)), cell: (l) => cell(l, averaged(l, h)), style: (l) => shade(mean(averaged(l, h)), l.head, h) })),
+      ...(isMeanShown ? [{ key: "mean", label: "mean", value: (l) => mean(overAll(l)), cell: (l) => cell(l, overAll(l)), style: (l) => shade(mean(overAll(l)), l.head) }] : []),
     ], all.filter((l) => headings.some((h) => averaged(l, h))), "Methods by " + by, matrixState, showMatrix);
     const what = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
     const used = all.filter((l) => !isPerplexity(l.head)).flatMap((l) => headings.flatMap((h) => averaged(l, h) ?? []));
     const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
     at("matrix-caption").textContent = (most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
       + (all.some((l) => better(value.key, l.head)) ? " (the deeper the colour, the better)" : "");
+    keepView();
   }
 
   function setUpMatrix() {
@@ -386,16 +420,100 @@
 
   // ---- plots ----
 
-  function setUpPlots() {
+  function findPlots() {
     const all = [...document.querySelectorAll("#figures figure")];
-    const find = () => {
-      const words = at("plots-find").value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const f of all) f.hidden = !words.every((w) => f.dataset.title.toLowerCase().includes(w) || f.id.includes(w));
-      at("plots-count").textContent = `${all.filter((f) => !f.hidden).length} of ${all.length} plots`;
-    };
-    at("plots-find").addEventListener("input", find);
-    find();
+    const words = at("plots-find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const f of all) f.hidden = !words.every((w) => f.dataset.title.toLowerCase().includes(w) || f.id.includes(w));
+    at("plots-count").textContent = `${all.filter((f) => !f.hidden).length} of ${all.length} plots`;
+    keepView();
   }
+
+  function setUpPlots() {
+    for (const figure of document.querySelectorAll("#figures figure:has(> svg)")) {
+      const svg = figure.querySelector("svg");
+      const larger = make("button", "Enlarge", { type: "button", class: "enlarge", "aria-label": "Enlarge: " + figure.dataset.title });
+      const keep = make("button", "Save SVG", { type: "button", class: "save-svg", "aria-label": "Save as SVG: " + figure.dataset.title });
+      larger.addEventListener("click", () => zoom.open(figure));
+      // The focus comes back to where the keyboard can be.
+      svg.addEventListener("click", () => { larger.focus(); zoom.open(figure); });
+      keep.addEventListener("click", () => save(figure.id.replace("plot-", "") + ".svg", "image/svg+xml", new XMLSerializer().serializeToString(svg)));
+      figure.querySelector("figcaption").append(larger, keep);
+    }
+    at("plots-find").addEventListener("input", findPlots);
+    findPlots();
+    zoom.setUp();
+  }
+
+  // ---- a plot at the size of the window ----
+
+  const zoom = {
+    LEAST: 1, MOST: 20, STEP: 1.4, ARROW: 60,
+    scale: 1, x: 0, y: 0, svg: null,
+    fingers: new Map(),
+
+    open(figure) {
+      this.svg = figure.querySelector("svg").cloneNode(true);
+      at("zoom-title").textContent = figure.dataset.title;
+      at("zoom-view").replaceChildren(this.svg);
+      this.place(1, 0, 0);
+      // A modal dialog keeps the focus in it, closes by Escape and gives the focus back.
+      at("zoom").showModal();
+    },
+
+    place(scale, x, y) {
+      Object.assign(this, { scale, x, y });
+      this.svg.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
+    },
+
+    // Larger by a factor, with a point of the window kept where it is.
+    by(factor, toX, toY) {
+      const scale = Math.min(this.MOST, Math.max(this.LEAST, this.scale * factor));
+      const grown = scale / this.scale;
+      if (scale === this.LEAST) this.place(scale, 0, 0);
+      else this.place(scale, toX - (toX - this.x) * grown, toY - (toY - this.y) * grown);
+    },
+
+    move(x, y) { this.place(this.scale, this.x + x, this.y + y); },
+
+    setUp() {
+      const view = at("zoom-view");
+      const inView = (event) => { const box = view.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+      const fromMiddle = (factor) => this.by(factor, view.clientWidth / 2, view.clientHeight / 2);
+      at("zoom-in").addEventListener("click", () => fromMiddle(this.STEP));
+      at("zoom-out").addEventListener("click", () => fromMiddle(1 / this.STEP));
+      at("zoom-fit").addEventListener("click", () => this.place(1, 0, 0));
+      at("zoom-close").addEventListener("click", () => at("zoom").close());
+      at("zoom").addEventListener("close", () => { view.replaceChildren(); this.fingers.clear(); });
+      at("zoom").addEventListener("keydown", (event) => {
+        const act = {
+          "+": () => fromMiddle(this.STEP), "=": () => fromMiddle(this.STEP), "-": () => fromMiddle(1 / this.STEP), "0": () => this.place(1, 0, 0),
+          ArrowLeft: () => this.move(this.ARROW, 0), ArrowRight: () => this.move(-this.ARROW, 0),
+          ArrowUp: () => this.move(0, this.ARROW), ArrowDown: () => this.move(0, -this.ARROW),
+        }[event.key];
+        if (act) { act(); event.preventDefault(); }
+      });
+      view.addEventListener("wheel", (event) => {
+        event.preventDefault();
+        this.by(this.STEP ** (-event.deltaY / 100), ...inView(event));
+      }, { passive: false });
+      // One finger or the mouse drags, two also zoom by how far they are apart.
+      view.addEventListener("pointerdown", (event) => { this.fingers.set(event.pointerId, inView(event)); view.setPointerCapture(event.pointerId); });
+      for (const end of ["pointerup", "pointercancel"]) view.addEventListener(end, (event) => this.fingers.delete(event.pointerId));
+      view.addEventListener("pointermove", (event) => {
+        if (!this.fingers.has(event.pointerId)) return;
+        const gauge = () => {
+          const all = [...this.fingers.values()];
+          const middle = [0, 1].map((i) => all.reduce((sum, p) => sum + p[i], 0) / all.length);
+          return [...middle, all.length > 1 ? Math.hypot(all[0][0] - all[1][0], all[0][1] - all[1][1]) : 0];
+        };
+        const [x, y, apart] = gauge();
+        this.fingers.set(event.pointerId, inView(event));
+        const [newX, newY, newApart] = gauge();
+        this.move(newX - x, newY - y);
+        if (apart && newApart) this.by(newApart / apart, newX, newY);
+      });
+    },
+  };
 
   // ---- samples ----
 
@@ -442,6 +560,22 @@
     showSamples();
   }
 
+  // The records of the examples that were found, one JSON object a line.
+  function sampleLines() {
+    const { texts, examples: x, records: r, of } = samples.all;
+    const text = (i) => texts[i];
+    const record = (e, i) => ({
+      model: text(x.model[e]), protocol: text(x.protocol[e]), task: text(x.task[e]), length: x.length[e], seed: x.seed[e], sample: x.sample[e],
+      depth: x.depth[e], source: text(x.source[e]), question: text(x.question[e]), references: x.references[e].map(text),
+      prompt_tokens: x.prompt_tokens[e], prefix_tokens: x.prefix_tokens[e], prefill_s: x.prefill_s[e],
+      method: text(r.method[i]), params: text(r.params[i]), prediction: text(r.prediction[i]),
+      measure: r.perplexity[i] ? "perplexity" : "score", score: r.score[i], stopped: Boolean(r.stopped[i]), new_tokens: r.new_tokens[i],
+      density: r.density[i], cost1: r.cost1[i], cost2: r.cost2[i], kv_bytes_per_token: r.kv_bytes_per_token[i],
+      index_s: r.index_s[i], decode_s: r.decode_s[i], steps: r.steps[i], output_error: r.output_error[i],
+    });
+    return samples.found.flatMap((e) => of[e].map((i) => JSON.stringify(record(e, i)) + "\n")).join("");
+  }
+
   const scoreText = (s, i) => (i === undefined ? "" : s.records.perplexity[i] ? fixed(3)(s.records.score[i]) : fixed(1)(100 * s.records.score[i]));
 
   function showSamples() {
@@ -477,6 +611,12 @@
       make("thead", make("tr", [make("th", "example", { scope: "col" }), ...shown.map(([, label]) => make("th", label, { scope: "col" }))])),
       make("tbody", page.map(line)),
     );
+    keepView();
+  }
+
+  function closeSample() {
+    at("sample").hidden = true;
+    samples.chosen = null;
   }
 
   function openSample(e) {
@@ -519,8 +659,7 @@
     draw();
     const close = make("button", "Close", { type: "button", id: "sample-close" });
     const shut = () => {
-      at("sample").hidden = true;
-      samples.chosen = null;
+      closeSample();
       showSamples();
       document.querySelector(`#samples-table button[data-example="${e}"]`)?.focus();
     };
@@ -555,9 +694,106 @@
     at("samples-find").addEventListener("input", findSamples);
     at("samples-show").addEventListener("change", findSamples);
     at("samples-back").addEventListener("click", () => { samples.page--; showSamples(); });
+    at("samples-save").addEventListener("click", () => save("examples.jsonl", "application/jsonl", sampleLines()));
     at("samples-on").addEventListener("click", () => { samples.page++; showSamples(); });
-    findSamples();
+    addSamplesToView();
+    restoreView();
     document.documentElement.dataset.samples = "ready";
+  }
+
+  // ---- the view in the address ----
+
+  // The address after # is the part of the page that was gone to, then what was chosen: "#table&find=quest&sort=-score".
+  // What is as it was at first is left out. Each part of the view can be asked and set.
+  const sorting = (state) => ({
+    get: () => (state.key === null ? "" : (state.sign < 0 ? "-" : "") + state.key),
+    set: (text) => Object.assign(state, { key: text.replace(/^-/, "") || null, sign: text.startsWith("-") ? -1 : 1 }),
+  });
+  const control = (id, initial = "") => ({
+    get: () => (at(id).value === initial ? "" : at(id).value),
+    set: (text) => {
+      at(id).value = text || initial;
+      // A choice that is not offered here.
+      if (at(id).selectedIndex === -1) at(id).value = initial;
+    },
+  });
+  const view = new Map();
+  let isViewKept = false;
+
+  function addSummaryToView() {
+    for (const [name, id] of [["by", "matrix-columns"], ["value", "matrix-value"]]) view.set(name, control(id, at(id).value));
+    view.set("over", { get: () => (at("matrix-over").selectedIndex > 0 ? String(at("matrix-over").selectedIndex) : ""), set: (text) => { matrixState.over = Number(text); } });
+    view.set("order", sorting(matrixState));
+    view.set("find", control("table-find"));
+    for (const select of at("table-filters").querySelectorAll("select")) view.set(select.id.replace("table-filters-", ""), control(select.id));
+    view.set("sort", sorting(rowState));
+    const initial = columns.filter((c) => c.shown).map((c) => c.key).join(",");
+    const shown = () => columns.filter((c) => c.shown).map((c) => c.key).join(",");
+    view.set("columns", {
+      get: () => (shown() === initial ? "" : shown() || "none"),
+      set: (text) => {
+        const keys = (text || initial).split(",");
+        for (const c of columns) c.shown = keys.includes(c.key);
+        for (const box of at("table-columns").querySelectorAll("input")) box.checked = keys.includes(box.value);
+      },
+    });
+  }
+
+  function addRestToView() {
+    view.set("plots", control("plots-find"));
+    view.set("theme", {
+      get: () => document.documentElement.dataset.theme ?? "",
+      set: (text) => {
+        if (["light", "dark"].includes(text)) document.documentElement.dataset.theme = text;
+        else delete document.documentElement.dataset.theme;
+      },
+    });
+  }
+
+  function addSamplesToView() {
+    view.set("text", control("samples-find"));
+    view.set("show", control("samples-show", "all"));
+    for (const select of at("sample-filters").querySelectorAll("select[id^=sample-filters-]")) view.set(select.id.replace("sample-filters-", "of-"), control(select.id));
+    view.set("page", { get: () => (samples.page ? String(samples.page + 1) : ""), set: (text) => { samples.wanted = Math.max(0, Number(text) - 1 || 0); } });
+    view.set("example", { get: () => (samples.chosen === null ? "" : String(samples.chosen)), set: (text) => { samples.asked = text; } });
+  }
+
+  function inAddress() {
+    const [first, ...rest] = location.hash.slice(1).split("&");
+    const hasAnchor = first !== "" && !first.includes("=");
+    return { anchor: hasAnchor ? first : "", chosen: new URLSearchParams((hasAnchor ? rest : [first, ...rest]).join("&")) };
+  }
+
+  // Puts the view into the address, without a step in the browser's history.
+  function keepView() {
+    if (!isViewKept) return;
+    // What stands there of samples stays until they are unpacked.
+    const chosen = new URLSearchParams([...inAddress().chosen].filter(([name]) => !samples.all && !view.has(name)));
+    for (const [name, part] of view) if (part.get() !== "") chosen.set(name, part.get());
+    const hash = [inAddress().anchor, chosen.toString()].filter(Boolean).join("&");
+    if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? "#" + hash : location.pathname + location.search);
+  }
+
+  function restoreView() {
+    isViewKept = false;
+    const { anchor, chosen } = inAddress();
+    for (const [name, part] of view) part.set(chosen.get(name) ?? "");
+    showTheme();
+    if (data.rows.length) {
+      showMatrix();
+      showRows();
+    }
+    findPlots();
+    if (samples.all) {
+      findSamples();
+      if (samples.wanted * PAGE < samples.found.length) samples.page = samples.wanted;
+      const example = samples.asked === "" ? NaN : Number(samples.asked);
+      if (example in samples.all.of) openSample(example);
+      else { closeSample(); showSamples(); }
+    }
+    isViewKept = true;
+    // The browser goes to an anchor by itself only where nothing stands behind it.
+    if (anchor) { unfold("#" + anchor); at(anchor)?.scrollIntoView(); }
   }
 
   // ---- runs, theme ----
@@ -570,6 +806,8 @@
     at("manifests").replaceChildren(...(data.sources.length ? data.sources.map(one) : [make("p", "No manifest is known.")]));
   }
 
+  let showTheme = () => {};
+
   function setUpTheme() {
     const button = at("theme");
     const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -577,8 +815,10 @@
     button.addEventListener("click", () => {
       document.documentElement.dataset.theme = isDark() ? "light" : "dark";
       show();
+      keepView();
     });
     show();
+    showTheme = show;
   }
 
   showConclusions();
@@ -591,7 +831,15 @@
     at("matrix-caption").textContent = at("table-count").textContent = "no results";
   }
   setUpPlots();
-  setUpSamples();
   showRuns();
   setUpTheme();
+  if (data.rows.length) addSummaryToView();
+  addRestToView();
+  restoreView();
+  setUpSamples();
+  addEventListener("hashchange", () => {
+    const { anchor, chosen } = inAddress();
+    // A bare anchor is a link of this page: what was chosen stays.
+    if (anchor && chosen.size === 0) { unfold("#" + anchor); keepView(); } else restoreView();
+  });
 })();
