@@ -118,7 +118,7 @@ impl DevicePicker for Draws {
         let seed =
             |row: &RowSeed, list: usize| mix_seed(row.of_head(step.prefix.layer, list / group), (list % group) as u64);
         let seeds = step.seeds.iter().flat_map(|row| (0..lists).map(move |list| seed(row, list)));
-        to.draws.keys.set(gpu, seeds.flat_map(|seed| key_of(seed)).collect())
+        to.draws.keys.set(gpu, seeds.flat_map(key_of).collect())
     }
 
     #[cfg(feature = "cuda")]
