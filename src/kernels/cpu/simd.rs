@@ -43,14 +43,15 @@ pub trait Simd: Copy + 'static {
     /// The sums of four vectors, each the bits that [`sum`](Self::sum) gives.
     #[inline(always)]
     unsafe fn sum_each(v: [Self::V; 4]) -> [f32; 4] {
+        // No closures: what is not inlined is compiled without these instructions.
         // SAFETY: value operations only (caller's contract).
-        v.map(|v| unsafe { Self::sum(v) })
+        unsafe { [Self::sum(v[0]), Self::sum(v[1]), Self::sum(v[2]), Self::sum(v[3])] }
     }
     /// The sums of sixteen vectors, as of four.
     #[inline(always)]
     unsafe fn sum_all(v: [[Self::V; 4]; 4]) -> [[f32; 4]; 4] {
         // SAFETY: value operations only (caller's contract).
-        v.map(|v| unsafe { Self::sum_each(v) })
+        unsafe { [Self::sum_each(v[0]), Self::sum_each(v[1]), Self::sum_each(v[2]), Self::sum_each(v[3])] }
     }
     /// Writes the lanes of `v` whose bit in `mask` is set, and `first` plus their places, one behind the other.
     ///
