@@ -33,8 +33,8 @@ pub struct Conclusion {
     pub budgets: Vec<String>,
 }
 
-/// The conclusions of a summary, in its order.
-pub fn all(rows: &[SummaryRow]) -> Vec<Conclusion> {
+/// The first conclusions of a summary, in its order, and a line that says how many there are beside them; empty if there are none.
+pub fn all(rows: &[SummaryRow]) -> (Vec<Conclusion>, String) {
     let scenes = distinct(rows.iter().map(|r| (r.model.as_str(), r.protocol.as_str())));
     let of_scene = |&(model, protocol): &(&str, &str)| {
         let here: Vec<&SummaryRow> =
@@ -49,7 +49,11 @@ pub fn all(rows: &[SummaryRow]) -> Vec<Conclusion> {
         let name = if scenes.len() > 1 { format!("{model}, sparse from {protocol}: ") } else { String::new() };
         groups.into_iter().filter_map(|group| conclude(&group, &name)).collect::<Vec<_>>()
     };
-    scenes.iter().flat_map(of_scene).take(MOST).collect()
+    let mut found: Vec<Conclusion> = scenes.iter().flat_map(of_scene).collect();
+    let more = found.len().saturating_sub(MOST);
+    found.truncate(MOST);
+    let left_out = if more == 0 { String::new() } else { format!("{more} more can be drawn from the tables.") };
+    (found, left_out)
 }
 
 fn place(row: &SummaryRow) -> (&str, usize) {
@@ -244,8 +248,8 @@ mod tests {
     }
 
     fn only(rows: &[SummaryRow]) -> Conclusion {
-        let mut found = all(rows);
-        assert_eq!(found.len(), 1, "{found:?}");
+        let (mut found, left_out) = all(rows);
+        assert_eq!((found.len(), left_out.as_str()), (1, ""), "{found:?}");
         found.remove(0)
     }
 
@@ -350,6 +354,19 @@ mod tests {
         assert!(found.budgets[0].contains("`quest` 90.0"), "h2o's 100 of another task does not count: {found:?}");
         let apart = only(&[at("a", "h2o", 80.0), at("c", "h2o", 80.0), at("b", "quest", 90.0)]);
         assert_eq!(apart.about, "mean over 2 tasks at 4K (1 left out: they lack some of these)");
-        assert!(all(&[]).is_empty());
+        assert_eq!(all(&[]), (Vec::new(), String::new()));
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted() {
+        let of_model = |i: usize| {
+            let mut row = row("quest", (97.0, 95.0, 99.0), (0.1, -0.2, 0.4), 0.5);
+            row.model = format!("model {i}");
+            row
+        };
+        let (shown, left_out) = all(&(0..8).map(of_model).collect::<Vec<_>>());
+        assert_eq!(shown.len(), 6);
+        assert!(shown[0].about.starts_with("model 0, ") && shown[5].about.starts_with("model 5, "), "{shown:?}");
+        assert_eq!(left_out, "2 more can be drawn from the tables.");
     }
 }

@@ -62,9 +62,13 @@ fn header(report: &Report) -> String {
 /// What the results come to.
 fn conclusions(report: &Report) -> String {
     let mut text = String::new();
-    for Conclusion { about, cheapest, budgets } in conclusion::all(&report.rows) {
+    let (shown, left_out) = conclusion::all(&report.rows);
+    for Conclusion { about, cheapest, budgets } in shown {
         let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
         budgets.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
+    }
+    if !left_out.is_empty() {
+        let _ = write!(text, "\n{left_out}\n");
     }
     text
 }

@@ -74,10 +74,12 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
+    let (conclusions, left_out) = conclusion::all(&report.rows);
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
         "heading": heading::line(report),
-        "conclusions": conclusion::all(&report.rows),
+        "conclusions": conclusions,
+        "conclusions_left_out": left_out,
         "means": overview::means(&report.rows),
         "rows": rows,
         "warnings": warnings,

@@ -97,7 +97,7 @@
       make("h3", c.about),
       make("p", named(c.cheapest), { class: "lead" }),
       make("ul", c.budgets.map((line) => make("li", named(line))), { class: "budgets", "aria-label": "Best of each budget" }),
-    ]));
+    ]), ...(data.conclusions_left_out ? [make("p", data.conclusions_left_out)] : []));
   }
 
   function showFacts() {
@@ -224,7 +224,7 @@
 
   // Which way a value is better; of what is not here neither way is.
   const BETTER = {
-    score: 1, delta_full: 1, recall: 1, same_top: 1, acc: 1, acc_norm: 1, free_share: 1,
+    score: 1, delta_full: 1, recall: 1, same_top: 1, acc: 1, acc_norm: 1,
     density: -1, cost_total: -1, cost1: -1, cost2: -1, aux_bits: -1, kv_bytes_per_token: -1, shared_bytes_per_token: -1,
     select_bytes_per_token: -1, kv_bytes_held: -1, kv_tokens_held: -1, decode_ms_per_token: -1, index_s: -1, prefill_s: -1,
     output_error: -1, dropped_mass: -1, word_perplexity: -1, bits_per_byte: -1, kl_mean: -1, kl_p99: -1,
