@@ -90,11 +90,6 @@ pub trait DeviceForm: Send + Sync {
     /// Bytes of the device's memory that the lists of one row take at most; they are used again from layer to layer.
     fn list_bytes(&self, prefix: &PromptShape) -> usize;
 
-    /// Whether the host makes its indexes, so that layers are best built beside each other.
-    fn is_built_here(&self) -> bool {
-        false
-    }
-
     /// The index of all KV heads of a layer.
     ///
     /// # Errors
@@ -242,11 +237,6 @@ pub(super) trait DeviceScorer: Send + Sync {
     /// As [`DeviceForm::index_bytes`], of one layer; nothing by default.
     fn layer_bytes(&self, _prefix: &PromptShape, _dtype: KvDtype) -> usize {
         0
-    }
-
-    /// As [`DeviceForm::is_built_here`].
-    fn is_built_here(&self) -> bool {
-        false
     }
 
     /// The index of all KV heads of a layer; nothing by default.

@@ -368,10 +368,7 @@ impl IndexCache {
             let learned = Learned { seed: self.seed, stats: self.stats.as_ref() };
             form.build_all(&DeviceLayer { gpu, layer, cache, dtype, candidates }, &learned).map(Some).map_err(failed)
         };
-        let indexes = match form.is_built_here() {
-            true => dense.par_iter().enumerate().map(build).collect::<Result<_, _>>()?,
-            false => dense.iter().enumerate().map(build).collect::<Result<_, _>>()?,
-        };
+        let indexes = dense.iter().enumerate().map(build).collect::<Result<_, _>>()?;
         // What an index takes is counted as such, so it has to be over.
         if let Some((gpu, _)) = self.prefix.device().and_then(|device| device.on_gpu(0)) {
             gpu.synchronize().map_err(failed)?;

@@ -366,10 +366,6 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         lists * most.min(prefix.tokens) * size_of::<u32>()
     }
 
-    fn is_built_here(&self) -> bool {
-        self.on_device().expect(ON_DEVICE).0.is_built_here()
-    }
-
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         self.on_device().expect(ON_DEVICE).0.build_all(layer, learned)

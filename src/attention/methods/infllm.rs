@@ -179,10 +179,6 @@ impl DeviceScorer for Representatives {
         prefix.kv_heads * (self.of(prefix.tokens) + self.count) * prefix.d * dtype.bytes()
     }
 
-    fn is_built_here(&self) -> bool {
-        true
-    }
-
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let heads = build_here(layer, learned, |prefix| self.build(prefix))?;

@@ -54,10 +54,6 @@ impl DeviceScorer for ProductCodes {
         prefix.kv_heads * (codes + 4 * prefix.d * self.centroids(prefix.tokens))
     }
 
-    fn is_built_here(&self) -> bool {
-        true
-    }
-
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
         let (d, tokens) = (layer.cache.d, layer.candidates.len());
