@@ -19,6 +19,7 @@ pub mod longbench;
 mod longeval;
 pub mod metrics;
 mod options;
+mod parquet_fields;
 mod perplexity;
 pub mod published;
 pub mod rows;

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use parquet::basic::{Compression, Encoding};
 use parquet::bloom_filter::Sbbf;
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -21,7 +21,8 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::record::reader::{RowIter, TreeBuilder};
 use parquet::schema::types::{ColumnDescPtr, Type};
 
-use super::thrift::{Skimmed, number};
+use super::parquet_fields::{FILE, PAGE};
+use super::thrift::{Flaw, Skimmed, number};
 
 /// Bytes of a line at most: an archive of a few kilobytes may hold one that no memory does.
 pub(super) const LONGEST_LINE: u64 = 64 << 20;
@@ -124,9 +125,18 @@ fn check_footer(file: &File, length: u64) -> Result<()> {
     let Some(start) = end.checked_sub(size.into()) else { return Ok(()) };
     let footer = file.get_bytes(start, size as usize)?;
     let mut skimmed = Skimmed::new(&footer);
-    skimmed.structure(0);
-    ensure!(!skimmed.states_too_much, "its end states more values than it has bytes");
-    Ok(())
+    skimmed.structure(FILE, 0);
+    match skimmed.flaw {
+        Some(flaw) => bail!("its end {}", said_of(flaw)),
+        None => Ok(()),
+    }
+}
+
+fn said_of(flaw: Flaw) -> &'static str {
+    match flaw {
+        Flaw::StatesTooMuch => "states more values than it has bytes",
+        Flaw::OtherKind => "has a value of another kind than Parquet's format has there",
+    }
 }
 
 /// What is told of each page likewise.
@@ -139,9 +149,10 @@ fn check_pages(file: &File, table: &ParquetMetaData) -> Result<()> {
         let mut left = &*chunk;
         while !left.is_empty() {
             let mut skimmed = Skimmed::new(left);
-            let size = skimmed.structure(PACKED_SIZE);
-            let too_much = "a page of the column states more values than it has bytes";
-            ensure!(!skimmed.states_too_much, "{too_much}: {}", column.column_path());
+            let size = skimmed.structure(PAGE, PACKED_SIZE);
+            if let Some(flaw) = skimmed.flaw {
+                bail!("a page of the column {}: {}", said_of(flaw), column.column_path());
+            }
             let after = size.flatten().and_then(|size| skimmed.bytes.get(usize::try_from(size).ok()?..));
             // What means nothing, the reader refuses where it comes to it.
             let Some(after) = after else { break };
@@ -612,23 +623,29 @@ mod tests {
 
     #[test]
     fn values_that_are_stated_but_not_there_are_refused() {
-        const LIST: &[u8] = b"\x19\xf1\xff\xff\xff\xff\x07";
+        // Of a field that nobody knows.
+        const LIST: &[u8] = b"\xa9\xf1\xff\xff\xff\xff\x07";
         let written = |bytes: &[u8]| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();
             Arc::new(file)
         };
+        let error_of = |footer: &[u8]| {
+            let file = written(&[b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat());
+            lines_within(&file, &limits(&file)).unwrap_err().to_string()
+        };
         // A reader would pass over eighty thousand million values.
-        let footer = [&LIST.repeat(40)[..], b"\x00"].concat();
-        let file = written(&[b"PAR1", &footer[..], &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat());
-        let error = lines_within(&file, &limits(&file)).unwrap_err().to_string();
+        let error = error_of(&[&LIST.repeat(40)[..], b"\x00"].concat());
         assert_eq!(error, "its end states more values than it has bytes");
+        // It would take the number for the length of a column's name, and find another file behind it.
+        let error = error_of(b"\x29\x1c\x45\x02\x00\x00");
+        assert_eq!(error, "its end has a value of another kind than Parquet's format has there");
 
         // The same in the header of a page: in place of the end of an honest one.
         let honest = texts(TEXTS, properties(), &["a long text, and no other"], None);
         let mut bytes = honest.get_bytes(0, honest.metadata().unwrap().len() as usize).unwrap().to_vec();
         let mut skimmed = Skimmed::new(&bytes[4..]);
-        skimmed.structure(0).unwrap();
+        skimmed.structure(PAGE, 0).unwrap();
         let end = bytes.len() - skimmed.bytes.len();
         bytes[end - 1..][..LIST.len()].copy_from_slice(LIST);
         let file = written(&bytes);
