@@ -14,6 +14,7 @@ use crate::attention::mix_seed;
 use crate::kernels::cpu::hamming::{Raises, hamming_scores};
 use crate::kernels::cpu::linear::linear_rows;
 use crate::kernels::cpu::matmul::matmul;
+use crate::kernels::cpu::tiles::{self, LeftTiles, RightTiles};
 use crate::kernels::cpu::topk::top_k;
 use crate::kernels::cpu::{Accumulator, attend_list, attend_range};
 use crate::kv::LayerKv;
@@ -167,7 +168,21 @@ fn multiplying<'k>(dimensions: &Dimensions) -> Vec<Kernel<'k>> {
             run: Box::new(move || linear_rows(&x, &weights, inputs, &mut out)),
         }
     };
-    vec![product(1), product(ROWS), dense_product(ROWS, inputs, inputs)]
+    vec![product(1), product(ROWS), tiled_product(ROWS, inputs, outputs), dense_product(ROWS, inputs, inputs)]
+}
+
+/// The same with factors that are rounded to bf16 and packed into tiles, weights once, rows each time.
+fn tiled_product<'k>(rows: usize, inputs: usize, outputs: usize) -> Kernel<'k> {
+    let (weights, x) = (RightTiles::of_rows(&narrow(inputs * outputs), inputs), numbers(rows * inputs));
+    let mut out = vec![0.0; rows * outputs];
+    Kernel {
+        name: "linear_bf16",
+        params: format!("rows={rows},inputs={inputs},outputs={outputs},unit={}", tiles::unit().name()),
+        bytes: (weights.bytes() + 4 * (x.len() + out.len())) as u64,
+        flops: 2 * (rows * inputs * outputs) as u64,
+        density: 1.0,
+        run: Box::new(move || tiles::multiply(&LeftTiles::new(&x, inputs), &weights, &mut out)),
+    }
 }
 
 /// A product of matrices in f32.

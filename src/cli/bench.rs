@@ -15,10 +15,11 @@ use crate::attention::methods::configure;
 use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use crate::error::UsageError;
-use crate::eval::config::parse_dtype;
+use crate::eval::config::{parse_dtype, parse_matmul_precision};
 use crate::eval::manifest::cpu_name;
 use crate::eval::record::REFERENCE;
-use crate::kernels::cpu::isa_name;
+use crate::kernels::cpu::precision::{MatmulPrecision, set_matmul_precision};
+use crate::kernels::cpu::{isa_name, tiles};
 use crate::model::decoder::Decoder;
 use crate::model::device::Device;
 use crate::model::dimensions::Dimensions;
@@ -167,6 +168,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
 
+    /// What a CPU rounds factors of matrix products to, in prefill and decode: f32 (nothing) or bf16
+    ///
+    /// Example: --matmul-precision bf16
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    matmul_precision: String,
+
     /// Threads to use; all cores if not given
     ///
     /// Example: --threads 4
@@ -204,6 +211,7 @@ pub struct BenchArgs {
 /// Mistakes in arguments as [`UsageError`]; what is timed that fails, files that cannot be written.
 pub fn run(args: &BenchArgs) -> Result<Done> {
     set_threads(args.threads)?;
+    set_matmul_precision(args.matmul_precision()?);
     args.check_free()?;
     let plan = args.plan()?;
     let stop = stop_on_interrupt()?;
@@ -410,6 +418,15 @@ impl BenchArgs {
         Ok(Some(Mutex::new(Peers::start(&self.python, &arguments)?)))
     }
 
+    /// What products are computed in.
+    fn matmul_precision(&self) -> Result<MatmulPrecision, UsageError> {
+        let precision = parse_matmul_precision(&self.matmul_precision)?;
+        if precision != MatmulPrecision::F32 && self.device()? != Device::Cpu {
+            return Err(UsageError::new("--matmul-precision is of products on a CPU").hint("leave it out, or --device"));
+        }
+        Ok(precision)
+    }
+
     fn manifest(&self, plan: &Plan, bench: &Bench) -> Value {
         let c = plan.dimensions.config();
         let mut program = version::as_json();
@@ -423,6 +440,7 @@ impl BenchArgs {
                 },
                 "device": self.device,
                 "dtype": self.dtype,
+                "matmul_precision": self.matmul_precision,
                 "contexts": plan.contexts,
                 "batches": plan.batches,
                 "methods": plan.methods.iter().map(Configured::label).collect::<Vec<_>>(),
@@ -436,6 +454,7 @@ impl BenchArgs {
                 "cores": std::thread::available_parallelism().map_or(1, usize::from),
                 "threads": rayon::current_num_threads(),
                 "simd": isa_name(),
+                "bf16_products": tiles::unit().name(),
                 "read_gbps": bench.roof.read_gbps,
                 "peak_gflops": bench.roof.peak_gflops,
             },

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::data_sets::default_folder;
 use super::output::print_line;
 use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
-use crate::kernels::cpu::isa_name;
+use crate::kernels::cpu::{isa_name, tiles};
 use crate::model::device::{self, GpuDevice};
 use crate::model::hub::{CachedModel, HubOptions, cached_models};
 use crate::model::source::ModelSource;
@@ -65,6 +65,8 @@ struct Machine {
     cores: usize,
     /// The instruction set that kernels use.
     simd: &'static str,
+    /// The unit that multiplies matrices of bf16.
+    bf16_products: &'static str,
     /// Whether `SPATTN_ISA` lowers it.
     simd_lowered: bool,
     memory_bytes: Option<u64>,
@@ -164,6 +166,7 @@ impl Findings {
                 cpu: cpu_name(),
                 cores: std::thread::available_parallelism().map_or(1, usize::from),
                 simd: isa_name(),
+                bf16_products: tiles::unit().name(),
                 simd_lowered: std::env::var("SPATTN_ISA").is_ok_and(|isa| isa == isa_name()),
                 memory_bytes: meminfo(&memory, "MemTotal"),
                 memory_available_bytes: meminfo(&memory, "MemAvailable"),
@@ -184,7 +187,7 @@ impl Findings {
         let mut lines = vec![
             ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
             ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),
-            ("simd", format!("{}{lowered}", m.simd)),
+            ("simd", format!("{}{lowered}, products in bf16 by {}", m.simd, m.bf16_products)),
             ("memory", format!("{}, {} available", known(m.memory_bytes), known(m.memory_available_bytes))),
         ];
         lines.extend(self.gpu.lines().into_iter().map(|line| ("gpu", line)));

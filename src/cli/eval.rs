@@ -152,6 +152,13 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "TYPE")]
     dtype: Option<String>,
 
+    /// What a CPU rounds factors of matrix products to, of weights and of prompts' attention: f32 (nothing) or bf16, which is faster
+    /// where the CPU has AMX or AVX512_BF16; f32 if not given
+    ///
+    /// Example: --matmul-precision bf16
+    #[arg(long, value_name = "TYPE")]
+    matmul_precision: Option<String>,
+
     /// Threads to use; all cores if not given
     ///
     /// Example: --threads 4
@@ -268,6 +275,7 @@ impl RunArgs {
             fidelity: flag(self.fidelity),
             latency: self.latency.as_deref().map(str::parse::<Latency>).transpose()?,
             dtype: self.dtype.clone(),
+            matmul_precision: self.matmul_precision.clone(),
             device: self.device.clone(),
             data: self.data.clone(),
             calibration: self.calibration.clone(),

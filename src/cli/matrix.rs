@@ -34,6 +34,7 @@ use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
+use crate::kernels::cpu::precision::set_matmul_precision;
 use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::model::device::Device;
 use crate::model::engine::GpuUse;
@@ -555,6 +556,7 @@ fn kept(out: &Path, go_on: &str) -> Option<String> {
 
 fn open_model(config: &RunConfig) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
+    set_matmul_precision(config.matmul_precision);
     OpenModel::open(&source, config.dtype, TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() })
 }
 

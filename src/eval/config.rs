@@ -13,6 +13,7 @@ use super::record::Latency;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, Tail, expand_grid};
 use crate::error::UsageError;
+use crate::kernels::cpu::precision::MatmulPrecision;
 use crate::kv::{KvDtype, MOST_TOKENS};
 use crate::model::device::Device;
 use crate::tasks::Positions;
@@ -159,6 +160,8 @@ pub struct Settings {
     pub latency: Option<Latency>,
     /// `f32`, `bf16` or `f16`; the checkpoint's own type if nowhere given.
     pub dtype: Option<String>,
+    /// `f32` or `bf16`: what factors of matrix products on a CPU are rounded to.
+    pub matmul_precision: Option<String>,
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: Option<String>,
     /// Folder with data sets, essays and word lists.
@@ -207,6 +210,7 @@ impl Settings {
         each("dense_layers", self.dense_layers.iter().flat_map(|v| &v.0), |text| DenseLayers::parse(text).map(drop))?;
         each("tail", self.tail.iter().flat_map(|v| &v.0), |text| text.parse::<Tail>().map(drop))?;
         each("dtype", self.dtype.iter(), |text| parse_dtype(text).map(drop))?;
+        each("matmul_precision", self.matmul_precision.iter(), |text| parse_matmul_precision(text).map(drop))?;
         each("device", self.device.iter(), |text| text.parse::<Device>().map(drop))?;
         each("methods", self.methods.iter().flatten(), |text| {
             expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
@@ -247,6 +251,7 @@ impl Settings {
             fidelity: self.fidelity.or(base.fidelity),
             latency: self.latency.or(base.latency),
             dtype: self.dtype.or(base.dtype),
+            matmul_precision: self.matmul_precision.or(base.matmul_precision),
             device: self.device.or(base.device),
             data: self.data.or(base.data),
             calibration: self.calibration.or(base.calibration),
@@ -320,6 +325,8 @@ pub struct RunConfig {
     pub latency: Latency,
     /// Storage type; the checkpoint's if `None`.
     pub dtype: Option<KvDtype>,
+    /// What factors of matrix products on a CPU are rounded to.
+    pub matmul_precision: MatmulPrecision,
     /// Where models compute.
     pub device: Device,
     /// Data set as named: a folder or `hub:` and a hub id.
@@ -361,6 +368,7 @@ impl RunConfig {
             fidelity: s.fidelity.unwrap_or(false),
             latency: s.latency.unwrap_or_default(),
             dtype: s.dtype.as_deref().map(parse_dtype).transpose()?,
+            matmul_precision: s.matmul_precision.as_deref().map_or(Ok(MatmulPrecision::F32), parse_matmul_precision)?,
             device: s.device.as_deref().map(str::parse).transpose()?.unwrap_or_default(),
             data: s.data.clone(),
             calibration: s.calibration.clone(),
@@ -407,6 +415,11 @@ impl RunConfig {
     fn check(&self) -> Result<(), UsageError> {
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
+        }
+        if self.matmul_precision != MatmulPrecision::F32 && self.device != Device::Cpu {
+            return Err(UsageError::new("`matmul_precision` is of products on a CPU, and a GPU is to compute").hint(
+                "leave it out: on a GPU weights and activations are multiplied in the storage type, see --dtype",
+            ));
         }
         Ok(())
     }
@@ -521,6 +534,17 @@ pub fn parse_dtype(name: &str) -> Result<KvDtype, UsageError> {
     all.into_iter()
         .find(|d| d.name() == name)
         .ok_or_else(|| UsageError::unknown("dtype", name, all.iter().map(|d| d.name())))
+}
+
+/// A precision of matrix products by name.
+///
+/// # Errors
+/// A [`UsageError`] that suggests the nearest one.
+pub fn parse_matmul_precision(name: &str) -> Result<MatmulPrecision, UsageError> {
+    let all = MatmulPrecision::ALL;
+    all.into_iter()
+        .find(|precision| precision.name() == name)
+        .ok_or_else(|| UsageError::unknown("matmul precision", name, all.iter().map(|precision| precision.name())))
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ use super::protocol::Protocol;
 use super::record::Latency;
 use super::store::{CALIBRATION, IDENTITY};
 use crate::attention::{Configured, PromptNeed};
-use crate::kernels::cpu::isa_name;
+use crate::kernels::cpu::precision::MatmulPrecision;
+use crate::kernels::cpu::{isa_name, tiles};
 use crate::model::OpenModel;
 use crate::model::device::Device;
 use crate::tasks::Positions;
@@ -21,8 +22,8 @@ use crate::version;
 pub const RESULTS_VERSION: u32 = 5;
 
 /// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there. 3: loki, hash_attention,
-/// magicpig and hip do. 4: sparq and topp do.
-const CUDA_VERSION: u32 = 4;
+/// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do.
+const CUDA_VERSION: u32 = 5;
 
 /// Everything that determines a record besides task, length, example and method.
 ///
@@ -45,6 +46,10 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
         "data": data,
         "fidelity": config.fidelity,
     });
+    // Runs without it are as they were before it could be chosen.
+    if config.matmul_precision != MatmulPrecision::F32 {
+        identity["matmul_precision"] = config.matmul_precision.name().into();
+    }
     // Engines round differently. Of what was computed on the processor's cores it was never said.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();
@@ -125,6 +130,7 @@ pub fn manifest(settings: &Settings, parts: &[ModelPart], kept: Vec<Value>, comm
         "machine": {
             "cpu": cpu_name(),
             "simd": isa_name(),
+            "bf16_products": tiles::unit().name(),
             "threads": rayon::current_num_threads(),
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,

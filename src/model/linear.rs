@@ -1,6 +1,6 @@
 //! Weight matrices as they are stored, and multiplying by them.
 //!
-//! Weights stay in f32, f16 or bf16; arithmetic is f32 ([`linear_rows`]).
+//! Weights stay in f32, f16 or bf16; arithmetic is f32 ([`linear_rows`]), or its factors are rounded to bf16 ([`tiles`]).
 
 use std::sync::Arc;
 
@@ -9,6 +9,8 @@ use half::{bf16, f16};
 use super::weights::RawTensor;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::linear::linear_rows;
+use crate::kernels::cpu::precision::{MatmulPrecision, matmul_precision};
+use crate::kernels::cpu::tiles::{self, LeftTiles, RightTiles};
 use crate::kv::KvDtype;
 
 /// A `[rows][columns]` matrix as it is stored.
@@ -23,11 +25,21 @@ enum Data {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
+    /// For products in bf16: packed once.
+    Tiles(RightTiles),
 }
 
 impl Matrix {
-    /// Stacks tensors of equal width on top of one another, converted to `dtype`.
+    /// Stacks tensors of equal width on top of one another, converted to `dtype`; or, where products are in bf16, to that.
     pub fn stack(tensors: &[RawTensor], columns: usize, dtype: KvDtype) -> Self {
+        Self::for_precision(matmul_precision(), tensors, columns, dtype)
+    }
+
+    fn for_precision(precision: MatmulPrecision, tensors: &[RawTensor], columns: usize, dtype: KvDtype) -> Self {
+        if precision == MatmulPrecision::Bf16 {
+            let rows: Vec<bf16> = tensors.iter().flat_map(RawTensor::to_bf16).collect();
+            return Self { data: Arc::new(Data::Tiles(RightTiles::of_rows(&rows, columns))), columns };
+        }
         let data = match dtype {
             KvDtype::F32 => Data::F32(tensors.iter().flat_map(RawTensor::to_f32).collect()),
             KvDtype::F16 => Data::F16(tensors.iter().flat_map(RawTensor::to_f16).collect()),
@@ -36,17 +48,14 @@ impl Matrix {
         Self { data: Arc::new(data), columns }
     }
 
-    fn rows(&self) -> Rows<'_> {
-        match &*self.data {
-            Data::F32(v) => Rows::F32(v),
-            Data::F16(v) => Rows::F16(v),
-            Data::Bf16(v) => Rows::Bf16(v),
-        }
-    }
-
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.rows().elements() / self.columns
+        match &*self.data {
+            Data::F32(v) => v.len() / self.columns,
+            Data::F16(v) => v.len() / self.columns,
+            Data::Bf16(v) => v.len() / self.columns,
+            Data::Tiles(tiles) => tiles.outputs(),
+        }
     }
 
     /// Whether there is no row.
@@ -56,12 +65,22 @@ impl Matrix {
 
     /// Bytes stored.
     pub fn bytes(&self) -> usize {
-        self.rows().elements() * self.rows().elem_bytes()
+        match &*self.data {
+            Data::F32(v) => size_of_val(v.as_slice()),
+            Data::F16(v) => size_of_val(v.as_slice()),
+            Data::Bf16(v) => size_of_val(v.as_slice()),
+            Data::Tiles(tiles) => tiles.bytes(),
+        }
     }
 
     /// One row as f32.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.rows().read(row, out);
+        match &*self.data {
+            Data::F32(v) => Rows::F32(v).read(row, out),
+            Data::F16(v) => Rows::F16(v).read(row, out),
+            Data::Bf16(v) => Rows::Bf16(v).read(row, out),
+            Data::Tiles(tiles) => tiles.read_row(row, out),
+        }
     }
 
     /// `x · Wᵀ` for rows of `x`; a row's result does not depend on the others.
@@ -71,6 +90,7 @@ impl Matrix {
             Data::F32(w) => linear_rows(x, w, self.columns, &mut out),
             Data::F16(w) => linear_rows(x, w, self.columns, &mut out),
             Data::Bf16(w) => linear_rows(x, w, self.columns, &mut out),
+            Data::Tiles(w) => tiles::multiply(&LeftTiles::new(x, self.columns), w, &mut out),
         }
         out
     }
@@ -110,9 +130,19 @@ mod tests {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let raw = RawTensor { dtype: WeightType::F32, shape: vec![rows, columns], bytes };
         let x: Vec<f32> = (0..columns).map(|i| ((i * 13 % 29) as f32 - 14.0) / 16.0).collect();
-        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
-            let weight = Matrix::stack(&[raw.clone(), raw.clone()], columns, dtype);
-            assert_eq!((weight.len(), weight.bytes()), (2 * rows, 2 * rows * columns * dtype.bytes()));
+        for (precision, dtype) in [
+            (MatmulPrecision::F32, KvDtype::F32),
+            (MatmulPrecision::F32, KvDtype::F16),
+            (MatmulPrecision::F32, KvDtype::Bf16),
+            (MatmulPrecision::Bf16, KvDtype::Bf16),
+        ] {
+            let weight = Matrix::for_precision(precision, &[raw.clone(), raw.clone()], columns, dtype);
+            // Tiles are padded to 32 rows.
+            let stored = if precision == MatmulPrecision::Bf16 { 160 } else { 2 * rows };
+            assert_eq!((weight.len(), weight.bytes()), (2 * rows, stored * columns * dtype.bytes()));
+            let mut row = vec![f32::NAN; columns];
+            weight.read_row(rows + 3, &mut row);
+            assert!(row.iter().zip(&values[3 * columns..]).all(|(a, b)| (a - b).abs() < 4e-3), "{dtype:?}");
             let out = Linear { weight, bias: Some(vec![1.0; 2 * rows]) }.apply(&x);
             for (o, got) in out.iter().enumerate() {
                 let exact: f32 = values[o % rows * columns..][..columns].iter().zip(&x).map(|(a, b)| a * b).sum();

@@ -10,8 +10,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attend::softmax_block;
+use super::precision::{MatmulPrecision, matmul_precision};
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
+use super::tiles::{LeftTiles, Part, RightTiles};
 
 /// Query rows of one work item; a multiple of every register tile's height.
 const QUERY_ROWS: usize = 48;
@@ -22,23 +24,38 @@ const PANEL: usize = 64;
 
 /// Keys and values of one KV head, packed for [`causal_attention`] and [`block_attention`].
 pub struct PackedHead {
-    /// `[block][d][KEY_BLOCK]`, zero beyond the last token.
-    keys: Vec<f32>,
-    /// `[panel][token][panel width]`, tokens rounded up to whole blocks.
-    values: Vec<f32>,
+    packed: Packed,
     tokens: usize,
     d: usize,
 }
 
+/// Keys and values for products in one precision.
+enum Packed {
+    F32(Panels),
+    Bf16 {
+        /// An output for each token.
+        keys: RightTiles,
+        /// A column for each token, up to whole blocks.
+        values: RightTiles,
+    },
+}
+
 impl PackedHead {
-    /// Packs `[tokens][d]` rows.
+    /// Packs `[tokens][d]` rows for products in the [chosen](matmul_precision) precision.
     pub fn new(keys: Rows, values: Rows, d: usize) -> Self {
-        let tokens = keys.elements() / d;
+        Self::for_precision(matmul_precision(), keys, values, d)
+    }
+
+    fn for_precision(precision: MatmulPrecision, keys: Rows, values: Rows, d: usize) -> Self {
         assert_eq!(keys.elements(), values.elements(), "as many keys as values");
-        let mut packed = Self::zeros(tokens, d);
-        with_rows!(keys, data => packed.pack_keys(data.chunks_exact(d)));
-        with_rows!(values, data => packed.pack_values(|| data.chunks_exact(d)));
-        packed
+        let packed = match precision {
+            MatmulPrecision::F32 => Packed::F32(Panels::new(keys, values, d)),
+            MatmulPrecision::Bf16 => Packed::Bf16 {
+                keys: with_rows!(keys, data => RightTiles::of_rows(data, d)),
+                values: with_rows!(values, data => RightTiles::of_columns(data, d, KEY_BLOCK)),
+            },
+        };
+        Self { packed, tokens: keys.elements() / d, d }
     }
 
     /// Packs the rows that `tokens` names of `[token][d]`, in that order.
@@ -46,10 +63,24 @@ impl PackedHead {
         let (keys, values) = (keys.gather(tokens, d), values.gather(tokens, d));
         Self::new(Rows::F32(&keys), Rows::F32(&values), d)
     }
+}
 
-    fn zeros(tokens: usize, d: usize) -> Self {
-        let padded = tokens.next_multiple_of(KEY_BLOCK);
-        Self { keys: vec![0.0; padded * d], values: vec![0.0; padded * d], tokens, d }
+/// Keys and values in f32.
+struct Panels {
+    /// `[block][d][KEY_BLOCK]`, zero beyond the last token.
+    keys: Vec<f32>,
+    /// `[panel][token][panel width]`, tokens rounded up to whole blocks.
+    values: Vec<f32>,
+    d: usize,
+}
+
+impl Panels {
+    fn new(keys: Rows, values: Rows, d: usize) -> Self {
+        let padded = (keys.elements() / d).next_multiple_of(KEY_BLOCK);
+        let mut panels = Self { keys: vec![0.0; padded * d], values: vec![0.0; padded * d], d };
+        with_rows!(keys, data => panels.pack_keys(data.chunks_exact(d)));
+        with_rows!(values, data => panels.pack_values(|| data.chunks_exact(d)));
+        panels
     }
 
     fn pack_keys<'a, T: Elem>(&mut self, rows: impl Iterator<Item = &'a [T]>) {
@@ -238,21 +269,127 @@ struct Tile<'a> {
     sights: &'a [Sight],
 }
 
+fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
+    match &kv.packed {
+        Packed::F32(panels) => attend_by_vectors(tile, kv, ByVectors::new(tile, panels), out),
+        Packed::Bf16 { keys, values } => attend_by_tiles(tile, kv, ByTiles::new(tile, keys, values), out),
+    }
+}
+
+impl Tile<'_> {
+    /// The query of a row.
+    fn query(&self, row: usize, d: usize) -> &[f32] {
+        &self.queries[(row * self.heads + self.head) * d..][..d]
+    }
+}
+
 dispatch! {
-    fn attend_tile[](tile: Tile, kv: &PackedHead, out: &mut [f32]) = attend_tile_kernel
+    fn attend_by_vectors[](tile: Tile, kv: &PackedHead, products: ByVectors, out: &mut [f32]) = attend_tile_kernel
+}
+
+dispatch! {
+    fn attend_by_tiles[](tile: Tile, kv: &PackedHead, products: ByTiles, out: &mut [f32]) = attend_tile_kernel
+}
+
+/// The two products of attention for a tile of rows.
+trait Products {
+    /// Scaled logits of all rows with the block of keys from `start` on, into `[rows][KEY_BLOCK]`; any where there are no tokens.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]);
+
+    /// Adds the values of the block, by weights `[rows][KEY_BLOCK]`, to `acc: [rows][d]`.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]);
+}
+
+/// Products in f32.
+struct ByVectors<'a> {
+    panels: &'a Panels,
+    /// Scaled, `[QUERY_ROWS][d]`.
+    q: Vec<f32>,
+}
+
+impl<'a> ByVectors<'a> {
+    fn new(tile: Tile, panels: &'a Panels) -> Self {
+        let d = panels.d;
+        let mut q = vec![0.0f32; QUERY_ROWS * d];
+        for i in 0..tile.sights.len() {
+            for (q, x) in q[i * d..].iter_mut().zip(tile.query(i, d)) {
+                *q = x * tile.scale;
+            }
+        }
+        Self { panels, q }
+    }
+}
+
+impl Products for ByVectors<'_> {
+    #[inline(always)]
+    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]) {
+        let d = self.panels.d;
+        let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
+        // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, logits, KEY_BLOCK, false, rows) };
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]) {
+        let d = self.panels.d;
+        let padded = self.panels.values.len() / d;
+        for first in (0..d).step_by(PANEL) {
+            let width = (d - first).min(PANEL);
+            let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
+            // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
+            unsafe {
+                product::<S>(weights, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
+            };
+        }
+    }
+}
+
+/// Products in bf16. Queries are rounded as they are, logits scaled after that; weights are rounded as they are multiplied with
+/// values, and summed as they were.
+struct ByTiles<'a> {
+    keys: &'a RightTiles,
+    values: &'a RightTiles,
+    q: LeftTiles,
+    weights: LeftTiles,
+    scale: f32,
+    d: usize,
+}
+
+impl<'a> ByTiles<'a> {
+    fn new(tile: Tile, keys: &'a RightTiles, values: &'a RightTiles) -> Self {
+        let d = keys.columns();
+        let (mut q, width) = (LeftTiles::zeros(QUERY_ROWS, d), tile.heads * d);
+        q.put(&tile.queries[tile.head * d..], width, tile.sights.len());
+        Self { keys, values, q, weights: LeftTiles::zeros(QUERY_ROWS, KEY_BLOCK), scale: tile.scale, d }
+    }
+}
+
+impl Products for ByTiles<'_> {
+    #[inline(always)]
+    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]) {
+        let outputs = start..(start + KEY_BLOCK).min(self.keys.outputs());
+        let part = Part { x: &self.q, rows, w: self.keys, outputs, first: 0, adds: false };
+        part.multiply(logits, KEY_BLOCK);
+        logits[..rows * KEY_BLOCK].iter_mut().for_each(|logit| *logit *= self.scale);
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]) {
+        self.weights.put(weights, KEY_BLOCK, rows);
+        let part = Part { x: &self.weights, rows, w: self.values, outputs: 0..self.d, first: start, adds: true };
+        part.multiply(acc, self.d);
+    }
 }
 
 #[inline(always)]
-unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
+unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, mut products: impl Products, out: &mut [f32]) {
     let (d, rows) = (kv.d, tile.sights.len());
-    let padded = kv.values.len() / d;
-    let mut q = vec![0.0f32; QUERY_ROWS * d];
-    for i in 0..rows {
-        let row = &tile.queries[(i * tile.heads + tile.head) * d..][..d];
-        for (q, x) in q[i * d..].iter_mut().zip(row) {
-            *q = x * tile.scale;
-        }
-    }
     let mut max = [f32::NEG_INFINITY; QUERY_ROWS];
     let mut sum = [0.0f32; QUERY_ROWS];
     let mut acc = vec![0.0f32; QUERY_ROWS * d];
@@ -260,10 +397,8 @@ unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, out: &mut [f3
     let seen = tile.sights.iter().map(Sight::end).max().unwrap_or(0);
     for block in 0..seen.div_ceil(KEY_BLOCK) {
         let start = block * KEY_BLOCK;
-        let keys = &kv.keys[start * d..][..KEY_BLOCK * d];
-        // SAFETY: the CPU supports `S` (caller). `q`, `acc` hold QUERY_ROWS rows of `d`, `logits`
-        // QUERY_ROWS rows of KEY_BLOCK, `keys` `d` rows of KEY_BLOCK; values are checked below.
-        unsafe { product::<S>(&q, d, d, keys, KEY_BLOCK, KEY_BLOCK, &mut logits, KEY_BLOCK, false, rows) };
+        // SAFETY: the CPU supports `S` (caller).
+        unsafe { products.logits::<S>(start, rows, &mut logits) };
         for (i, sight) in tile.sights.iter().enumerate() {
             let row = &mut logits[i * KEY_BLOCK..][..KEY_BLOCK];
             if !sight.mask(start, row) {
@@ -279,14 +414,8 @@ unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, out: &mut [f3
                 }
             }
         }
-        for first in (0..d).step_by(PANEL) {
-            let width = (d - first).min(PANEL);
-            let panel = &kv.values[padded * first + start * width..][..KEY_BLOCK * width];
-            // SAFETY: as above; `acc[first..]` has rows `d` apart with `width` columns within them.
-            unsafe {
-                product::<S>(&logits, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
-            };
-        }
+        // SAFETY: as above.
+        unsafe { products.add_values::<S>(start, rows, &logits, &mut acc) };
     }
     for i in 0..rows {
         let out = &mut out[(i * tile.heads + tile.head) * d..][..d];
@@ -426,13 +555,22 @@ unsafe fn one_column(p: Product, rows: usize, j: usize) -> usize {
 mod tests {
     use super::*;
     use crate::kernels::cpu::{Accumulator, attend_list, attend_range};
-    use half::f16;
+    use half::{bf16, f16};
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
+    /// Numbers that bf16 has, so that only weights are rounded where products are in bf16.
     fn noise(n: usize, seed: u64) -> Vec<f32> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        (0..n).map(|_| rng.random_range(-2.0..2.0)).collect()
+        (0..n).map(|_| bf16::from_f32(rng.random_range(-2.0..2.0)).to_f32()).collect()
+    }
+
+    /// How far an output may be off: a weight is off by 2^-9 of itself at most where it is rounded to bf16, and values are below 2.
+    fn bound(precision: MatmulPrecision) -> f32 {
+        match precision {
+            MatmulPrecision::F32 => 2e-5,
+            MatmulPrecision::Bf16 => 2.0 / 512.0 + 2e-5,
+        }
     }
 
     /// Row by row with the decode kernel, which has a reference of its own.
@@ -479,12 +617,17 @@ mod tests {
             let q = noise(rows * heads * d, 1);
             let half = |seed| noise(tokens * d, seed).into_iter().map(f16::from_f32).collect::<Vec<_>>();
             let kv: Vec<_> = (0..kv_heads as u64).map(|h| (half(2 + h), half(20 + h))).collect();
-            let packed: Vec<_> = kv.iter().map(|(k, v)| PackedHead::new(Rows::F16(k), Rows::F16(v), d)).collect();
             let scale = 1.0 / (d as f32).sqrt();
-            let mut out = vec![f32::NAN; q.len()];
-            causal_attention(&q, &packed, heads, scale, &mut out);
-            for (a, b) in out.iter().zip(row_by_row(&q, &kv, heads, d, rows, scale)) {
-                assert!((a - b).abs() < 2e-5, "tokens {tokens} d {d}: {a} against {b}");
+            let expected = row_by_row(&q, &kv, heads, d, rows, scale);
+            for precision in MatmulPrecision::ALL {
+                let pack =
+                    |(k, v): &(Vec<f16>, Vec<f16>)| PackedHead::for_precision(precision, Rows::F16(k), Rows::F16(v), d);
+                let packed: Vec<_> = kv.iter().map(pack).collect();
+                let mut out = vec![f32::NAN; q.len()];
+                causal_attention(&q, &packed, heads, scale, &mut out);
+                for (a, b) in out.iter().zip(&expected) {
+                    assert!((a - b).abs() < bound(precision), "{precision}, tokens {tokens} d {d}: {a} against {b}");
+                }
             }
         }
     }
@@ -498,10 +641,13 @@ mod tests {
         let (k, v) = (half(2), half(3));
         // Every third token, packed; a front, and stretches that begin within it, far behind it, or hold nothing.
         let packed_tokens: Vec<u32> = (0..tokens as u32).step_by(3).collect();
-        let kv = PackedHead::gathered(Rows::F16(&k), Rows::F16(&v), d, &packed_tokens);
-        for (common, begin, length) in
-            [(40, 40, 9), (5, 130, 40), (0, 150, 1), (130, 130, 0), (128, 128, 0), (1, 90, 38)]
+        let gather = |rows: &[f16]| Rows::F16(rows).gather(&packed_tokens, d);
+        let (packed_k, packed_v) = (gather(&k), gather(&v));
+        let shapes = [(40, 40, 9), (5, 130, 40), (0, 150, 1), (130, 130, 0), (128, 128, 0), (1, 90, 38)];
+        for (precision, (common, begin, length)) in
+            MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.map(|shape| (precision, shape)))
         {
+            let kv = PackedHead::for_precision(precision, Rows::F32(&packed_k), Rows::F32(&packed_v), d);
             let sights: Vec<Sight> =
                 (0..rows).map(|i| Sight::new(common, begin + i / 2..begin + i / 2 + length)).collect();
             let mut out = vec![f32::NAN; q.len()];
@@ -516,7 +662,7 @@ mod tests {
                     attend_list(&query, Rows::F16(&k), Rows::F16(&v), &seen, &[], &mut acc);
                     acc.finish(&mut row);
                     for (a, b) in out[at..at + d].iter().zip(&row) {
-                        assert!((a - b).abs() < 2e-5, "row {i} of {common}, {begin}: {a} against {b}");
+                        assert!((a - b).abs() < bound(precision), "row {i} of {common}, {begin}: {a} against {b}");
                     }
                 }
             }
@@ -527,9 +673,12 @@ mod tests {
     fn rows_see_single_tokens_with_their_weights() {
         let (tokens, d, rows) = (500, 32, 60);
         let (q, k, v) = (noise(rows * d, 1), noise(tokens * d, 2), noise(tokens * d, 3));
-        let kv = PackedHead::new(Rows::F32(&k), Rows::F32(&v), d);
         // Every row has single tokens of its own, over several blocks; some rows have nothing else.
-        for (common, stretch) in [(3, 450..460), (0, 470..470), (130, 400..500), (40, 499..500)] {
+        let shapes = [(3, 450..460), (0, 470..470), (130, 400..500), (40, 499..500)];
+        for (precision, (common, stretch)) in
+            MatmulPrecision::ALL.into_iter().flat_map(|precision| shapes.clone().map(|shape| (precision, shape)))
+        {
+            let kv = PackedHead::for_precision(precision, Rows::F32(&k), Rows::F32(&v), d);
             let sight = |i: usize| {
                 let places = (common..stretch.start).skip(i % 7).step_by(3 + i * 4);
                 let singles = places.map(|place| Single { place, log_weight: ((place % 5) as f32 - 2.0) * 0.7 });
@@ -550,7 +699,10 @@ mod tests {
                 for c in 0..d {
                     let expected: f64 = seen.iter().map(|s| weight(s) * f64::from(v[s.0 * d + c])).sum::<f64>() / sum;
                     let got = out[i * d + c];
-                    assert!((f64::from(got) - expected).abs() < 2e-5, "row {i}, {common}: {got} against {expected}");
+                    assert!(
+                        (got - expected as f32).abs() < bound(precision),
+                        "row {i}, {common}: {got} against {expected}"
+                    );
                 }
             }
         }

@@ -557,6 +557,16 @@ fn detect(_limit: Option<&str>) -> Isa {
     Isa::Portable
 }
 
+/// Whether kernels run on AVX-512.
+pub(super) fn is_avx512() -> bool {
+    isa_name() == "avx512"
+}
+
+/// Whether an instruction set was asked for.
+pub(super) fn is_lowered() -> bool {
+    std::env::var_os(ISA_VARIABLE).is_some_and(|asked| !asked.is_empty())
+}
+
 /// The instruction set in use, for manifests: `avx512`, `avx2` or `portable`.
 pub fn isa_name() -> &'static str {
     name_of(isa())

@@ -1,0 +1,817 @@
+//! Products of matrices in bf16 with sums in f32, in the tiles that processors have instructions for.
+//!
+//! Both factors are packed into tiles of [`ROWS`] rows and [`DEPTH`] columns, padded with zeros: the left one row by row, the right
+//! one (whose rows are the outputs) by pairs of columns. A tile of the one times a tile of the other is an instruction of its own
+//! on processors with AMX, 128 with `vdpbf16ps`, and a loop elsewhere, which is slower than products in f32.
+//!
+//! An output is one sum over all columns in an order that its place does not change: results depend neither on which rows were
+//! multiplied together nor on threads. They do depend on the [`Unit`], as those of other kernels on the instruction set.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::rows::Elem;
+use super::simd::{self, Simd, dispatch};
+
+/// Rows of a tile of the left factor, and outputs of one of the right factor.
+pub const ROWS: usize = 16;
+/// Columns of a tile.
+pub const DEPTH: usize = 32;
+/// Numbers of a tile.
+const TILE: usize = ROWS * DEPTH;
+/// Tiles of outputs that are multiplied together; right factors are padded to as many.
+const PAIR: usize = 2;
+/// Outputs of a pair of tiles.
+const PAIR_OUTPUTS: usize = PAIR * ROWS;
+/// Tiles of columns after which sums are put down, so that what is read again and again stays near: with a pair of tiles on
+/// each side 64 KiB.
+const SPAN: usize = 16;
+/// Multiply-adds below which a product is not worth splitting over threads.
+const PARALLEL_WORK: usize = 1 << 22;
+
+/// What multiplies tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Intel's matrix extensions: a product of two tiles is one instruction.
+    Amx,
+    /// `vdpbf16ps`: sixteen pairs at once.
+    Avx512Bf16,
+    /// A loop that every processor runs.
+    Loop,
+}
+
+impl Unit {
+    /// As it is called in manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amx => "amx_bf16",
+            Self::Avx512Bf16 => "avx512_bf16",
+            Self::Loop => "portable",
+        }
+    }
+}
+
+/// The best unit of this processor, looked up once; `SPATTN_ISA` lowers it as it does other kernels, `avx512` to `vdpbf16ps`.
+pub fn unit() -> Unit {
+    static UNIT: OnceLock<Unit> = OnceLock::new();
+    *UNIT.get_or_init(|| units()[0])
+}
+
+/// The units of this processor, the best first.
+fn units() -> Vec<Unit> {
+    let vectors = if simd::is_avx512() && x86::has_avx512_bf16() { Some(Unit::Avx512Bf16) } else { None };
+    let amx = if vectors.is_some() && !simd::is_lowered() && x86::take_amx() { Some(Unit::Amx) } else { None };
+    amx.into_iter().chain(vectors).chain([Unit::Loop]).collect()
+}
+
+/// The left factor: rows of activations, rounded to bf16. `[row tile][column tile][ROWS][DEPTH]`.
+#[derive(Debug, Default)]
+pub struct LeftTiles {
+    data: Vec<u16>,
+    rows: usize,
+    columns: usize,
+}
+
+impl LeftTiles {
+    /// Room for a factor of this shape, all zero.
+    pub fn zeros(rows: usize, columns: usize) -> Self {
+        Self { data: vec![0; rows.div_ceil(ROWS) * columns.div_ceil(DEPTH) * TILE], rows, columns }
+    }
+
+    /// Rows of `x: [rows][columns]`.
+    pub fn new(x: &[f32], columns: usize) -> Self {
+        let mut tiles = Self::zeros(x.len() / columns, columns);
+        let of_tile = tiles.row_tile_len();
+        if x.len() * DEPTH < PARALLEL_WORK {
+            tiles.data.chunks_mut(of_tile).zip(x.chunks(ROWS * columns)).for_each(|(to, x)| put_rows(x, columns, to));
+        } else {
+            tiles.data.par_chunks_mut(of_tile).zip(x.par_chunks(ROWS * columns)).for_each(|(to, x)| {
+                put_rows(x, columns, to);
+            });
+        }
+        tiles
+    }
+
+    /// Puts the first `rows` of `x`, `stride` apart, into the first rows.
+    #[inline(always)]
+    pub fn put(&mut self, x: &[f32], stride: usize, rows: usize) {
+        let (columns, of_tile) = (self.columns, self.row_tile_len());
+        for row in 0..rows {
+            put_row(&x[row * stride..][..columns], &mut self.data[row / ROWS * of_tile..][..of_tile], row % ROWS);
+        }
+    }
+
+    fn row_tile_len(&self) -> usize {
+        (self.columns.div_ceil(DEPTH) * TILE).max(1)
+    }
+}
+
+fn put_rows(x: &[f32], columns: usize, to: &mut [u16]) {
+    x.chunks(columns).enumerate().for_each(|(row, x)| put_row(x, to, row));
+}
+
+#[inline(always)]
+fn put_row(x: &[f32], to: &mut [u16], row: usize) {
+    for (x, tile) in x.chunks(DEPTH).zip(to.chunks_exact_mut(TILE)) {
+        tile[row * DEPTH..][..DEPTH].iter_mut().zip(x).for_each(|(to, x)| *to = rounded(*x));
+    }
+}
+
+/// The bits of the nearest bf16, to even where two are as near; NaN stays NaN. As `bf16::from_f32`, in a form that compilers make
+/// vectors of.
+#[inline(always)]
+fn rounded(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    (if is_nan { bits >> 16 | 0x40 } else { nearest }) as u16
+}
+
+/// The right factor: rows of weights, or keys, or columns of values. `[output tile][column tile][DEPTH / 2][ROWS][2]`.
+#[derive(Debug, Clone)]
+pub struct RightTiles {
+    data: Vec<u16>,
+    outputs: usize,
+    columns: usize,
+}
+
+impl RightTiles {
+    /// Rows of `w: [outputs][columns]`, rounded to bf16 if they are not.
+    pub fn of_rows<T: Elem>(w: &[T], columns: usize) -> Self {
+        let mut tiles = Self::zeros(w.len() / columns, columns);
+        let of_tile = tiles.output_tile_len();
+        tiles.data.par_chunks_mut(of_tile).zip(w.par_chunks(ROWS * columns)).for_each(|(to, w)| {
+            for (output, row) in w.chunks_exact(columns).enumerate() {
+                for (column, x) in row.iter().enumerate() {
+                    to[place(output, column)] = rounded(x.to_f32());
+                }
+            }
+        });
+        tiles
+    }
+
+    /// Columns of `x: [columns][outputs]`, rounded to bf16 if they are not: the transpose of [`of_rows`](Self::of_rows), with columns
+    /// of zeros up to a multiple of `whole`.
+    pub fn of_columns<T: Elem>(x: &[T], outputs: usize, whole: usize) -> Self {
+        let mut tiles = Self::zeros(outputs, (x.len() / outputs).next_multiple_of(whole));
+        let of_tile = tiles.output_tile_len();
+        for (column, row) in x.chunks_exact(outputs).enumerate() {
+            for (output, x) in row.iter().enumerate() {
+                tiles.data[output / ROWS * of_tile + place(output % ROWS, column)] = rounded(x.to_f32());
+            }
+        }
+        tiles
+    }
+
+    fn zeros(outputs: usize, columns: usize) -> Self {
+        let tiles = outputs.div_ceil(PAIR_OUTPUTS) * PAIR * columns.div_ceil(DEPTH);
+        Self { data: vec![0; tiles * TILE], outputs, columns }
+    }
+
+    /// Outputs, not those of the padding.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns, not those of the padding.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes stored, those of the padding among them.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.data.as_slice())
+    }
+
+    /// One row as f32.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` is no row.
+    pub fn read_row(&self, output: usize, out: &mut [f32]) {
+        assert!(output < self.outputs && out.len() == self.columns, "a row that is there");
+        let of_tile = &self.data[output / ROWS * self.output_tile_len()..];
+        for (column, out) in out.iter_mut().enumerate() {
+            *out = bf16::from_bits(of_tile[place(output % ROWS, column)]).to_f32();
+        }
+    }
+
+    fn output_tile_len(&self) -> usize {
+        (self.columns.div_ceil(DEPTH) * TILE).max(1)
+    }
+}
+
+/// Where a number of an output tile is.
+#[inline(always)]
+fn place(output: usize, column: usize) -> usize {
+    let (tile, within) = (column / DEPTH, column % DEPTH);
+    tile * TILE + within / 2 * (2 * ROWS) + output * 2 + within % 2
+}
+
+/// Sums, row after row.
+#[derive(Clone, Copy)]
+struct Sums {
+    ptr: *mut f32,
+    /// Numbers from a row to the next.
+    stride: usize,
+}
+
+// SAFETY: `multiply` hands each thread a disjoint set of columns of one exclusively borrowed slice.
+unsafe impl Send for Sums {}
+// SAFETY: as above; the value itself is only read.
+unsafe impl Sync for Sums {}
+
+/// `out[r][o] = Σ_c x[r][c] · w[o][c]`, for `out: [rows][outputs]`, on all threads.
+///
+/// # Panics
+/// If factors have different columns, or `out` another shape.
+pub fn multiply(x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
+    multiply_by(unit(), x, w, out);
+}
+
+fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
+    assert_eq!(x.columns, w.columns, "factors of the same columns");
+    assert_eq!(out.len(), x.rows * w.outputs, "output shape");
+    let sums = Sums { ptr: out.as_mut_ptr(), stride: w.outputs };
+    let depth = w.columns.div_ceil(DEPTH);
+    let of = |outputs: Range<usize>| Product { unit, x, rows: x.rows, w, outputs, first: 0, depth, sums, adds: false };
+    let (pairs, threads) = (w.outputs.div_ceil(PAIR_OUTPUTS), rayon::current_num_threads());
+    if threads == 1 || x.rows * w.outputs * w.columns < PARALLEL_WORK {
+        // SAFETY: `out` has this shape, and is borrowed exclusively.
+        return unsafe { of(0..w.outputs).run() };
+    }
+    // A few chunks a thread even out unequal progress.
+    let chunk = pairs.div_ceil(threads * 4) * PAIR_OUTPUTS;
+    (0..w.outputs.div_ceil(chunk)).into_par_iter().for_each(|i| {
+        // SAFETY: as above; chunks have no output in common.
+        unsafe { of(i * chunk..((i + 1) * chunk).min(w.outputs)).run() };
+    });
+}
+
+/// A part of a product, on this thread: the first `rows` rows of `x` times `outputs` of `w`, of which the columns from `first` on are
+/// those of `x`. Row `r` of it begins at `r · stride` of `out`; added to what is there if `adds`.
+///
+/// # Panics
+/// If the factors do not have so many rows, outputs and columns, `outputs` or `first` is not at the beginning of a pair of tiles or
+/// of a tile, or `out` is too short.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// The left factor.
+    pub x: &'a LeftTiles,
+    /// How many of its rows count.
+    pub rows: usize,
+    /// The right factor.
+    pub w: &'a RightTiles,
+    /// Which of its outputs count, those of the padding perhaps among them.
+    pub outputs: Range<usize>,
+    /// The first of its columns that count.
+    pub first: usize,
+    /// Whether sums are added to what is there.
+    pub adds: bool,
+}
+
+impl Part<'_> {
+    /// Multiplies.
+    pub fn multiply(&self, out: &mut [f32], stride: usize) {
+        self.multiply_by(unit(), out, stride);
+    }
+
+    fn multiply_by(&self, unit: Unit, out: &mut [f32], stride: usize) {
+        let Self { x, rows, w, ref outputs, first, adds } = *self;
+        let (depth, padded) = (x.columns.div_ceil(DEPTH), w.outputs.next_multiple_of(PAIR_OUTPUTS));
+        assert!(rows > 0 && rows <= x.rows && outputs.end <= padded, "rows and outputs that are there");
+        assert!(first / DEPTH + depth <= w.columns.div_ceil(DEPTH), "columns that are there");
+        assert!(outputs.start.is_multiple_of(PAIR_OUTPUTS) && first.is_multiple_of(DEPTH), "whole tiles");
+        assert!(out.len() >= (rows - 1) * stride + outputs.len(), "room for the sums");
+        let sums = Sums { ptr: out.as_mut_ptr().wrapping_sub(outputs.start), stride };
+        let product = Product { unit, x, rows, w, outputs: outputs.clone(), first: first / DEPTH, depth, sums, adds };
+        // SAFETY: all of this was asserted, and `out` is borrowed exclusively.
+        unsafe { product.run() };
+    }
+}
+
+/// Rows of the left factor times some outputs of the right one.
+struct Product<'a> {
+    unit: Unit,
+    x: &'a LeftTiles,
+    rows: usize,
+    w: &'a RightTiles,
+    /// From the beginning of a pair of tiles on.
+    outputs: Range<usize>,
+    /// The first tile of columns of `w`; that of `x` is its first.
+    first: usize,
+    /// Tiles of columns.
+    depth: usize,
+    /// Output `o` of row `r` is at `r · stride + o`.
+    sums: Sums,
+    adds: bool,
+}
+
+impl Product<'_> {
+    /// # Safety
+    /// The factors have these rows, outputs and tiles of columns, and `sums` the rows and outputs; the processor has the unit.
+    unsafe fn run(&self) {
+        // SAFETY: all is forwarded from the caller; AMX is let go where it was taken.
+        unsafe {
+            if self.unit == Unit::Amx {
+                x86::configure();
+            }
+            for span in (0..self.depth).step_by(SPAN) {
+                for output in self.outputs.clone().step_by(PAIR_OUTPUTS) {
+                    for row in (0..self.rows).step_by(2 * ROWS) {
+                        self.block(span, output, row);
+                    }
+                }
+            }
+            if self.unit == Unit::Amx {
+                x86::release();
+            }
+        }
+    }
+
+    /// Two tiles of rows, or the last one, times a pair of tiles of outputs, over a span of columns.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), which configured the unit; `span`, `output` and `row` are within the product.
+    unsafe fn block(&self, span: usize, output: usize, row: usize) {
+        let (of_rows, of_outputs) = (self.x.row_tile_len(), self.w.output_tile_len());
+        let (rows, outputs) = ((self.rows - row).min(2 * ROWS), (self.outputs.end - output).min(PAIR_OUTPUTS));
+        let tall = rows > ROWS;
+        let adds = self.adds || span > 0;
+        let left = &self.x.data[row / ROWS * of_rows + span * TILE..];
+        let right = &self.w.data[output / ROWS * of_outputs + (self.first + span) * TILE..];
+        let tiles = Tiles {
+            left: left.as_ptr(),
+            left_stride: of_rows,
+            right: right.as_ptr(),
+            right_stride: of_outputs,
+            depth: (self.depth - span).min(SPAN),
+        };
+        let sums = self.sums.ptr.wrapping_add(row * self.sums.stride + output);
+        let whole = outputs == PAIR_OUTPUTS && rows.is_multiple_of(ROWS);
+        // SAFETY: the tiles are in both factors, as rows, outputs and columns are (caller); sums are either whole blocks of what the
+        // caller has, or go through a block of their own.
+        unsafe {
+            if whole {
+                return tiles.multiply(self.unit, tall, Sums { ptr: sums, stride: self.sums.stride }, adds);
+            }
+            let mut block = [0.0f32; 2 * ROWS * PAIR_OUTPUTS];
+            if adds {
+                for r in 0..rows {
+                    let from = sums.add(r * self.sums.stride);
+                    std::ptr::copy_nonoverlapping(from, block[r * PAIR_OUTPUTS..].as_mut_ptr(), outputs);
+                }
+            }
+            tiles.multiply(self.unit, tall, Sums { ptr: block.as_mut_ptr(), stride: PAIR_OUTPUTS }, adds);
+            for r in 0..rows {
+                let to = sums.add(r * self.sums.stride);
+                std::ptr::copy_nonoverlapping(block[r * PAIR_OUTPUTS..].as_ptr(), to, outputs);
+            }
+        }
+    }
+}
+
+/// One or two tiles of rows and a pair of tiles of outputs, with as many tiles of columns.
+#[derive(Clone, Copy)]
+struct Tiles {
+    left: *const u16,
+    /// Numbers from a tile of rows to the next.
+    left_stride: usize,
+    right: *const u16,
+    /// Numbers from a tile of outputs to the next.
+    right_stride: usize,
+    depth: usize,
+}
+
+impl Tiles {
+    /// # Safety
+    /// The tiles are there, and so are the sums: 16 rows, or 32 if `tall`, of 32 numbers. The processor has the unit, and it was
+    /// configured.
+    unsafe fn multiply(self, unit: Unit, tall: bool, sums: Sums, adds: bool) {
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            match (unit, tall) {
+                (Unit::Amx, true) => x86::amx_tall(self, sums, adds),
+                (Unit::Amx, false) => x86::amx_flat(self, sums, adds),
+                (Unit::Avx512Bf16, _) => {
+                    (0..=usize::from(tall)).for_each(|i| x86::vectors(self.row(i), sums.row(i), adds))
+                }
+                (Unit::Loop, _) => (0..=usize::from(tall)).for_each(|i| looped(self.row(i), sums.row(i), adds)),
+            }
+        }
+    }
+
+    /// The `i`-th tile of rows.
+    fn row(self, i: usize) -> Self {
+        Self { left: self.left.wrapping_add(i * self.left_stride), ..self }
+    }
+}
+
+impl Sums {
+    /// Those of the `i`-th tile of rows.
+    fn row(self, i: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(i * ROWS * self.stride), ..self }
+    }
+}
+
+dispatch! {
+    /// A tile of rows, pair of columns by pair of columns.
+    fn looped[](tiles: Tiles, sums: Sums, adds: bool) = looped_kernel
+}
+
+#[inline(always)]
+unsafe fn looped_kernel<S: Simd>(tiles: Tiles, sums: Sums, adds: bool) {
+    for row in 0..ROWS {
+        for side in 0..PAIR {
+            // SAFETY: the sums are there, and no others refer to them (caller of `Tiles::multiply`).
+            let out = unsafe { &mut *sums.ptr.add(row * sums.stride + side * ROWS).cast::<[f32; ROWS]>() };
+            let mut acc = if adds { *out } else { [0.0; ROWS] };
+            for tile in 0..tiles.depth {
+                // SAFETY: as above, of the tiles.
+                let (left, right) = unsafe {
+                    let left = tiles.left.add(tile * TILE + row * DEPTH).cast::<[u16; DEPTH]>();
+                    let right = tiles.right.add(side * tiles.right_stride + tile * TILE).cast::<[u16; TILE]>();
+                    (&*left, &*right)
+                };
+                for (x, pairs) in left.chunks_exact(2).zip(right.chunks_exact(2 * ROWS)) {
+                    let [first, second] = [widened(x[0]), widened(x[1])];
+                    for (acc, w) in acc.iter_mut().zip(pairs.chunks_exact(2)) {
+                        *acc += first * widened(w[0]);
+                        *acc += second * widened(w[1]);
+                    }
+                }
+            }
+            *out = acc;
+        }
+    }
+}
+
+#[inline(always)]
+fn widened(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::asm;
+    use std::arch::x86_64::*;
+    use std::mem::transmute;
+
+    use super::{DEPTH, ROWS, Sums, TILE, Tiles};
+
+    /// Bytes of a tile's row in memory.
+    const LINE: usize = 64;
+    /// Rows of sums that are in registers at once.
+    const HIGH: usize = 8;
+
+    pub fn has_avx512_bf16() -> bool {
+        is_x86_feature_detected!("avx512bf16")
+    }
+
+    /// Whether the processor has AMX for bf16, and the system lets this process use it.
+    #[cfg(target_os = "linux")]
+    pub fn take_amx() -> bool {
+        const BF16: u32 = 1 << 22;
+        const TILES: u32 = 1 << 24;
+        /// The system call, what it is asked for, and the state of tiles, as Linux numbers them.
+        const ARCH_PRCTL: usize = 158;
+        const REQUEST_PERMISSION: usize = 0x1023;
+        const TILE_DATA: usize = 18;
+        let has = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (BF16 | TILES) == BF16 | TILES;
+        if !has {
+            return false;
+        }
+        let mut result = ARCH_PRCTL;
+        // SAFETY: this call takes numbers alone, and changes nothing but whether tiles may be used.
+        unsafe {
+            asm!("syscall", inlateout("rax") result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
+                lateout("rcx") _, lateout("r11") _, options(nostack));
+        }
+        result == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn take_amx() -> bool {
+        false
+    }
+
+    /// Shapes of the tile registers, as the processor takes them.
+    #[repr(C, align(64))]
+    struct Shapes {
+        palette: u8,
+        start: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    /// Makes all tile registers 16 rows of 64 bytes.
+    ///
+    /// # Safety
+    /// The process may use AMX ([`take_amx`]).
+    pub unsafe fn configure() {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        row_bytes[..8].fill(LINE as u16);
+        rows[..8].fill(ROWS as u8);
+        let shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: reads 64 bytes. Nothing that a compiler makes uses these registers.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly)) };
+    }
+
+    /// Lets the tile registers go, so that they need not be kept when threads change.
+    ///
+    /// # Safety
+    /// The process may use AMX.
+    pub unsafe fn release() {
+        // SAFETY: as above.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+
+    /// Two tiles of rows.
+    ///
+    /// # Safety
+    /// As [`Tiles::multiply`].
+    pub unsafe fn amx_tall(tiles: Tiles, sums: Sums, adds: bool) {
+        // SAFETY: reads `depth` tiles of 1 KiB from four places, and reads and writes four blocks of 16 rows of 64 bytes, all of
+        // which are there (caller).
+        unsafe {
+            asm!(
+                "test {adds:e}, {adds:e}",
+                "jz 2f",
+                "tileloadd tmm0, [{c0} + {stride}]",
+                "tileloadd tmm1, [{c0} + {stride} + 64]",
+                "tileloadd tmm2, [{c1} + {stride}]",
+                "tileloadd tmm3, [{c1} + {stride} + 64]",
+                "jmp 3f",
+                "2:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "3:",
+                "tileloadd tmm4, [{a0} + {line}]",
+                "tileloadd tmm6, [{b0} + {line}]",
+                "tileloadd tmm5, [{a1} + {line}]",
+                "tileloadd tmm7, [{b1} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {a0}, 1024",
+                "add {a1}, 1024",
+                "add {b0}, 1024",
+                "add {b1}, 1024",
+                "dec {depth}",
+                "jnz 3b",
+                "tilestored [{c0} + {stride}], tmm0",
+                "tilestored [{c0} + {stride} + 64], tmm1",
+                "tilestored [{c1} + {stride}], tmm2",
+                "tilestored [{c1} + {stride} + 64], tmm3",
+                adds = in(reg) u64::from(adds),
+                a0 = inout(reg) tiles.left => _,
+                a1 = inout(reg) tiles.left.wrapping_add(tiles.left_stride) => _,
+                b0 = inout(reg) tiles.right => _,
+                b1 = inout(reg) tiles.right.wrapping_add(tiles.right_stride) => _,
+                depth = inout(reg) tiles.depth => _,
+                c0 = in(reg) sums.ptr,
+                c1 = in(reg) sums.ptr.wrapping_add(ROWS * sums.stride),
+                stride = in(reg) sums.stride * size_of::<f32>(),
+                line = in(reg) LINE,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
+        }
+    }
+
+    /// One tile of rows.
+    ///
+    /// # Safety
+    /// As [`Tiles::multiply`].
+    pub unsafe fn amx_flat(tiles: Tiles, sums: Sums, adds: bool) {
+        // SAFETY: as in `amx_tall`, with three places and two blocks.
+        unsafe {
+            asm!(
+                "test {adds:e}, {adds:e}",
+                "jz 2f",
+                "tileloadd tmm0, [{c0} + {stride}]",
+                "tileloadd tmm1, [{c0} + {stride} + 64]",
+                "jmp 3f",
+                "2:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "3:",
+                "tileloadd tmm4, [{a0} + {line}]",
+                "tileloadd tmm6, [{b0} + {line}]",
+                "tileloadd tmm7, [{b1} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "add {a0}, 1024",
+                "add {b0}, 1024",
+                "add {b1}, 1024",
+                "dec {depth}",
+                "jnz 3b",
+                "tilestored [{c0} + {stride}], tmm0",
+                "tilestored [{c0} + {stride} + 64], tmm1",
+                adds = in(reg) u64::from(adds),
+                a0 = inout(reg) tiles.left => _,
+                b0 = inout(reg) tiles.right => _,
+                b1 = inout(reg) tiles.right.wrapping_add(tiles.right_stride) => _,
+                depth = inout(reg) tiles.depth => _,
+                c0 = in(reg) sums.ptr,
+                stride = in(reg) sums.stride * size_of::<f32>(),
+                line = in(reg) LINE,
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
+        }
+    }
+
+    /// One tile of rows by vectors.
+    ///
+    /// # Safety
+    /// As [`Tiles::multiply`].
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn vectors(tiles: Tiles, sums: Sums, adds: bool) {
+        for first in (0..ROWS).step_by(HIGH) {
+            // SAFETY: all accesses are within the tiles and the sums (caller).
+            unsafe {
+                let at = |row: usize, side: usize| sums.ptr.add((first + row) * sums.stride + side * ROWS);
+                let mut acc = [[_mm512_setzero_ps(); 2]; HIGH];
+                if adds {
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        *acc = [_mm512_loadu_ps(at(row, 0)), _mm512_loadu_ps(at(row, 1))];
+                    }
+                }
+                for tile in 0..tiles.depth {
+                    let left = tiles.left.add(tile * TILE + first * DEPTH).cast::<i32>();
+                    let right = tiles.right.add(tile * TILE);
+                    for pair in 0..DEPTH / 2 {
+                        let side = |side: usize| -> __m512bh {
+                            transmute(_mm512_loadu_si512(right.add(side * tiles.right_stride + pair * 2 * ROWS).cast()))
+                        };
+                        let w = [side(0), side(1)];
+                        for (row, acc) in acc.iter_mut().enumerate() {
+                            let x = _mm512_set1_epi32(left.add(row * (DEPTH / 2) + pair).read_unaligned());
+                            let x: __m512bh = transmute(x);
+                            acc[0] = _mm512_dpbf16_ps(acc[0], x, w[0]);
+                            acc[1] = _mm512_dpbf16_ps(acc[1], x, w[1]);
+                        }
+                    }
+                }
+                for (row, acc) in acc.iter().enumerate() {
+                    _mm512_storeu_ps(at(row, 0), acc[0]);
+                    _mm512_storeu_ps(at(row, 1), acc[1]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod x86 {
+    use super::{Sums, Tiles};
+
+    pub fn has_avx512_bf16() -> bool {
+        false
+    }
+
+    pub fn take_amx() -> bool {
+        false
+    }
+
+    pub unsafe fn configure() {}
+
+    pub unsafe fn release() {}
+
+    pub unsafe fn amx_tall(_: Tiles, _: Sums, _: bool) {}
+
+    pub unsafe fn amx_flat(_: Tiles, _: Sums, _: bool) {}
+
+    pub unsafe fn vectors(_: Tiles, _: Sums, _: bool) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// Row by row in f64, of numbers that are rounded as `half` rounds them.
+    fn exact(x: &[f32], w: &[f32], columns: usize) -> Vec<f64> {
+        let narrow = |x: &f32| f64::from(bf16::from_f32(*x).to_f32());
+        let rows = |x: &[f32]| x.chunks(columns).map(|row| row.iter().map(narrow).collect()).collect::<Vec<Vec<f64>>>();
+        let (x, w) = (rows(x), rows(w));
+        x.iter().flat_map(|x| w.iter().map(|w| x.iter().zip(w).map(|(a, b)| a * b).sum())).collect()
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_the_nearest_to_even() {
+        let special = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45];
+        let ties = (0..70_000u32).map(|i| f32::from_bits(0x3f7f_0000 + i * 0x137));
+        for x in special.into_iter().chain(ties) {
+            assert_eq!(rounded(x), bf16::from_f32(x).to_bits(), "{x:e}");
+        }
+        assert!(bf16::from_bits(rounded(f32::NAN)).is_nan());
+        assert!(bf16::from_bits(rounded(f32::from_bits(0x7fff_ffff))).is_nan());
+    }
+
+    #[test]
+    fn every_unit_multiplies_every_shape() {
+        for (rows, columns, outputs) in [
+            (1, 32, 32),
+            (1, 1, 1),
+            (3, 33, 40),
+            (16, 512, 64),
+            (17, 545, 31),
+            (32, 64, 32),
+            (50, 1100, 70),
+            (65, 96, 200),
+        ] {
+            let (x, w) = (noise(rows * columns, 1), noise(outputs * columns, 2));
+            let (expected, bound) = (exact(&x, &w, columns), 1e-6 * columns as f64);
+            let (left, right) = (LeftTiles::new(&x, columns), RightTiles::of_rows(&w, columns));
+            for unit in units() {
+                let mut out = vec![f32::NAN; rows * outputs];
+                multiply_by(unit, &left, &right, &mut out);
+                for (i, (got, exact)) in out.iter().zip(&expected).enumerate() {
+                    let error = (f64::from(*got) - exact).abs();
+                    assert!(error < bound, "{unit:?} {rows}x{columns}x{outputs}: {got} for {exact} at {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_whatever_rows_and_threads_there_are() {
+        let (rows, columns, outputs) = (53, 1096, 4100);
+        let (x, w) = (noise(rows * columns, 3), noise(outputs * columns, 4));
+        let right = RightTiles::of_rows(&w, columns);
+        for unit in units() {
+            let product = |x: &[f32], threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let mut out = vec![f32::NAN; x.len() / columns * outputs];
+                pool.install(|| multiply_by(unit, &LeftTiles::new(x, columns), &right, &mut out));
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let all = product(&x, 1);
+            assert_eq!(all, product(&x, 3), "{unit:?}");
+            for row in [0, 15, 16, 40, 52] {
+                let alone = product(&x[row * columns..][..columns], 2);
+                assert_eq!(alone, all[row * outputs..][..outputs], "{unit:?} row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_those_of_the_whole_and_may_be_added() {
+        let (rows, columns, outputs) = (40, 320, 96);
+        let (x, w) = (noise(rows * 128, 5), noise(outputs * columns, 6));
+        let tiles = [RightTiles::of_rows(&w, columns), {
+            let transposed: Vec<f32> = (0..columns * outputs).map(|i| w[i % outputs * columns + i / outputs]).collect();
+            RightTiles::of_columns(&transposed, outputs, 64)
+        }];
+        let mut left = LeftTiles::zeros(48, 128);
+        left.put(&x, 128, rows);
+        let part: Vec<f32> = w.chunks(columns).skip(32).flat_map(|row| row[96..224].to_vec()).collect();
+        let expected = exact(&x, &part, 128);
+        for unit in units() {
+            for right in &tiles {
+                let (mut out, stride) = (vec![0.5f32; rows * 70], 70);
+                for adds in [false, true] {
+                    let part = Part { x: &left, rows, w: right, outputs: 32..96, first: 96, adds };
+                    part.multiply_by(unit, &mut out, stride);
+                    let times = if adds { 2.0 } else { 1.0 };
+                    for (row, expected) in out.chunks(stride).zip(expected.chunks(64)) {
+                        assert!(
+                            row.iter().zip(expected).all(|(o, e)| (f64::from(*o) - times * e).abs() < 1e-3),
+                            "{unit:?}"
+                        );
+                        assert_eq!(row[64..], [0.5; 6], "what is not of the part is left alone");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_right_factor_is_read_as_it_was_stored() {
+        let (outputs, columns) = (37, 45);
+        let w: Vec<bf16> = noise(outputs * columns, 7).into_iter().map(bf16::from_f32).collect();
+        let tiles = RightTiles::of_rows(&w, columns);
+        let mut row = vec![f32::NAN; columns];
+        for (output, expected) in w.chunks(columns).enumerate() {
+            tiles.read_row(output, &mut row);
+            assert!(row.iter().zip(expected).all(|(a, b)| *a == b.to_f32()));
+        }
+    }
+}
