@@ -772,6 +772,7 @@ fn only_what_leaves_results_as_they_are_may_change_when_resuming() {
         (["--sparse-from", "decode"], "`protocol` was \"question\", is \"decode\""),
         (["--positions", "published"], "`positions` was \"varied\", is \"published\""),
         (["--latency", "solo"], "`latency` was "),
+        (["--matmul-precision", "bf16"], "`matmul_precision` was "),
     ] {
         run(&more).fails(2, &format!("was run with other settings: {key}"), "--overwrite");
         assert_eq!(out.records(), before);
@@ -866,6 +867,27 @@ fn perplexity_resumes_shards_and_threads_to_the_same_records() {
     let record = one.records().into_values().next().unwrap();
     assert_eq!((&record["measure"], &record["likelihood"]["tokens"]), (&"perplexity".into(), &48.into()));
     assert_eq!((&record["prompt_tokens"], &record["prefix_tokens"]), (&208.into(), &207.into()));
+}
+
+/// Rounded factors have eight bits, so that single tokens differ and a text's mean hardly does.
+#[test]
+fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, include_str!("../ARCHITECTURE.md")).unwrap();
+    let (exact, one, two) = (out(), out(), out());
+    let methods = ["-m", "quest:k=64", "--dtype", "f32"];
+    let rounded = ["--matmul-precision", "bf16", "--threads"];
+    perplexity(&exact, &file, &methods).ok();
+    perplexity(&one, &file, &methods).args(&rounded).args(&["1"]).ok();
+    perplexity(&two, &file, &methods).args(&rounded).args(&["2"]).ok();
+    assert_eq!(one.records(), two.records());
+    let loss = |record: &Map<String, Value>| record["likelihood"]["nll"].as_f64().unwrap();
+    for (key, record) in exact.records() {
+        let (exact, rounded) = (loss(&record), loss(&one.records()[&key]));
+        assert!(exact != rounded && (rounded / exact - 1.0).abs() < 0.01, "{key}: {rounded} for {exact}");
+    }
+    assert!(one.read("manifest.json").contains("\"matmul_precision\": \"bf16\""));
 }
 
 #[test]
