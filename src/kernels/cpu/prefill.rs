@@ -13,12 +13,13 @@ use super::attend::softmax_block;
 use super::precision::{MatmulPrecision, matmul_precision};
 use super::rows::{Elem, Rows, with_rows};
 use super::simd::{Simd, dispatch};
-use super::tiles::{LeftTiles, Part, RightTiles};
+use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
 
-/// Query rows of one work item; a multiple of every register tile's height.
-const QUERY_ROWS: usize = 48;
-/// Keys between two rescalings of the running sums.
+/// Keys between two rescalings of the running sums, of products in f32.
 const KEY_BLOCK: usize = 128;
+/// The same of products in bf16, for which putting down and taking up sums costs more: weights of this many keys, keys and values fit
+/// the second level of the cache.
+const TILED_KEYS: usize = 512;
 /// Widest panel of columns.
 const PANEL: usize = 64;
 
@@ -52,10 +53,18 @@ impl PackedHead {
             MatmulPrecision::F32 => Packed::F32(Panels::new(keys, values, d)),
             MatmulPrecision::Bf16 => Packed::Bf16 {
                 keys: with_rows!(keys, data => RightTiles::of_rows(data, d)),
-                values: with_rows!(values, data => RightTiles::of_columns(data, d, KEY_BLOCK)),
+                values: with_rows!(values, data => RightTiles::of_columns(data, d, PAIR_OUTPUTS)),
             },
         };
         Self { packed, tokens: keys.elements() / d, d }
+    }
+
+    /// Query rows of one work item; a multiple of every register tile's height.
+    fn query_rows(&self) -> usize {
+        match self.packed {
+            Packed::F32(_) => 48,
+            Packed::Bf16 { .. } => 64,
+        }
     }
 
     /// Packs the rows that `tokens` names of `[token][d]`, in that order.
@@ -166,20 +175,20 @@ impl Sight {
     }
 
     /// Gives what a row does not see of a block of logits, the first of which is of token `start`, no weight, and single
-    /// tokens theirs; whether the row sees any.
-    fn mask(&self, start: usize, logits: &mut [f32]) -> bool {
-        let within = |token: usize| token.clamp(start, start + KEY_BLOCK) - start;
+    /// tokens theirs; whether the row sees any. Logits will be multiplied by `scale`.
+    fn mask(&self, start: usize, scale: f32, logits: &mut [f32]) -> bool {
+        let within = |token: usize| token.clamp(start, start + logits.len()) - start;
         let (common, stretch) = (within(self.common), within(self.stretch.start)..within(self.stretch.end));
-        let singles = self.singles_from(start);
+        let singles = self.singles_of(start..start + logits.len());
         if common == 0 && stretch.is_empty() && singles.is_empty() {
             return false;
         }
-        let hidden = if stretch.is_empty() { common..KEY_BLOCK } else { common..stretch.start.max(common) };
+        let hidden = if stretch.is_empty() { common..logits.len() } else { common..stretch.start.max(common) };
         let mut from = hidden.start;
         for single in singles {
             let at = single.place - start;
             logits[from..at].fill(f32::NEG_INFINITY);
-            logits[at] += single.log_weight;
+            logits[at] += single.log_weight / scale;
             from = at + 1;
         }
         logits[from..hidden.end].fill(f32::NEG_INFINITY);
@@ -189,13 +198,13 @@ impl Sight {
         true
     }
 
-    /// The single tokens of the block of packed tokens that begins at `start`.
-    fn singles_from(&self, start: usize) -> &[Single] {
+    /// The single tokens at these places.
+    fn singles_of(&self, places: Range<usize>) -> &[Single] {
         if self.singles.is_empty() {
             return &[];
         }
         let before = |place: usize| self.singles.partition_point(|single| single.place < place);
-        &self.singles[before(start)..before(start + KEY_BLOCK)]
+        &self.singles[before(places.start)..before(places.end)]
     }
 
     /// Whether single tokens are in order, and between front and stretch.
@@ -219,11 +228,11 @@ pub fn causal_attention(queries: &[f32], kv: &[PackedHead], heads: usize, scale:
     assert_eq!(out.len(), queries.len(), "output shape");
     assert!(kv.iter().all(|h| h.tokens >= rows && h.d == d), "fewer keys than queries");
     // Late blocks see more keys: handing them out first keeps threads evenly busy.
-    let width = heads * d;
-    let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(QUERY_ROWS * width).enumerate().collect();
+    let (width, query_rows) = (heads * d, kv[0].query_rows());
+    let mut work: Vec<(usize, &mut [f32])> = out.chunks_mut(query_rows * width).enumerate().collect();
     work.reverse();
     work.into_par_iter().with_max_len(1).for_each(|(block, out)| {
-        let first = block * QUERY_ROWS;
+        let first = block * query_rows;
         let queries = &queries[first * width..][..out.len()];
         for head in 0..heads {
             let kv = &kv[head / group];
@@ -251,13 +260,14 @@ pub fn block_attention(
     assert_eq!(out.len(), queries.len(), "output shape");
     assert!(sights.iter().all(|s| s.tokens() > 0 && s.end() <= kv.tokens), "tokens that are there");
     debug_assert!(sights.iter().all(Sight::is_sound), "single tokens between front and stretch");
-    let tiles = queries.chunks(QUERY_ROWS * width).zip(out.chunks_mut(QUERY_ROWS * width));
-    for ((queries, out), sights) in tiles.zip(sights.chunks(QUERY_ROWS)) {
+    let query_rows = kv.query_rows();
+    let tiles = queries.chunks(query_rows * width).zip(out.chunks_mut(query_rows * width));
+    for ((queries, out), sights) in tiles.zip(sights.chunks(query_rows)) {
         attend_tile(Tile { queries, heads, head, scale, sights }, kv, out);
     }
 }
 
-/// At most [`QUERY_ROWS`] query rows of one head.
+/// At most as many query rows of one head as are worked on together.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
     /// `[rows][heads][d]`.
@@ -271,8 +281,8 @@ struct Tile<'a> {
 
 fn attend_tile(tile: Tile, kv: &PackedHead, out: &mut [f32]) {
     match &kv.packed {
-        Packed::F32(panels) => attend_by_vectors(tile, kv, ByVectors::new(tile, panels), out),
-        Packed::Bf16 { keys, values } => attend_by_tiles(tile, kv, ByTiles::new(tile, keys, values), out),
+        Packed::F32(panels) => attend_by(tile, kv, ByVectors::new(tile, panels), out),
+        Packed::Bf16 { keys, values } => attend_by(tile, kv, ByTiles::new(tile, keys, values), out),
     }
 }
 
@@ -284,59 +294,86 @@ impl Tile<'_> {
 }
 
 dispatch! {
-    fn attend_by_vectors[](tile: Tile, kv: &PackedHead, products: ByVectors, out: &mut [f32]) = attend_tile_kernel
+    /// Attends by these products.
+    fn attend_by[P: Products](tile: Tile, kv: &PackedHead, products: P, out: &mut [f32]) = attend_tile_kernel
 }
 
-dispatch! {
-    fn attend_by_tiles[](tile: Tile, kv: &PackedHead, products: ByTiles, out: &mut [f32]) = attend_tile_kernel
-}
-
-/// The two products of attention for a tile of rows.
+/// The two products of attention for a tile of rows, and the softmax between them.
 trait Products {
-    /// Scaled logits of all rows with the block of keys from `start` on, into `[rows][KEY_BLOCK]`; any where there are no tokens.
-    ///
-    /// # Safety
-    /// The CPU supports `S`.
-    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]);
+    /// Keys between two rescalings of the sums.
+    const KEYS: usize;
 
-    /// Adds the values of the block, by weights `[rows][KEY_BLOCK]`, to `acc: [rows][d]`.
+    /// Logits of all rows with the `keys` from `start` on; any where there are no tokens.
     ///
     /// # Safety
     /// The CPU supports `S`.
-    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]);
+    unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize);
+
+    /// Those of a row, and what they are still to be multiplied by.
+    fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32);
+
+    /// Makes a row's logits weights, as [`softmax_block`] does.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32;
+
+    /// Makes them weights of nothing.
+    fn hide(&mut self, row: usize, keys: usize);
+
+    /// Adds the values of the block by these weights to `acc: [rows][d]`.
+    ///
+    /// # Safety
+    /// The CPU supports `S`.
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, keys: usize, rows: usize, acc: &mut [f32]);
 }
 
 /// Products in f32.
 struct ByVectors<'a> {
     panels: &'a Panels,
-    /// Scaled, `[QUERY_ROWS][d]`.
+    /// Scaled, `[rows][d]`.
     q: Vec<f32>,
+    /// Then weights, `[rows][KEY_BLOCK]`.
+    logits: Vec<f32>,
 }
 
 impl<'a> ByVectors<'a> {
     fn new(tile: Tile, panels: &'a Panels) -> Self {
-        let d = panels.d;
-        let mut q = vec![0.0f32; QUERY_ROWS * d];
-        for i in 0..tile.sights.len() {
-            for (q, x) in q[i * d..].iter_mut().zip(tile.query(i, d)) {
-                *q = x * tile.scale;
-            }
-        }
-        Self { panels, q }
+        let (d, rows) = (panels.d, tile.sights.len());
+        let scaled = |row: usize| tile.query(row, d).iter().map(|x| x * tile.scale);
+        Self { panels, q: (0..rows).flat_map(scaled).collect(), logits: vec![0.0; rows * KEY_BLOCK] }
     }
 }
 
 impl Products for ByVectors<'_> {
+    const KEYS: usize = KEY_BLOCK;
+
     #[inline(always)]
-    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]) {
+    unsafe fn logits<S: Simd>(&mut self, start: usize, _: usize, rows: usize) {
         let d = self.panels.d;
         let keys = &self.panels.keys[start * d..][..KEY_BLOCK * d];
         // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
-        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, logits, KEY_BLOCK, false, rows) };
+        unsafe { product::<S>(&self.q, d, d, keys, KEY_BLOCK, KEY_BLOCK, &mut self.logits, KEY_BLOCK, false, rows) };
     }
 
     #[inline(always)]
-    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]) {
+    fn row(&mut self, row: usize, _: usize) -> (&mut [f32], f32) {
+        (&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], 1.0)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, _: usize, max: &mut f32, sum: &mut f32) -> f32 {
+        // SAFETY: KEY_BLOCK is a multiple of every lane count; the CPU supports `S` (caller).
+        unsafe { softmax_block::<S>(&mut self.logits[row * KEY_BLOCK..][..KEY_BLOCK], max, sum) }
+    }
+
+    #[inline(always)]
+    fn hide(&mut self, row: usize, _: usize) {
+        self.logits[row * KEY_BLOCK..][..KEY_BLOCK].fill(0.0);
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, _: usize, rows: usize, acc: &mut [f32]) {
         let d = self.panels.d;
         let padded = self.panels.values.len() / d;
         for first in (0..d).step_by(PANEL) {
@@ -344,7 +381,7 @@ impl Products for ByVectors<'_> {
             let panel = &self.panels.values[padded * first + start * width..][..KEY_BLOCK * width];
             // SAFETY: the CPU supports `S` (caller); `product` checks the shapes.
             unsafe {
-                product::<S>(weights, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
+                product::<S>(&self.logits, KEY_BLOCK, KEY_BLOCK, panel, width, width, &mut acc[first..], d, true, rows)
             };
         }
     }
@@ -356,58 +393,88 @@ struct ByTiles<'a> {
     keys: &'a RightTiles,
     values: &'a RightTiles,
     q: LeftTiles,
+    /// `[rows][TILED_KEYS]`
+    logits: Vec<f32>,
     weights: LeftTiles,
     scale: f32,
     d: usize,
+    multiplier: Multiplier,
 }
 
 impl<'a> ByTiles<'a> {
     fn new(tile: Tile, keys: &'a RightTiles, values: &'a RightTiles) -> Self {
-        let d = keys.columns();
-        let (mut q, width) = (LeftTiles::zeros(QUERY_ROWS, d), tile.heads * d);
-        q.put(&tile.queries[tile.head * d..], width, tile.sights.len());
-        Self { keys, values, q, weights: LeftTiles::zeros(QUERY_ROWS, KEY_BLOCK), scale: tile.scale, d }
+        let (d, rows) = (keys.columns(), tile.sights.len());
+        let (mut q, width) = (LeftTiles::zeros(rows, d), tile.heads * d);
+        q.put(&tile.queries[tile.head * d..], width, rows);
+        Self {
+            keys,
+            values,
+            q,
+            logits: vec![0.0; rows * TILED_KEYS],
+            weights: LeftTiles::zeros(rows, TILED_KEYS),
+            scale: tile.scale,
+            d,
+            multiplier: Multiplier::new(),
+        }
     }
 }
 
 impl Products for ByTiles<'_> {
+    const KEYS: usize = TILED_KEYS;
+
     #[inline(always)]
-    unsafe fn logits<S: Simd>(&mut self, start: usize, rows: usize, logits: &mut [f32]) {
-        let outputs = start..(start + KEY_BLOCK).min(self.keys.outputs());
-        let part = Part { x: &self.q, rows, w: self.keys, outputs, first: 0, adds: false };
-        part.multiply(logits, KEY_BLOCK);
-        logits[..rows * KEY_BLOCK].iter_mut().for_each(|logit| *logit *= self.scale);
+    unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize) {
+        let part = Part { x: &self.q, rows, w: self.keys, outputs: start..start + keys, first: 0, depth: self.d, adds: false };
+        self.multiplier.multiply(&part, &mut self.logits, TILED_KEYS);
     }
 
     #[inline(always)]
-    unsafe fn add_values<S: Simd>(&mut self, start: usize, rows: usize, weights: &[f32], acc: &mut [f32]) {
-        self.weights.put(weights, KEY_BLOCK, rows);
-        let part = Part { x: &self.weights, rows, w: self.values, outputs: 0..self.d, first: start, adds: true };
-        part.multiply(acc, self.d);
+    fn row(&mut self, row: usize, keys: usize) -> (&mut [f32], f32) {
+        (&mut self.logits[row * TILED_KEYS..][..keys], self.scale)
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, keys: usize, max: &mut f32, sum: &mut f32) -> f32 {
+        let logits = &mut self.logits[row * TILED_KEYS..][..keys];
+        // SAFETY: keys are whole tiles, which are whole vectors; the CPU supports `S` (caller).
+        let rescale = unsafe { scaled_softmax_block::<S>(logits, self.scale, max, sum) };
+        self.weights.put_row(row, logits);
+        rescale
+    }
+
+    #[inline(always)]
+    fn hide(&mut self, row: usize, keys: usize) {
+        self.logits[row * TILED_KEYS..][..keys].fill(0.0);
+        self.weights.put_row(row, &self.logits[row * TILED_KEYS..][..keys]);
+    }
+
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&mut self, start: usize, keys: usize, rows: usize, acc: &mut [f32]) {
+        let outputs = 0..self.d;
+        let part = Part { x: &self.weights, rows, w: self.values, outputs, first: start, depth: keys, adds: true };
+        self.multiplier.multiply(&part, acc, self.d);
     }
 }
 
 #[inline(always)]
-unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, mut products: impl Products, out: &mut [f32]) {
+unsafe fn attend_tile_kernel<S: Simd, P: Products>(tile: Tile, kv: &PackedHead, mut products: P, out: &mut [f32]) {
     let (d, rows) = (kv.d, tile.sights.len());
-    let mut max = [f32::NEG_INFINITY; QUERY_ROWS];
-    let mut sum = [0.0f32; QUERY_ROWS];
-    let mut acc = vec![0.0f32; QUERY_ROWS * d];
-    let mut logits = vec![0.0f32; QUERY_ROWS * KEY_BLOCK];
+    let (mut max, mut sum) = (vec![f32::NEG_INFINITY; rows], vec![0.0f32; rows]);
+    let mut acc = vec![0.0f32; rows * d];
     let seen = tile.sights.iter().map(Sight::end).max().unwrap_or(0);
-    for block in 0..seen.div_ceil(KEY_BLOCK) {
-        let start = block * KEY_BLOCK;
+    for start in (0..seen).step_by(P::KEYS) {
+        let keys = (seen - start).next_multiple_of(PAIR_OUTPUTS).min(P::KEYS);
         // SAFETY: the CPU supports `S` (caller).
-        unsafe { products.logits::<S>(start, rows, &mut logits) };
+        unsafe { products.logits::<S>(start, keys, rows) };
         for (i, sight) in tile.sights.iter().enumerate() {
-            let row = &mut logits[i * KEY_BLOCK..][..KEY_BLOCK];
-            if !sight.mask(start, row) {
+            let (logits, scale) = products.row(i, keys);
+            if !sight.mask(start, scale, logits) {
                 // Nothing of this block is visible to this row: no weight, and no change of its sums.
-                row.fill(0.0);
+                products.hide(i, keys);
                 continue;
             }
-            // SAFETY: KEY_BLOCK is a multiple of every lane count; the CPU supports `S`.
-            let rescale = unsafe { softmax_block::<S>(row, &mut max[i], &mut sum[i]) };
+            // SAFETY: as above.
+            let rescale = unsafe { products.weigh::<S>(i, keys, &mut max[i], &mut sum[i]) };
             if rescale != 1.0 {
                 for o in &mut acc[i * d..][..d] {
                     *o *= rescale;
@@ -415,13 +482,42 @@ unsafe fn attend_tile_kernel<S: Simd>(tile: Tile, kv: &PackedHead, mut products:
             }
         }
         // SAFETY: as above.
-        unsafe { products.add_values::<S>(start, rows, &logits, &mut acc) };
+        unsafe { products.add_values::<S>(start, keys, rows, &mut acc) };
     }
     for i in 0..rows {
         let out = &mut out[(i * tile.heads + tile.head) * d..][..d];
         for (o, a) in out.iter_mut().zip(&acc[i * d..]) {
             *o = a / sum[i];
         }
+    }
+}
+
+/// [`softmax_block`] of logits that are still to be multiplied by `scale`, for weights that will be rounded; `max` is in units of ln 2.
+///
+/// # Safety
+/// `logits.len()` is a multiple of `S::LANES`; the CPU supports `S`.
+#[inline(always)]
+unsafe fn scaled_softmax_block<S: Simd>(logits: &mut [f32], scale: f32, max: &mut f32, sum: &mut f32) -> f32 {
+    let scale = scale * std::f32::consts::LOG2_E;
+    // SAFETY: offsets stay below the length, a multiple of the lanes (caller).
+    unsafe {
+        let ptr = logits.as_mut_ptr();
+        let mut top = S::splat(f32::NEG_INFINITY);
+        for i in (0..logits.len()).step_by(S::LANES) {
+            top = S::max(top, S::load(ptr.add(i)));
+        }
+        let new_max = max.max(S::maximum(top) * scale);
+        let rescale = if *max == new_max { 1.0 } else { (*max - new_max).exp2() };
+        let (times, minus_max) = (S::splat(scale), S::splat(-new_max));
+        let mut total = S::splat(0.0);
+        for i in (0..logits.len()).step_by(S::LANES) {
+            let e = S::exp2_rough(S::fma(S::load(ptr.add(i)), times, minus_max));
+            S::store(ptr.add(i), e);
+            total = S::add(total, e);
+        }
+        *max = new_max;
+        *sum = *sum * rescale + S::sum(total);
+        rescale
     }
 }
 

@@ -103,6 +103,23 @@ pub trait Simd: Copy + 'static {
             Self::zero_below(x, Self::splat(LOWEST), e)
         }
     }
+    /// `2^x` for `x <= 127`, to 3 parts in a million; 0 below -126 (so for `-inf`).
+    #[inline(always)]
+    unsafe fn exp2_rough(x: Self::V) -> Self::V {
+        // SAFETY: value operations only, on a CPU that supports `Self` (caller's contract).
+        unsafe {
+            let lowest = Self::splat(-126.0);
+            let clamped = Self::max(x, lowest);
+            let n = Self::round(clamped);
+            let r = Self::fma(n, Self::splat(-1.0), clamped);
+            // The polynomial of fourth degree whose largest relative error over half a unit on each side is least.
+            let mut p = Self::splat(9.570_099e-3);
+            for c in [5.591_786e-2, 0.240_247_44, 0.693_121_8, 0.999_999_3] {
+                p = Self::fma(p, r, Self::splat(c));
+            }
+            Self::zero_below(x, lowest, Self::scale_by_power_of_two(p, n))
+        }
+    }
     /// `v` where `x >= bound`, else 0.
     unsafe fn zero_below(x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
     /// One bit a lane, the first lowest: 1 where `v > 0`.

@@ -7,6 +7,8 @@
 //! An output is one sum over all columns in an order that its place does not change: results depend neither on which rows were
 //! multiplied together nor on threads. They do depend on the [`Unit`], as those of other kernels on the instruction set.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -25,10 +27,12 @@ const TILE: usize = ROWS * DEPTH;
 /// Tiles of outputs that are multiplied together; right factors are padded to as many.
 const PAIR: usize = 2;
 /// Outputs of a pair of tiles.
-const PAIR_OUTPUTS: usize = PAIR * ROWS;
+pub const PAIR_OUTPUTS: usize = PAIR * ROWS;
 /// Tiles of columns after which sums are put down, so that what is read again and again stays near: with a pair of tiles on
 /// each side 64 KiB.
 const SPAN: usize = 16;
+/// Rows and outputs whose sums are put down and taken up again while they are in the second level of the cache.
+const NEAR: (usize, usize) = (512, 8 * PAIR_OUTPUTS);
 /// Multiply-adds below which a product is not worth splitting over threads.
 const PARALLEL_WORK: usize = 1 << 22;
 
@@ -54,17 +58,19 @@ impl Unit {
     }
 }
 
-/// The best unit of this processor, looked up once; `SPATTN_ISA` lowers it as it does other kernels, `avx512` to `vdpbf16ps`.
+/// The best unit of this processor; `SPATTN_ISA` lowers it as it does other kernels, `avx512` to `vdpbf16ps`.
 pub fn unit() -> Unit {
-    static UNIT: OnceLock<Unit> = OnceLock::new();
-    *UNIT.get_or_init(|| units()[0])
+    units()[0]
 }
 
-/// The units of this processor, the best first.
-fn units() -> Vec<Unit> {
-    let vectors = if simd::is_avx512() && x86::has_avx512_bf16() { Some(Unit::Avx512Bf16) } else { None };
-    let amx = if vectors.is_some() && !simd::is_lowered() && x86::take_amx() { Some(Unit::Amx) } else { None };
-    amx.into_iter().chain(vectors).chain([Unit::Loop]).collect()
+/// The units of this processor, the best first, looked up once.
+fn units() -> &'static [Unit] {
+    static UNITS: OnceLock<Vec<Unit>> = OnceLock::new();
+    UNITS.get_or_init(|| {
+        let vectors = if simd::is_avx512() && x86::has_avx512_bf16() { Some(Unit::Avx512Bf16) } else { None };
+        let amx = if vectors.is_some() && !simd::is_lowered() && x86::take_amx() { Some(Unit::Amx) } else { None };
+        amx.into_iter().chain(vectors).chain([Unit::Loop]).collect()
+    })
 }
 
 /// The left factor: rows of activations, rounded to bf16. `[row tile][column tile][ROWS][DEPTH]`.
@@ -96,12 +102,15 @@ impl LeftTiles {
     }
 
     /// Puts the first `rows` of `x`, `stride` apart, into the first rows.
-    #[inline(always)]
     pub fn put(&mut self, x: &[f32], stride: usize, rows: usize) {
-        let (columns, of_tile) = (self.columns, self.row_tile_len());
-        for row in 0..rows {
-            put_row(&x[row * stride..][..columns], &mut self.data[row / ROWS * of_tile..][..of_tile], row % ROWS);
-        }
+        (0..rows).for_each(|row| self.put_row(row, &x[row * stride..][..self.columns]));
+    }
+
+    /// Puts numbers into the first columns of a row.
+    pub fn put_row(&mut self, row: usize, x: &[f32]) {
+        assert!(row < self.rows && x.len() <= self.columns, "a row that is there");
+        let of_tile = self.row_tile_len();
+        put_row(x, &mut self.data[row / ROWS * of_tile..][..of_tile], row % ROWS);
     }
 
     fn row_tile_len(&self) -> usize {
@@ -113,9 +122,16 @@ fn put_rows(x: &[f32], columns: usize, to: &mut [u16]) {
     x.chunks(columns).enumerate().for_each(|(row, x)| put_row(x, to, row));
 }
 
-#[inline(always)]
+/// Puts numbers into a row of a tile of rows.
 fn put_row(x: &[f32], to: &mut [u16], row: usize) {
-    for (x, tile) in x.chunks(DEPTH).zip(to.chunks_exact_mut(TILE)) {
+    assert!(x.len().div_ceil(DEPTH) * TILE <= to.len() && row < ROWS, "room for the row");
+    let mut done = 0;
+    if unit() != Unit::Loop {
+        done = x.len() / DEPTH;
+        // SAFETY: the unit has the instructions; so many whole lines are in `x`, and their tiles in `to`.
+        unsafe { x86::round_lines(x.as_ptr(), to[row * DEPTH..].as_mut_ptr(), done) };
+    }
+    for (x, tile) in x[done * DEPTH..].chunks(DEPTH).zip(to[done * TILE..].chunks_exact_mut(TILE)) {
         tile[row * DEPTH..][..DEPTH].iter_mut().zip(x).for_each(|(to, x)| *to = rounded(*x));
     }
 }
@@ -145,8 +161,11 @@ impl RightTiles {
         let of_tile = tiles.output_tile_len();
         tiles.data.par_chunks_mut(of_tile).zip(w.par_chunks(ROWS * columns)).for_each(|(to, w)| {
             for (output, row) in w.chunks_exact(columns).enumerate() {
-                for (column, x) in row.iter().enumerate() {
-                    to[place(output, column)] = rounded(x.to_f32());
+                for (row, tile) in row.chunks(DEPTH).zip(to.chunks_exact_mut(TILE)) {
+                    for (pair, places) in row.chunks(2).zip(tile.chunks_exact_mut(2 * ROWS)) {
+                        let places = places[2 * output..][..2].iter_mut();
+                        pair.iter().zip(places).for_each(|(x, place)| *place = rounded(x.to_f32()));
+                    }
                 }
             }
         });
@@ -158,9 +177,13 @@ impl RightTiles {
     pub fn of_columns<T: Elem>(x: &[T], outputs: usize, whole: usize) -> Self {
         let mut tiles = Self::zeros(outputs, (x.len() / outputs).next_multiple_of(whole));
         let of_tile = tiles.output_tile_len();
-        for (column, row) in x.chunks_exact(outputs).enumerate() {
-            for (output, x) in row.iter().enumerate() {
-                tiles.data[output / ROWS * of_tile + place(output % ROWS, column)] = rounded(x.to_f32());
+        for (pair, rows) in x.chunks(2 * outputs).enumerate() {
+            let (even, odd) = rows.split_at(outputs);
+            for (tile, even) in even.chunks(ROWS).enumerate() {
+                let places = &mut tiles.data[tile * of_tile + place(0, 2 * pair)..][..2 * ROWS];
+                places.chunks_exact_mut(2).zip(even).for_each(|(place, x)| place[0] = rounded(x.to_f32()));
+                let odd = odd.chunks(ROWS).nth(tile).unwrap_or(&[]);
+                places.chunks_exact_mut(2).zip(odd).for_each(|(place, x)| place[1] = rounded(x.to_f32()));
             }
         }
         tiles
@@ -236,26 +259,23 @@ fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
     assert_eq!(out.len(), x.rows * w.outputs, "output shape");
     let sums = Sums { ptr: out.as_mut_ptr(), stride: w.outputs };
     let depth = w.columns.div_ceil(DEPTH);
-    let of = |outputs: Range<usize>| Product { unit, x, rows: x.rows, w, outputs, first: 0, depth, sums, adds: false };
+    let of = |outputs: Range<usize>| {
+        let multiplier = Multiplier::of(unit);
+        let product = Product { unit: multiplier.unit, x, rows: x.rows, w, outputs, first: 0, depth, sums, adds: false };
+        // SAFETY: `out` has this shape, and is borrowed exclusively; no two products have an output in common.
+        unsafe { product.run() };
+    };
     let (pairs, threads) = (w.outputs.div_ceil(PAIR_OUTPUTS), rayon::current_num_threads());
     if threads == 1 || x.rows * w.outputs * w.columns < PARALLEL_WORK {
-        // SAFETY: `out` has this shape, and is borrowed exclusively.
-        return unsafe { of(0..w.outputs).run() };
+        return of(0..w.outputs);
     }
     // A few chunks a thread even out unequal progress.
     let chunk = pairs.div_ceil(threads * 4) * PAIR_OUTPUTS;
-    (0..w.outputs.div_ceil(chunk)).into_par_iter().for_each(|i| {
-        // SAFETY: as above; chunks have no output in common.
-        unsafe { of(i * chunk..((i + 1) * chunk).min(w.outputs)).run() };
-    });
+    (0..w.outputs.div_ceil(chunk)).into_par_iter().for_each(|i| of(i * chunk..((i + 1) * chunk).min(w.outputs)));
 }
 
-/// A part of a product, on this thread: the first `rows` rows of `x` times `outputs` of `w`, of which the columns from `first` on are
-/// those of `x`. Row `r` of it begins at `r · stride` of `out`; added to what is there if `adds`.
-///
-/// # Panics
-/// If the factors do not have so many rows, outputs and columns, `outputs` or `first` is not at the beginning of a pair of tiles or
-/// of a tile, or `out` is too short.
+/// A part of a product: the first `rows` rows and `depth` columns of `x` times `outputs` of `w`, of which the columns from `first` on are
+/// those of `x`.
 #[derive(Debug)]
 pub struct Part<'a> {
     /// The left factor.
@@ -268,27 +288,76 @@ pub struct Part<'a> {
     pub outputs: Range<usize>,
     /// The first of its columns that count.
     pub first: usize,
+    /// How many columns count, up to whole tiles.
+    pub depth: usize,
     /// Whether sums are added to what is there.
     pub adds: bool,
 }
 
-impl Part<'_> {
-    /// Multiplies.
-    pub fn multiply(&self, out: &mut [f32], stride: usize) {
-        self.multiply_by(unit(), out, stride);
+/// What multiplies on this thread, for as long as it is there: AMX has to be set up, and given up again.
+#[derive(Debug)]
+pub struct Multiplier {
+    unit: Unit,
+    /// It is of this thread.
+    _here: PhantomData<*const ()>,
+}
+
+thread_local! {
+    /// Multipliers of this thread that use AMX.
+    static USERS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Multiplier {
+    /// By the best [`unit`].
+    #[expect(clippy::new_without_default, reason = "it sets up the processor")]
+    pub fn new() -> Self {
+        Self::of(unit())
     }
 
-    fn multiply_by(&self, unit: Unit, out: &mut [f32], stride: usize) {
-        let Self { x, rows, w, ref outputs, first, adds } = *self;
-        let (depth, padded) = (x.columns.div_ceil(DEPTH), w.outputs.next_multiple_of(PAIR_OUTPUTS));
+    /// # Panics
+    /// If the processor does not have the unit.
+    fn of(unit: Unit) -> Self {
+        assert!(units().contains(&unit), "a unit of this processor");
+        if unit == Unit::Amx {
+            if USERS.get() == 0 {
+                // SAFETY: AMX is among the units, so this process may use it.
+                unsafe { x86::configure() };
+            }
+            USERS.set(USERS.get() + 1);
+        }
+        Self { unit, _here: PhantomData }
+    }
+
+    /// Multiplies on this thread. Row `r` of the part begins at `r · stride` of `out`.
+    ///
+    /// # Panics
+    /// If the factors do not have so many rows, outputs and columns, `outputs` or `first` is not at the beginning of a pair of tiles or
+    /// of a tile, or `out` is too short.
+    pub fn multiply(&self, part: &Part, out: &mut [f32], stride: usize) {
+        let Part { x, rows, w, ref outputs, first, depth, adds } = *part;
+        let (depth, padded) = (depth.div_ceil(DEPTH), w.outputs.next_multiple_of(PAIR_OUTPUTS));
         assert!(rows > 0 && rows <= x.rows && outputs.end <= padded, "rows and outputs that are there");
+        assert!(depth <= x.columns.div_ceil(DEPTH), "columns that are there");
         assert!(first / DEPTH + depth <= w.columns.div_ceil(DEPTH), "columns that are there");
         assert!(outputs.start.is_multiple_of(PAIR_OUTPUTS) && first.is_multiple_of(DEPTH), "whole tiles");
         assert!(out.len() >= (rows - 1) * stride + outputs.len(), "room for the sums");
         let sums = Sums { ptr: out.as_mut_ptr().wrapping_sub(outputs.start), stride };
-        let product = Product { unit, x, rows, w, outputs: outputs.clone(), first: first / DEPTH, depth, sums, adds };
-        // SAFETY: all of this was asserted, and `out` is borrowed exclusively.
-        unsafe { product.run() };
+        let (unit, outputs, first) = (self.unit, outputs.clone(), first / DEPTH);
+        // SAFETY: all of this was asserted, and `out` is borrowed exclusively; the unit is set up while this is there.
+        unsafe { Product { unit, x, rows, w, outputs, first, depth, sums, adds }.run() };
+    }
+}
+
+impl Drop for Multiplier {
+    fn drop(&mut self) {
+        if self.unit != Unit::Amx {
+            return;
+        }
+        USERS.set(USERS.get() - 1);
+        if USERS.get() == 0 {
+            // SAFETY: this process may use AMX, or it would not have been set up.
+            unsafe { x86::release() };
+        }
     }
 }
 
@@ -311,22 +380,30 @@ struct Product<'a> {
 
 impl Product<'_> {
     /// # Safety
-    /// The factors have these rows, outputs and tiles of columns, and `sums` the rows and outputs; the processor has the unit.
+    /// The factors have these rows, outputs and tiles of columns, and `sums` the rows and outputs; a [`Multiplier`] of the unit is there.
     unsafe fn run(&self) {
-        // SAFETY: all is forwarded from the caller; AMX is let go where it was taken.
-        unsafe {
-            if self.unit == Unit::Amx {
-                x86::configure();
+        for first_row in (0..self.rows).step_by(NEAR.0) {
+            for first_output in self.outputs.clone().step_by(NEAR.1) {
+                // SAFETY: forwarded from the caller.
+                unsafe { self.near(first_row, first_output) };
             }
-            for span in (0..self.depth).step_by(SPAN) {
-                for output in self.outputs.clone().step_by(PAIR_OUTPUTS) {
-                    for row in (0..self.rows).step_by(2 * ROWS) {
-                        self.block(span, output, row);
-                    }
+        }
+    }
+
+    /// Rows and outputs from these on whose sums stay near.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
+    #[inline(always)]
+    unsafe fn near(&self, first_row: usize, first_output: usize) {
+        let rows = first_row..(first_row + NEAR.0).min(self.rows);
+        let outputs = first_output..(first_output + NEAR.1).min(self.outputs.end);
+        for span in (0..self.depth).step_by(SPAN) {
+            for output in outputs.clone().step_by(PAIR_OUTPUTS) {
+                for row in rows.clone().step_by(2 * ROWS) {
+                    // SAFETY: forwarded from the caller.
+                    unsafe { self.block(span, output, row) };
                 }
-            }
-            if self.unit == Unit::Amx {
-                x86::release();
             }
         }
     }
@@ -334,7 +411,7 @@ impl Product<'_> {
     /// Two tiles of rows, or the last one, times a pair of tiles of outputs, over a span of columns.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), which configured the unit; `span`, `output` and `row` are within the product.
+    /// As for [`run`](Self::run); `span`, `output` and `row` are within the product.
     unsafe fn block(&self, span: usize, output: usize, row: usize) {
         let (of_rows, of_outputs) = (self.x.row_tile_len(), self.w.output_tile_len());
         let (rows, outputs) = ((self.rows - row).min(2 * ROWS), (self.outputs.end - output).min(PAIR_OUTPUTS));
@@ -629,6 +706,22 @@ mod x86 {
         }
     }
 
+    /// Rounds `lines` times [`DEPTH`] numbers into rows of tiles, one after the other.
+    ///
+    /// # Safety
+    /// The numbers and the rows are there.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub unsafe fn round_lines(from: *const f32, to: *mut u16, lines: usize) {
+        for line in 0..lines {
+            // SAFETY: reads 32 numbers of a line and writes as many (caller).
+            unsafe {
+                let from = from.add(line * DEPTH);
+                let both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(DEPTH / 2)), _mm512_loadu_ps(from));
+                _mm512_storeu_si512(to.add(line * TILE).cast(), transmute::<__m512bh, __m512i>(both));
+            }
+        }
+    }
+
     /// One tile of rows by vectors.
     ///
     /// # Safety
@@ -681,6 +774,8 @@ mod x86 {
     pub fn take_amx() -> bool {
         false
     }
+
+    pub unsafe fn round_lines(_: *const f32, _: *mut u16, _: usize) {}
 
     pub unsafe fn configure() {}
 
@@ -740,7 +835,7 @@ mod tests {
             let (x, w) = (noise(rows * columns, 1), noise(outputs * columns, 2));
             let (expected, bound) = (exact(&x, &w, columns), 1e-6 * columns as f64);
             let (left, right) = (LeftTiles::new(&x, columns), RightTiles::of_rows(&w, columns));
-            for unit in units() {
+            for &unit in units() {
                 let mut out = vec![f32::NAN; rows * outputs];
                 multiply_by(unit, &left, &right, &mut out);
                 for (i, (got, exact)) in out.iter().zip(&expected).enumerate() {
@@ -756,7 +851,7 @@ mod tests {
         let (rows, columns, outputs) = (53, 1096, 4100);
         let (x, w) = (noise(rows * columns, 3), noise(outputs * columns, 4));
         let right = RightTiles::of_rows(&w, columns);
-        for unit in units() {
+        for &unit in units() {
             let product = |x: &[f32], threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let mut out = vec![f32::NAN; x.len() / columns * outputs];
@@ -784,12 +879,12 @@ mod tests {
         left.put(&x, 128, rows);
         let part: Vec<f32> = w.chunks(columns).skip(32).flat_map(|row| row[96..224].to_vec()).collect();
         let expected = exact(&x, &part, 128);
-        for unit in units() {
+        for &unit in units() {
             for right in &tiles {
                 let (mut out, stride) = (vec![0.5f32; rows * 70], 70);
                 for adds in [false, true] {
-                    let part = Part { x: &left, rows, w: right, outputs: 32..96, first: 96, adds };
-                    part.multiply_by(unit, &mut out, stride);
+                    let part = Part { x: &left, rows, w: right, outputs: 32..96, first: 96, depth: 128, adds };
+                    Multiplier::of(unit).multiply(&part, &mut out, stride);
                     let times = if adds { 2.0 } else { 1.0 };
                     for (row, expected) in out.chunks(stride).zip(expected.chunks(64)) {
                         assert!(
