@@ -884,7 +884,8 @@ fn products_in_bf16_are_near_those_in_f32_and_the_same_on_any_number_of_threads(
     assert_eq!(one.records(), two.records());
     // Keys of other settings are others.
     let losses = |out: &Out| -> BTreeMap<String, f64> {
-        let of = |record: &Map<String, Value>| format!("{} {} {}", record["method"], record["params"], record["sample"]);
+        let of =
+            |record: &Map<String, Value>| format!("{} {} {}", record["method"], record["params"], record["sample"]);
         out.records().values().map(|record| (of(record), record["likelihood"]["nll"].as_f64().unwrap())).collect()
     };
     let (exact, rounded) = (losses(&exact), losses(&one));

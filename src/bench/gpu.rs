@@ -64,7 +64,7 @@ impl OnGpu {
     /// # Errors
     /// If the device fails.
     pub fn roof(&self) -> Result<Roof> {
-        Ok(Roof { read_gbps: self.gpu.copy_bandwidth()? / 1e9, peak_gflops: self.product_gflops()? })
+        Ok(Roof { read_gbps: self.gpu.copy_bandwidth()? / 1e9, peak_gflops: self.product_gflops()?, is_tiled: false })
     }
 
     fn product_gflops(&self) -> Result<f64> {

@@ -142,10 +142,8 @@ impl Plan {
             Op::Kernels => Vec::new(),
             _ => calibrated(&self.methods, &self.timed_dimensions(), self.capture.as_ref(), self.seed, &mut notes)?,
         };
-        let (mut place, mut bench) = (
-            Place::open(self.device)?,
-            Bench { rows: Vec::new(), roof: Roof { read_gbps: 0.0, peak_gflops: 0.0 }, notes },
-        );
+        let (mut place, mut bench) =
+            (Place::open(self.device)?, Bench { rows: Vec::new(), roof: Roof::default(), notes });
         for batch in &self.batches {
             for context in &self.contexts {
                 let at = At { plan: self, methods: &methods, context: *context, batch: *batch };
@@ -582,7 +580,7 @@ mod tests {
         let held = |flops: u64| {
             let mut row: BenchRow = serde_json::from_str(row).unwrap();
             row.flops = flops;
-            hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0 });
+            hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0, ..Roof::default() });
             (row.gbps, row.gflops, row.bandwidth_share.unwrap(), row.limit_share.unwrap())
         };
         // Eight MB in a millisecond; five at ten GB/s take half of it.

@@ -91,12 +91,15 @@ impl BenchRow {
 }
 
 /// What the machine reached in the same run, by the plainest code there is.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Roof {
     /// Bytes a second that plain reading of a buffer far beyond the caches reached, in 10⁹.
     pub read_gbps: f64,
     /// Multiply-adds on numbers in registers: operations a second, in 10⁹, a multiply-add as two.
     pub peak_gflops: f64,
+    /// Whether those were products of tiles of bf16 that the core holds, since products were to be in bf16.
+    #[serde(default)]
+    pub is_tiled: bool,
 }
 
 /// All that one call measured.

@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::row::{BenchRow, Roof};
 use crate::eval::stats::{Sample, median_interval};
-use crate::kernels::cpu::roof::{multiply_adds, read_all};
+use crate::kernels::cpu::precision::{MatmulPrecision, matmul_precision};
+use crate::kernels::cpu::roof::{multiply_adds, multiply_tiles, read_all};
 
 /// Turns that do not count: indexes and code are read for the first time, and memory is written to for the first time.
 const WARM_UP: usize = 2;
 /// Multiply-adds that take some milliseconds.
 const PEAK_ROUNDS: usize = 1 << 20;
+/// Products of tiles that do.
+const PEAK_PRODUCTS: usize = 1 << 12;
 
 /// What one turn took.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -104,7 +107,10 @@ impl Flood {
     /// Computes on registers for a moment.
     fn compute(&mut self) {
         let start = Instant::now();
-        let operations = multiply_adds(PEAK_ROUNDS);
+        let operations = match matmul_precision() {
+            MatmulPrecision::F32 => multiply_adds(PEAK_ROUNDS),
+            MatmulPrecision::Bf16 => multiply_tiles(PEAK_PRODUCTS),
+        };
         self.peaks.push(operations as f64 / start.elapsed().as_secs_f64() / 1e9);
     }
 
@@ -116,7 +122,8 @@ impl Flood {
         }
         let rates = self.times.iter().skip(1).map(|time| Self::BYTES as f64 / time.as_secs_f64() / 1e9);
         let of = |values: Vec<f64>| median_interval(&Sample::independent(&values)).map_or(0.0, |median| median.mean);
-        Roof { read_gbps: of(rates.collect()), peak_gflops: of(self.peaks.clone()) }
+        let is_tiled = matmul_precision() == MatmulPrecision::Bf16;
+        Roof { read_gbps: of(rates.collect()), peak_gflops: of(self.peaks.clone()), is_tiled }
     }
 }
 

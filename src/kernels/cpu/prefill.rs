@@ -424,7 +424,8 @@ impl Products for ByTiles<'_> {
 
     #[inline(always)]
     unsafe fn logits<S: Simd>(&mut self, start: usize, keys: usize, rows: usize) {
-        let part = Part { x: &self.q, rows, w: self.keys, outputs: start..start + keys, first: 0, depth: self.d, adds: false };
+        let part =
+            Part { x: &self.q, rows, w: self.keys, outputs: start..start + keys, first: 0, depth: self.d, adds: false };
         self.multiplier.multiply(&part, &mut self.logits, TILED_KEYS);
     }
 

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use rayon::prelude::*;
 
 use super::simd::{Simd, dispatch};
+use super::tiles::{LeftTiles, Multiplier, PAIR_OUTPUTS, Part, RightTiles};
 
 /// Independent sums, enough to keep every unit that adds busy.
 const CHAINS: usize = 16;
@@ -65,6 +66,22 @@ unsafe fn chains_kernel<S: Simd>(rounds: usize) -> u64 {
     (2 * PRODUCTS * S::LANES * rounds) as u64
 }
 
+/// Multiplies two tiles of rows by two of outputs, of so many columns that both stay in the nearest cache, `rounds` times on every
+/// thread; how many floating-point operations that was.
+pub fn multiply_tiles(rounds: usize) -> u64 {
+    const COLUMNS: usize = 256;
+    const SIDE: usize = PAIR_OUTPUTS;
+    let ones = vec![1.0f32; SIDE * COLUMNS];
+    let (left, right) = (LeftTiles::new(&ones, COLUMNS), RightTiles::of_rows(&ones, COLUMNS));
+    let part = Part { x: &left, rows: SIDE, w: &right, outputs: 0..SIDE, first: 0, depth: COLUMNS, adds: true };
+    rayon::broadcast(|_| {
+        let (multiplier, mut sums) = (Multiplier::new(), vec![0.0f32; SIDE * SIDE]);
+        (0..rounds).for_each(|_| multiplier.multiply(&part, &mut sums, SIDE));
+        black_box(&sums);
+    });
+    (2 * SIDE * SIDE * COLUMNS * rounds * rayon::current_num_threads()) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,9 +100,10 @@ mod tests {
     fn operations_are_counted_for_every_thread() {
         let of = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| multiply_adds(10))
+            pool.install(|| [multiply_adds(10), multiply_tiles(10)])
         };
-        assert_eq!(of(3), 3 * of(1));
-        assert_eq!(of(1) % (2 * 10 * PRODUCTS as u64), 0);
+        assert_eq!(of(3), of(1).map(|operations| 3 * operations));
+        assert_eq!(of(1)[0] % (2 * 10 * PRODUCTS as u64), 0);
+        assert_eq!(of(1)[1], 10 * 2 * 32 * 32 * 256);
     }
 }

@@ -261,7 +261,8 @@ fn multiply_by(unit: Unit, x: &LeftTiles, w: &RightTiles, out: &mut [f32]) {
     let depth = w.columns.div_ceil(DEPTH);
     let of = |outputs: Range<usize>| {
         let multiplier = Multiplier::of(unit);
-        let product = Product { unit: multiplier.unit, x, rows: x.rows, w, outputs, first: 0, depth, sums, adds: false };
+        let product =
+            Product { unit: multiplier.unit, x, rows: x.rows, w, outputs, first: 0, depth, sums, adds: false };
         // SAFETY: `out` has this shape, and is borrowed exclusively; no two products have an output in common.
         unsafe { product.run() };
     };

@@ -190,12 +190,16 @@ fn time(row: &BenchRow) -> String {
 /// What the machine reached, in one line.
 pub fn roof_line(bench: &Bench) -> String {
     let (bytes, flops) = (number(bench.roof.read_gbps), number(bench.roof.peak_gflops));
-    match bench.rows.iter().all(|row| row.device == "cpu") {
-        true => format!("plain reading reaches {bytes} GB/s, multiply-adds on numbers in registers {flops} GFLOP/s"),
-        false => {
-            format!("a copy moves {bytes} GB/s, read and written, and a large product in bf16 computes {flops} GFLOP/s")
-        }
+    if bench.rows.iter().any(|row| row.device != "cpu") {
+        return format!(
+            "a copy moves {bytes} GB/s, read and written, and a large product in bf16 computes {flops} GFLOP/s"
+        );
     }
+    let operations = match bench.roof.is_tiled {
+        true => "products of tiles of bf16 in the nearest cache",
+        false => "multiply-adds on numbers in registers",
+    };
+    format!("plain reading reaches {bytes} GB/s, {operations} {flops} GFLOP/s")
 }
 
 /// What the reader has to know of the rows: the bench's notes, and which times scatter.

@@ -105,7 +105,7 @@ mod tests {
 
     /// Of a machine that reads 20 · 10⁹ bytes and does 200 · 10⁹ operations a second.
     pub fn bench(rows: Vec<BenchRow>) -> Bench {
-        Bench { rows, roof: Roof { read_gbps: 20.0, peak_gflops: 200.0 }, notes: Vec::new() }
+        Bench { rows, roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false }, notes: Vec::new() }
     }
 
     /// At a density that was asked for and is met.
