@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use spattn::attention::methods::MethodEntry;
-use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Picks, Selection, Step};
+use spattn::attention::{Budget, HeadPrefix, Method, ParamInfo, Picks, Role, Selection, Step};
 use spattn::cost::Cost;
 use spattn::kernels::cpu::Rows;
 
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
 
 const MY_METHOD: MethodEntry = MethodEntry {
     name: "my_method",
+    role: Role::Method,
     about: "whole blocks by the mean of their keys",
     reference: "an example of this project; the scores are those of MoBA (Lu et al. 2025, arXiv:2502.13189)",
     params: &[

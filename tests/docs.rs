@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use spattn::attention::methods::{METHODS, configure};
-use spattn::attention::{Policy, expand_grid};
+use spattn::attention::{Policy, Role, expand_grid};
 use spattn::tasks::{catalog, groups};
 use tempfile::TempDir;
 
@@ -223,6 +223,11 @@ fn every_method_has_its_formula_its_reference_and_how_it_was_checked() {
         assert!(publication.contains(&format!("`{}`", method.name)), "{} is not held to its publication", method.name);
     }
     assert_eq!(entries.len(), METHODS.len(), "methods that there are not");
+    let beside = formulas.split("\n### ").find(|part| part.starts_with("References, oracles, floors")).unwrap();
+    for method in METHODS {
+        let is_beside = beside.contains(&format!("\n- **`{}`**", method.name));
+        assert_eq!(is_beside, method.role != Role::Method, "{} is a {}", method.name, method.role.name());
+    }
 }
 
 #[test]

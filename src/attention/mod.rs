@@ -30,6 +30,7 @@ mod prefill_there;
 mod probe;
 mod prompt;
 mod prompt_shape;
+mod role;
 mod scored;
 mod scorer;
 mod spec;
@@ -54,6 +55,7 @@ pub use prefill::{
 pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptStats};
 pub use prompt_shape::PromptShape;
+pub use role::Role;
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 
 use std::sync::Arc;

@@ -115,6 +115,7 @@ fn methods_text(methods: &[&MethodEntry]) -> String {
             m.all_presets().map(|p| format!("    preset={:<7} {}\n", p.name, preset_line(p))).collect();
         let tail = m.tail();
         let facts = [
+            ("role", m.role.about()),
             ("reference", m.reference),
             ("sparse in", m.phase()),
             ("selection", m.granularity()),
@@ -157,6 +158,7 @@ fn methods_json(methods: &[&MethodEntry]) -> Value {
             json!({
                 "name": m.name,
                 "about": m.about,
+                "role": m.role.name(),
                 "reference": m.reference,
                 "phase": m.phase(),
                 "granularity": m.granularity(),

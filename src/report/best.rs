@@ -1,7 +1,8 @@
 //! Which of several settings are best, as far as noise lets one tell.
 
 use super::pivot::Table;
-use crate::eval::record::{REFERENCE, SummaryRow};
+use crate::attention::Role;
+use crate::eval::record::SummaryRow;
 use crate::eval::stats::Estimate;
 
 /// What one line of a table has.
@@ -26,22 +27,22 @@ pub fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
     }
 }
 
-/// The best of the sparse settings among rows of one task and length.
+/// The best of the methods' settings among rows of one task and length: no oracle, no floor, not dense attention.
 pub fn of_rows(rows: &[SummaryRow]) -> Vec<usize> {
-    let sparse = rows.iter().enumerate().filter(|(_, row)| row.method != REFERENCE);
+    let sparse = rows.iter().enumerate().filter(|(_, row)| Role::of(&row.method) == Role::Method);
     let candidates: Vec<Candidate> = sparse
         .map(|(line, r)| Candidate { line, score: Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) } })
         .collect();
     level(&candidates, rows.iter().any(|r| !r.measure.is_score()))
 }
 
-/// The best lines of a column of a pivot that shows scores, dense attention left out; none of one that shows something else.
+/// The best methods' lines of a column of a pivot that shows scores, as for [`of_rows`]; none of one that shows something else.
 pub fn of_column(table: &Table, column: usize) -> Vec<usize> {
     if table.value != "score" {
         return Vec::new();
     }
     let entries = || table.cells.iter().enumerate().filter_map(|(line, cells)| Some((line, cells[column].as_ref()?)));
-    let sparse = entries().filter(|(_, entry)| !entry.is_dense);
+    let sparse = entries().filter(|(_, entry)| entry.role == Role::Method);
     let candidates: Vec<Candidate> = sparse
         .map(|(line, entry)| Candidate { line, score: Estimate { mean: entry.value, ends: entry.ends } })
         .collect();

@@ -1,7 +1,8 @@
 //! What a report comes to, in sentences: the cheapest setting that keeps to dense attention, and the best of each budget.
 //!
 //! Nothing is claimed beyond the intervals of the tables: what noise cannot tell apart is named together, and where no
-//! interval settles a question the sentence says so. Oracles show what is possible; they are named, never recommended.
+//! interval settles a question the sentence says so. Oracles show what is possible and floors what is had for nothing; they
+//! are named beside, never recommended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +11,10 @@ use serde::Serialize;
 use super::best::{Candidate, level};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
+use crate::attention::Role;
 use crate::eval::record::{REFERENCE, SummaryRow};
 use crate::eval::stats::{Estimate, mean};
 
-/// Methods that read every key to find the tokens that they attend: they show what is possible.
-const ORACLES: [&str; 4] = ["topk", "topk_norm", "topp", "oracle_sampling"];
 /// What may be lost against dense attention: points of a score, and percent of a perplexity.
 const TOLERATED: f64 = 1.0;
 /// So many others are named of those that noise cannot tell from the best.
@@ -63,7 +63,7 @@ fn place(row: &SummaryRow) -> (&str, usize) {
 /// A setting over the tasks and lengths that all which are compared have.
 struct Setting {
     name: String,
-    is_oracle: bool,
+    role: Role,
     score: Estimate,
     /// Difference to dense attention, in points or percent of its perplexity.
     delta: Option<Estimate>,
@@ -105,7 +105,7 @@ fn setting(of: &[&SummaryRow], dense: Option<f64>) -> Option<Setting> {
     let over = |value: fn(&SummaryRow) -> f64| mean(&of.iter().map(|r| value(r)).collect::<Vec<_>>());
     Some(Setting {
         name: format!("`{}`", setting_name(&head.method, &head.params)),
-        is_oracle: ORACLES.contains(&head.method.as_str()),
+        role: Role::of(&head.method),
         score: means::score(of)?,
         delta: means::delta(of).map(|d| dense.map_or(d, |perplexity| d.scaled(100.0 / perplexity))),
         density: over(|r| r.density),
@@ -127,11 +127,9 @@ fn about(over: &BTreeSet<(&str, usize)>, is_perplexity: bool) -> String {
 
 fn cheapest(settings: &[Setting], is_less_better: bool) -> String {
     let mut compared: Vec<(&Setting, Estimate)> =
-        settings.iter().filter(|s| !s.is_oracle).filter_map(|s| Some((s, s.delta?))).collect();
+        settings.iter().filter(|s| s.role == Role::Method).filter_map(|s| Some((s, s.delta?))).collect();
     if compared.is_empty() {
-        let is_any = settings.iter().any(|s| !s.is_oracle);
-        let why = if is_any { "Dense attention was not run" } else { "Only oracles were run" };
-        return format!("{why}: which method keeps to dense attention is not known.");
+        return format!("{}: which method keeps to dense attention is not known.", why_unknown(settings));
     }
     compared.sort_by(|(a, _), (b, _)| {
         (a.cost, a.density).partial_cmp(&(b.cost, b.density)).unwrap_or(std::cmp::Ordering::Equal)
@@ -142,8 +140,14 @@ fn cheapest(settings: &[Setting], is_less_better: bool) -> String {
     let worst = |d: &Estimate| if is_less_better { d.high() } else { d.low().map(|low| -low) };
     let find = |holds: &dyn Fn(&Estimate) -> bool| compared.iter().find(|(_, d)| holds(d));
     let told = |&(s, d): &(&Setting, Estimate)| told(s, d, is_less_better);
-    if let Some(found) = find(&|d| worst(d).is_some_and(|worst| worst <= TOLERATED)) {
-        return format!("The cheapest method that is within {unit} for certain is {}.", told(found));
+    let holds = |d: &Estimate| worst(d).is_some_and(|worst| worst <= TOLERATED);
+    // An oracle scores all keys, so what it costs is not the question: what is, is how little it attends.
+    let oracles = settings.iter().filter(|s| s.role == Role::Oracle).filter_map(|s| Some((s, s.delta?)));
+    let oracle = oracles.filter(|(_, d)| holds(d)).min_by(|(a, _), (b, _)| a.density.total_cmp(&b.density));
+    let beside = oracle
+        .map_or(String::new(), |(s, _)| format!(" An oracle, {}, needs a density of {}.", s.name, number(s.density)));
+    if let Some(found) = find(&holds) {
+        return format!("The cheapest method that is within {unit} for certain is {}.{beside}", told(found));
     }
     if compared.iter().all(|(_, d)| d.ends.is_none()) {
         let few = format!("One context tells nothing of noise, so no method is certain to be within {unit}");
@@ -155,12 +159,22 @@ fn cheapest(settings: &[Setting], is_less_better: bool) -> String {
     }
     let none = format!("No method is within {unit} for certain at this number of examples");
     if let Some(found) = find(&|d| d.ends.is_some_and(|(low, high)| low <= 0.0 && 0.0 <= high)) {
-        return format!("{none}. The cheapest that noise cannot tell from it is {}.", told(found));
+        return format!("{none}. The cheapest that noise cannot tell from it is {}.{beside}", told(found));
     }
     let least = compared.iter().min_by(|(_, a), (_, b)| loss(a).total_cmp(&loss(b)));
     least.map_or(none.clone(), |found| {
-        format!("{none}, and all differ from it beyond noise. The least is lost by {}.", told(found))
+        format!("{none}, and all differ from it beyond noise. The least is lost by {}.{beside}", told(found))
     })
+}
+
+fn why_unknown(settings: &[Setting]) -> &'static str {
+    let is_any = |role| settings.iter().any(|s| s.role == role);
+    match (is_any(Role::Method), is_any(Role::Oracle), is_any(Role::Floor)) {
+        (true, ..) => "Dense attention was not run",
+        (_, true, true) => "Only oracles and floors were run",
+        (_, _, true) => "Only floors were run",
+        _ => "Only oracles were run",
+    }
 }
 
 fn told(setting: &Setting, delta: Estimate, is_percent: bool) -> String {
@@ -188,11 +202,17 @@ fn budgets(settings: &[Setting], is_less_better: bool) -> Vec<String> {
 }
 
 fn line(exponent: i32, of: &[&Setting], is_less_better: bool) -> String {
-    let (oracles, methods): (Vec<&Setting>, Vec<&Setting>) = of.iter().partition(|s| s.is_oracle);
+    let in_role = |role: Role| of.iter().copied().filter(|s| s.role == role).collect::<Vec<&Setting>>();
+    let methods = in_role(Role::Method);
     let density = if exponent == 0 { "1".to_owned() } else { format!("1/{}", 2f64.powi(exponent)) };
-    let oracle = best(&oracles, is_less_better).map(|s| format!("oracle {}", scored(s, is_less_better)));
+    let beside: Vec<String> = [Role::Oracle, Role::Floor]
+        .into_iter()
+        .filter_map(|role| {
+            Some(format!("{} {}", role.name(), scored(best(&in_role(role), is_less_better)?, is_less_better)))
+        })
+        .collect();
     let Some(found) = best(&methods, is_less_better) else {
-        return format!("density about {density}: no method but {}", oracle.unwrap_or_default());
+        return format!("density about {density}: no method but {}", beside.join("; "));
     };
     let candidates: Vec<Candidate> =
         methods.iter().enumerate().map(|(line, s)| Candidate { line, score: s.score }).collect();
@@ -215,8 +235,8 @@ fn line(exponent: i32, of: &[&Setting], is_less_better: bool) -> String {
             format!("; {what} {named}{more}")
         }
     };
-    let oracle = oracle.map_or(String::new(), |oracle| format!("; {oracle}"));
-    format!("density about {density}: {}{rivals}{oracle}", scored(found, is_less_better))
+    let beside: String = beside.iter().map(|one| format!("; {one}")).collect();
+    format!("density about {density}: {}{rivals}{beside}", scored(found, is_less_better))
 }
 
 /// The first of the best mean.
@@ -260,13 +280,18 @@ mod tests {
             row("streaming_llm", (90.0, 85.0, 95.0), (-7.0, -9.0, 0.5), 0.06),
             row("h2o", (96.0, 94.0, 98.0), (-0.4, -0.9, 0.1), 0.25),
             row("quest", (97.0, 95.0, 99.0), (0.1, -0.2, 0.4), 0.5),
+            row("random", (98.0, 96.0, 100.0), (0.1, -0.2, 0.4), 0.25),
         ];
         let found = only(&rows);
         assert_eq!(found.about, "ruler/vt at 4K");
         assert_eq!(
             found.cheapest,
             "The cheapest method that is within 1 point of dense attention for certain is `h2o` (Δ -0.4 [-0.9 +0.1], \
-             0.250 of the FLOPs, density 0.250)."
+             0.250 of the FLOPs, density 0.250). An oracle, `topk`, needs a density of 0.0600."
+        );
+        assert_eq!(
+            found.budgets[1],
+            "density about 1/4: `h2o` 96.0 [94.0 98.0] is the only method there; floor `random` 98.0 [96.0 100.0]"
         );
         assert_eq!(
             found.budgets[0],

@@ -13,6 +13,7 @@ use super::Report;
 use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
+use crate::attention::Role;
 use crate::error::UsageError;
 use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
@@ -190,8 +191,8 @@ pub struct Entry {
     pub notes: Vec<usize>,
     /// Whether the value is of a perplexity.
     pub is_perplexity: bool,
-    /// Whether it is of dense attention.
-    pub is_dense: bool,
+    /// What its method is for.
+    pub role: Role,
 }
 
 /// A row of the summary: of all seeds, or of one.
@@ -350,7 +351,7 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
     let shared = means::shared_sets(&sets);
     let mut tables: Vec<Table> = shared.iter().filter(|scope| !scope.is_empty()).map(table).collect();
     if tables.len() > 1 {
-        tables.retain(|table| table.cells.iter().flatten().flatten().any(|entry| !entry.is_dense));
+        tables.retain(|table| table.cells.iter().flatten().flatten().any(|entry| entry.role != Role::Reference));
     }
     tables
 }
@@ -469,7 +470,7 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
         averaged: rows.len(),
         notes: distinct(about.map(&mut number)),
         is_perplexity: !first.measure.is_score(),
-        is_dense: first.method == REFERENCE,
+        role: Role::of(&first.method),
     })
 }
 

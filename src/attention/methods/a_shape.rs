@@ -8,12 +8,13 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::streaming_llm::SinkAndWindow;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::Positions;
 use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "a_shape",
+    role: Role::Method,
     about: "sink and sliding window only, at original positions",
     reference: "a baseline of MInference (Jiang et al. 2024, arXiv:2407.02490) and HiP (arXiv:2406.09827)",
     params: &[ParamInfo { key: "window", default: "256", about: "last tokens attended, the current one included" }],

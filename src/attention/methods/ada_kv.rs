@@ -12,13 +12,14 @@
 use std::sync::Arc;
 
 use super::snapkv::SnapKv;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "ada_kv",
+    role: Role::Method,
     about: "evicts after the prefix as snapkv does, more tokens where a head's votes are few",
     reference: "Ada-KV (Feng et al. 2024, arXiv:2407.11550)",
     params: &[

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::streaming_llm::{last_tokens, window_tokens};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::pick::page_tokens;
 use crate::attention::{
     BlockMask, Budget, Context, Exact, HeadPrefix, Masks, Method, Picks, Policy, PrefillPattern, QueryBlock, Selection,
@@ -22,6 +22,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "bigbird",
+    role: Role::Method,
     about: "sink, sliding window and random blocks",
     reference: "BigBird (Zaheer et al. 2020, arXiv:2007.14062)",
     params: &[

@@ -20,7 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use rayon::prelude::*;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::device::DeviceScorer;
@@ -37,6 +37,7 @@ const NAME: &str = "double_sparsity";
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
+    role: Role::Method,
     about: "top-k by a few calibrated channels of the keys, kept in few bits (needs `spattn calibrate`)",
     reference: "Double Sparsity (Yang et al. 2024, arXiv:2408.07092)",
     params: &[

@@ -31,7 +31,7 @@ use rayon::prelude::*;
 
 use super::lines::{Static, all_pairs};
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText};
 use crate::attention::{
@@ -47,6 +47,7 @@ const NAME: &str = "duo_attention";
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
+    role: Role::Method,
     about: "retrieval heads attend everything, the others sinks and recent tokens (needs `spattn calibrate`)",
     reference: "DuoAttention (Xiao et al. 2024, arXiv:2410.10819)",
     params: &[ParamInfo {

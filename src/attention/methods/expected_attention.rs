@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::pca::Covariance;
 use crate::attention::{Budget, HeadPrefix, Method, Picks, PromptNeed, Rotation, Selection, Step, TailRule};
 use crate::cost::Cost;
@@ -21,6 +21,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "expected_attention",
+    role: Role::Method,
     about: "evicts after the prefix: keeps the keys that queries to come are expected to attend",
     reference: "Expected Attention (Devoto et al. 2025, arXiv:2510.00636)",
     params: &[

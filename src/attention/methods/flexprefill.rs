@@ -21,7 +21,7 @@ use super::lines::{
     BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, pooled, ranked, softmax,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::method::score_into;
 use crate::attention::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned};
 use crate::cost::Cost;
@@ -30,6 +30,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "flexprefill",
+    role: Role::Method,
     about: "for each head lines or blocks, as many as cover a share of its estimated attention",
     reference: "FlexPrefill (Lai et al. 2025, arXiv:2502.20766)",
     params: &[

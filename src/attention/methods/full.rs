@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::MethodEntry;
+use super::{MethodEntry, Role};
 use crate::attention::{Exact, HeadPrefix, Method, Policy, PrefillPattern, Selection, Step, TailRule};
 use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "full",
+    role: Role::Reference,
     about: "exact attention over the whole context (the reference)",
     reference: "exact attention (Vaswani et al. 2017, arXiv:1706.03762)",
     params: &[],

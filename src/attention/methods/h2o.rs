@@ -17,7 +17,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -27,6 +27,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "h2o",
+    role: Role::Method,
     reference: "H2O (Zhang et al. 2023, arXiv:2306.14048)",
     about: "evicts at every step: heavy hitters by accumulated attention, and a sliding window",
     params: &[

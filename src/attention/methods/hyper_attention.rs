@@ -29,7 +29,7 @@ use rand_chacha::ChaCha8Rng;
 use super::lines::{Static, all_pairs};
 use super::planes::RandomPlanes;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
+use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
 use crate::attention::{
     Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, least_reaching, mix_seed,
 };
@@ -37,6 +37,7 @@ use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hyper_attention",
+    role: Role::Method,
     about: "blocks of queries and keys sorted by a hash, and uniformly sampled tokens",
     reference: "HyperAttention (Han et al. 2023, arXiv:2310.05869)",
     params: &[

@@ -13,7 +13,7 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
 use crate::attention::device::{DeviceScorer, StepShape};
@@ -29,6 +29,7 @@ use crate::kv::{KvDtype, KvStore};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "infllm",
+    role: Role::Method,
     reference: "InfLLM (Xiao et al. 2024, arXiv:2402.04617)",
     about: "whole blocks by a few representative keys of each",
     params: &[

@@ -21,7 +21,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::graph::Beam;
 use crate::attention::graph::hnsw::{Hnsw, HnswParams};
 use crate::attention::workspaces::Workspaces;
@@ -33,6 +33,7 @@ use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "knn",
+    role: Role::Method,
     reference: "Top-k attention over a kNN index (Synk et al. 2025, arXiv:2502.06766)",
     about: "top-k through a nearest-neighbour index",
     params: &[

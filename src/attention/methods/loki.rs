@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{Calibration, Collected, Collector, PrefillChunk, Reading, shares_in_words};
 use crate::attention::device::DeviceScorer;
@@ -30,6 +30,7 @@ const NAME: &str = "loki";
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
+    role: Role::Method,
     about: "top-k by the leading principal components of the keys (needs `spattn calibrate`)",
     reference: "Loki (Singhania et al. 2024, arXiv:2406.02542)",
     params: &[

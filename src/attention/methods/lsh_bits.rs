@@ -29,7 +29,7 @@ use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role, SEED};
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -43,6 +43,7 @@ const MOST_BITS: usize = 4096;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "lsh_bits",
+    role: Role::Method,
     reference: "the LSH baseline of HashAttention (Desai et al. 2024, arXiv:2412.14468)",
     about: "top-k by Hamming distance of random projections' signs",
     params: &[

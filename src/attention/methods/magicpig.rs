@@ -52,7 +52,7 @@ use self::tables::{CodeRows, Codes, CollisionCounter, HashTables, Shape};
 use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
+use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
 use crate::attention::granularity::each_head;
 use crate::attention::prefill_rows::{RowHead, RowMask};
 use crate::attention::workspaces::Workspaces;
@@ -67,6 +67,7 @@ use crate::kernels::cpu::{Rows, linear};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "magicpig",
+    role: Role::Method,
     about: "tokens sampled by LSH collisions, weighted by 1/probability",
     reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179)",
     params: &[

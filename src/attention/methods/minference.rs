@@ -22,13 +22,14 @@ use super::lines::{
     BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, ranked,
 };
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, least_reaching};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "minference",
+    role: Role::Method,
     about: "for each head A-shape, vertical-slash or block-sparse, whichever keeps most of its attention",
     reference: "MInference (Jiang et al. 2024, arXiv:2407.02490)",
     params: &[

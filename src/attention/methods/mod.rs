@@ -53,7 +53,9 @@ pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::channels::Channels;
 use super::granularity::Granularity;
-use super::{AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Setting, Tail, TailRule};
+use super::{
+    AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Role, Setting, Tail, TailRule,
+};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -61,6 +63,8 @@ use crate::kv::MOST_TOKENS;
 pub struct MethodEntry {
     /// Bare name in specs.
     pub name: &'static str,
+    /// What it is for, which conclusions and figures go by.
+    pub role: Role,
     /// One line for `spattn list methods`.
     pub about: &'static str,
     /// Where the method is published, in a few words.

@@ -9,13 +9,14 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::granularity::Granularity;
 use crate::attention::pick::Draws;
 use crate::attention::scored::Scored;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "oracle_sampling",
+    role: Role::Oracle,
     about: "samples from the exact attention weights: the oracle of sampling methods",
     reference: "MagicPIG (Chen et al. 2024, arXiv:2410.16179), Definition 3.1",
     params: &[ParamInfo { key: "budget", default: "64", about: "draws for each query head and step" }],

@@ -17,7 +17,7 @@ use std::ops::Range;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::device::DeviceScorer;
 use crate::attention::kmeans::kmeans;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK, RESCORE, SECOND, SHARE};
@@ -29,6 +29,7 @@ use crate::kv::KvStore;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pqcache",
+    role: Role::Method,
     reference: "PQCache (Zhang et al. 2024, arXiv:2407.12820)",
     about: "top-k by scores from product-quantised keys",
     params: &[

@@ -10,10 +10,11 @@
 use std::sync::Arc;
 
 use super::snapkv::{LayerBudgets, SnapKv};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "pyramid_kv",
+    role: Role::Method,
     about: "evicts after the prefix as snapkv does, fewer tokens the deeper the layer",
     reference: "PyramidKV (Cai et al. 2024, arXiv:2406.02069)",
     params: &[

@@ -11,7 +11,7 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 #[cfg(test)]
 use crate::attention::Step;
 #[cfg(feature = "cuda")]
@@ -29,6 +29,7 @@ use crate::kv::{KvDtype, KvStore};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "quest",
+    role: Role::Method,
     about: "whole pages by the min/max bound of their keys",
     reference: "Quest (Tang et al. 2024, arXiv:2406.10774)",
     params: &[

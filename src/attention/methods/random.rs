@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Granularity, MethodEntry, ParamInfo};
+use super::{Granularity, MethodEntry, ParamInfo, Role};
 use crate::attention::pick::{BlindPicker, Picker, ScoredRow};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
@@ -19,6 +19,7 @@ use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "random",
+    role: Role::Floor,
     about: "uniformly random tokens, drawn anew each step: the floor",
     reference: "none: the floor of every plot",
     params: &[

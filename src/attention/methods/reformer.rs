@@ -20,7 +20,7 @@ use std::sync::Arc;
 use super::lines::Static;
 use super::planes::gaussians;
 use super::prefill_only::PrefillOnly;
-use super::{MethodEntry, ParamInfo, Preset, SEED};
+use super::{MethodEntry, ParamInfo, Preset, Role, SEED};
 use crate::attention::method::score_into;
 use crate::attention::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Tuned, WeightedToken, mix_seed};
 use crate::cost::Cost;
@@ -29,6 +29,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "reformer",
+    role: Role::Method,
     about: "tokens in the same or the previous chunk of an order by hash buckets",
     reference: "Reformer (Kitaev et al. 2020, arXiv:2001.04451), as a baseline of HiP (arXiv:2406.09827)",
     params: &[

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use super::graph_search::{MOST_LINKS, SearchWidth, pick_all, search_each};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::graph::Beam;
 use crate::attention::graph::roar::{Roar, RoarParams};
 use crate::attention::workspaces::Workspaces;
@@ -24,6 +24,7 @@ use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "retrieval_attention",
+    role: Role::Method,
     reference: "RetrievalAttention (Liu et al. 2024, arXiv:2409.10516)",
     about: "top-k through a graph that the prompt's queries make",
     params: &[

@@ -19,7 +19,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::snapkv::SnapKv;
-use super::{Channels, MethodEntry, ParamInfo, Preset};
+use super::{Channels, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{Budget, Context, HeadPrefix, Method, Picks, PromptNeed, Selection, Step, TailRule};
 use crate::clock;
 use crate::cost::Cost;
@@ -28,6 +28,7 @@ use crate::kv::{KvStore, MOST_TOKENS};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "rocketkv",
+    role: Role::Method,
     about: "evicts after the prefix as snapkv does, then pages by bounds on few channels",
     reference: "RocketKV (Behnam et al. 2025, arXiv:2502.14051)",
     params: &[

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
     Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule,
@@ -25,6 +25,7 @@ use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "snapkv",
+    role: Role::Method,
     reference: "SnapKV (Li et al. 2024, arXiv:2404.14469)",
     about: "evicts after the prefix: keeps what its last queries attended (max-pooled)",
     params: &[

@@ -18,7 +18,7 @@ mod device;
 
 use std::sync::Arc;
 
-use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Channels, Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::Top;
 use crate::attention::scored::Scored;
@@ -33,6 +33,7 @@ use crate::kv::KvStore;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "sparq",
+    role: Role::Method,
     about: "top-k by the query's largest channels, and the mean value for the rest",
     reference: "SparQ Attention (Ribar et al. 2023, arXiv:2312.04985)",
     params: &[

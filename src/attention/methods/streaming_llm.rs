@@ -15,7 +15,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{
     BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, QueryBlock,
     Selection, Step, TailRule, Tuned,
@@ -25,6 +25,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "streaming_llm",
+    role: Role::Method,
     about: "sink and sliding window only, at original positions or those within the cache",
     reference: "StreamingLLM (Xiao et al. 2023, arXiv:2309.17453)",
     params: &[

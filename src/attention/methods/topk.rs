@@ -5,7 +5,7 @@
 #[cfg(feature = "cuda")]
 use std::ops::Range;
 
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 #[cfg(feature = "cuda")]
 use crate::attention::device::{DeviceIndex, DeviceScratch, DeviceStep};
 use crate::attention::device::{DeviceScorer, StepShape};
@@ -19,6 +19,7 @@ use crate::kernels::cuda::{GpuError, Reduction};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk",
+    role: Role::Oracle,
     about: "exact top-k by q·k: the oracle of search methods",
     reference: "Gupta et al. 2021, arXiv:2106.06899; Oracle(top) of HashAttention, arXiv:2412.14468",
     params: &[

@@ -3,7 +3,7 @@
 //! `a_i` is proportional to `exp(s·q·k_i)`, so the order is that of `s·q·k_i + ln‖v_i‖` (Lemma 4.2, with the scale `s`
 //! that the attention uses). The logarithms of the norms are the index: four bytes a token.
 
-use super::{Granularity, MethodEntry, ParamInfo};
+use super::{Granularity, MethodEntry, ParamInfo, Role};
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
 use crate::attention::scorer::{GroupQueries, Growth, NewTokens, Place, Scorer, Segment};
@@ -12,6 +12,7 @@ use crate::cost::Cost;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topk_norm",
+    role: Role::Oracle,
     about: "exact top-k by attention times the norm of the value",
     reference: "HashAttention (Desai et al. 2024, arXiv:2412.14468), Lemma 4.1",
     params: &[

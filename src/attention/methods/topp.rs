@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{MethodEntry, ParamInfo};
+use super::{MethodEntry, ParamInfo, Role};
 use crate::attention::granularity::Granularity;
 use crate::attention::pick::TopShare;
 use crate::attention::scored::Scored;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "topp",
+    role: Role::Oracle,
     about: "fewest tokens with a share p of the attention, by exact weights",
     reference: "an oracle; pruning by top-p: Twilight (Lin et al. 2025, arXiv:2502.02770)",
     params: &[ParamInfo { key: "p", default: "0.95", about: "share of the candidates' attention mass, above 0 to 1" }],

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
-use super::{MethodEntry, ParamInfo, Preset};
+use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{Budget, Exact, HeadPrefix, Method, Picks, Policy, PromptNeed, Selection, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -20,6 +20,7 @@ use crate::kernels::cpu::topk::top_k;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "tova",
+    role: Role::Method,
     about: "evicts at every step the token that the newest query attends least, one choice for a layer",
     reference: "TOVA (Oren et al. 2024, arXiv:2401.06104)",
     params: &[

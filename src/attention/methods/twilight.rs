@@ -11,13 +11,14 @@
 use std::sync::Arc;
 
 use super::quest::Bounds;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::Budget;
 use crate::attention::pick::{Finer, Rescored};
 use crate::attention::scored::Scored;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "twilight",
+    role: Role::Method,
     about: "Quest's pages, of whose tokens the fewest are kept with a share p by 4-bit keys",
     reference: "Twilight (Lin et al. 2025, arXiv:2502.02770)",
     params: &[

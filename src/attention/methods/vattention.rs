@@ -8,13 +8,14 @@
 use std::sync::Arc;
 
 use super::topk::Exact;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::Budget;
 use crate::attention::pick::Sample;
 use crate::attention::scored::Scored;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "vattention",
+    role: Role::Oracle,
     about: "exact top-k and a sample of the rest, as large as a bound on the error asks",
     reference: "vAttention (Desai et al. 2025, arXiv:2510.05688)",
     params: &[

@@ -16,13 +16,14 @@ use std::sync::Arc;
 
 use super::lines::{LineVotes, Lines, Static, all_pairs, ranked};
 use super::prefill_only::PrefillOnly;
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{PromptMask, PromptPlan, QueryBlock, Tuned, least_reaching};
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "vertical_slash",
+    role: Role::Method,
     about: "vertical and diagonal lines that the prompt's last queries attend, sink and window (AVD)",
     reference: "a baseline of HiP (AVD; arXiv:2406.09827), after MInference (Jiang et al. 2024, arXiv:2407.02490)",
     params: &[

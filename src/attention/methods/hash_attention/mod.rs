@@ -23,7 +23,7 @@ use rayon::prelude::*;
 
 use self::net::SignNet;
 use super::signatures::{Signatures, Ties, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Role, SEED};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
@@ -59,6 +59,7 @@ const KEY_NETS: ParamInfo = ParamInfo {
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: NAME,
+    role: Role::Method,
     reference: "HashAttention (Desai et al. 2024, arXiv:2412.14468)",
     about: "top-k by Hamming distance of learned bits (needs `spattn calibrate`)",
     params: &[

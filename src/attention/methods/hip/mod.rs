@@ -56,7 +56,7 @@ use rand_chacha::ChaCha8Rng;
 
 use self::lined::LineBudget;
 use self::search::{Chunks, FarQueries, KeyBlocks, Offset, Queries, Randomness, Representative, Search};
-use super::{Granularity, MethodEntry, ParamInfo, Preset};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::device::DeviceForm;
 use crate::attention::granularity::each_head;
 use crate::attention::{
@@ -71,6 +71,7 @@ use crate::kv::MOST_TOKENS;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hip",
+    role: Role::Method,
     about: "key blocks found by a tree search over chunks, a mask serves several tokens",
     reference: "HiP Attention (Lee et al. 2024, arXiv:2406.09827)",
     params: &[
