@@ -207,6 +207,81 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
     assert_eq!(first, made(&records.iter().rev().cloned().collect::<Vec<_>>()));
 }
 
+/// What a report of records writes, by name.
+fn written(records: &[Record]) -> BTreeMap<String, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let files = Report::new(records, &[]).write_all(dir.path()).unwrap();
+    let name = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().display().to_string();
+    let texts = files.iter().filter(|path| path.extension() != Some("png".as_ref()));
+    texts.map(|path| (name(path), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+#[test]
+fn a_large_sweep_shows_a_handful_and_links_the_rest() {
+    let mut records = Vec::new();
+    for length in [1024, 2048, 4096, 8192] {
+        for k in 0..60 {
+            let (method, params) = if k == 0 { ("full", String::new()) } else { ("quest", format!("k={k}")) };
+            let made = record("ruler/vt", method, &params, 0, f64::from((k * 7 + length) % 10) / 9.0);
+            let (key, length) = (format!("{}/{length}", made.key), length as usize);
+            let density = if k == 0 { 1.0 } else { f64::from(k) / 64.0 };
+            records.push(Record { key, length, density, ..made });
+        }
+    }
+    let files = written(&records);
+    let figures: Vec<&String> = files.keys().filter(|name| name.ends_with(".svg")).collect();
+    // Score against four costs at four lengths, against length, and 240 bars of time on pages.
+    assert!(figures.len() > 4 * 4 + 1 + 4, "{figures:?}");
+    for name in &figures {
+        let height: u32 = files[*name].split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+        assert!(height <= 1200, "{name} is {height} high");
+    }
+    let (page, summary) = (&files["report.html"], &files["summary.md"]);
+    let images: Vec<&str> = summary.lines().filter(|line| line.starts_with("![")).collect();
+    assert!((2..=8).contains(&images.len()), "{images:?}");
+    for first in ["plots/score_vs_density_1024.svg", "plots/score_vs_length.svg", "plots/time.svg"] {
+        assert!(images.iter().any(|line| line.ends_with(&format!("({first})"))), "{first} of {images:?}");
+    }
+    let (shown, behind) = page.split_once("<details id=\"plots-more\">").unwrap();
+    assert_eq!(shown.matches("<figure id=").count(), images.len());
+    assert_eq!(behind.matches("<figure id=").count(), figures.len() - images.len());
+    for name in figures {
+        assert!(
+            summary.contains(&format!("({name})")) && page.contains(&format!("href=\"{name}\"")),
+            "{name} is linked"
+        );
+    }
+    assert!(summary.contains("](plots/time-2.svg)") && files["plots/time-2.svg"].contains("(2 of "));
+}
+
+#[test]
+fn figures_of_one_number_are_left_out_and_told_of() {
+    let files = written(&[record("ruler/vt", "full", "", 0, 1.0), record("ruler/vt", "quest", "k=8", 0, 1.0)]);
+    assert_eq!(files.keys().filter(|name| name.ends_with(".svg")).collect::<Vec<_>>(), ["plots/time.svg"]);
+    let said = "Plots that would repeat one number are left out: score_vs_density.svg (100), score_vs_cost.svg (100)";
+    assert!(files["summary.md"].contains(said) && files["report.html"].contains(said), "{}", files["summary.md"]);
+}
+
+#[test]
+fn a_method_has_one_colour_in_all_figures() {
+    let mut records = Vec::new();
+    // In the one figure it comes first, in the other behind two more.
+    for (length, methods) in [(1024, &["quest", "loki"][..]), (4096, &["snapkv", "h2o", "quest"])] {
+        for (i, method) in methods.iter().enumerate() {
+            let made = record("ruler/vt", method, "", 0, i as f64 / 4.0);
+            records.push(Record { key: format!("{}/{length}", made.key), length, ..made });
+        }
+    }
+    let files = written(&records);
+    let colour = |file: &str| {
+        let legend = files[file].rsplit_once("\nquest\n").unwrap().0;
+        legend.rsplit_once("fill=\"#").map(|(before, _)| before.rsplit("fill=\"#").next().unwrap()[..6].to_owned())
+    };
+    let [one, other] = ["plots/score_vs_density_1024.svg", "plots/score_vs_density_4096.svg"].map(colour);
+    assert!(one.is_some() && one == other, "{one:?} {other:?}");
+    assert!(one != Some("FFFFFF".into()) && one != Some("282828".into()));
+}
+
 #[test]
 fn records_come_back_from_the_folder_and_give_the_same_summary() {
     let dir = tempfile::tempdir().unwrap();

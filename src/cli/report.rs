@@ -9,6 +9,7 @@ use super::listed;
 use super::output::{print, width};
 use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
+use crate::report::plots::Figures;
 use crate::report::table::Form;
 use crate::report::{Report, csv, json, latex, markdown, merge, table};
 
@@ -183,7 +184,7 @@ fn usual(report: &Report) -> Result<Vec<(String, Layout)>> {
 fn printed(report: &Report, format: Format, form: Form) -> Result<String> {
     Ok(match format {
         Format::Table => table::render(report, form) + "\n",
-        Format::Markdown => markdown::render(report, &[], &[]),
+        Format::Markdown => markdown::render(report, &[], &Figures::default()),
         Format::Csv => csv::render(&report.rows)?,
         Format::Latex => latex::summary(report, form.no_intervals),
         Format::Json => json::render(&report.rows)?,

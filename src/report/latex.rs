@@ -493,7 +493,7 @@ mod tests {
     fn a_pivot_goes_on_in_further_columns_and_marks_are_no_part_of_numbers() {
         let of = |task: usize, sample: usize| {
             let task = format!("a_task_with_a_long_name_{task}");
-            let empty = Record { prediction: "".into(), ..record(&task, "topk", sample, 0.0) };
+            let empty = Record { prediction: "".into(), ..record(&task, "loki", sample, 0.0) };
             [record(&task, "full", sample, 1.0), empty, record(&task, "quest", sample, 1.0)]
         };
         let records: Vec<Record> = (0..6).flat_map(|task| (0..2).flat_map(move |sample| of(task, sample))).collect();

@@ -4,7 +4,7 @@ use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
 use super::pivot::{Entry, Table, is_about};
-use super::plots::Figure;
+use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
 use crate::eval::record::SummaryRow;
@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
 /// the files beside it (paths relative to the page).
-pub fn render(report: &Report, files: &[&str], figures: &[Figure]) -> String {
+pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
     page.push_str(&conclusions(report));
@@ -179,15 +179,28 @@ fn others(rows: &[SummaryRow], all: &[OtherScore]) -> String {
     text
 }
 
-fn file_list(files: &[&str], figures: &[Figure]) -> String {
+fn file_list(files: &[&str], figures: &Figures) -> String {
     let mut text = String::from("\n## Files\n\n- [samples.jsonl](samples.jsonl): one record an example and method\n");
     for file in files {
         let _ = writeln!(text, "- [{file}]({file})");
     }
-    for Figure { file, title, .. } in figures {
+    let Figures { first, others, .. } = figures;
+    for Figure { file, title, .. } in first {
         let _ = write!(text, "\n![{title}](plots/{file})\n");
     }
+    if !others.is_empty() {
+        let _ = write!(text, "\n{}:\n\n", counted(others.len()));
+    }
+    for Figure { file, title, .. } in others {
+        let _ = writeln!(text, "- [{title}](plots/{file})");
+    }
+    text.extend(figures.left_out_line().map(|line| format!("\n{line}\n")));
     text
+}
+
+/// How many plots there are beside those that are shown.
+pub(super) fn counted(others: usize) -> String {
+    format!("{others} more plot{}", if others == 1 { "" } else { "s" })
 }
 
 // ---- Markdown ----
@@ -220,7 +233,10 @@ mod tests {
             .concat();
         let figure =
             Figure { file: "score_vs_density.svg".into(), title: "Score against density".into(), svg: String::new() };
-        let page = render(&Report::new(&records, &[]), &["summary.csv"], &[figure]);
+        let other = Figure { file: "time.svg".into(), title: "Time".into(), svg: String::new() };
+        let left_out = vec![("score_vs_cost.svg".to_owned(), "100".to_owned())];
+        let figures = Figures { first: vec![figure], others: vec![other], left_out };
+        let page = render(&Report::new(&records, &[]), &["summary.csv"], &figures);
         for part in [
             "- seed: 1\n",
             "## builtin, sparse from question",
@@ -229,7 +245,8 @@ mod tests {
             "### ruler/vt, 4K tokens",
             "`low_reference` ruler/vt at 4096, full: the dense score is 25.0 %",
             "aux bits | KB/token | ms/token | look at |\n|---|---|---:",
-            "![Score against density](plots/score_vs_density.svg)",
+            "![Score against density](plots/score_vs_density.svg)\n\n1 more plot:\n\n- [Time](plots/time.svg)\n",
+            "\nPlots that would repeat one number are left out: score_vs_cost.svg (100).\n",
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
@@ -238,7 +255,7 @@ mod tests {
     #[test]
     fn a_mean_says_which_of_its_tasks_are_stand_ins() {
         let records = ["ruler/vt", "ruler/qa_synth"].map(|task| record(task, "full", 0, 1.0));
-        let page = render(&Report::new(&records, &[]), &[], &[]);
+        let page = render(&Report::new(&records, &[]), &[], &Figures::default());
         let said = "### Mean over 2 tasks, 4K tokens\n\n1 of 2 tasks is a synthetic stand-in for a published one \
                     (ruler/qa_synth for ruler/qa_1).\n\n| method";
         assert!(page.contains(said), "{page}");
@@ -251,13 +268,13 @@ mod tests {
             record("ruler/vt", "full", 0, 1.0),
             Record { kv_tokens: Some(held), ..record("ruler/vt", "snapkv", 0, 1.0) },
         ];
-        let page = render(&Report::new(&records, &[]), &[], &[]);
+        let page = render(&Report::new(&records, &[]), &[], &Figures::default());
         assert!(page.contains("| ms/token | tokens held |"), "{page}");
         assert!(page.contains(" 8.33 | 790 |") && page.contains("a KV head keeps what any"), "{page}");
     }
 
     #[test]
     fn an_empty_report_is_a_page_too() {
-        assert!(render(&Report::new(&[], &[]), &[], &[]).contains("- model: none"));
+        assert!(render(&Report::new(&[], &[]), &[], &Figures::default()).contains("- model: none"));
     }
 }

@@ -116,7 +116,8 @@ impl<'a> Report<'a> {
         let mut paths: Vec<PathBuf> =
             files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
         // The largest come last: where a disk is full, numbers are there.
-        paths.extend(write_figures(&figures, dir)?);
+        paths.extend(write_figures(&figures.first, dir)?);
+        paths.extend(write_figures(&figures.others, dir)?);
         Ok(paths)
     }
 

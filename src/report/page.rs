@@ -16,7 +16,8 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Value, json};
 
 use super::format::{LEGEND, detectable, distinct, extra_legend};
-use super::plots::Figure;
+use super::markdown::counted;
+use super::plots::{Figure, Figures};
 use super::{Report, conclusion, heading, overview};
 use crate::eval::record::{Record, four_digits};
 use crate::tasks::stand_ins;
@@ -29,7 +30,7 @@ const SCRIPT: &str = include_str!("page/page.js");
 ///
 /// # Errors
 /// None in practice; the writers' signatures have one.
-pub fn render(report: &Report, figures: &[Figure], samples: &str) -> Result<String> {
+pub fn render(report: &Report, figures: &Figures, samples: &str) -> Result<String> {
     let models = distinct(report.rows.iter().map(|r| r.model.as_str()));
     let title = if models.is_empty() { "no results".to_owned() } else { models.join(", ") };
     let (title, figures, facts) = (escaped(&title), drawings(figures), in_script(&facts(report)?));
@@ -106,7 +107,8 @@ fn escaped(text: &str) -> String {
 const FIGURE_BYTES: usize = 400_000;
 const ALL_FIGURES_BYTES: usize = 4_000_000;
 
-fn drawings(figures: &[Figure]) -> String {
+/// What is looked at first; the others behind a line to be opened; and which were left out.
+fn drawings(figures: &Figures) -> String {
     let mut left = ALL_FIGURES_BYTES;
     let drawn = |f: &Figure| {
         let size = f.svg.len();
@@ -116,7 +118,16 @@ fn drawings(figures: &[Figure]) -> String {
         left -= size;
         figure(f)
     };
-    figures.iter().map(drawn).collect()
+    let drawn: Vec<String> = figures.drawn().map(drawn).collect();
+    let (first, others) = drawn.split_at(figures.first.len());
+    let mut html = first.concat();
+    html.extend(figures.left_out_line().map(|line| format!("<p id=\"plots-left-out\">{}</p>\n", escaped(&line))));
+    if !others.is_empty() {
+        let count = counted(others.len());
+        html +=
+            &format!("<details id=\"plots-more\"><summary>{count}</summary><div>{}</div></details>\n", others.concat());
+    }
+    html
 }
 
 /// A figure that is not in the page.
@@ -298,7 +309,7 @@ mod tests {
     fn text_of_records_is_never_markup() {
         let hostile = "</script><script>alert(1)</script>";
         let made = Record { model: hostile.into(), prediction: hostile.into(), ..record("vt", "topk", 0, 1.0) };
-        let page = render(&Report::new(&[made], &[]), &[], "").unwrap();
+        let page = render(&Report::new(&[made], &[]), &Figures::default(), "").unwrap();
         assert!(!page.contains(hostile));
         assert!(page.contains("&lt;/script&gt;") && page.contains("\\u003c/script>"));
         assert!(!page.contains("{{"), "all parts are filled in");
@@ -321,17 +332,33 @@ mod tests {
             title: format!("Title of {file}"),
             svg: format!("<svg width=\"1\">{}</svg>", " ".repeat(bytes)),
         };
-        let page = drawings(&[figure("small", 10), figure("huge", FIGURE_BYTES)]);
+        let drawings = |drawn: Vec<Figure>| drawings(&Figures { first: drawn, ..Figures::default() });
+        let page = drawings(vec![figure("small", 10), figure("huge", FIGURE_BYTES)]);
         assert!(page.contains("<svg role=\"img\" aria-label=\"Title of small\""));
         assert!(page.contains("<a href=\"plots/huge.svg\">Title of huge</a>: 401 kB, too large"));
         assert_eq!(page.matches("<figure id=").count(), 2, "both are found by their titles");
         let many: Vec<Figure> = (0..30).map(|i| figure(&i.to_string(), FIGURE_BYTES - 100)).collect();
-        let page = drawings(&many);
+        let page = drawings(many);
         assert!(page.len() < ALL_FIGURES_BYTES + 20_000 && page.matches("<svg ").count() == 10);
     }
 
     #[test]
+    fn what_comes_first_is_shown_and_the_rest_is_behind_a_line() {
+        let figure = |file: &str| Figure { file: format!("{file}.svg"), title: file.into(), svg: "<svg></svg>".into() };
+        let left_out = vec![("flat<.svg".to_owned(), "100".to_owned())];
+        let page = drawings(&Figures {
+            first: vec![figure("first")],
+            others: vec![figure("second"), figure("third")],
+            left_out,
+        });
+        let (shown, behind) = page.split_once("<details id=\"plots-more\"><summary>2 more plots</summary>").unwrap();
+        assert!(shown.contains("plot-first") && !shown.contains("plot-second"));
+        assert!(behind.contains("plot-second") && behind.contains("plot-third") && behind.ends_with("</details>\n"));
+        assert!(shown.contains("would repeat one number are left out: flat&lt;.svg (100).</p>"), "{shown}");
+    }
+
+    #[test]
     fn an_empty_report_is_a_page_too() {
-        assert!(render(&Report::new(&[], &[]), &[], "").unwrap().contains("no results"));
+        assert!(render(&Report::new(&[], &[]), &Figures::default(), "").unwrap().contains("no results"));
     }
 }

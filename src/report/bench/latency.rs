@@ -90,6 +90,7 @@ fn context_chart(scene: &Scene) -> Chart {
             y: Axis::of_rates(times(&scene.rows)),
             level: None,
             focus: None,
+            labels: Vec::new(),
             data: series.iter().map(|(of, ..)| over_context(of, &shown)).collect(),
         }
     };
@@ -100,6 +101,7 @@ fn context_chart(scene: &Scene) -> Chart {
         x_tick: |tick| tokens(tick as usize),
         y_tick: time_tick,
         least_panel: LARGE,
+        has_roles: true,
         has_level: series.iter().any(|(of, ..)| of.is_reference()),
         panels: shares.iter().map(panel).collect(),
         series: named(&series),
@@ -140,6 +142,7 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
             y: Axis::of_rates(times(&rows)),
             level: rows.iter().find(|row| Series::of(row).is_reference()).map(|row| row.time_us),
             focus: None,
+            labels: Vec::new(),
             data: series
                 .iter()
                 .map(|(here, ..)| over_density(rows.iter().copied().filter(|row| of(row) == *here), &x))
@@ -154,6 +157,7 @@ fn density_chart(scene: &Scene, contexts: &[usize]) -> Chart {
         x_tick: tick_label,
         y_tick: time_tick,
         least_panel: LARGE,
+        has_roles: true,
         has_level: scene.rows.iter().any(|row| Series::of(row).is_reference()),
         panels: contexts.iter().map(panel).collect(),
         series: named(&series),

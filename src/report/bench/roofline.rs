@@ -49,6 +49,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
             y: y(),
             level: None,
             focus: None,
+            labels: Vec::new(),
             data: std::iter::once(roof).chain(series.iter().map(|(of, ..)| of_series(of))).collect(),
         }
     });
@@ -60,6 +61,7 @@ fn chart(scene: &Scene, roof: &Roof) -> Chart {
         x_tick: tick_label,
         y_tick: tick_label,
         least_panel: LARGE,
+        has_roles: true,
         has_level: false,
         panels: panels.collect(),
         series: std::iter::once((roof_name, Look::Roof)).chain(named(&series)).collect(),

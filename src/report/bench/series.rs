@@ -5,8 +5,8 @@ use crate::eval::record::REFERENCE;
 use crate::report::format::{distinct, setting_name};
 use crate::report::plots::axis::tick_label;
 use crate::report::plots::chart::Measured;
+use crate::report::plots::looks::looks as looks_of;
 use crate::report::plots::pen::Look;
-use crate::report::plots::trade::setting_looks;
 
 /// A method or peer with its parameters, but for the density it is asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,11 +83,11 @@ pub fn series<'a>(rows: &[&'a BenchRow], of: impl Fn(&'a BenchRow) -> Series<'a>
     let (peers, own): (Vec<Series>, Vec<Series>) = all.iter().cloned().partition(|series| series.is_peer);
     let methods: Vec<&str> = own.iter().map(|series| series.method).collect();
     let peers = peers.into_iter().zip((0..).map(Look::Peer));
-    let mut looks: Vec<(Series, Look)> = own.into_iter().zip(setting_looks(&methods)).chain(peers).collect();
+    let mut looks: Vec<(Series, Look)> = own.into_iter().zip(looks_of(&methods)).chain(peers).collect();
     looks.sort_by_key(|(_, look)| match look {
         Look::Dense | Look::Roof => 0,
-        Look::Oracle(_) => 1,
-        Look::Method(_) | Look::Other => 2,
+        Look::Oracle(..) | Look::Floor(..) => 1,
+        Look::Method(..) | Look::Other => 2,
         Look::Peer(_) => 3,
     });
     looks.into_iter().map(|(series, look)| (series.clone(), series.name(&all), look)).collect()
@@ -139,9 +139,9 @@ mod tests {
             names,
             [
                 ("full", Look::Dense),
-                ("topk", Look::Oracle(0)),
-                ("quest", Look::Method(0)),
-                ("quest page=32", Look::Method(1)),
+                ("topk", Look::Oracle(0, 0)),
+                ("quest", Look::Method(17, 0)),
+                ("quest page=32", Look::Method(17, 1)),
                 ("torch_sdpa_bf16 (peer)", Look::Peer(0)),
             ]
         );

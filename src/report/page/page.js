@@ -424,6 +424,8 @@
     const all = [...document.querySelectorAll("#figures figure")];
     const words = at("plots-find").value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const f of all) f.hidden = !words.every((w) => f.dataset.title.toLowerCase().includes(w) || f.id.includes(w));
+    // What is looked for may be among the plots behind the line.
+    if (words.length && at("plots-more")) at("plots-more").open = true;
     at("plots-count").textContent = `${all.filter((f) => !f.hidden).length} of ${all.length} plots`;
     keepView();
   }

@@ -47,6 +47,7 @@ fn of_lines(lines: &Lines) -> Result<Option<String>> {
             y: if lines.log_y { Axis::of_rates(ys.iter().copied()) } else { Axis::of_values(&ys) },
             level: None,
             focus: None,
+            labels: Vec::new(),
             data: data.collect(),
         }
     };
@@ -57,9 +58,10 @@ fn of_lines(lines: &Lines) -> Result<Option<String>> {
         x_tick: tick_label,
         y_tick: small_tick,
         least_panel: if names.len() > 3 { LARGE } else { SMALL },
+        has_roles: false,
         has_level: false,
         panels: lines.panels.iter().map(panel).collect(),
-        series: names.iter().enumerate().map(|(i, name)| ((*name).clone(), Look::Method(i))).collect(),
+        series: names.iter().enumerate().map(|(i, name)| ((*name).clone(), Look::Method(i, 0))).collect(),
     };
     chart.svg().map(Some)
 }

@@ -1,12 +1,16 @@
 //! `time.svg`: what a method takes once an example, and for each token after the prefix.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use plotters::prelude::RGBColor;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::{Axis, tick_label};
-use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Pen, SIZE, TITLE_HEIGHT, title_width};
-use super::{Figure, end_of, suffix};
+use super::pen::{
+    self, CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
+};
+use super::{Figures, end_of, suffix};
 use crate::eval::protocol::Protocol;
 use crate::eval::record::{Latency, SummaryRow};
 use crate::report::MeanTable;
@@ -33,37 +37,35 @@ struct Bar {
     step: Option<(f64, Option<(f64, f64)>)>,
 }
 
-/// One figure for each model and protocol, with a block of bars for each length. Rows that were timed under other
-/// conditions than most around them are left out, which the title says. What differs between several figures is in their
-/// file names.
+/// One figure for each model and protocol, with a block of bars for each length, on as many pages as their height takes. Rows
+/// that were timed under other conditions than most around them are left out, which the title says. What differs between several
+/// figures is in their file names.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Vec<Figure>> {
+pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Figures> {
     let scenes = distinct(rows.iter().map(|r| (r.model.clone(), r.protocol.clone())));
-    let draw = |(model, protocol): &(String, String)| {
+    let mut figures = Figures::default();
+    for (model, protocol) in &scenes {
         let is_here = |r: &SummaryRow| (&r.model, &r.protocol) == (model, protocol);
         let shown: Vec<&SummaryRow> = rows.iter().filter(|r| is_here(r)).collect();
         let blocks = blocks(&shown, means);
         let left_out = shown.iter().filter(|r| r.is_timed_apart).count();
-        let title = format!(
-            "Time: {}, sparse from {protocol}{}",
-            end_of(model),
-            if left_out > 0 {
-                format!(" (without {left_out} rows timed under other conditions)")
-            } else {
-                String::new()
-            }
-        );
+        let without = match left_out {
+            0 => String::new(),
+            rows => format!(" (without {rows} rows timed under other conditions)"),
+        };
         let suffix = suffix(&[
             (scenes.iter().any(|s| s.0 != *model), model),
             (scenes.iter().any(|s| s.1 != *protocol), protocol),
         ]);
         let kind = latency_of(shown.into_iter().filter(|r| !r.is_timed_apart));
-        let svg = svg(&title, prefill_name(protocol), step_name(kind), &blocks)?;
-        Ok(Figure { file: format!("time{suffix}.svg"), svg, title })
-    };
-    scenes.iter().map(draw).collect()
+        let title = format!("Time: {}, sparse from {protocol}{without}", end_of(model));
+        let drawing =
+            Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks };
+        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages()?);
+    }
+    Ok(figures)
 }
 
 /// What is read once under a protocol.
@@ -127,32 +129,83 @@ const FOOT: i32 = 56;
 const FIELD: i32 = 300;
 const RIGHT: i32 = 76;
 const LEGEND_LINE: i32 = 26;
+const LEGEND: i32 = 3 * LEGEND_LINE;
 
-fn svg(title: &str, prefill: &str, step: &str, blocks: &[Block]) -> Result<String> {
-    let names = blocks.iter().flat_map(|block| &block.bars).map(|bar| bar.name.chars().count() as i32);
-    let left = 20 + CHARACTER * names.max().unwrap_or(0);
-    let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
-    let inner: i32 = blocks.iter().map(|block| HEAD + block.bars.len() as i32 * LINE + FOOT).sum();
-    let legend = [(prefill, PREFILL), ("building the index, as if for this method alone", INDEX), (step, STEP)];
-    let height = TITLE_HEIGHT + inner + legend.len() as i32 * LEGEND_LINE + 10;
-    pen::draw((width, height), title, |pen| {
-        let mut top = TITLE_HEIGHT;
-        for block in blocks {
-            draw_block(pen, block, left, top + HEAD)?;
-            top += HEAD + block.bars.len() as i32 * LINE + FOOT;
-        }
-        (0..).zip(legend).try_for_each(|(i, (name, colour))| {
-            let y = top + i * LEGEND_LINE + 10;
-            pen.fill((left, y - 7), (left + 30, y + 7), colour)?;
-            pen.edge((left, y - 7), (left + 30, y + 7), INK)?;
-            pen.text(name, (left + 40, y), SIZE, HPos::Left)
-        })
-    })
+/// What is drawn, on whatever pages.
+struct Drawing<'a> {
+    title: &'a str,
+    /// What the parts of bars are.
+    prefill: &'a str,
+    step: &'a str,
+    blocks: &'a [Block],
 }
 
-fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
-    pen.text(&block.title, (left, top - 16), SIZE, HPos::Left)?;
-    let bottom = top + block.bars.len() as i32 * LINE;
+/// Some bars of a block.
+type Piece<'a> = (&'a Block, Range<usize>);
+
+impl Drawing<'_> {
+    fn pages(&self) -> Result<Vec<String>> {
+        let pages = self.dealt();
+        let draw = |(i, pieces): (usize, &Vec<Piece>)| self.page(pieces, &page_title(self.title, i, pages.len()));
+        pages.iter().enumerate().map(draw).collect()
+    }
+
+    /// The bars of each page, as many as fit.
+    fn dealt(&self) -> Vec<Vec<Piece<'_>>> {
+        // A block does not begin where few of its bars have room.
+        const LEAST: i32 = 3;
+        let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND - 10;
+        let (mut pages, mut page, mut left) = (Vec::new(), Vec::new(), room);
+        for block in self.blocks {
+            let mut first = 0;
+            while first < block.bars.len() {
+                let rest = (block.bars.len() - first) as i32;
+                if !page.is_empty() && left < HEAD + FOOT + rest.min(LEAST) * LINE {
+                    pages.push(std::mem::take(&mut page));
+                    left = room;
+                }
+                let count = ((left - HEAD - FOOT) / LINE).clamp(1, rest);
+                page.push((block, first..first + count as usize));
+                first += count as usize;
+                left -= HEAD + FOOT + count * LINE;
+            }
+        }
+        // Nothing to draw is a page as well.
+        if !page.is_empty() || pages.is_empty() {
+            pages.push(page);
+        }
+        pages
+    }
+
+    fn page(&self, pieces: &[Piece], title: &str) -> Result<String> {
+        let names = self.blocks.iter().flat_map(|block| &block.bars).map(|bar| bar.name.chars().count() as i32);
+        let left = 20 + CHARACTER * names.max().unwrap_or(0);
+        let width = (left + 2 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
+        let of = |(_, bars): &Piece| HEAD + bars.len() as i32 * LINE + FOOT;
+        let height = TITLE_HEIGHT + pieces.iter().map(of).sum::<i32>() + LEGEND + 10;
+        let legend =
+            [(self.prefill, PREFILL), ("building the index, as if for this method alone", INDEX), (self.step, STEP)];
+        pen::draw((width, height), title, |pen| {
+            let mut top = TITLE_HEIGHT;
+            for piece in pieces {
+                draw_block(pen, piece, left, top + HEAD)?;
+                top += of(piece);
+            }
+            (0..).zip(legend).try_for_each(|(i, (name, colour))| {
+                let y = top + i * LEGEND_LINE + 10;
+                pen.fill((left, y - 7), (left + 30, y + 7), colour)?;
+                pen.edge((left, y - 7), (left + 30, y + 7), INK)?;
+                pen.text(name, (left + 40, y), SIZE, HPos::Left)
+            })
+        })
+    }
+}
+
+/// Axes are those of the whole block, on whatever page some of its bars are.
+fn draw_block(pen: &Pen, (block, shown): &Piece, left: i32, top: i32) -> Result<()> {
+    let goes_on = if shown.start > 0 { " (continued)" } else { "" };
+    pen.text(&format!("{}{goes_on}", block.title), (left, top - 16), SIZE, HPos::Left)?;
+    let bottom = top + shown.len() as i32 * LINE;
     let most = |of: fn(&Bar) -> f64| block.bars.iter().map(of).fold(0.0, f64::max);
     let once = Field { axis: Axis::from_zero(most(|b| b.once.iter().sum())), left, width: FIELD, top, bottom };
     let second = left + FIELD + RIGHT;
@@ -160,7 +213,7 @@ fn draw_block(pen: &Pen, block: &Block, left: i32, top: i32) -> Result<()> {
     let step = Field { axis: Axis::from_zero(most(highest)), left: second, width: FIELD, top, bottom };
     once.frame(pen, "once an example (s)")?;
     step.frame(pen, "each token after the prefix (ms)")?;
-    for (i, bar) in (0..).zip(&block.bars) {
+    for (i, bar) in (0..).zip(&block.bars[shown.clone()]) {
         let y = top + i * LINE;
         pen.text(&bar.name, (left - 8, y + LINE / 2), SIZE, HPos::Right)?;
         once.bar(pen, y, &[(bar.once[0], PREFILL), (bar.once[1], INDEX)])?;
@@ -243,11 +296,32 @@ mod tests {
     use crate::eval::record::tests::record;
     use crate::eval::record::{Conditions, Record};
     use crate::report::Report;
+    use crate::report::plots::Figure;
+
+    #[test]
+    fn more_bars_than_fit_are_split_and_none_is_lost() {
+        let bar = |i: usize| Bar { name: format!("bar{i}."), once: [1.0, 0.0], step: None };
+        let block =
+            |title: &str, bars: std::ops::Range<usize>| Block { title: title.into(), bars: bars.map(bar).collect() };
+        let blocks = [block("one", 0..38), block("two", 38..175), block("three", 175..177)];
+        let pages = Drawing { title: "Time", prefill: "", step: "", blocks: &blocks }.pages().unwrap();
+        assert!(pages.len() > 3);
+        for page in &pages {
+            let height: i32 = page.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            assert!(height <= MOST_HEIGHT, "{height}");
+        }
+        for i in 0..177 {
+            assert_eq!(pages.concat().matches(&format!("\nbar{i}.\n")).count(), 1, "{i}");
+        }
+        assert!(!pages[0].contains("\ntwo"), "a block does not begin at the end of a page");
+        assert!(pages[1].contains("\ntwo\n") && pages[2].contains("\ntwo (continued)\n"));
+        assert!(pages[1].contains(&format!("Time (2 of {})", pages.len())));
+    }
 
     fn drawn(records: &[Record]) -> (Vec<Block>, Figure) {
         let report = Report::new(records, &[]);
         let rows: Vec<&SummaryRow> = report.rows.iter().collect();
-        (blocks(&rows, &report.means), figures(&report.rows, &report.means).unwrap().remove(0))
+        (blocks(&rows, &report.means), figures(&report.rows, &report.means).unwrap().first.remove(0))
     }
 
     #[test]

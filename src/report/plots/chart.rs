@@ -4,7 +4,9 @@ use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::Axis;
-use super::pen::{self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, title_width};
+use super::pen::{
+    self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
+};
 
 /// A panel of a few lines.
 pub const SMALL: Point = (345, 280);
@@ -16,6 +18,8 @@ const MOST_COLUMNS: usize = 3;
 /// Of panels that are about one series each.
 const MOST_OF_SERIES: usize = 4;
 const LEGEND_LINE: i32 = 26;
+const ORACLE_NOTE: &str = "grey, hollow, dashed: an oracle, which sees all exact scores before it chooses";
+const FLOOR_NOTE: &str = "grey, hollow, dotted: a floor, which chooses without looking";
 /// Room around the frame of a panel for its labels.
 const LEFT: i32 = 74;
 const TOP: i32 = 32;
@@ -40,6 +44,8 @@ pub struct Chart {
     pub least_panel: Point,
     /// Whether dense attention is a level or a line, which is then named first; otherwise it is a series as the others.
     pub has_level: bool,
+    /// Whether its series are methods, of which some may be oracles or floors.
+    pub has_roles: bool,
     /// The panels, by rows.
     pub panels: Vec<Panel>,
     /// Name and look of each series.
@@ -58,23 +64,17 @@ pub struct Panel {
     pub level: Option<f64>,
     /// Points and line of each series of the chart.
     pub data: Vec<Data>,
-    /// The series that the panel is about, if it is about one: other methods are then drawn faintly.
-    pub focus: Option<Focus>,
-}
-
-/// A series by itself, in a panel that is named after it.
-pub struct Focus {
-    /// Its number.
-    pub series: usize,
-    /// What each of its points is called.
-    pub labels: Vec<String>,
+    /// The number of the series that the panel is about, if it is about one: other methods are then drawn faintly.
+    pub focus: Option<usize>,
+    /// Numbers of series, and what each of their points is called.
+    pub labels: Vec<(usize, Vec<String>)>,
 }
 
 impl Panel {
     /// How a series looks in it.
     fn look(&self, series: usize, look: Look) -> Look {
-        match &self.focus {
-            Some(focus) if focus.series != series && matches!(look, Look::Method(_)) => Look::Other,
+        match self.focus {
+            Some(focus) if focus != series && matches!(look, Look::Method(..)) => Look::Other,
             _ => look,
         }
     }
@@ -120,31 +120,83 @@ impl Frame {
 }
 
 impl Chart {
-    /// Draws it.
+    /// Draws it on one page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
     pub fn svg(&self) -> Result<String> {
+        self.page(&self.panels, &self.title)
+    }
+
+    /// Draws it on as many pages as its height takes.
+    ///
+    /// # Errors
+    /// As [`svg`](Self::svg).
+    pub fn pages(&self) -> Result<Vec<String>> {
+        let (width, columns, (_, height)) = self.layout();
+        let beside = TITLE_HEIGHT + self.legend_height(width) + INSET;
+        let rows = ((MOST_HEIGHT - beside) / height).max(1);
+        let pages: Vec<&[Panel]> = self.panels.chunks((rows * columns) as usize).collect();
+        let draw = |(i, panels): (usize, &&[Panel])| self.page(panels, &page_title(&self.title, i, pages.len()));
+        pages.iter().enumerate().map(draw).collect()
+    }
+
+    /// Width of a page, its columns, and the size of a panel.
+    fn layout(&self) -> (i32, i32, Point) {
         let most = if self.has_focus() { MOST_OF_SERIES } else { MOST_COLUMNS };
         let columns = ((self.panels.len() as f64).sqrt().ceil() as usize).clamp(1, most) as i32;
-        let width = LEAST_WIDTH.max(columns * self.least_panel.0).max(title_width(&self.title));
-        let (least, frame_left) = (self.least_panel.1, self.left());
-        let panel = (width / columns, if self.panels.len() > 1 { least } else { least.max(LONE_HEIGHT) });
-        let panels = (self.panels.len() as i32 + columns - 1) / columns * panel.1;
-        let entries = self.legend(width);
-        let lines = entries.last().map_or(0, |(_, (_, line))| line + 1);
-        let height = TITLE_HEIGHT + panels + lines * LEGEND_LINE + INSET;
-        pen::draw((width, height), &self.title, |pen| {
-            for (i, content) in (0..).zip(&self.panels) {
+        let title = page_title(&self.title, 0, self.panels.len());
+        let width = LEAST_WIDTH.max(columns * self.least_panel.0).max(title_width(&title));
+        let least = self.least_panel.1;
+        (width, columns, (width / columns, if self.panels.len() > 1 { least } else { least.max(LONE_HEIGHT) }))
+    }
+
+    fn legend_height(&self, width: i32) -> i32 {
+        let lines = self.legend(width).last().map_or(0, |(_, (_, line))| line + 1);
+        (lines + self.notes().len() as i32) * LEGEND_LINE
+    }
+
+    fn page(&self, shown: &[Panel], title: &str) -> Result<String> {
+        let (width, columns, panel) = self.layout();
+        let panels = (shown.len() as i32 + columns - 1) / columns * panel.1;
+        let (entries, frame_left) = (self.legend(width), self.left());
+        let height = TITLE_HEIGHT + panels + self.legend_height(width) + INSET;
+        pen::draw((width, height), title, |pen| {
+            for (i, content) in (0..).zip(shown) {
                 let (left, top) = (i % columns * panel.0, TITLE_HEIGHT + i / columns * panel.1);
                 let (right, bottom) = (left + panel.0 - RIGHT, top + panel.1 - BOTTOM);
                 self.panel(pen, content, &Frame { left: left + frame_left, top: top + TOP, right, bottom })?;
             }
+            let y = |line: i32| TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
             entries.iter().try_for_each(|((name, look), (x, line))| {
-                let y = TITLE_HEIGHT + panels + line * LEGEND_LINE + LEGEND_LINE / 2;
-                entry(pen, name, *look, !self.has_level || *look != Look::Dense, (*x, y))
-            })
+                entry(pen, name, *look, !self.has_level || *look != Look::Dense, (*x, y(*line)))
+            })?;
+            let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
+            let left = entries.first().map_or(INSET, |(_, (x, _))| *x);
+            (below..)
+                .zip(self.notes())
+                .try_for_each(|(line, note)| pen.text(note, (left, y(line)), SIZE - 2, HPos::Left))
         })
+    }
+
+    /// What the looks of its series mean that are no methods to be used.
+    fn notes(&self) -> Vec<&'static str> {
+        let has = |is: fn(&Look) -> bool| self.has_roles && self.series.iter().any(|(_, look)| is(look));
+        let oracle = has(|look| matches!(look, Look::Oracle(..)));
+        let floor = has(|look| matches!(look, Look::Floor(..)));
+        oracle.then_some(ORACLE_NOTE).into_iter().chain(floor.then_some(FLOOR_NOTE)).collect()
+    }
+
+    /// Whether all that is measured is one number (and what is to the right, where that is measured too): the number as
+    /// text, or nothing.
+    pub fn only_number(&self, is_x_measured: bool) -> Option<String> {
+        let points = || self.panels.iter().flat_map(|panel| panel.data.iter().flat_map(|data| &data.points));
+        let levels = self.panels.iter().filter_map(|panel| panel.level);
+        let heights: Vec<String> = points().map(|point| point.y).chain(levels).map(self.y_tick).collect();
+        let first = heights.first()?;
+        let xs: Vec<f64> = points().map(|point| point.x).collect();
+        let is_one_place = xs.iter().all(|x| *x == xs[0]);
+        (heights.iter().all(|height| height == first) && (is_one_place || !is_x_measured)).then(|| first.clone())
     }
 
     /// Whether its panels are about one series each.
@@ -186,20 +238,37 @@ impl Chart {
         for (look, data) in all() {
             data.points.iter().try_for_each(|point| pen.marker(look, place(point)))?;
         }
-        let Some(focus) = &panel.focus else { return Ok(()) };
-        let mut taken: Vec<Point> = Vec::new();
-        for (point, label) in panel.data[focus.series].points.iter().zip(&focus.labels) {
-            let ((x, y), half) = (place(point), label.chars().count() as i32 * CHARACTER / 2);
-            let middle = x.clamp(frame.left + half, (frame.right - half).max(frame.left + half));
-            // Above the point, or below it where there is no room; nowhere where another one is.
-            let free = |place: &Point| {
-                taken.iter().all(|t| (t.0 - place.0).abs() > 2 * half + 4 || (t.1 - place.1).abs() > 16)
-            };
-            let sides = [y - 14, y + 16].map(|y| (middle, y));
-            let inside = |place: &Point| (frame.top + 8..frame.bottom - 6).contains(&place.1);
-            if let Some(side) = sides.into_iter().find(|side| inside(side) && free(side)) {
-                pen.text(label, side, SIZE - 3, HPos::Center)?;
-                taken.push(side);
+        self.labels(pen, panel, frame)
+    }
+
+    /// Writes what points are called, where there is room.
+    fn labels(&self, pen: &Pen, panel: &Panel, frame: &Frame) -> Result<()> {
+        let place = |point: &Measured| frame.place(panel, point.x, point.y);
+        let seen = |series: usize| panel.look(series, self.series[series].1) != Look::Other;
+        let markers: Vec<Point> = (0..)
+            .zip(&panel.data)
+            .filter(|(series, _)| seen(*series))
+            .flat_map(|(_, data)| data.points.iter().map(place))
+            .collect();
+        let mut taken: Vec<(Point, i32)> = Vec::new();
+        for (series, labels) in &panel.labels {
+            let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
+            for (point, label) in panel.data[*series].points.iter().zip(labels) {
+                let ((x, y), half) = (place(point), label.chars().count() as i32 * CHARACTER / 2);
+                let middle = x.clamp(frame.left + half, (frame.right - half).max(frame.left + half));
+                // Above the point, or below it where there is no room; nowhere where another one or its marker is.
+                let free = |place: &Point| {
+                    let is_apart =
+                        |at: &Point, room: Point| (at.0 - place.0).abs() > room.0 || (at.1 - place.1).abs() > room.1;
+                    taken.iter().all(|(at, other)| is_apart(at, (half + other + 4, 16)))
+                        && (panel.focus.is_some() || markers.iter().all(|at| is_apart(at, (half + 3, 12))))
+                };
+                let inside = |place: &Point| (frame.top + 8..frame.bottom - 6).contains(&place.1);
+                let sides = [y - 14, y + 16].map(|y| (middle, y));
+                if let Some(side) = sides.into_iter().find(|side| inside(side) && free(side)) {
+                    pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
+                    taken.push((side, half));
+                }
             }
         }
         Ok(())
@@ -224,7 +293,7 @@ impl Chart {
     /// Every entry with the pixel where it starts and its line; equally wide columns.
     fn legend(&self, width: i32) -> Vec<(Entry<'_>, Point)> {
         let dense = self.has_level.then_some(("full (dense)", Look::Dense));
-        let in_titles = |look: &Look| self.has_focus() && matches!(look, Look::Method(_));
+        let in_titles = |look: &Look| self.has_focus() && matches!(look, Look::Method(..));
         let series = self.series.iter().map(|(name, look)| (name.as_str(), *look));
         let series = series.filter(|(_, look)| !in_titles(look) && (!self.has_level || *look != Look::Dense));
         let others = self.has_focus().then_some(("the other methods", Look::Other));

@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::axis::tick_label;
 use super::grid::{Grid, Panel, Scale};
-use super::{Figure, as_file_name, end_of, suffix};
+use super::{Figures, as_file_name, end_of, suffix};
 use crate::eval::order::{compare_tasks, natural};
 use crate::eval::record::REFERENCE;
 use crate::eval::record::Record;
@@ -118,16 +118,16 @@ pub fn csv(cells: &[Cell]) -> Result<String> {
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
+pub fn figures(cells: &[Cell]) -> Result<Figures> {
     let all: Vec<_> = distinct(cells.iter().map(Cell::figure));
-    let draw = |&(model, task, protocol): &(&str, &str, &str)| {
+    let mut figures = Figures::default();
+    for &(model, task, protocol) in &all {
         let suffix =
             suffix(&[(all.iter().any(|f| f.0 != model), model), (all.iter().any(|f| f.2 != protocol), protocol)]);
         let shown: Vec<&Cell> = cells.iter().filter(|c| c.figure() == (model, task, protocol)).collect();
-        let grid = grid(&shown);
-        Ok(Figure { file: format!("depth_{}{suffix}.svg", as_file_name(task)), svg: grid.svg()?, title: grid.title })
-    };
-    all.iter().map(draw).collect()
+        figures.grid(&format!("depth_{}{suffix}.svg", as_file_name(task)), &grid(&shown))?;
+    }
+    Ok(figures)
 }
 
 /// `cells` is never empty.
@@ -217,12 +217,12 @@ mod tests {
 
     #[test]
     fn a_figure_has_a_panel_a_method_and_a_value_a_cell() {
-        let drawn = figures(&cells(&records(), &[])).unwrap();
+        let drawn = figures(&cells(&records(), &[])).unwrap().first;
         assert_eq!(drawn.len(), 1);
         assert_eq!(drawn[0].file, "depth_needle-number.svg");
         for text in ["\nfull\n", "\ntopk\n", "\n1K\n", "\n2K\n", "\n50\n", "depth (%)", "score (%)"] {
             assert!(drawn[0].svg.contains(text), "{text}");
         }
-        assert!(figures(&[]).unwrap().is_empty());
+        assert!(figures(&[]).unwrap().first.is_empty());
     }
 }

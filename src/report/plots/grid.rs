@@ -2,12 +2,16 @@
 //!
 //! Shades run from dark for the worst to nearly white for the best in steps of lightness, so they can be told apart in grey.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use plotters::prelude::{RGBColor, WHITE};
 use plotters::style::text_anchor::HPos;
 
 use super::axis::round_up;
-use super::pen::{self, CHARACTER, INK, LEAST_WIDTH, Pen, Point, SIZE, TITLE_HEIGHT, title_width};
+use super::pen::{
+    self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
+};
 
 /// A figure of shaded cells.
 pub struct Grid {
@@ -33,6 +37,13 @@ pub struct Panel {
     pub title: String,
     /// Line, column and value; what is missing stays white.
     pub cells: Vec<(usize, usize, f64)>,
+}
+
+/// What is drawn together.
+struct Page<'a> {
+    panels: &'a [Panel],
+    lines: Range<usize>,
+    title: String,
 }
 
 /// How values become shades and text.
@@ -63,13 +74,27 @@ impl Scale {
         if self.less_is_better { 100.0 - share } else { share }
     }
 
-    /// With a decimal where values are in percent, and three digits otherwise; no zeros at the end.
-    fn text(&self, value: f64) -> String {
-        let decimals = if self.high >= 10.0 { 1 } else { 2 + usize::from(self.high <= 0.1) };
-        let text = format!("{value:.decimals$}");
-        let text = text.trim_end_matches('0').trim_end_matches('.');
-        text.strip_prefix('0').filter(|rest| rest.starts_with('.')).unwrap_or(text).to_owned()
+    /// How many decimals are of use: one where values are in percent, and three digits otherwise.
+    fn most_decimals(&self) -> usize {
+        if self.high >= 10.0 { 1 } else { 2 + usize::from(self.high <= 0.1) }
     }
+
+    /// A value alone: no zeros at its end.
+    fn text(&self, value: f64) -> String {
+        let decimals = (0..self.most_decimals()).find(|decimals| is_whole_at(value, *decimals, self.most_decimals()));
+        fixed(value, decimals.unwrap_or(self.most_decimals()))
+    }
+}
+
+/// Whether a value has no more decimals than so many, of those that are of use.
+fn is_whole_at(value: f64, decimals: usize, most: usize) -> bool {
+    format!("{value:.most$}").bytes().rev().take(most - decimals).all(|digit| digit == b'0')
+}
+
+/// So many decimals, without a 0 before the point.
+fn fixed(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    text.strip_prefix('0').filter(|rest| rest.starts_with('.')).map_or(text.clone(), str::to_owned)
 }
 
 const LEGEND_HEIGHT: i32 = 72;
@@ -77,39 +102,106 @@ const LEGEND_HEIGHT: i32 = 72;
 const TOP: i32 = 34;
 const RIGHT: i32 = 18;
 const BOTTOM: i32 = 56;
-/// Cells with their value in them, and cells of large maps without.
+/// Cells with their value in them; those of large maps without are as large as fits, between two sizes.
 const WITH_TEXT: Point = (52, 26);
-const WITHOUT: Point = (14, 14);
+const LARGEST: Point = (14, 14);
+const SMALLEST: Point = (4, 8);
+/// Columns with values: of several panels, and of one alone.
 const MOST_WITH_TEXT: usize = 16;
+const MOST_ALONE: usize = 23;
 const MOST_WIDTH: i32 = 1320;
 
 impl Grid {
-    /// Draws it.
+    /// Draws it on one page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
     pub fn svg(&self) -> Result<String> {
-        let panel = self.panel_size();
-        let columns = (MOST_WIDTH / panel.0).clamp(1, self.panels.len().max(1) as i32).min(4);
+        self.page(&Page { panels: &self.panels, lines: 0..self.lines.len(), title: self.title.clone() })
+    }
+
+    /// Draws it on as many pages as its height takes: panels are dealt out first, then the lines of panels that are higher
+    /// than a page.
+    ///
+    /// # Errors
+    /// As [`svg`](Self::svg).
+    pub fn pages(&self) -> Result<Vec<String>> {
+        let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
+        let most_lines = ((room - TOP - BOTTOM) / self.cell().1).max(1) as usize;
+        let mut pages = Vec::new();
+        for start in (0..self.lines.len()).step_by(most_lines) {
+            let lines = start..(start + most_lines).min(self.lines.len());
+            let rows = (room / self.panel_size(lines.len()).1).max(1);
+            let panels = self.panels.chunks((rows * self.across()) as usize);
+            pages.extend(panels.map(|panels| (panels, lines.clone())));
+        }
+        let draw = |(i, (panels, lines)): (usize, &(&[Panel], Range<usize>))| {
+            self.page(&Page { panels, lines: lines.clone(), title: page_title(&self.title, i, pages.len()) })
+        };
+        pages.iter().enumerate().map(draw).collect()
+    }
+
+    /// Whether all cells show one number: the number.
+    pub fn only_number(&self) -> Option<String> {
+        let mut numbers = self.values().map(|value| self.scale.text(value));
+        let first = numbers.next()?;
+        numbers.all(|number| number == first).then_some(first)
+    }
+
+    fn values(&self) -> impl Iterator<Item = f64> + '_ {
+        self.panels.iter().flat_map(|panel| panel.cells.iter().map(|cell| cell.2))
+    }
+
+    fn page(&self, page: &Page) -> Result<String> {
+        let panel = self.panel_size(page.lines.len());
+        let columns = self.across().min(page.panels.len().max(1) as i32);
         let panels = columns * panel.0;
-        let width = panels.max(LEAST_WIDTH).max(title_width(&self.title));
-        let rows = (self.panels.len() as i32 + columns - 1) / columns;
+        let width = panels.max(LEAST_WIDTH).max(title_width(&page.title));
+        let rows = (page.panels.len() as i32 + columns - 1) / columns;
         let height = TITLE_HEIGHT + rows * panel.1 + LEGEND_HEIGHT;
-        pen::draw((width, height), &self.title, |pen| {
-            for (i, content) in (0..).zip(&self.panels) {
+        pen::draw((width, height), &page.title, |pen| {
+            for (i, content) in (0..).zip(page.panels) {
                 let left = (width - panels) / 2 + i % columns * panel.0 + self.left();
-                self.panel(pen, content, (left, TITLE_HEIGHT + i / columns * panel.1 + TOP))?;
+                self.panel(pen, content, &page.lines, (left, TITLE_HEIGHT + i / columns * panel.1 + TOP))?;
             }
             self.legend(pen, (width / 2, height - LEGEND_HEIGHT + 8))
         })
     }
 
-    fn cell(&self) -> Point {
-        if self.columns.len() > MOST_WITH_TEXT { WITHOUT } else { WITH_TEXT }
+    /// Panels beside each other.
+    fn across(&self) -> i32 {
+        (MOST_WIDTH / self.panel_size(self.lines.len()).0).clamp(1, self.panels.len().max(1) as i32).min(4)
     }
 
-    fn inner(&self) -> Point {
-        (self.columns.len() as i32 * self.cell().0, self.lines.len() as i32 * self.cell().1)
+    fn has_text(&self) -> bool {
+        self.columns.len() <= if self.panels.len() == 1 { MOST_ALONE } else { MOST_WITH_TEXT }
+    }
+
+    fn cell(&self) -> Point {
+        if self.has_text() {
+            return WITH_TEXT;
+        }
+        let fitting = |room: i32, count: usize, least: i32, most: i32| (room / count.max(1) as i32).clamp(least, most);
+        let room = (MOST_WIDTH - self.left() - RIGHT, MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT - TOP - BOTTOM);
+        (
+            fitting(room.0, self.columns.len(), SMALLEST.0, LARGEST.0),
+            fitting(room.1, self.lines.len(), SMALLEST.1, LARGEST.1),
+        )
+    }
+
+    /// How many decimals the values in cells have, all alike, and how many characters the longest has; `None` where values
+    /// have no room.
+    fn format(&self) -> Option<(usize, i32)> {
+        let most = self.scale.most_decimals();
+        let used = (0..most).find(|decimals| self.values().all(|value| is_whole_at(value, *decimals, most)));
+        let length = |decimals: usize| self.values().map(|value| fixed(value, decimals).chars().count() as i32).max();
+        let fits = |(_, length): &(usize, i32)| length * CHARACTER + 6 <= WITH_TEXT.0;
+        let tried = (0..=used.unwrap_or(most)).rev().filter_map(|decimals| Some((decimals, length(decimals)?)));
+        tried.filter(|_| self.has_text()).find(fits)
+    }
+
+    fn inner(&self, lines: usize) -> Point {
+        (self.columns.len() as i32 * self.cell().0, lines as i32 * self.cell().1)
     }
 
     /// Room to the left of the cells.
@@ -118,43 +210,47 @@ impl Grid {
         40 + longest * CHARACTER
     }
 
-    fn panel_size(&self) -> Point {
+    /// Of a panel with so many lines.
+    fn panel_size(&self, lines: usize) -> Point {
         let longest = self.panels.iter().map(|p| p.title.chars().count() as i32).max().unwrap_or(0);
-        let inner = self.inner();
+        let inner = self.inner(lines);
         let width = inner.0.max(self.x_label.chars().count() as i32 * CHARACTER);
         ((self.left() + width).max(longest * CHARACTER) + RIGHT, TOP + inner.1 + BOTTOM)
     }
 
-    /// The cells of a panel, from `corner` on.
-    fn panel(&self, pen: &Pen, panel: &Panel, (left, top): Point) -> Result<()> {
-        let (cell, inner) = (self.cell(), self.inner());
+    /// Some lines of a panel, from `corner` on.
+    fn panel(&self, pen: &Pen, panel: &Panel, lines: &Range<usize>, (left, top): Point) -> Result<()> {
+        let (cell, inner) = (self.cell(), self.inner(lines.len()));
         let middle = left + inner.0 / 2;
         // A title may be wider than the cells: it begins where the panel does.
         let half = panel.title.chars().count() as i32 * CHARACTER / 2;
         pen.text(&panel.title, (middle.max(left - self.left() + half), top - 16), SIZE, HPos::Center)?;
-        for (i, name) in (0..).zip(&self.lines).filter(|(i, _)| i % self.step(self.lines.len()) == 0) {
-            pen.text(name, (left - 7, top + i * cell.1 + cell.1 / 2), SIZE, HPos::Right)?;
+        let step = self.step(self.lines.len());
+        for (i, name) in self.lines.iter().enumerate().filter(|(i, _)| lines.contains(i) && *i as i32 % step == 0) {
+            let y = top + (i - lines.start) as i32 * cell.1 + cell.1 / 2;
+            pen.text(name, (left - 7, y), SIZE, HPos::Right)?;
         }
         for (i, name) in (0..).zip(&self.columns).filter(|(i, _)| i % self.step(self.columns.len()) == 0) {
             pen.text(name, (left + i * cell.0 + cell.0 / 2, top + inner.1 + 14), SIZE, HPos::Center)?;
         }
         pen.text(&self.x_label, (middle, top + inner.1 + 36), SIZE, HPos::Center)?;
         pen.upwards(&self.y_label, (left - self.left() + 14, top + inner.1 / 2))?;
-        for (line, column, value) in &panel.cells {
-            let at = (left + *column as i32 * cell.0, top + *line as i32 * cell.1);
+        let format = self.format();
+        for (line, column, value) in panel.cells.iter().filter(|(line, ..)| lines.contains(line)) {
+            let at = (left + *column as i32 * cell.0, top + (*line - lines.start) as i32 * cell.1);
             self.shaded(pen, at, cell, *value)?;
-            if cell == WITH_TEXT {
-                let ink = if is_dark(self.scale.lightness(*value)) { WHITE } else { INK };
-                let middle = (at.0 + cell.0 / 2, at.1 + cell.1 / 2);
-                pen.coloured(&self.scale.text(*value), middle, SIZE, HPos::Center, ink)?;
-            }
+            let Some((decimals, longest)) = format else { continue };
+            let ink = if is_dark(self.scale.lightness(*value)) { WHITE } else { INK };
+            // Digits are equally wide, so points stand below each other.
+            let end = (at.0 + (cell.0 + longest * CHARACTER) / 2, at.1 + cell.1 / 2);
+            pen.coloured(&fixed(*value, decimals), end, SIZE, HPos::Right, ink)?;
         }
         pen.edge((left, top), (left + inner.0, top + inner.1), INK)
     }
 
     /// Every how many lines or columns a name has room.
     fn step(&self, names: usize) -> i32 {
-        if self.cell() == WITHOUT { (names as i32 / 8).max(2) } else { 1 }
+        if self.has_text() { 1 } else { (names as i32 / 8).max(2) }
     }
 
     fn legend(&self, pen: &Pen, (middle, top): Point) -> Result<()> {
@@ -171,7 +267,7 @@ impl Grid {
     fn shaded(&self, pen: &Pen, (x, y): Point, (width, height): Point, value: f64) -> Result<()> {
         pen.fill((x, y), (x + width, y + height), shade(self.scale.lightness(value)))?;
         // Small cells would be all edge.
-        if (width, height) == WITHOUT { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
+        if width <= LARGEST.0 { Ok(()) } else { pen.edge((x, y), (x + width, y + height), WHITE) }
     }
 }
 
@@ -217,5 +313,68 @@ mod tests {
         assert_eq!([0.31, 0.5, 0.0].map(|v| error.text(v)), [".31", ".5", "0"]);
         assert_eq!([100.0, 33.33, 0.0].map(|v| Scale::percent().text(v)), ["100", "33.3", "0"]);
         assert_eq!(Scale::up_to("", std::iter::empty(), true).high, 1.0);
+    }
+
+    /// A map of one value a cell, for each of some panels.
+    fn map(panels: usize, lines: usize, columns: usize, value: impl Fn(usize, usize) -> f64) -> Grid {
+        let names = |n: usize| (0..n).map(|i| format!("n{i}")).collect::<Vec<_>>();
+        let cells = || (0..lines).flat_map(|l| (0..columns).map(move |c| (l, c)));
+        let cells: Vec<_> = cells().map(|(l, c)| (l, c, value(l, c))).collect();
+        Grid {
+            title: "title".into(),
+            x_label: "x".into(),
+            y_label: "y".into(),
+            columns: names(columns),
+            lines: names(lines),
+            panels: (0..panels).map(|i| Panel { title: format!("p{i}"), cells: cells.clone() }).collect(),
+            scale: Scale::percent(),
+        }
+    }
+
+    fn height(svg: &str) -> i32 {
+        svg.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_higher_than_a_page_is_split_and_nothing_is_lost() {
+        for (panels, lines, columns) in [(1, 120, 3), (20, 12, 8), (3, 90, 40), (1, 400, 30)] {
+            let pages = map(panels, lines, columns, |l, c| (l + c) as f64 % 100.0).pages().unwrap();
+            assert!(pages.len() > 1 || lines == 90, "{panels} {lines}");
+            assert!(pages.iter().all(|svg| height(svg) <= MOST_HEIGHT), "{panels} {lines} {columns}");
+            let all = pages.concat();
+            for i in 0..panels {
+                assert!(all.contains(&format!("\np{i}\n")), "panel {i}");
+            }
+            if columns < 16 {
+                let last = format!("\nn{}\n", lines - 1);
+                assert_eq!(all.matches(&last).count(), panels, "each panel's last line");
+            }
+            assert!(pages.len() == 1 || pages[0].contains(&format!("title (1 of {})", pages.len())));
+        }
+        let one = map(2, 4, 4, |l, _| l as f64);
+        assert_eq!(one.pages().unwrap(), [one.svg().unwrap()]);
+    }
+
+    #[test]
+    fn values_are_aligned_and_stand_where_they_fit() {
+        let ends = |svg: &str, text: &str| -> Vec<i32> {
+            let place = |part: &str| part.rsplit(" x=\"").next()?.split('"').next()?.parse().ok();
+            svg.match_indices(&format!("\n{text}\n")).filter_map(|(at, _)| place(&svg[..at])).collect()
+        };
+        let svg = map(1, 2, 1, |l, _| [100.0, 7.5][l]).svg().unwrap();
+        assert_eq!(ends(&svg, "100.0"), ends(&svg, "7.5"), "both end at one place, with as many decimals");
+        assert_eq!(ends(&svg, "7.5").len(), 1);
+        let huge = Grid { scale: Scale::up_to("x", [2e6].into_iter(), true), ..map(1, 1, 2, |_, c| 1e6 + c as f64) };
+        assert_eq!(huge.format(), None);
+        assert!(!huge.svg().unwrap().contains("\n1000001"), "seven digits have no room");
+        assert!(map(2, 2, 17, |l, _| l as f64).format().is_none() && map(1, 2, 17, |l, _| l as f64).format().is_some());
+    }
+
+    #[test]
+    fn a_map_of_one_number_is_known() {
+        assert_eq!(map(2, 3, 3, |_, _| 100.0).only_number().as_deref(), Some("100"));
+        assert_eq!(map(1, 1, 1, |_, _| 33.333).only_number().as_deref(), Some("33.3"));
+        assert_eq!(map(1, 3, 3, |l, _| l as f64).only_number(), None);
+        assert_eq!(map(0, 3, 3, |l, _| l as f64).only_number(), None);
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
-use super::{Figure, end_of, suffix};
+use super::{Figures, end_of, suffix};
 use crate::eval::cells::Cell;
 use crate::eval::record::HeadFidelity;
 use crate::report::format::{distinct, setting_name, tokens};
@@ -22,11 +22,11 @@ const QUANTITIES: [Quantity; 4] = [
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
+pub fn figures(cells: &[Cell]) -> Result<Figures> {
     let scene = |c: &Cell| (c.head().model.to_string(), c.head().protocol.to_string(), c.head().length);
     let with_heads: Vec<&Cell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
     let scenes = distinct(with_heads.iter().map(|c| scene(c)));
-    let mut figures = Vec::new();
+    let mut figures = Figures::default();
     for at in &scenes {
         let shown: Vec<&Cell> = with_heads.iter().copied().filter(|c| scene(c) == *at).collect();
         let (model, protocol, length) = at;
@@ -38,8 +38,7 @@ pub fn figures(cells: &[Cell]) -> Result<Vec<Figure>> {
         for quantity in &QUANTITIES {
             let grid = grid(quantity, &shown, at);
             if !grid.panels.is_empty() {
-                let file = format!("heads_{}{suffix}.svg", quantity.0);
-                figures.push(Figure { file, svg: grid.svg()?, title: grid.title });
+                figures.grid(&format!("heads_{}{suffix}.svg", quantity.0), &grid)?;
             }
         }
     }
@@ -129,12 +128,14 @@ mod tests {
     fn maps_are_means_over_examples_and_leave_out_dense_attention() {
         let records = [with_heads("full", 0, 0.0), with_heads("topk", 0, 0.1), with_heads("topk", 1, 0.3)];
         let cells = group(&records, &[]);
-        let drawn = figures(&cells).unwrap();
+        let all = figures(&cells).unwrap();
+        let (drawn, left_out): (Vec<_>, _) = (all.drawn().collect(), &all.left_out);
         let files: Vec<_> = drawn.iter().map(|f| f.file.as_str()).collect();
-        assert_eq!(files, ["heads_error.svg", "heads_recall.svg", "heads_dropped.svg", "heads_density.svg"]);
+        assert_eq!(files, ["heads_error.svg", "heads_recall.svg", "heads_density.svg"]);
+        assert_eq!(*left_out, [("heads_dropped.svg".to_owned(), "0".to_owned())], "nothing was dropped anywhere");
         assert!(
             drawn[0].svg.contains("\n.2\n") && drawn[0].svg.contains("\ntopk\n") && !drawn[0].svg.contains("\nfull\n")
         );
-        assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[])).unwrap().is_empty());
+        assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[])).unwrap().first.is_empty());
     }
 }

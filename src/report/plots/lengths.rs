@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel, SMALL};
-use super::trade::setting_looks;
-use super::{Figure, end_of, suffix};
+use super::looks::{legend_name, looks};
+use super::{Figures, end_of, suffix};
 use crate::eval::record::SummaryRow;
 use crate::report::format::{distinct, setting_name, tokens};
 
@@ -14,10 +14,10 @@ use crate::report::format::{distinct, setting_name, tokens};
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>> {
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
     let scene = |r: &SummaryRow| (r.model.clone(), r.protocol.clone(), r.measure);
     let scenes = distinct(rows.iter().filter(|r| r.length > 0).map(scene));
-    let mut figures = Vec::new();
+    let mut figures = Figures::default();
     for at in &scenes {
         let shown: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.length > 0 && scene(r) == *at).collect();
         let chart = chart(&shown);
@@ -25,8 +25,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
         let alike = || scenes.iter().filter(|s| s.2 == *measure);
         let suffix = suffix(&[(alike().any(|s| s.0 != *model), model), (alike().any(|s| s.1 != *protocol), protocol)]);
         if chart.panels.iter().any(|panel| panel.x.ticks.len() > 1) {
-            let file = format!("{}_vs_length{suffix}.svg", measure.name());
-            figures.push(Figure { file, svg: chart.svg()?, title: chart.title });
+            figures.chart(&format!("{}_vs_length{suffix}.svg", measure.name()), &chart, false)?;
         }
     }
     Ok(figures)
@@ -38,10 +37,10 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
     let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
     let name = |(method, params): &(&str, &str)| match several(method) {
-        true => setting_name(method, params),
-        false => (*method).to_owned(),
+        true => legend_name(method).replacen(*method, &setting_name(method, params), 1),
+        false => legend_name(method),
     };
-    let series = settings.iter().map(name).zip(setting_looks(&methods)).collect();
+    let series = settings.iter().map(name).zip(looks(&methods)).collect();
     let mut lengths = distinct(rows.iter().map(|r| r.length));
     lengths.sort_unstable();
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
@@ -59,6 +58,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
             y: super::score_axis(rows[0].measure, rows, &of_task),
             level: None,
             focus: None,
+            labels: Vec::new(),
             data: settings.iter().map(data).collect(),
         }
     });
@@ -74,6 +74,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         x_tick: |tick| tokens(tick as usize),
         y_tick: tick_label,
         least_panel: SMALL,
+        has_roles: true,
         has_level: settings.iter().any(|(method, _)| *method == crate::eval::record::REFERENCE),
         panels: panels.collect(),
         series,
@@ -96,10 +97,13 @@ mod tests {
             ..record("ruler/vt", "topk", 0, 0.5)
         };
         let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap();
-        assert!(drawn(&[at(1024, "k=8")]).is_empty());
-        let figures = drawn(&[at(1024, "k=8"), at(4096, "k=8"), at(4096, "k=16")]);
+        assert_eq!(drawn(&[at(1024, "k=8")]), Figures::default());
+        let flat = [at(1024, "k=8"), at(4096, "k=8"), at(4096, "k=16")];
+        assert_eq!(drawn(&flat).left_out, [("score_vs_length.svg".to_owned(), "50".to_owned())]);
+        let [short, long, wide] = flat;
+        let figures = drawn(&[short, long, Record { score: 1.0, ..wide }]).first;
         assert_eq!(figures.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["score_vs_length.svg"]);
-        for text in ["\n1K\n", "\n4K\n", "topk k=8", "topk k=16"] {
+        for text in ["\n1K\n", "\n4K\n", "topk k=8 (oracle)", "topk k=16 (oracle)"] {
             assert!(figures[0].svg.contains(text), "{text}");
         }
     }

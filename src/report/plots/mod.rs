@@ -13,12 +13,17 @@ pub(super) mod chart;
 mod grid;
 mod heads;
 mod lengths;
+pub(super) mod looks;
+mod palette;
 mod params;
 pub(super) mod pen;
 
 use anyhow::Result;
 
 use self::axis::Axis;
+use self::chart::Chart;
+use self::grid::Grid;
+use self::pen::page_title;
 use super::Report;
 use crate::eval::record::SummaryRow;
 use crate::tasks::likelihood::Measure;
@@ -34,22 +39,109 @@ pub struct Figure {
     pub svg: String,
 }
 
-/// All figures of a report, in the order in which one looks at them.
+/// Figures of a report.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// What one looks at first: the first of each kind, or all where they are few.
+    pub first: Vec<Figure>,
+    /// The others, with further pages of the first.
+    pub others: Vec<Figure>,
+    /// File and number of each that would repeat one number.
+    pub left_out: Vec<(String, String)>,
+}
+
+impl Figures {
+    /// Up to so many are shown together.
+    const HANDFUL: usize = 8;
+    /// So many that were left out are named.
+    const NAMED: usize = 4;
+
+    /// Draws a chart, unless it would repeat one number; `is_x_measured` says whether what is to the right was measured as well.
+    fn chart(&mut self, file: &str, chart: &Chart, is_x_measured: bool) -> Result<()> {
+        match chart.only_number(is_x_measured) {
+            Some(number) => self.left_out.push((file.to_owned(), number)),
+            None => self.pages(file, &chart.title, chart.pages()?),
+        }
+        Ok(())
+    }
+
+    /// Draws a heat map, unless it would repeat one number.
+    fn grid(&mut self, file: &str, grid: &Grid) -> Result<()> {
+        match grid.only_number() {
+            Some(number) => self.left_out.push((file.to_owned(), number)),
+            None => self.pages(file, &grid.title, grid.pages()?),
+        }
+        Ok(())
+    }
+
+    /// Takes the pages of a figure: `name.svg`, `name-2.svg` and so on. Of the first figure the first page comes first.
+    fn pages(&mut self, file: &str, title: &str, pages: Vec<String>) {
+        let (name, of) = (file.trim_end_matches(".svg"), pages.len());
+        for (i, svg) in pages.into_iter().enumerate() {
+            let file = if i == 0 { file.to_owned() } else { format!("{name}-{}.svg", i + 1) };
+            let page = Figure { file, title: page_title(title, i, of), svg };
+            if self.first.is_empty() { self.first.push(page) } else { self.others.push(page) }
+        }
+    }
+
+    /// Takes figures of another kind, with what comes first of them.
+    fn take(&mut self, kind: Self) {
+        self.first.extend(kind.first);
+        self.others.extend(kind.others);
+        self.left_out.extend(kind.left_out);
+    }
+
+    /// As [`take`](Self::take), but all of them come behind.
+    fn take_behind(&mut self, kind: Self) {
+        self.others.extend(kind.first);
+        self.take(Self { first: Vec::new(), ..kind });
+    }
+
+    /// All kinds together.
+    fn join(kinds: impl IntoIterator<Item = Self>) -> Self {
+        let kinds: Vec<Self> = kinds.into_iter().collect();
+        let count: usize = kinds.iter().map(|kind| kind.first.len() + kind.others.len()).sum();
+        let mut all = Self::default();
+        for mut kind in kinds {
+            if count <= Self::HANDFUL {
+                kind.first.append(&mut kind.others);
+            }
+            all.take(kind);
+        }
+        all
+    }
+
+    /// All that were drawn.
+    pub fn drawn(&self) -> impl Iterator<Item = &Figure> {
+        self.first.iter().chain(&self.others)
+    }
+
+    /// A line that says what was left out and why; nothing where nothing was.
+    pub fn left_out_line(&self) -> Option<String> {
+        let more = self.left_out.len().saturating_sub(Self::NAMED);
+        let named: Vec<String> =
+            self.left_out.iter().take(Self::NAMED).map(|(file, number)| format!("{file} ({number})")).collect();
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        (!named.is_empty())
+            .then(|| format!("Plots that would repeat one number are left out: {}{more}.", named.join(", ")))
+    }
+}
+
+/// All figures of a report.
 ///
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.
-pub fn figures(report: &Report) -> Result<Vec<Figure>> {
+pub fn figures(report: &Report) -> Result<Figures> {
     let means: Vec<SummaryRow> = report.means.iter().flat_map(|table| table.rows.iter().cloned()).collect();
     let rows = &report.rows;
-    Ok([
+    Ok(Figures::join([
         trade::figures(rows, &means)?,
         lengths::figures(rows, &means)?,
         params::figures(rows, &means)?,
         depths::figures(&report.depths)?,
         bars::figures(&report.rows, &report.means)?,
         heads::figures(&report.cells)?,
-    ]
-    .concat())
+    ]))
 }
 
 /// The vertical axis of the rows of a task: scores have the same in all panels, perplexities of different texts have
@@ -102,6 +194,35 @@ fn as_file_name(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn of_pages(name: &str, pages: usize) -> Figures {
+        let mut figures = Figures::default();
+        figures.pages(&format!("{name}.svg"), name, vec![String::new(); pages]);
+        figures
+    }
+
+    #[test]
+    fn pages_have_numbers_and_the_first_of_each_kind_comes_first() {
+        let files = |figures: &[Figure]| figures.iter().map(|figure| figure.file.clone()).collect::<Vec<_>>().join(" ");
+        let mut many = of_pages("a", 3);
+        many.take(of_pages("each", 1));
+        (0..6).for_each(|i| many.take_behind(of_pages(&format!("more{i}"), 1)));
+        let all = Figures::join([many, Figures::default(), of_pages("b", 2)]);
+        assert_eq!(files(&all.first), "a.svg each.svg b.svg");
+        assert!(files(&all.others).starts_with("a-2.svg a-3.svg more0.svg") && all.drawn().count() == 12);
+        assert_eq!(all.others[0].title, "a (2 of 3)");
+        let few = Figures::join([of_pages("a", 2), of_pages("b", 1)]);
+        assert_eq!((files(&few.first).as_str(), few.others.len()), ("a.svg a-2.svg b.svg", 0));
+        assert_eq!(few.left_out_line(), None);
+    }
+
+    #[test]
+    fn what_is_left_out_is_said_in_one_line() {
+        let left_out = (0..6).map(|i| (format!("{i}.svg"), "100".to_owned())).collect();
+        let said = Figures { left_out, ..Figures::default() }.left_out_line().unwrap();
+        let files = "0.svg (100), 1.svg (100), 2.svg (100), 3.svg (100) and 2 more";
+        assert_eq!(said, format!("Plots that would repeat one number are left out: {files}."));
+    }
 
     #[test]
     fn long_model_names_keep_their_end() {

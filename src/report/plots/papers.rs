@@ -102,7 +102,7 @@ fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
 }
 
 fn look(i: usize, name: &str) -> Look {
-    if name.to_lowercase().starts_with("full") { Look::Dense } else { Look::Method(i) }
+    if name.to_lowercase().starts_with("full") { Look::Dense } else { Look::Method(i, 0) }
 }
 
 /// The plotted area.

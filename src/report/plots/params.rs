@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 
 use super::grid::{Grid, Panel, Scale};
-use super::{Figure, as_file_name, end_of};
+use super::{Figures, as_file_name, end_of};
 use crate::eval::order::natural;
 use crate::eval::record::SummaryRow;
 use crate::report::format::{distinct, params_without, tokens};
@@ -27,11 +27,11 @@ struct Plane<'a> {
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>> {
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
     let rows: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.measure.is_score()).collect();
     let planes = planes(&rows);
     let mut files = BTreeSet::new();
-    let mut figures = Vec::new();
+    let mut figures = Figures::default();
     for plane in &planes {
         let several = planes.iter().filter(|p| (p.method, p.length) == (plane.method, plane.length)).count() > 1;
         let mut parts = vec![plane.method.to_owned(), format!("{}-{}", plane.y, plane.x)];
@@ -43,7 +43,7 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
         let grid = plane.grid(&rows);
         let file = format!("params_{}.svg", parts.join("_"));
         if files.insert(file.clone()) {
-            figures.push(Figure { file, svg: grid.svg()?, title: grid.title });
+            figures.grid(&file, &grid)?;
         }
     }
     Ok(figures)
@@ -155,7 +155,7 @@ mod tests {
             key: params.into(),
             ..record("ruler/vt", "magicpig", 0, score)
         };
-        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap();
+        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap().first;
         let line = [at("K=8,L=75", 1.0), at("K=8,L=150", 0.5)];
         assert!(drawn(&line).is_empty());
         let figures = drawn(&[line.to_vec(), vec![at("K=10,L=75", 0.25)]].concat());

@@ -1,8 +1,8 @@
 //! Drawing in pixels onto plotters' SVG backend.
 //!
-//! Text stays text: no fonts of the system are needed, and the same calls give the same bytes. Colours are distinct to
-//! colour-blind readers, and every method has its own marker, so that figures survive being printed in grey. Letters
-//! are large enough for a figure at half its width.
+//! Text stays text: no fonts of the system are needed, and the same calls give the same bytes. Colours (`palette.rs`) are
+//! distinct to colour-blind readers, and methods of the same colour have other markers, so that figures survive being printed
+//! in grey. Letters are large enough for a figure at half its width.
 
 use anyhow::Result;
 use plotters::backend::SVGBackend;
@@ -11,6 +11,8 @@ use plotters::element::{Circle, Drawable, PathElement, PointCollection, Polygon,
 use plotters::prelude::{DrawingArea, IntoDrawingArea, RGBColor, WHITE};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, TextStyle};
+
+use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
 
 /// A place in pixels, from the left and from the top.
 pub type Point = (i32, i32);
@@ -25,6 +27,8 @@ pub const CHARACTER: i32 = 9;
 pub const TITLE_HEIGHT: i32 = 44;
 /// The narrowest figure.
 pub const LEAST_WIDTH: i32 = 660;
+/// The highest page: about what a sheet or a screen shows whole, and still reads.
+pub const MOST_HEIGHT: i32 = 1200;
 const RADIUS: i32 = 5;
 
 /// Of text and frames.
@@ -33,21 +37,9 @@ pub const INK: RGBColor = RGBColor(40, 40, 40);
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
 /// Of what is not looked at, a little darker than the lines at ticks.
 const FAINT: RGBColor = RGBColor(205, 205, 205);
-/// Okabe and Ito's colours without their yellow, which is too faint on white, and a brown.
-const PALETTE: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(128, 84, 60),
-];
-/// Of other programs: none of the palette's, and dark in grey too.
-const PEER: RGBColor = RGBColor(92, 40, 140);
-/// Outlines of markers in units of their radius; a circle comes before them. Their number and that of the
-/// colours have no common divisor, so 56 methods look different.
-const MARKERS: [&[(f64, f64)]; 7] = [
+/// Corners of markers in units of their radius; a circle comes before them. Their number and that of the
+/// colours have no common divisor, so 72 methods look different.
+const MARKERS: [&[(f64, f64)]; 8] = [
     &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
     &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
@@ -68,16 +60,27 @@ const MARKERS: [&[(f64, f64)]; 7] = [
     ],
     &[(-1.2, 0.0), (0.8, -1.1), (0.8, 1.1)],
     &[(1.2, 0.0), (-0.8, -1.1), (-0.8, 1.1)],
+    &[(-1.1, -1.1), (1.1, -1.1), (0.3, 0.0), (1.1, 1.1), (-1.1, 1.1), (-0.3, 0.0)],
 ];
+/// Ink and gaps along a line in pixels, by turns; nothing for a line that is drawn through.
+const DASHES: [&[f64]; 6] =
+    [&[], &[14.0, 4.0], &[7.0, 4.0], &[3.0, 3.0], &[12.0, 3.0, 3.0, 3.0], &[12.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
+/// Of what is no method to be used: none of it is drawn through.
+const DENSE_DASH: &[f64] = &[8.0, 5.0];
+const ORACLE_DASHES: [&[f64]; 4] = [&[6.0, 4.0], &[10.0, 3.0], &[4.0, 7.0], &[9.0, 3.0, 2.0, 3.0]];
+const FLOOR_DASHES: [&[f64]; 2] = [&[1.5, 3.5], &[1.5, 7.0]];
+const FAINT_DASH: &[f64] = &[3.0, 5.0];
 
-/// How the points and the line of a series look.
+/// How the points and the line of a series look. The first number decides on marker and colour, the second on dashes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Look {
-    /// A method: the number decides on colour and marker.
-    Method(usize),
-    /// A method that shows what is possible rather than one to deploy: grey and dashed, the number decides on the marker.
-    Oracle(usize),
-    /// Another program, beside ours: hollow and dashed, the number decides on marker and dashes.
+    /// A method to be used, or another series of equal standing: in colour and filled.
+    Method(usize, usize),
+    /// A method that shows what is possible: grey, hollow and dashed.
+    Oracle(usize, usize),
+    /// A method that shows what is had for nothing: grey, hollow and dotted.
+    Floor(usize, usize),
+    /// Another program, beside ours: hollow and dashed in a colour of its own.
     Peer(usize),
     /// Dense attention: black and dashed.
     Dense,
@@ -88,10 +91,23 @@ pub enum Look {
 }
 
 impl Look {
-    fn colour(self) -> RGBColor {
+    /// The same for another of its settings.
+    #[cfg(test)]
+    pub fn of_setting(self, setting: usize) -> Self {
         match self {
-            Look::Method(i) => PALETTE[i % PALETTE.len()],
-            Look::Oracle(i) => [RGBColor(110, 110, 110), RGBColor(150, 150, 150)][i % 2],
+            Look::Method(place, _) => Look::Method(place, setting),
+            Look::Oracle(place, _) => Look::Oracle(place, setting),
+            Look::Floor(place, _) => Look::Floor(place, setting),
+            other => other,
+        }
+    }
+
+    /// Its colour.
+    pub fn colour(self) -> RGBColor {
+        match self {
+            Look::Method(place, _) => PALETTE[place % PALETTE.len()],
+            Look::Oracle(..) => ORACLE,
+            Look::Floor(..) => FLOOR,
             Look::Peer(_) => PEER,
             Look::Dense | Look::Roof => INK,
             Look::Other => FAINT,
@@ -99,24 +115,34 @@ impl Look {
     }
 
     /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
-    fn dash(self) -> Option<(f64, f64)> {
+    pub fn dash(self) -> &'static [f64] {
         match self {
-            Look::Method(_) | Look::Roof | Look::Other => None,
-            Look::Oracle(i) | Look::Peer(i) => {
-                [Some((6.0, 4.0)), Some((2.0, 3.0)), Some((10.0, 3.0)), Some((4.0, 7.0))][i % 4]
-            }
-            Look::Dense => Some((8.0, 5.0)),
+            Look::Method(_, setting) => DASHES[setting % DASHES.len()],
+            Look::Roof | Look::Other => &[],
+            Look::Oracle(place, setting) => ORACLE_DASHES[(place + setting) % ORACLE_DASHES.len()],
+            Look::Floor(place, setting) => FLOOR_DASHES[(place + setting) % FLOOR_DASHES.len()],
+            Look::Peer(i) => ORACLE_DASHES[i % ORACLE_DASHES.len()],
+            Look::Dense => DENSE_DASH,
         }
     }
 
-    /// The outline of the marker; nothing for a circle.
-    fn outline(self) -> Option<&'static [(f64, f64)]> {
+    /// The number of its marker.
+    pub fn mark(self) -> usize {
         match self {
-            Look::Method(i) | Look::Oracle(i) | Look::Peer(i) => {
-                (i % (MARKERS.len() + 1)).checked_sub(1).map(|i| MARKERS[i])
-            }
-            Look::Dense | Look::Roof | Look::Other => None,
+            Look::Method(place, _) | Look::Oracle(place, _) | Look::Peer(place) => place % (MARKERS.len() + 1),
+            // The diamond: what is drawn is as likely as anything else.
+            Look::Floor(place, _) => (place + 3) % (MARKERS.len() + 1),
+            Look::Dense | Look::Roof | Look::Other => 0,
         }
+    }
+
+    fn is_hollow(self) -> bool {
+        matches!(self, Look::Oracle(..) | Look::Floor(..) | Look::Peer(_))
+    }
+
+    /// The corners of the marker; nothing for a circle.
+    fn outline(self) -> Option<&'static [(f64, f64)]> {
+        self.mark().checked_sub(1).map(|i| MARKERS[i])
     }
 }
 
@@ -135,6 +161,11 @@ pub fn draw(size: Point, title: &str, body: impl FnOnce(&Pen) -> Result<()>) -> 
         area.present()?;
     }
     Ok(svg)
+}
+
+/// The title of a page, counted from 0, of so many.
+pub fn page_title(title: &str, page: usize, pages: usize) -> String {
+    if pages > 1 { format!("{title} ({} of {pages})", page + 1) } else { title.to_owned() }
 }
 
 /// The width that a title takes, with some room beside it.
@@ -176,29 +207,34 @@ impl<'b> Pen<'_, 'b> {
     /// Draws the line of a series.
     pub fn stroke(&self, look: Look, points: &[Point]) -> Result<()> {
         match look.dash() {
-            None => self.line(points, look.colour(), 2),
-            Some(dash) => points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], dash, look.colour())),
+            [] => self.line(points, look.colour(), 2),
+            dash => points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], dash, look.colour())),
         }
     }
 
-    fn dashed(&self, from: Point, to: Point, (ink, gap): (f64, f64), colour: RGBColor) -> Result<()> {
+    fn dashed(&self, from: Point, to: Point, dash: &[f64], colour: RGBColor) -> Result<()> {
         let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
         let length = dx.hypot(dy);
         let at = |along: f64| {
             let share = (along / length).min(1.0);
             (from.0 + (dx * share).round() as i32, from.1 + (dy * share).round() as i32)
         };
-        let dashes = (length / (ink + gap)).ceil() as usize;
-        (0..dashes).try_for_each(|i| {
-            let start = i as f64 * (ink + gap);
-            self.line(&[at(start), at(start + ink)], colour, 2)
-        })
+        let mut along = 0.0;
+        for (i, part) in dash.iter().cycle().enumerate() {
+            if along >= length {
+                break;
+            }
+            if i % 2 == 0 {
+                self.line(&[at(along), at(along + part)], colour, 2)?;
+            }
+            along += part;
+        }
+        Ok(())
     }
 
     /// Draws a line in dashes whatever the look, for what lies beside a series.
     pub fn faint(&self, look: Look, points: &[Point]) -> Result<()> {
-        const DASH: (f64, f64) = (3.0, 5.0);
-        points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], DASH, look.colour()))
+        points.windows(2).try_for_each(|ends| self.dashed(ends[0], ends[1], FAINT_DASH, look.colour()))
     }
 
     /// The marker of a series, hollow.
@@ -218,14 +254,11 @@ impl<'b> Pen<'_, 'b> {
     }
 
     /// The marker of a series with a thin white rim, so that markers on each other can be told apart; hollow
-    /// for a peer, none for a roof.
+    /// for oracles, floors and peers, none for a roof.
     pub fn marker(&self, look: Look, at: Point) -> Result<()> {
         match look {
             Look::Roof | Look::Other => Ok(()),
-            Look::Peer(_) => {
-                self.shape(look, at, RADIUS + 1, look.colour())?;
-                self.shape(look, at, RADIUS - 2, WHITE)
-            }
+            _ if look.is_hollow() => self.hollow(look, at),
             _ => {
                 self.shape(look, at, RADIUS + 1, WHITE)?;
                 self.shape(look, at, RADIUS, look.colour())

@@ -1,45 +1,20 @@
 //! `score_vs_*.svg`: score (or perplexity) against what it cost, one panel a task and one colour a method.
 //!
 //! A line joins the settings of a method that no other setting of it beats at the same cost or less (its Pareto front).
-//! The ladder of oracles is drawn in grey behind the methods: exact `topk` and `topp` are what a search could reach,
+//! Oracles and floors are drawn hollow and in grey behind the methods: exact `topk` and `topp` are what a search could reach,
 //! `oracle_sampling` what sampling could, and `random` what is had for nothing.
 
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, Focus, Measured, Panel, SMALL};
+use super::chart::{Chart, Data, Measured, Panel, SMALL};
+use super::looks::{legend_name, looks};
 use super::pen::Look;
-use super::{Figure, end_of, suffix};
+use super::{Figures, end_of, suffix};
+use crate::attention::Role;
 use crate::eval::record::{Latency, REFERENCE, SummaryRow};
 use crate::report::format::{distinct, latency_of, tokens};
 use crate::tasks::likelihood::Measure;
-
-/// Methods that show what is possible.
-const LADDER: [&str; 4] = ["topk", "topp", "oracle_sampling", "random"];
-
-/// The looks of methods in the order given; those of the ladder in grey.
-fn looks(methods: &[&str]) -> Vec<Look> {
-    let place = |method: &str| match LADDER.iter().position(|oracle| *oracle == method) {
-        _ if method == REFERENCE => Look::Dense,
-        Some(rank) => Look::Oracle(rank),
-        None => Look::Method(
-            methods.iter().filter(|m| !LADDER.contains(m) && **m != REFERENCE).position(|m| *m == method).unwrap_or(0),
-        ),
-    };
-    methods.iter().map(|method| place(method)).collect()
-}
-
-/// The looks of settings, given by their methods: settings are told apart, not only methods, so each takes the next number
-/// of its kind.
-pub fn setting_looks(methods: &[&str]) -> Vec<Look> {
-    let (mut coloured, mut grey) = (0.., 0..);
-    let next = |look| match look {
-        Look::Method(_) => Look::Method(coloured.next().unwrap_or(0)),
-        Look::Oracle(_) => Look::Oracle(grey.next().unwrap_or(0)),
-        other => other,
-    };
-    looks(methods).into_iter().map(next).collect()
-}
 
 /// What a score is set against.
 struct Cost {
@@ -111,9 +86,9 @@ const COSTS: [Cost; 4] = [
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>> {
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
     let scenes = distinct(rows.iter().map(Scene::of));
-    let mut figures = Vec::new();
+    let mut figures = Figures::default();
     for cost in &COSTS {
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
@@ -123,20 +98,15 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Vec<Figure>>
             if !cost.is_measured(&shown) {
                 continue;
             }
-            let chart = chart(scene, cost, &shown);
-            let by_method = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten();
-            figures.push(Figure {
-                file: scene.file_name(&format!("vs_{}", cost.name), &scenes),
-                svg: chart.svg()?,
-                title: chart.title,
-            });
-            if let Some(chart) = by_method {
-                figures.push(Figure {
-                    file: scene.file_name("of_each", &scenes),
-                    svg: chart.svg()?,
-                    title: chart.title,
-                });
+            let mut drawn = Figures::default();
+            let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
+            drawn.chart(&file, &chart(scene, cost, &shown), true)?;
+            if let Some(chart) = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten() {
+                let mut each = Figures::default();
+                each.chart(&scene.file_name("of_each", &scenes), &chart, true)?;
+                drawn.take(each);
             }
+            if figures.first.is_empty() { figures.take(drawn) } else { figures.take_behind(drawn) }
         }
     }
     Ok(figures)
@@ -176,12 +146,11 @@ impl<'a> Scene<'a> {
 fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     let is_shown = |r: &SummaryRow| cost.has_dense || r.method != REFERENCE;
     let methods = distinct(rows.iter().filter(|r| is_shown(r)).map(|r| r.method.as_str()));
-    let ladder_last = |a: &&str| LADDER.contains(a) && **a != *REFERENCE;
     // Drawn first is drawn below.
-    let (oracles, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(ladder_last);
-    let methods: Vec<&str> = oracles.into_iter().chain(others).collect();
-    let name =
-        |method: &str| if LADDER.contains(&method) { format!("{method} (reference)") } else { method.to_owned() };
+    let is_beside = |method: &&str| matches!(Role::of(method), Role::Oracle | Role::Floor);
+    let (beside, others): (Vec<&str>, Vec<&str>) = methods.into_iter().partition(is_beside);
+    let methods: Vec<&str> = beside.into_iter().chain(others).collect();
+    let is_clear = methods.iter().filter(|method| Role::of(method) == Role::Method).count() < MANY;
     let x = || Axis::of_costs(&rows.iter().filter(|r| is_shown(r)).map(|r| (cost.of)(r)).collect::<Vec<_>>());
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
         let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
@@ -192,6 +161,7 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
             y: super::score_axis(scene.measure, rows, &of_task),
             level: of_task.iter().find(|r| r.method == REFERENCE).map(|r| r.score),
             focus: None,
+            labels: if is_clear { named(&methods, &of_task, cost) } else { Vec::new() },
             data: methods.iter().map(of_method).collect(),
         }
     });
@@ -202,9 +172,10 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
         x_tick: tick_label,
         y_tick: tick_label,
         least_panel: SMALL,
+        has_roles: true,
         has_level: rows.iter().any(|r| r.method == REFERENCE),
         panels: panels.collect(),
-        series: methods.iter().map(|m| name(m)).zip(looks(&methods)).collect(),
+        series: methods.iter().map(|m| legend_name(m)).zip(looks(&methods)).collect(),
     }
 }
 
@@ -219,7 +190,7 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     let all = chart(scene, cost, &rows);
     let (all_methods, panel) = (&all.series, all.panels.into_iter().next()?);
     let of = |method: &str| rows.iter().copied().filter(|r| r.method == method).collect::<Vec<_>>();
-    let shown: Vec<usize> = (0..all_methods.len()).filter(|i| matches!(all_methods[*i].1, Look::Method(_))).collect();
+    let shown: Vec<usize> = (0..all_methods.len()).filter(|i| matches!(all_methods[*i].1, Look::Method(..))).collect();
     let has_settings = shown.iter().any(|i| of(&all_methods[*i].0).len() > 1);
     if shown.len() < MANY || !has_settings {
         return None;
@@ -227,13 +198,14 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
     let mut panels = Vec::new();
     for series in shown {
         let method = &all_methods[series].0;
-        let (named, labels) = labels(&of(method));
+        let (named, labels) = labels(&of(method), false);
         panels.push(Panel {
             title: if named.is_empty() { method.clone() } else { format!("{method}: {named}") },
             x: panel.x.clone(),
             y: panel.y.clone(),
             level: panel.level,
-            focus: Some(Focus { series, labels }),
+            focus: Some(series),
+            labels: vec![(series, labels)],
             data: panel.data.clone(),
         });
     }
@@ -248,11 +220,27 @@ fn by_method(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Option<Chart> 
 /// The size of a panel of one method.
 const OF_ONE: (i32, i32) = (330, 250);
 
-/// What rows of a method differ in, but for the density, which the axis tells; and each row's value of it.
-fn labels(rows: &[&SummaryRow]) -> (String, Vec<String>) {
+/// What the points of methods with several settings are called, by the methods' numbers; the first of a method with the
+/// names of what differs.
+fn named(methods: &[&str], of_task: &[&SummaryRow], cost: &Cost) -> Vec<(usize, Vec<String>)> {
+    let of_method = |(i, method): (usize, &&str)| {
+        let rows: Vec<&SummaryRow> = of_task.iter().copied().filter(|r| r.method == **method).collect();
+        let (keys, mut labels) = labels(&rows, cost.name != "density");
+        let first = labels.first_mut().filter(|_| !keys.is_empty())?;
+        let pairs = keys.split(", ").zip(first.split(", ")).map(|(key, value)| format!("{key}={value}"));
+        *first = pairs.collect::<Vec<_>>().join(", ");
+        Some((i, labels))
+    };
+    methods.iter().enumerate().filter_map(of_method).collect()
+}
+
+/// What rows of a method differ in, and each row's value of it; the density only where no axis tells it.
+fn labels(rows: &[&SummaryRow], with_density: bool) -> (String, Vec<String>) {
     let value = |row: &SummaryRow, key: &str| row.settings.get(key).cloned().unwrap_or_default();
     let keys = rows.first().map_or_else(Vec::new, |row| row.settings.keys().collect::<Vec<_>>());
-    let differs = |key: &&String| *key != "density" && rows.iter().any(|row| value(row, key) != value(rows[0], key));
+    let differs = |key: &&String| {
+        (with_density || *key != "density") && rows.iter().any(|row| value(row, key) != value(rows[0], key))
+    };
     let differing: Vec<&String> = keys.into_iter().filter(differs).collect();
     let of_row = |row: &&SummaryRow| differing.iter().map(|key| value(row, key)).collect::<Vec<_>>().join(", ");
     let names = differing.iter().map(|key| key.as_str()).collect::<Vec<_>>().join(", ");
@@ -288,9 +276,11 @@ mod tests {
     use crate::eval::record::Record;
     use crate::eval::record::tests::{perplexity, record};
     use crate::eval::summary::summarize;
+    use crate::report::plots::Figure;
 
+    /// In their natural order, as far as that goes.
     fn drawn(records: &[Record]) -> Vec<Figure> {
-        figures(&summarize(records, &[]), &[]).unwrap()
+        figures(&summarize(records, &[]), &[]).unwrap().drawn().cloned().collect()
     }
 
     fn files(figures: &[Figure]) -> Vec<&str> {
@@ -299,12 +289,12 @@ mod tests {
 
     #[test]
     fn a_figure_names_its_tasks_and_methods_and_is_the_same_twice() {
-        let records = [("ruler/vt", "full"), ("ruler/vt", "topk"), ("ruler/cwe", "quest")]
-            .map(|(task, method)| record(task, method, 0, 0.5));
+        let records = [("ruler/vt", "full", 1.0), ("ruler/vt", "topk", 0.5), ("ruler/cwe", "quest", 0.5)]
+            .map(|(task, method, score)| record(task, method, 0, score));
         let figures = drawn(&records);
         let names = ["score_vs_density.svg", "score_vs_cost.svg", "score_vs_bytes.svg", "score_vs_latency.svg"];
         assert_eq!(files(&figures), names);
-        for text in ["ruler/vt", "ruler/cwe", "quest", "topk (reference)", "full (dense)", "builtin, 4K tokens"] {
+        for text in ["ruler/vt", "ruler/cwe", "quest", "topk (oracle)", "full (dense)", "builtin, 4K tokens"] {
             assert!(figures[0].svg.contains(text), "{text}");
         }
         assert_eq!(drawn(&records), figures);
@@ -312,7 +302,8 @@ mod tests {
 
     #[test]
     fn texts_read_in_one_pass_have_no_steps_to_be_set_against() {
-        let read = |method| Record { kv_bytes_per_token: None, decode_s: 0.0, ..perplexity(method, 0, 2.0) };
+        let value = |method| if method == "full" { 2.0 } else { 3.0 };
+        let read = |method| Record { kv_bytes_per_token: None, decode_s: 0.0, ..perplexity(method, 0, value(method)) };
         let names = ["perplexity_vs_density.svg", "perplexity_vs_cost.svg"];
         assert_eq!(files(&drawn(&[read("full"), read("hip")])), names);
         assert_eq!(files(&drawn(&[perplexity("full", 0, 2.0), read("hip")])).len(), 4, "where one has steps");
@@ -320,12 +311,10 @@ mod tests {
 
     #[test]
     fn several_figures_say_in_their_names_what_differs() {
-        let base = record("ruler/vt", "topk", 0, 0.5);
-        let records = [
-            base.clone(),
-            Record { length: 8192, ..base.clone() },
-            Record { model: "org/model@v1".into(), ..base.clone() },
-        ];
+        let base = [record("ruler/vt", "full", 0, 1.0), record("ruler/vt", "topk", 0, 0.5)];
+        let longer = base.clone().map(|r| Record { length: 8192, ..r });
+        let other = base.clone().map(|r| Record { model: "org/model@v1".into(), ..r });
+        let records = [base, longer, other].concat();
         assert_eq!(
             files(&drawn(&records))[..3],
             [
@@ -338,7 +327,8 @@ mod tests {
 
     #[test]
     fn perplexities_have_figures_and_axes_of_their_own() {
-        let records = [record("ruler/vt", "topk", 0, 0.5), perplexity("full", 0, 2.0), perplexity("topk", 0, 6.0)];
+        let scores = [record("ruler/vt", "topk", 0, 0.5), record("ruler/vt", "full", 0, 1.0)];
+        let records = [&scores[..], &[perplexity("full", 0, 2.0), perplexity("topk", 0, 6.0)]].concat();
         let figures = drawn(&records);
         assert_eq!(files(&figures)[..2], ["perplexity_vs_density.svg", "score_vs_density.svg"]);
         assert!(figures[0].svg.contains("perplexity (less is better)") && !figures[0].svg.contains("ruler/vt"));
@@ -362,6 +352,12 @@ mod tests {
         };
         let few = drawn(&of(&["quest", "loki", "sparq", "hip"]));
         assert!(few.iter().all(|figure| figure.file != "score_of_each.svg"));
+        assert!(
+            few[0].svg.contains("\nk=77\n") && few[0].svg.contains("\n154\n") && !few[0].svg.contains("0.125"),
+            "points of few methods have names"
+        );
+        let dense = few.iter().find(|figure| figure.file == "score_vs_cost.svg").unwrap();
+        assert!(dense.svg.contains("\nk=77, density=0.125\n"), "the density too, where the axis does not tell it");
         let many = drawn(&of(&["quest", "loki", "sparq", "hip", "tova"]));
         let each = many.iter().find(|figure| figure.file == "score_of_each.svg").unwrap();
         for method in ["quest", "loki", "sparq", "hip", "tova"] {
@@ -371,7 +367,7 @@ mod tests {
         // The others' lines lie behind each of the five, and none but these is faint.
         let faint = |figure: &Figure| figure.svg.matches("#CDCDCD").count();
         assert!(faint(each) >= 5 * 4 && few.iter().all(|figure| faint(figure) == 0), "{}", faint(each));
-        for part in ["the other methods", "topk (reference)", "Each method: ruler/vt, Score against density"] {
+        for part in ["the other methods", "topk (oracle)", "Each method: ruler/vt, Score against density"] {
             assert!(each.svg.contains(part), "{part}");
         }
         assert!(
@@ -381,11 +377,29 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_and_lone_rows_are_no_trouble() {
+    fn what_would_be_one_number_is_left_out() {
         assert!(drawn(&[]).is_empty());
         for (method, density) in [("full", 1.0), ("topk", 0.0), ("topk", 1.0)] {
-            assert_eq!(drawn(&[Record { density, ..record("vt", method, 0, 0.0) }]).len(), 4);
+            let of = figures(&summarize(&[Record { density, ..record("vt", method, 0, 0.0) }], &[]), &[]).unwrap();
+            assert_eq!((of.drawn().count(), of.left_out.len()), (0, 4));
+            assert_eq!(of.left_out[0], ("score_vs_density.svg".to_owned(), "0".to_owned()));
         }
+        let of = |method, density, score| Record {
+            density,
+            key: format!("{method}{density}"),
+            params: format!("k={density}").into(),
+            ..record("vt", method, 0, score)
+        };
+        assert_eq!(
+            files(&drawn(&[of("topk", 0.1, 1.0), of("topk", 0.2, 1.0)]))[0],
+            "score_vs_density.svg",
+            "at two densities"
+        );
+        assert_eq!(
+            files(&drawn(&[of("full", 1.0, 1.0), of("topk", 0.2, 0.5)]))[0],
+            "score_vs_density.svg",
+            "two scores"
+        );
     }
 
     #[test]
@@ -394,13 +408,5 @@ mod tests {
         let points = [point(3.0, 80.0), point(1.0, 50.0), point(2.0, 40.0), point(4.0, 80.0)];
         assert_eq!(front(&points, false), [1, 0]);
         assert_eq!(front(&points, true), [1, 2]);
-    }
-
-    #[test]
-    fn the_ladder_is_grey_and_takes_no_colour_from_methods() {
-        assert_eq!(
-            looks(&["topk", "quest", "full", "random", "loki"]),
-            [Look::Oracle(0), Look::Method(0), Look::Dense, Look::Oracle(3), Look::Method(1)]
-        );
     }
 }

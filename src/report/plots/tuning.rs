@@ -25,13 +25,14 @@ pub fn figure(outcome: &Outcome) -> Result<Option<Figure>> {
         x_tick: tick_label,
         y_tick: tick_label,
         least_panel: if methods.len() > 1 { SMALL } else { LARGE },
+        has_roles: false,
         has_level: false,
         panels: methods.iter().map(|method| panel(method, limit)).collect(),
         series: vec![
             (format!("allowed: {}", tick_label(limit)), Look::Roof),
-            ("within".to_owned(), Look::Method(2)),
-            ("beyond".to_owned(), Look::Method(1)),
-            ("not certain".to_owned(), Look::Oracle(3)),
+            ("within".to_owned(), Look::Method(7, 0)),
+            ("beyond".to_owned(), Look::Method(1, 0)),
+            ("not certain".to_owned(), Look::Oracle(3, 0)),
             ("chosen".to_owned(), Look::Peer(0)),
         ],
     };
@@ -65,6 +66,7 @@ fn panel(method: &MethodOutcome, limit: f64) -> Panel {
         y: Axis::of_values(&heights),
         level: None,
         focus: None,
+        labels: Vec::new(),
         data: vec![allowed, verdict(Verdict::Within), verdict(Verdict::Beyond), verdict(Verdict::Open), chosen],
     }
 }
@@ -104,12 +106,13 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
         x_tick: tick_label,
         y_tick: tick_label,
         least_panel: LARGE,
+        has_roles: false,
         has_level: false,
         series: vec![
             (name.to_owned(), Look::Roof),
-            ("predicted".to_owned(), Look::Oracle(1)),
-            ("checked: predicted".to_owned(), Look::Method(1)),
-            ("checked: measured".to_owned(), Look::Method(0)),
+            ("predicted".to_owned(), Look::Oracle(1, 0)),
+            ("checked: predicted".to_owned(), Look::Method(1, 0)),
+            ("checked: measured".to_owned(), Look::Method(0, 0)),
             ("chosen".to_owned(), Look::Peer(0)),
         ],
         panels: vec![Panel {
@@ -118,6 +121,7 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
             y,
             level: None,
             focus: None,
+            labels: Vec::new(),
             data: vec![
                 Data { points: ends.to_vec(), line: vec![0, 1] },
                 points(all),

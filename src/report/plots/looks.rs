@@ -1,0 +1,120 @@
+//! Which colour, marker and dashes a method has: the same in every figure, by its place in the registry.
+
+use super::pen::Look;
+use crate::attention::{Role, methods};
+use crate::eval::record::REFERENCE;
+
+/// The looks of series, given by the methods that they are of. Of one method's several settings all have its colour and
+/// marker, and dashes of their own.
+pub fn looks(of: &[&str]) -> Vec<Look> {
+    let strangers = strangers(of);
+    let places: Vec<(Role, usize)> = of.iter().map(|name| (Role::of(name), place(name, &strangers))).collect();
+    let look = |(at, &(role, place)): (usize, &(Role, usize))| {
+        let setting = places[..at].iter().filter(|other| **other == (role, place)).count();
+        match role {
+            Role::Reference => Look::Dense,
+            Role::Method => Look::Method(place, setting),
+            Role::Oracle => Look::Oracle(place, setting),
+            Role::Floor => Look::Floor(place, setting),
+        }
+    };
+    places.iter().enumerate().map(look).collect()
+}
+
+/// A method's name in a legend, with what it is if it is none to be used.
+pub fn legend_name(method: &str) -> String {
+    match Role::of(method) {
+        Role::Method | Role::Reference => method.to_owned(),
+        role => format!("{method} ({})", role.name()),
+    }
+}
+
+/// What decides on the look of a method, or of one that reads a prompt and another that decodes: the latter, if it is
+/// sparse at all.
+fn deciding(name: &str) -> &str {
+    let part = match name.split_once('>') {
+        Some((reader, REFERENCE)) => reader,
+        Some((_, decoder)) => decoder,
+        None => name,
+    };
+    part.split(':').next().unwrap_or(part)
+}
+
+/// Methods that nobody registered, of another program's records.
+fn strangers<'a>(of: &[&'a str]) -> Vec<&'a str> {
+    let mut unknown: Vec<&str> =
+        of.iter().map(|name| deciding(name)).filter(|name| methods::all().all(|entry| entry.name != *name)).collect();
+    unknown.sort_unstable();
+    unknown.dedup();
+    unknown
+}
+
+/// The place of a method among those of its role; strangers come behind all.
+fn place(name: &str, strangers: &[&str]) -> usize {
+    let name = deciding(name);
+    let Some(entry) = methods::all().find(|entry| entry.name == name) else {
+        let known = methods::all().filter(|entry| entry.role == Role::Method).count();
+        return known + strangers.iter().position(|stranger| *stranger == name).unwrap_or(0);
+    };
+    methods::all().filter(|other| other.role == entry.role).position(|other| other.name == name).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::palette::tests::distance;
+    use super::*;
+
+    fn look(name: &str) -> Look {
+        looks(&[name])[0]
+    }
+
+    #[test]
+    fn a_method_looks_the_same_whatever_is_beside_it() {
+        assert_eq!(look("streaming_llm"), Look::Method(0, 0));
+        assert_eq!(look("a_shape"), Look::Method(1, 0));
+        let quest = look("quest");
+        assert_eq!(looks(&["topk", "loki", "quest", "full", "random"])[2], quest);
+        assert_eq!(looks(&["quest"; 3])[1..], [quest.of_setting(1), quest.of_setting(2)]);
+        assert_eq!(
+            looks(&["full", "topk", "topk_norm", "vattention", "random", "topk"]),
+            [
+                Look::Dense,
+                Look::Oracle(0, 0),
+                Look::Oracle(1, 0),
+                Look::Oracle(4, 0),
+                Look::Floor(0, 0),
+                Look::Oracle(0, 1)
+            ]
+        );
+        assert_eq!(["quest", "topp", "random"].map(legend_name), ["quest", "topp (oracle)", "random (floor)"]);
+    }
+
+    #[test]
+    fn readers_and_strangers_have_looks_too() {
+        assert_eq!(looks(&["quest", "minference:a=1>quest"])[1], look("quest").of_setting(1));
+        assert_eq!(look("minference:a=1>full"), look("minference"));
+        let [own, other] = looks(&["theirs", "another"])[..] else { panic!("two looks") };
+        assert_ne!(own, other);
+        assert!(methods::all().all(|entry| look(entry.name) != own), "a stranger takes nobody's look");
+    }
+
+    #[test]
+    fn methods_of_near_colours_have_other_marks() {
+        // In CIELAB, for the eye that sees least.
+        const NEAR: f64 = 15.0;
+        let all: Vec<&str> = methods::METHODS.iter().map(|entry| entry.name).collect();
+        let looks = looks(&all);
+        for (i, a) in looks.iter().enumerate() {
+            for b in &looks[..i] {
+                let differ = distance(a.colour(), b.colour()) >= NEAR || a.mark() != b.mark() || a.dash() != b.dash();
+                assert!(differ, "{} looks as another: {a:?} {b:?}", all[i]);
+            }
+        }
+        let places: Vec<Look> = (0..72).map(|place| Look::Method(place, 0)).collect();
+        for (i, a) in places.iter().enumerate() {
+            assert!(places[..i].iter().all(|b| (a.colour(), a.mark()) != (b.colour(), b.mark())), "{a:?}");
+        }
+        let dashes: Vec<_> = (0..6).map(|setting| Look::Method(0, setting).dash()).collect();
+        assert!(dashes.iter().enumerate().all(|(i, dash)| !dashes[..i].contains(dash)), "settings differ");
+    }
+}
