@@ -693,6 +693,33 @@ mod tests {
     }
 
     dispatch! {
+        /// Powers of two of as many numbers.
+        fn powers[](numbers: &mut [f32; 160]) = powers_kernel
+    }
+
+    #[inline(always)]
+    unsafe fn powers_kernel<S: Simd>(numbers: &mut [f32; 160]) {
+        for i in (0..numbers.len()).step_by(S::LANES) {
+            // SAFETY: 160 is a multiple of every lane count; the CPU supports `S` (caller).
+            unsafe { S::store(numbers.as_mut_ptr().add(i), S::exp2_rough(S::load(numbers.as_ptr().add(i)))) };
+        }
+    }
+
+    #[test]
+    fn rough_powers_of_two_are_right_to_three_parts_in_a_million_and_nothing_below() {
+        let exponents: Vec<f32> =
+            (0..16_000).map(|i| i as f32 * -0.01).chain([0.5, 1.0, 126.9]).chain([f32::NEG_INFINITY; 157]).collect();
+        for exponents in exponents.chunks_exact(160) {
+            let mut numbers: [f32; 160] = exponents.try_into().unwrap();
+            powers(&mut numbers);
+            for (x, got) in exponents.iter().zip(numbers) {
+                let exact = if *x < -126.0 { 0.0 } else { f64::from(*x).exp2() };
+                assert!((f64::from(got) - exact).abs() <= 3e-6 * exact, "2^{x}: {got:e} for {exact:e}");
+            }
+        }
+    }
+
+    dispatch! {
         /// What is kept of vectors by masks, in two lists with room for a vector more.
         fn kept[](numbers: &[f32], masks: &[u32]) -> (Vec<f32>, Vec<u32>) = kept_kernel
     }
