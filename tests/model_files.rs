@@ -442,6 +442,27 @@ fn thinking_is_off_unless_asked_for() {
 }
 
 #[test]
+fn a_system_prompt_comes_before_the_users_turn() {
+    let turns = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<assistant>";
+    let merged = "[INST] {% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}{{ messages[-1].content }} [/INST]";
+    let system = || TokenizerOptions { system: Some("Be brief. ".to_owned()), ..Default::default() };
+    let load = |template: &str| load_with(system(), |f| settings(f, json!({"chat_template": template})));
+    let prompt = load(turns).unwrap().encode_prompt("  What?", " It").unwrap();
+    assert_eq!(prompt.text, "<system>Be brief.<user>What?<assistant> It");
+    assert_eq!((prompt.user_start, prompt.user_cut), ("<system>Be brief.<user>".len(), 2));
+    let prompt = load(merged).unwrap().encode_prompt("What?", "").unwrap();
+    assert_eq!(prompt.text, "[INST] Be brief. \nWhat? [/INST]");
+    assert_eq!(prompt.user_start, "[INST] Be brief. \n".len());
+    assert_eq!(load(turns).unwrap().encode_plain("What?", "").unwrap().text, "What?", "plain text goes without");
+    let deaf = load("{{ messages[-1].content }}").unwrap_err();
+    assert!(deaf.what.contains("the chat template has no place for a system prompt"), "{deaf}");
+    let after = load("{{ messages[-1].content }}{{ messages[0].content }}").unwrap_err();
+    assert!(after.what.contains("no place for a system prompt"), "{after}");
+    let none = load_with(system(), |_| ()).unwrap_err();
+    assert!(none.what.contains("the model has no chat template"), "{none}");
+}
+
+#[test]
 fn a_turn_is_found_even_if_its_words_occur_elsewhere() {
     let template = "user says user: {{ messages[0].content }} (the user)";
     let tokenizer = builtin_with(|f| settings(f, json!({"chat_template": template}))).unwrap();

@@ -214,6 +214,14 @@ pub(super) struct RunArgs {
     #[arg(long)]
     no_chat: bool,
 
+    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    ///
+    /// Tasks whose prompts are published as plain text go without it, as without the chat template.
+    ///
+    /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
+    #[arg(long, value_name = "TEXT|@FILE")]
+    system_prompt: Option<String>,
+
     /// Allow lengths beyond the model's context
     ///
     /// Example: --length 65536 --allow-extrapolation
@@ -281,6 +289,7 @@ impl RunArgs {
             calibration: self.calibration.clone(),
             positions: self.positions.as_deref().map(str::parse::<Positions>).transpose()?,
             chat: self.no_chat.then_some(false),
+            system_prompt: self.system_prompt.clone(),
             no_full: flag(self.no_full),
             allow_extrapolation: flag(self.allow_extrapolation),
             skip_bad: flag(self.skip_bad),

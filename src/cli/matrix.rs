@@ -385,8 +385,7 @@ impl Run {
         let mut models = Vec::new();
         for config in &self.configs {
             let source = ModelSource::parse(&config.model)?;
-            let options = TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() };
-            let model = match OpenModel::open_without_weights(&source, config.dtype, options) {
+            let model = match OpenModel::open_without_weights(&source, config.dtype, tokenizer_options(config)) {
                 Ok(model) => model,
                 Err(error) => {
                     watcher.failed(Failure { what: config.model.clone(), error })?;
@@ -557,7 +556,11 @@ fn kept(out: &Path, go_on: &str) -> Option<String> {
 fn open_model(config: &RunConfig) -> Result<OpenModel> {
     let source = ModelSource::parse(&config.model)?;
     set_matmul_precision(config.matmul_precision);
-    OpenModel::open(&source, config.dtype, TokenizerOptions { chat: config.chat, ..TokenizerOptions::default() })
+    OpenModel::open(&source, config.dtype, tokenizer_options(config))
+}
+
+fn tokenizer_options(config: &RunConfig) -> TokenizerOptions {
+    TokenizerOptions { chat: config.chat, system: config.system_prompt.clone(), ..TokenizerOptions::default() }
 }
 
 fn size(model: &OpenModel, config: &RunConfig) -> String {
@@ -683,6 +686,7 @@ struct Description {
     methods: Vec<String>,
     protocols: Vec<String>,
     seeds: Vec<u64>,
+    system_prompt: Option<String>,
     /// Task, length and number of examples.
     cells: Vec<(String, usize, usize)>,
     records: usize,
@@ -699,6 +703,7 @@ impl Description {
             methods: config.methods.iter().map(|m| m.label()).collect(),
             protocols: config.protocols.iter().map(ToString::to_string).collect(),
             seeds: config.seeds.clone(),
+            system_prompt: config.system_prompt.clone(),
             cells: plan.cells.iter().map(cell).collect(),
             records: examples * config.methods.len() * config.variants().len(),
             estimate: estimate_by_products(planner, &plan)?,
@@ -713,6 +718,7 @@ impl Description {
             methods: config.methods.iter().map(|m| m.label()).collect(),
             protocols: config.protocols.iter().map(ToString::to_string).collect(),
             seeds: config.seeds.clone(),
+            system_prompt: config.system_prompt.clone(),
             cells: left.plan.cells.iter().map(cell).collect(),
             records: left.records,
             estimate: runner.estimate(&left.plan)?,
@@ -729,6 +735,7 @@ fn as_json(models: &[Description]) -> Value {
             "methods": d.methods,
             "protocols": d.protocols,
             "seeds": d.seeds,
+            "system_prompt": d.system_prompt,
             "cells": d.cells.iter().map(cell).collect::<Vec<_>>(),
             "records": d.records,
             "seconds": d.estimate.seconds(),
@@ -754,6 +761,9 @@ fn as_text(models: &[Description]) -> String {
             seeds.join(", ")
         );
         d.methods.iter().for_each(|method| text += &format!("  {method}\n"));
+        if let Some(system) = &d.system_prompt {
+            let _ = writeln!(text, "  system prompt: {system:?}");
+        }
         // Examples are those of one seed, each of which has its own.
         let examples = if d.seeds.len() > 1 { "examples a seed" } else { "examples" };
         let width = examples.len() + 1;

@@ -174,6 +174,8 @@ pub struct Settings {
     pub positions: Option<Positions>,
     /// Whether prompts go through the model's chat template, if it has one.
     pub chat: Option<bool>,
+    /// What the chat template is told before the user's turn: a text, or `@FILE`.
+    pub system_prompt: Option<String>,
     /// Whether `full` is left out.
     pub no_full: Option<bool>,
     /// Whether lengths beyond the model's context are allowed.
@@ -211,6 +213,7 @@ impl Settings {
         each("tail", self.tail.iter().flat_map(|v| &v.0), |text| text.parse::<Tail>().map(drop))?;
         each("dtype", self.dtype.iter(), |text| parse_dtype(text).map(drop))?;
         each("matmul_precision", self.matmul_precision.iter(), |text| parse_matmul_precision(text).map(drop))?;
+        each("system_prompt", self.system_prompt.iter(), |text| system_text(text).map(drop))?;
         each("device", self.device.iter(), |text| text.parse::<Device>().map(drop))?;
         each("methods", self.methods.iter().flatten(), |text| {
             expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
@@ -257,6 +260,7 @@ impl Settings {
             calibration: self.calibration.or(base.calibration),
             positions: self.positions.or(base.positions),
             chat: self.chat.or(base.chat),
+            system_prompt: self.system_prompt.or(base.system_prompt),
             no_full: self.no_full.or(base.no_full),
             allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
             skip_bad: self.skip_bad.or(base.skip_bad),
@@ -337,6 +341,8 @@ pub struct RunConfig {
     pub positions: Positions,
     /// Whether chat templates are used.
     pub chat: bool,
+    /// What the chat template is told before the user's turn.
+    pub system_prompt: Option<String>,
     /// Whether lengths beyond the model's context are allowed.
     pub allow_extrapolation: bool,
     /// Whether malformed rows of files are left out, and noted.
@@ -351,7 +357,8 @@ impl RunConfig {
     pub fn resolve(settings: Settings) -> Result<Vec<Self>, UsageError> {
         settings.check_values().map_err(|wrong| wrong.error)?;
         let limits = settings.lengths.clone().unwrap_or_default();
-        let s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
+        let mut s = settings.over(Settings::parse(SHIPPED[0].text, SHIPPED[0].name)?);
+        s.system_prompt = s.system_prompt.as_deref().map(system_text).transpose()?;
         let protocols = values("sparse_from", s.sparse_from.as_ref(), Protocol::Question.to_string())?;
         let protocols = protocols.iter().map(|p| p.parse()).collect::<Result<Vec<Protocol>, _>>()?;
         let methods = resolve_methods(&s)?;
@@ -374,6 +381,7 @@ impl RunConfig {
             calibration: s.calibration.clone(),
             positions: s.positions.unwrap_or_default(),
             chat: s.chat.unwrap_or(true),
+            system_prompt: s.system_prompt.clone(),
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
             skip_bad: s.skip_bad.unwrap_or(false),
             settings: s,
@@ -416,12 +424,34 @@ impl RunConfig {
         if self.tasks.is_empty() {
             return Err(UsageError::new("no task was given").hint("for example --task ruler/niah_single_1"));
         }
+        if self.system_prompt.is_some() && !self.chat {
+            return Err(UsageError::new("a system prompt is part of the chat template, which is not to be used")
+                .hint("leave out --system-prompt, or --no-chat (`chat = false`)"));
+        }
         if self.matmul_precision != MatmulPrecision::F32 && self.device != Device::Cpu {
             return Err(UsageError::new("`matmul_precision` is of products on a CPU, and a GPU is to compute").hint(
                 "leave it out: on a GPU weights and activations are multiplied in the storage type, see --dtype",
             ));
         }
         Ok(())
+    }
+}
+
+/// A system prompt as it was asked for: a text, or `@FILE` for what the file says, without white space at its end.
+///
+/// # Errors
+/// If the file cannot be read, or nothing is said.
+fn system_text(given: &str) -> Result<String, UsageError> {
+    let text = match given.strip_prefix('@') {
+        None => given.to_owned(),
+        Some(file) => std::fs::read_to_string(file)
+            .map_err(|e| UsageError::new(format!("cannot read {file}: {e}")).hint("@FILE takes a text file in UTF-8"))?
+            .trim_end()
+            .to_owned(),
+    };
+    match text.trim().is_empty() {
+        true => Err(UsageError::new("the system prompt is empty").hint("leave it out for none")),
+        false => Ok(text),
     }
 }
 

@@ -50,6 +50,9 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if config.matmul_precision != MatmulPrecision::F32 {
         identity["matmul_precision"] = config.matmul_precision.name().into();
     }
+    if let Some(text) = &config.system_prompt {
+        identity["system_prompt"] = text.as_str().into();
+    }
     // Engines round differently. Of what was computed on the processor's cores it was never said.
     if config.device != Device::Cpu {
         identity["engine"] = format!("cuda {CUDA_VERSION}").into();

@@ -26,6 +26,11 @@ pub struct Message {
 }
 
 impl Message {
+    /// What the assistant is told before all turns.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self { role: "system".to_owned(), content: content.into() }
+    }
+
     /// A turn of the user.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user".to_owned(), content: content.into() }

@@ -18,19 +18,24 @@ use crate::foreign::contain;
 /// Special tokens that end a turn in some family even where no config says so.
 const TURN_ENDS: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>"];
 
+/// A turn of the user that occurs in no template.
+const MARK: &str = "\u{1}the user's turn\u{1}";
+
 /// How prompts are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenizerOptions {
     /// Whether the chat template is used, if the model has one.
     pub chat: bool,
     /// Whether templates that can switch it let the model think before it answers. Off by default:
     /// the answers of long-context tasks are scored from their first few tokens.
     pub thinking: bool,
+    /// What the chat template is told before the user's turn.
+    pub system: Option<String>,
 }
 
 impl Default for TokenizerOptions {
     fn default() -> Self {
-        Self { chat: true, thinking: false }
+        Self { chat: true, thinking: false, system: None }
     }
 }
 
@@ -82,7 +87,7 @@ impl Tokenizer {
     /// Reads the tokenizer of a model.
     ///
     /// # Errors
-    /// A file that is malformed, with its name.
+    /// A file that is malformed, with its name; a system prompt for which there is no chat template, or no place in it.
     pub fn load(files: &ModelTexts, config: &ModelConfig, options: TokenizerOptions) -> Result<Self, UsageError> {
         let settings = object(files.tokenizer_config.as_ref())?;
         let generation = object(files.generation_config.as_ref())?;
@@ -101,7 +106,7 @@ impl Tokenizer {
         eos.extend(turn_ends(&inner));
         eos.sort_unstable();
         eos.dedup();
-        Ok(Self {
+        let tokenizer = Self {
             bos: front.first().copied().or(stated_bos),
             chat: chat_template(files, &settings)?.filter(|_| options.chat),
             sha256: sha256_hex(files.tokenizer.text.as_bytes()),
@@ -110,7 +115,33 @@ impl Tokenizer {
             front,
             eos,
             options,
-        })
+        };
+        tokenizer.check_system()?;
+        Ok(tokenizer)
+    }
+
+    /// Makes sure that a system prompt is seen by the model.
+    fn check_system(&self) -> Result<(), UsageError> {
+        let Some(system) = &self.options.system else { return Ok(()) };
+        let Some(chat) = &self.chat else {
+            let what = format!("{}: the model has no chat template, which a system prompt is part of", self.file);
+            return Err(UsageError::new(what).hint("leave --system-prompt out, or give an instruction-tuned model"));
+        };
+        let text = self.said(chat, MARK)?;
+        let is_before = |at: usize| text[..at].contains(system.trim());
+        match text.find(MARK).is_some_and(is_before) {
+            true => Ok(()),
+            false => Err(UsageError::new(format!("{}: the chat template has no place for a system prompt", self.file))
+                .hint("leave --system-prompt out; what it says may be put into the rows of a file")),
+        }
+    }
+
+    /// The text of a conversation in which the user has said this.
+    fn said(&self, chat: &ChatTemplate, user: &str) -> Result<String, UsageError> {
+        let mut variables = Map::new();
+        variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
+        let system = self.options.system.iter().map(|text| Message::system(text.as_str()));
+        chat.render(&system.chain([Message::user(user)]).collect::<Vec<_>>(), &variables)
     }
 
     /// Whether prompts go through a chat template.
@@ -235,13 +266,9 @@ impl Tokenizer {
         let Some(chat) = &self.chat else {
             return Ok(Rendered::plain(user, answer_prefix));
         };
-        let mut variables = Map::new();
-        variables.insert("enable_thinking".to_owned(), self.options.thinking.into());
-        let render = |content: &str| chat.render(&[Message::user(content)], &variables);
-        let mut text = render(user)?;
+        let mut text = self.said(chat, user)?;
         // Where the user's turn starts is where a text that occurs nowhere else would stand.
-        const MARK: &str = "\u{1}the user's turn\u{1}";
-        let marked = render(MARK)?;
+        let marked = self.said(chat, MARK)?;
         let (user_start, user_cut) = marked
             .find(MARK)
             .and_then(|start| Some((start, cut(user, text.get(start..)?)?)))
