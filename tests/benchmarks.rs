@@ -106,6 +106,77 @@ fn lists_are_read_once_and_asked_at_every_depth() {
     }
 }
 
+/// The built-in model in a folder of its own, with a chat template.
+fn model_with_chat(dir: &Path) -> String {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    let folder = dir.join("model");
+    fs::create_dir(&folder).unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(ours.join(file), folder.join(file)).unwrap();
+    }
+    let mut settings: Value = serde_json::from_slice(&fs::read(ours.join("tokenizer_config.json")).unwrap()).unwrap();
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    settings["chat_template"] = template.into();
+    fs::write(folder.join("tokenizer_config.json"), settings.to_string()).unwrap();
+    folder.display().to_string()
+}
+
+#[test]
+fn a_system_prompt_is_read_recorded_and_part_of_what_a_run_is() {
+    let dir = TempDir::new().unwrap();
+    let model = model_with_chat(dir.path());
+    fs::write(dir.path().join("s.txt"), "Answer in one word.\n").unwrap();
+    let text = "Answer in one word.";
+    let of_file = format!("@{}", dir.path().join("s.txt").display());
+    let base = ["--model", &model, "-t", "needle/number:depths=50", "-l", "512", "-n", "1", "-m", "topk:k=16"];
+    let run = |name: &str, more: &[&str]| {
+        let out = dir.path().join(name);
+        ok(&out, &[&base[..], more].concat());
+        let manifest: Value = serde_json::from_slice(&fs::read(out.join("manifest.json")).unwrap()).unwrap();
+        (records(&out), manifest)
+    };
+    let (without, manifest) = run("without", &[]);
+    assert!(manifest["identity"]["system_prompt"].is_null());
+    let (given, manifest) = run("given", &["--system-prompt", text]);
+    assert_eq!(manifest["identity"]["system_prompt"], text);
+    assert_eq!(manifest["config"]["system_prompt"], text);
+    let tokens = |records: &[Value]| records[0]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&given) <= 512 && tokens(&without) <= 512, "the prompt is made to the length with it");
+    let (read, _) = run("read", &["--system-prompt", &of_file]);
+    let scores = |records: &[Value]| records.iter().map(|r| r["prediction"].clone()).collect::<Vec<_>>();
+    assert_eq!(scores(&read), scores(&given), "a file says the same");
+    let config = dir.path().join("c.toml");
+    fs::write(&config, format!("system_prompt = '{text}'\n")).unwrap();
+    let (of_config, manifest) = run("config", &["--config", config.to_str().unwrap()]);
+    assert_eq!((scores(&of_config), &manifest["identity"]["system_prompt"]), (scores(&given), &json!(text)));
+    // What was run without it cannot be gone on with.
+    let out = dir.path().join("without");
+    let other = eval(&out, &[&base[..], &["--system-prompt", text, "--resume"]].concat());
+    let errors = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.code() == Some(2) && errors.contains("system_prompt"), "{errors}");
+    let mut sweep = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    let planned = sweep.args(["sweep", config.to_str().unwrap(), "--dry-run"]).args(base).output().unwrap();
+    let said = String::from_utf8_lossy(&planned.stdout);
+    assert!(said.contains("system prompt: \"Answer in one word.\""), "{said}{planned:?}");
+}
+
+#[test]
+fn turns_of_scbench_are_scored_apart_on_one_context() {
+    let dir = TempDir::new().unwrap();
+    let context = format!("{} Ada lives in Oslo and is called by the number 482913.", "The sky is blue. ".repeat(40));
+    let turns = json!([{"input": "Where does Ada live?", "answer": "Oslo"}, {"input": "Which number has Ada?", "answer": "482913"}]);
+    let row = json!({"id": 0, "context": context, "multi_turns": turns}).to_string();
+    fs::write(dir.path().join("scbench_kv.jsonl"), row).unwrap();
+    let out = dir.path().join("run");
+    let data = ["--data", dir.path().to_str().unwrap(), "-n", "2", "-m", "topk:k=16"];
+    ok(&out, &[&["-t", "scbench/kv", "-t", "scbench_multi_turn/kv"][..], &data].concat());
+    let records = records(&out);
+    assert_eq!(records.len(), 2 * 2 * 2);
+    let second: Vec<&Value> = records.iter().filter(|r| r["sample"] == 1).collect();
+    assert!(second.iter().all(|r| r["references"] == json!(["482913"]) && r["metric"] == "contains"), "{second:?}");
+    assert!(second.iter().all(|r| r["reused_tokens"].as_u64() > Some(200)), "the context is read once: {second:?}");
+}
+
 /// A file with two contexts, asked about in turn.
 fn questions(dir: &Path) -> String {
     let context = |who: &str| {
@@ -279,7 +350,7 @@ const MADE: [Benchmark; 13] = [
 ];
 
 /// What is read from files and answered, in each benchmark's own fields.
-const ANSWERED: [Benchmark; 15] = [
+const ANSWERED: [Benchmark; 30] = [
     Benchmark {
         samples: 10,
         ..read("kv_retrieval:file={}/kv.jsonl,steps=2", "string_match_all", || jsonl("kv.jsonl", pairs))
@@ -308,6 +379,47 @@ const ANSWERED: [Benchmark; 15] = [
     read("jsonl:{}/hay.jsonl:max_new_tokens=8", "string_match_part", || jsonl("hay.jsonl", needle)),
     read("jsonl:{}/turns.jsonl:metric=qa_f1,max_new_tokens=8", "qa_f1", || jsonl("turns.jsonl", two_turns)),
     read("jsonl:{}/books.jsonl:max_new_tokens=16", "rouge_l", || jsonl("books.jsonl", summary)),
+    read("longbench_v2", "correct_letter", || vec![("longbench_v2/data.json", lettered())]),
+    read("longbench_v2_no_context", "correct_letter", || vec![("data.json", lettered())]),
+    read("infinitebench/passkey", "first_digits", || {
+        jsonl("infinitebench/passkey.jsonl", |i| {
+            infinite(i, "What is the pass key?", json!([(71_000 + i).to_string()]))
+        })
+    }),
+    read("infinitebench/number_string", "first_digits", || {
+        jsonl("number_string.jsonl", |i| {
+            infinite(i, "What is the sequence of digits?", json!([(22_000 + i).to_string()]))
+        })
+    }),
+    read("infinitebench/kv_retrieval", "word", || {
+        jsonl("infinitebench/kv_retrieval.jsonl", |i| infinite(i, "Key: \"a\"", json!(format!("a-{i}"))))
+    }),
+    read("infinitebench/longbook_qa_eng", "qa_f1", || {
+        jsonl("infinitebench/longbook_qa_eng.jsonl", |i| infinite(i, "Who?", json!(["Ann Lee"])))
+    }),
+    read("infinitebench/longbook_choice_eng", "choice", || {
+        jsonl("infinitebench/longbook_choice_eng.jsonl", |i| infinite(i, "Which?", json!(["wet"])))
+    }),
+    read("infinitebench/longbook_qa_chn", "qa_f1_zh_characters", || {
+        jsonl("infinitebench/longbook_qa_chn.jsonl", |i| infinite(i, "谁？", json!(["王五"])))
+    }),
+    read("infinitebench/longdialogue_qa_eng", "name", || {
+        jsonl("InfiniteBench/longdialogue_qa_eng.jsonl", |i| infinite(i, "", json!(["ANN", "ANNA"])))
+    }),
+    read("infinitebench/math_find", "first_value", || {
+        jsonl("infinitebench/math_find.jsonl", |i| infinite(i, "The largest number of the list is:", json!([i])))
+    }),
+    read("infinitebench/code_run", "last_word_number", || {
+        jsonl("infinitebench/code_run.jsonl", |i| infinite(i, &format!("What is func_3(-{i})?"), json!([i])))
+    }),
+    read("infinitebench/code_debug", "function_choice", || {
+        jsonl("infinitebench/code_debug.jsonl", |i| infinite(i, "", json!(["cold"])))
+    }),
+    read("scbench/vt", "contains_all_percent", || {
+        jsonl("scbench/scbench_vt.jsonl", |i| shared(i, json!(["AB", "CD"])))
+    }),
+    read("scbench/choice_eng", "choice", || jsonl("scbench_choice_eng.jsonl", |i| shared(i, json!("wet")))),
+    read("scbench_multi_turn/mf", "first_value", || jsonl("data/scbench_mf.jsonl", |i| shared(i, json!(i)))),
 ];
 
 /// What is scored by likelihoods: options, and texts.
@@ -417,6 +529,30 @@ fn two_turns(i: usize) -> Value {
 
 fn summary(i: usize) -> Value {
     json!({"chapter": format!("The grass at town {i} is green. It grows."), "summary_text": format!("Grass grows at {i}.")})
+}
+
+/// Rows of LongBench v2.
+fn lettered() -> String {
+    let row = |i: usize| {
+        json!({"_id": i.to_string(), "domain": "D", "sub_domain": "S", "difficulty": ["easy", "hard"][i % 2],
+               "length": ["short", "medium", "long"][i % 3], "question": format!("Which is {i}?"), "choice_A": "cold",
+               "choice_B": "a hot stone", "choice_C": "wet", "choice_D": "dry", "answer": ["A", "B", "C", "D"][i % 4],
+               "context": format!("The river at town {i} is long.")})
+    };
+    Value::Array((0..20).map(row).collect()).to_string()
+}
+
+/// A row of InfiniteBench.
+fn infinite(i: usize, input: &str, answer: Value) -> Value {
+    json!({"id": i, "context": format!("The river at town {i} is long."), "input": input, "answer": answer,
+           "options": ["cold", "a hot stone", "wet", "dry"]})
+}
+
+/// A row of SCBench with two turns.
+fn shared(i: usize, answer: Value) -> Value {
+    let options = json!(["cold", "a hot stone", "wet", "dry"]);
+    let turn = |which: &str| json!({"input": format!("The {which} one is "), "answer": answer, "options": options});
+    json!({"id": i, "context": format!("The river at town {i} is long. "), "multi_turns": [turn("first"), turn("last")]})
 }
 
 fn mmlu(i: usize) -> String {
@@ -602,7 +738,12 @@ fn known_predictions_score(task: &str, records: &[Value], folder: &Path) {
             let references: Vec<&str> =
                 record["references"].as_array().unwrap().iter().map(|r| r.as_str().unwrap()).collect();
             assert!(references.iter().all(|r| !r.is_empty()) && !references.is_empty(), "{task}: {record}");
-            record["prediction"] = if known { references.join(" ").into() } else { "~".into() };
+            let answer = match record["metric"].as_str() {
+                Some("correct_letter") => format!("The correct answer is ({})", references[0]),
+                Some("function_choice") => format!("The answer is: {}", references[0]),
+                _ => references.join(" "),
+            };
+            record["prediction"] = if known { answer.into() } else { "~".into() };
             format!("{record}\n")
         });
         let file = folder.join("predicted.jsonl");

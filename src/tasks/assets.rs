@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::rows::{self, RowSource};
 use super::text::essays::{self, Essays, Start};
 use super::text::words::Words;
-use super::{TaskOptions, choice, generation, longbench};
+use super::{TaskOptions, choice, generation, long_sets, longbench};
 use crate::error::UsageError;
 
 const ESSAY_FILES: &[&str] = &["ruler_assets/PaulGrahamEssays.json", "PaulGrahamEssays.json"];
@@ -44,7 +44,7 @@ pub fn patterns() -> Vec<&'static str> {
     let ruler = [ESSAY_FILES, ESSAY_TEXTS, BOOK_TEXTS, WORD_LISTS, SQUAD, HOTPOTQA_FILES, HOTPOTQA];
     let texts = [WIKITEXT2, PG19];
     let fixed = [ruler.concat(), longbench.concat(), texts.concat()].concat();
-    let all = fixed.into_iter().chain(choice::patterns()).chain(generation::patterns());
+    let all = fixed.into_iter().chain(choice::patterns()).chain(generation::patterns()).chain(long_sets::patterns());
     all.map(|pattern| pattern.split_once(".zip/").map_or(pattern, |(name, _)| &pattern[..name.len() + 4])).collect()
 }
 

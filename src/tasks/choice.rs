@@ -17,14 +17,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
-use super::options::Given;
+use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Family, Task, TaskInfo, TaskOptions, shots};
+use super::{Family, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
 
 const PREFIX: &str = "mcq/";
-/// Examples before a question that can be asked for.
-const MOST_SHOTS: usize = 1000;
+/// How options are written.
+const EXAMPLE: &str =
+    "for example mcq/arc_easy:shots=5, or mcq/arc_easy:shots=5,shots_seed=1234 for the rows that lm-eval draws";
 /// Between a question and its answer.
 const DELIMITER: &str = " ";
 /// Between examples.
@@ -81,55 +82,6 @@ impl Drawn {
     }
 }
 
-/// What follows a task's name.
-#[derive(Debug, Clone, Copy, Default)]
-struct Shots {
-    /// Examples before a question.
-    count: usize,
-    /// What lm-eval draws them by; the first ones if `None`.
-    seed: Option<u64>,
-}
-
-impl Shots {
-    fn parse(options: Option<&str>, name: &str, definition: &Definition) -> Result<Self, UsageError> {
-        let example =
-            "for example mcq/arc_easy:shots=5, or mcq/arc_easy:shots=5,shots_seed=1234 for the rows that lm-eval draws";
-        let malformed = |option: &str| UsageError::new(format!("`{name}`: `{option}` cannot be read")).hint(example);
-        let few = |count: &&str| count.parse().ok().filter(|count| *count <= MOST_SHOTS);
-        let (mut shots, mut given) = (Self::default(), Given::default());
-        for option in options.into_iter().flat_map(|options| options.split(',')) {
-            let key = option.split('=').next().unwrap_or_default();
-            given.once(name, key, key)?;
-            match option.split_once('=') {
-                Some(("shots", count)) => {
-                    let hint =
-                        format!("shots=N takes a whole number from 0 to {MOST_SHOTS}, for example mcq/mmlu:shots=5");
-                    shots.count = few(&count).ok_or_else(|| malformed(option).hint(hint))?;
-                }
-                Some(("shots_seed", seed)) => shots.seed = Some(seed.parse().map_err(|_| malformed(option))?),
-                _ => return Err(malformed(option)),
-            }
-        }
-        if shots.seed.is_some() && definition.drawn == Drawn::First {
-            let what = format!("`{name}`: lm-eval takes the first examples of {}, whatever its seed", definition.name);
-            return Err(UsageError::new(what).hint("leave out shots_seed: the first ones are the default here too"));
-        }
-        if shots.seed.is_some() && shots.count == 0 {
-            return Err(UsageError::new(format!("`{name}`: shots_seed draws no examples without shots")).hint(example));
-        }
-        Ok(shots)
-    }
-
-    /// The options in a recorded name.
-    fn suffix(self) -> String {
-        match self {
-            Self { count: 0, .. } => String::new(),
-            Self { count, seed: None } => format!(":shots={count}"),
-            Self { count, seed: Some(seed) } => format!(":shots={count},shots_seed={seed}"),
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Accuracy {
@@ -181,7 +133,19 @@ impl Family for MultipleChoice {
             .iter()
             .find(|d| d.name == task)
             .ok_or_else(|| UsageError::unknown("task", name, DEFINITIONS.iter().map(|d| d.name.as_str())))?;
-        Ok(Box::new(Questions::open(definition, Shots::parse(given, name, definition)?, options)?))
+        Ok(Box::new(Questions::open(definition, definition.shots(given, name)?, options)?))
+    }
+}
+
+impl Definition {
+    /// What the options after a task's name say.
+    fn shots(&self, options: Option<&str>, name: &str) -> Result<Shots, UsageError> {
+        let given = Shots::parse(options, name, 0, EXAMPLE)?;
+        if given.seed.is_some() && self.drawn == Drawn::First {
+            let what = format!("`{name}`: lm-eval takes the first examples of {}, whatever its seed", self.name);
+            return Err(UsageError::new(what).hint("leave out shots_seed: the first ones are the default here too"));
+        }
+        given.check(name, EXAMPLE)
     }
 }
 
@@ -251,7 +215,7 @@ struct Questions {
 
 impl Questions {
     fn open(definition: &Definition, shots: Shots, options: &TaskOptions) -> Result<Self> {
-        let name = format!("{PREFIX}{}{}", definition.name, shots.suffix());
+        let name = format!("{PREFIX}{}{}", definition.name, shots.suffix(0));
         let read = |patterns: &[String]| {
             let files = templates::found(options, patterns, &name, &definition.hub)?;
             let published = (patterns, &definition.hub);
@@ -545,7 +509,7 @@ mod tests {
             put.ends_with("Which of these numbers of virology is 4?\nA. 5\nB. 4\nC. “6”\nD. none\nAnswer:"),
             "{put}"
         );
-        let arc = Questions::open(definition("arc_easy"), Shots::default(), &options).unwrap();
+        let arc = Questions::open(definition("arc_easy"), Shots { count: 0, seed: None }, &options).unwrap();
         let answers: Vec<&str> = arc.questions.iter().map(|q| q.options[q.right].as_str()).collect();
         assert_eq!(answers, ["thing 0.0", "thing 1.1"]);
     }

@@ -4,7 +4,7 @@
 //! There is no chat template, as lm-eval has none by default, and the answer ends where a text of `until` comes up. The
 //! questions of one row share its context, which is read once.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::LazyLock;
 
 use anyhow::{Context, Result};
@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::metrics::Metric;
 use super::metrics::lm_eval::distinct_answers;
+use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
 use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions};
 use crate::error::UsageError;
@@ -41,6 +42,24 @@ struct Definition {
     max_new_tokens: usize,
     metric: Metric,
     also: Vec<Metric>,
+    /// Examples before a question, unless the user says another number.
+    #[serde(default)]
+    shots: usize,
+    /// Examples that are always the same, with what parts them from what follows.
+    #[serde(default)]
+    examples: Vec<String>,
+    /// Rows that are examples instead.
+    drawn: Option<Drawn>,
+}
+
+/// Rows of another file as examples.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Drawn {
+    /// Where they are looked for; the first pattern with a file counts.
+    files: Vec<String>,
+    /// A row with its answer, as a template.
+    solved: String,
 }
 
 static DEFINITIONS: LazyLock<Vec<Definition>> =
@@ -48,7 +67,8 @@ static DEFINITIONS: LazyLock<Vec<Definition>> =
 
 /// All that is looked for in a data folder.
 pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
-    DEFINITIONS.iter().flat_map(|d| &d.files).map(String::as_str)
+    let examples = DEFINITIONS.iter().filter_map(|d| d.drawn.as_ref()).flat_map(|drawn| &drawn.files);
+    DEFINITIONS.iter().flat_map(|d| &d.files).chain(examples).map(String::as_str)
 }
 
 /// The family of free answers.
@@ -61,7 +81,7 @@ impl Family for Generation {
             about: d.about.clone(),
             metric: Some(d.metric),
             max_new_tokens: Some(d.max_new_tokens),
-            parameters: Vec::new(),
+            parameters: d.parameters(),
             stands_in_for: None,
         };
         DEFINITIONS.iter().map(info).collect()
@@ -72,18 +92,18 @@ impl Family for Generation {
     }
 
     fn expand(&self, name: &str, _: &TaskOptions) -> Option<Vec<String>> {
-        let task = name.strip_prefix(PREFIX)?;
+        let task = name.strip_prefix(PREFIX)?.split(':').next()?;
         DEFINITIONS.iter().any(|d| d.name == task).then(|| vec![name.to_owned()])
     }
 
     fn make(&self, name: &str, options: &TaskOptions) -> Result<Box<dyn Task>> {
-        let task = name.strip_prefix(PREFIX).unwrap_or(name);
+        let rest = name.strip_prefix(PREFIX).unwrap_or(name);
+        let (task, given) = rest.split_once(':').map_or((rest, None), |(task, given)| (task, Some(given)));
         let definition = DEFINITIONS
             .iter()
             .find(|d| d.name == task)
             .ok_or_else(|| UsageError::unknown("task", name, DEFINITIONS.iter().map(|d| d.name.as_str())))?;
-        let files = templates::found(options, &definition.files, name, &definition.hub)?;
-        Ok(Box::new(Questions::open(definition, &files, options.skip_bad)?))
+        Ok(Box::new(Questions::open(definition, definition.shots(given, name)?, options)?))
     }
 }
 
@@ -95,6 +115,53 @@ struct Question {
 }
 
 impl Definition {
+    fn parameters(&self) -> Vec<(String, String)> {
+        let count = (self.shots > 0).then(|| ("shots".to_owned(), self.shots.to_string()));
+        let seed = self.drawn.as_ref().map(|_| ("shots_seed".to_owned(), "the first rows".to_owned()));
+        count.into_iter().chain(seed).collect()
+    }
+
+    /// What the options after the task's name say.
+    fn shots(&self, options: Option<&str>, name: &str) -> Result<Shots, UsageError> {
+        if self.shots == 0 && options.is_some() {
+            return Err(UsageError::new(format!("`{name}`: {PREFIX}{} has no options", self.name)));
+        }
+        let example = match &self.drawn {
+            Some(_) => "for example gen/gsm8k:shots=5,shots_seed=1234 for the rows that lm-eval draws",
+            None => "for example gen/gsm8k_cot:shots=4 for the first four",
+        };
+        let given = Shots::parse(options, name, self.shots, example)?;
+        if self.drawn.is_none() && given.seed.is_some() {
+            let what = format!("`{name}`: the examples of {} are given, not drawn", self.name);
+            return Err(UsageError::new(what).hint("leave out shots_seed"));
+        }
+        given.check(name, example)
+    }
+
+    /// The examples before each of so many questions, and what was left out of their files.
+    fn examples(
+        &self,
+        shots: Shots,
+        name: &str,
+        questions: usize,
+        options: &TaskOptions,
+    ) -> Result<(Examples, Vec<String>)> {
+        let (all, notes) = match &self.drawn {
+            Some(drawn) if shots.count > 0 => drawn.read(name, &self.hub, options)?,
+            _ => (self.examples.clone(), Vec::new()),
+        };
+        if all.len() < shots.count {
+            let what = format!("`{name}`: there are {} examples", all.len());
+            return Err(UsageError::new(what).hint("ask for fewer shots").into());
+        }
+        let numbers = |count: usize| (0..count as u64).collect::<Vec<_>>();
+        let draws = shots.seed.map(|seed| {
+            // The set that is asked is a split of its own, so no row has to be left out.
+            shots::draw(seed, shots.count, false, &numbers(all.len()), &numbers(questions))
+        });
+        Ok((Examples { all, count: shots.count, draws }, notes))
+    }
+
     fn turns(&self, row: &Map<String, Value>) -> Result<Vec<usize>> {
         let Some(turns) = &self.turns else { return Ok(vec![0]) };
         let turns = Fields::new(row)?.value(turns)?.try_iter()?.map(usize::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -120,6 +187,36 @@ impl Definition {
     }
 }
 
+impl Drawn {
+    /// All rows, solved, in the order of their file, and what was left out.
+    fn read(&self, name: &str, hub: &Hub, options: &TaskOptions) -> Result<(Vec<String>, Vec<String>)> {
+        let files = templates::found(options, &self.files, name, hub)?;
+        let solved = |row: Map<String, Value>, _: &Path| Fields::new(&row)?.text(&self.solved);
+        let made = templates::make_all(&files, options.skip_bad, (&self.files, hub), solved)?;
+        let notes = made.notes.clone();
+        let mut placed = made.in_published_order();
+        placed.sort_unstable_by_key(|(place, _)| *place);
+        Ok((placed.into_iter().map(|(_, text)| text).collect(), notes))
+    }
+}
+
+/// Examples that come before questions.
+struct Examples {
+    all: Vec<String>,
+    count: usize,
+    /// Those of each question, where they are drawn; else they are the first.
+    draws: Option<Vec<Vec<usize>>>,
+}
+
+impl Examples {
+    fn before(&self, question: usize) -> String {
+        match self.draws.as_ref().and_then(|draws| draws.get(question)) {
+            Some(rows) => rows.iter().map(|row| self.all[*row].as_str()).collect(),
+            None => self.all[..self.count].concat(),
+        }
+    }
+}
+
 /// The questions of a task.
 struct Questions {
     definition: &'static Definition,
@@ -127,21 +224,26 @@ struct Questions {
     source: String,
     /// Each with the index of the first one of its row.
     questions: Vec<(usize, Question)>,
+    examples: Examples,
     notes: Vec<String>,
 }
 
 impl Questions {
-    fn open(definition: &'static Definition, files: &[PathBuf], skip_bad: bool) -> Result<Self> {
+    fn open(definition: &'static Definition, shots: Shots, options: &TaskOptions) -> Result<Self> {
+        let name = format!("{PREFIX}{}{}", definition.name, shots.suffix(definition.shots));
+        let files = templates::found(options, &definition.files, &name, &definition.hub)?;
         let published = (definition.files.as_slice(), &definition.hub);
-        let Made { items, notes, .. } =
-            templates::make_all(files, skip_bad, published, |row, _| definition.questions(row))?;
+        let Made { items, mut notes, .. } =
+            templates::make_all(&files, options.skip_bad, published, |row, _| definition.questions(row))?;
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {
             let first = questions.len();
             questions.extend(row.into_iter().map(|question| (first, question)));
         }
         let source = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        Ok(Self { definition, name: format!("{PREFIX}{}", definition.name), source, questions, notes })
+        let (examples, of_examples) = definition.examples(shots, &name, questions.len(), options)?;
+        notes.extend(of_examples);
+        Ok(Self { definition, name, source, questions, examples, notes })
     }
 }
 
@@ -175,7 +277,7 @@ impl Task for Questions {
             task: self.name.clone(),
             length: 0,
             index,
-            context: question.context.clone(),
+            context: self.examples.before(index) + &question.context,
             question: question.question.clone(),
             answer_prefix: String::new(),
             references: question.answers.clone(),
@@ -216,6 +318,55 @@ mod tests {
         assert_eq!(example.references, ["1,234"]);
         assert_eq!(example.score(" It is 1000 + 234. The answer is 1234.\n\nWell."), 1.0);
         assert_eq!(example.handling.until, ["Q:", "</s>", "<|im_end|>"]);
+    }
+
+    #[test]
+    fn fewer_examples_are_the_first_ones() {
+        let row = r#"{"question": "How many?", "answer": "Well: #### 7"}"#;
+        let made = |name: &str| task(name, "gsm8k/test.jsonl", row, false);
+        let context = |name: &str| made(name).unwrap().example(0, 0, 0, &Words).unwrap().context;
+        let (all, two) = (context("gen/gsm8k_cot"), context("gen/gsm8k_cot:shots=2"));
+        assert!(two.matches("\nA: ").count() == 2 && all.starts_with(&two), "{two}");
+        assert!(two.ends_with("The answer is 5.\n\n"), "{two}");
+        assert_eq!(context("gen/gsm8k_cot:shots=0"), "");
+        assert_eq!(made("gen/gsm8k_cot:shots=8").unwrap().name(), "gen/gsm8k_cot", "as without saying");
+        let what = |name: &str| made(name).err().unwrap().to_string();
+        assert_eq!(what("gen/gsm8k_cot:shots=9"), "`gen/gsm8k_cot:shots=9`: there are 8 examples");
+        assert!(what("gen/gsm8k_cot:shots_seed=1").contains("are given, not drawn"));
+        assert!(what("gen/gsm8k_cot:shot=1").contains("`shot=1` cannot be read"));
+        assert!(what("gen/coqa:shots=1").contains("gen/coqa has no options"));
+    }
+
+    /// `random.Random(1234)` of CPython 3.11: `sample(range(40), 2)` twice.
+    const DRAWN: [[usize; 2]; 2] = [[28, 7], [0, 5]];
+
+    #[test]
+    fn training_rows_are_the_examples_of_the_other_set() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("gsm8k")).unwrap();
+        let row = |i: usize| format!("{{\"question\": \"q{i}\", \"answer\": \"So <<1+1=2>>.\\n#### {i}\"}}\n");
+        let rows = |first: usize, count: usize| (first..first + count).map(row).collect::<String>();
+        std::fs::write(dir.path().join("gsm8k/test.jsonl"), rows(100, 2)).unwrap();
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
+        let error = Generation.make("gen/gsm8k", &options).err().unwrap().downcast::<UsageError>().unwrap();
+        assert!(error.hint.unwrap().contains("gsm8k/train.jsonl"));
+        assert!(Generation.make("gen/gsm8k:shots=0", &options).is_ok());
+        std::fs::write(dir.path().join("gsm8k/train.jsonl"), rows(0, 40)).unwrap();
+        let solved = |i: usize| format!("Question: q{i}\nAnswer: So <<1+1=2>>.\n#### {i}\n\n");
+        let task = Generation.make("gen/gsm8k", &options).unwrap();
+        let example = task.example(0, 1, 0, &Words).unwrap();
+        assert_eq!(example.context, (0..5).map(solved).collect::<String>());
+        assert_eq!(
+            (example.question.as_str(), example.references),
+            ("Question: q101\nAnswer:", vec!["101".to_owned()])
+        );
+        assert_eq!((example.metric, task.name()), (Metric::Gsm8kHashes, "gen/gsm8k"));
+        let name = "gen/gsm8k:shots=2,shots_seed=1234";
+        let drawn = Generation.make(name, &options).unwrap();
+        assert_eq!(drawn.name(), name);
+        for (index, rows) in DRAWN.into_iter().enumerate() {
+            assert_eq!(drawn.example(0, index, 0, &Words).unwrap().context, rows.map(solved).concat());
+        }
     }
 
     const STORY: &str = r#"{"story": "Ann ran.", "questions": {"input_text": ["Who ran?", "Why?"]}, "answers": {"input_text": ["Ann", "no idea"]}, "additional_answers": {"0": {"input_text": ["ann", "unknown"]}, "1": {"input_text": ["she", "no idea"]}}}"#;

@@ -15,6 +15,7 @@ mod grid;
 pub mod jsonl;
 mod kv_retrieval;
 pub mod likelihood;
+mod long_sets;
 pub mod longbench;
 mod longeval;
 pub mod metrics;
@@ -45,11 +46,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::UsageError;
 
 /// Every family of tasks, in the order in which they are listed.
-static FAMILIES: [&dyn Family; 8] = [
+static FAMILIES: [&dyn Family; 9] = [
     &ruler::Ruler,
     &ruler::Reworded,
     &grid::Grids,
     &longbench::LongBench,
+    &long_sets::LongSets,
     &perplexity::Perplexity,
     &choice::MultipleChoice,
     &generation::Generation,
@@ -424,10 +426,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 80);
+        assert_eq!(all.len(), 118);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 80);
+        assert_eq!(all.len(), 118);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

@@ -164,7 +164,8 @@ impl DataSet {
 }
 
 fn questions_of(task: &str, options: &TaskOptions) -> Result<Option<usize>> {
-    Ok(resolve(&[task.to_owned()], options)?.remove(0).available())
+    // All of a group's tasks, where it is the name of one.
+    Ok(resolve(&[task.to_owned()], options)?.iter().map(|task| task.available()).sum())
 }
 
 fn bytes_of(file: &DataFile, folder: &Path) -> State {
@@ -228,10 +229,11 @@ mod tests {
     fn every_set_can_be_had_or_says_how() {
         let names: Vec<&str> = SETS.iter().map(|s| s.name.as_str()).collect();
         let chosen = ["mmlu", "arc_easy", "arc_challenge", "hellaswag", "piqa", "openbookqa", "gsm8k"];
+        let long = ["longbench_v2", "infinitebench", "scbench"];
         let official = ["winogrande", "boolq", "coqa", "wikitext2"];
         assert_eq!(
             names,
-            [&["longbench", "squad", "hotpotqa", "wordlists", "essays"][..], &chosen, &official].concat()
+            [&["longbench", "squad", "hotpotqa", "wordlists", "essays"][..], &chosen, &official, &long].concat()
         );
         for file in SETS.iter().flat_map(|s| &s.files) {
             assert!(
@@ -353,11 +355,16 @@ mod tests {
         assert_eq!(check(), State::Wrong("4 questions, 7983 are published".to_owned()));
         std::fs::write(&path, format!(r#"{{"data": [{story}, {{"story": "x"}}]}}"#)).unwrap();
         assert!(matches!(check(), State::Wrong(what) if what.contains("coqa-dev-v1.0.json:2: a field is missing")));
-        for (text, why) in [("{\"data\": [", "EOF"), ("[1]", "no list `data`"), ("{\"data\": {}}", "no list `data`")] {
+        for (text, why) in
+            [("{\"data\": [", "EOF"), ("7", "no list `data`"), ("[1", "EOF"), ("{\"data\": {}}", "no list `data`")]
+        {
             std::fs::write(&path, text).unwrap();
             let State::Wrong(what) = check() else { panic!("{text}") };
             assert!(what.contains("coqa-dev-v1.0.json: ") && what.contains(why), "{what}");
         }
+        // A list is one of rows.
+        std::fs::write(&path, "[1]").unwrap();
+        assert!(matches!(check(), State::Wrong(what) if what.contains("coqa-dev-v1.0.json:1: not a JSON object")));
     }
 
     #[test]

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use serde::Deserializer;
+use serde::de::{Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use zip::result::ZipError;
 
@@ -21,7 +23,8 @@ use crate::foreign::contain;
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
-const DOCUMENT_HINT: &str = "a JSON document with the rows as its list `data` is expected";
+const DOCUMENT_HINT: &str =
+    "a JSON document is expected: a list of rows, or an object with the rows as its list `data`";
 const TABLE_HINT: &str = "a table in Parquet is expected, uncompressed or compressed by Snappy";
 const LARGE_HINT: &str =
     "a table is held as JSON in memory; JSON lines are read one at a time, and larger ones can be given";
@@ -71,8 +74,8 @@ impl RowSource {
         Ok(Self::Table { path: path.to_owned(), lines: Arc::new(lines) })
     }
 
-    /// The rows that a JSON document has as its list `data`, with the fields that tables of the hub have: there, a
-    /// list of objects is an object of lists.
+    /// The rows of a JSON document that is a list of them; or those that it has as its list `data`, with the fields that
+    /// tables of the hub have: there, a list of objects is an object of lists.
     ///
     /// # Errors
     /// [`UsageError`] if it is no such document.
@@ -168,8 +171,11 @@ fn unreadable(archive: &Path, e: &dyn std::fmt::Display) -> UsageError {
 
 /// The rows of a JSON document as lines.
 fn document_lines(path: &Path) -> Result<Vec<u8>> {
+    if first_byte(path)? == Some(b'[') {
+        return list_lines(path);
+    }
     let bytes = std::fs::read(path)?;
-    let mut document: Value = serde_json::from_slice(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes))?;
+    let mut document: Value = serde_json::from_slice(bytes.strip_prefix(MARK).unwrap_or(&bytes))?;
     let Some(Value::Array(rows)) = document.get_mut("data").map(Value::take) else {
         anyhow::bail!("it has no list `data`");
     };
@@ -178,6 +184,46 @@ fn document_lines(path: &Path) -> Result<Vec<u8>> {
         serde_json::to_writer(&mut lines, &in_lists(row))?;
         lines.write_all(b"\n")?;
     }
+    Ok(lines)
+}
+
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A reader of a document behind the mark that it may begin with.
+fn behind_mark(path: &Path) -> io::Result<BufReader<File>> {
+    let mut reader = BufReader::new(File::open(path)?);
+    if reader.fill_buf()?.starts_with(MARK) {
+        reader.consume(MARK.len());
+    }
+    Ok(reader)
+}
+
+fn first_byte(path: &Path) -> io::Result<Option<u8>> {
+    behind_mark(path)?.bytes().find(|byte| byte.as_ref().map_or(true, |byte| !byte.is_ascii_whitespace())).transpose()
+}
+
+/// The rows of a list, each of which is made a line as soon as it is read: lists may have gigabytes.
+fn list_lines(path: &Path) -> Result<Vec<u8>> {
+    struct Lines;
+    impl<'de> Visitor<'de> for Lines {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a list of rows")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut rows: A) -> Result<Vec<u8>, A::Error> {
+            let mut lines = Vec::new();
+            while let Some(row) = rows.next_element::<Value>()? {
+                serde_json::to_writer(&mut lines, &row).map_err(A::Error::custom)?;
+                lines.push(b'\n');
+            }
+            Ok(lines)
+        }
+    }
+    let mut document = serde_json::Deserializer::from_reader(behind_mark(path)?);
+    let lines = document.deserialize_seq(Lines)?;
+    document.end()?;
     Ok(lines)
 }
 
@@ -252,7 +298,8 @@ impl Row {
     }
 }
 
-fn text_or_number(value: &Value) -> Option<String> {
+/// A value as an answer's text.
+pub(super) fn text_or_number(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
@@ -422,7 +469,7 @@ impl Rows {
 
     fn parse(&self, line: &[u8], number: usize) -> Result<Row, UsageError> {
         let place = format!("{}:{number}", self.source.label());
-        let line = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
+        let line = if number == 1 { line.strip_prefix(MARK).unwrap_or(line) } else { line };
         let text = std::str::from_utf8(line).map_err(|e| UsageError::new(format!("{place}: not UTF-8: {e}")))?;
         let value: Value = serde_json::from_str(text.trim_end()).map_err(|e| {
             // The parser's own "at line 1" would contradict the line of the file.

@@ -7,6 +7,72 @@
 
 use rand_mt::Mt;
 
+use super::options::Given;
+use crate::error::UsageError;
+
+/// Examples before a question that can be asked for.
+const MOST_SHOTS: usize = 1000;
+
+/// What the options after a task's name say of examples.
+#[derive(Debug, Clone, Copy)]
+pub struct Shots {
+    /// Examples before a question.
+    pub count: usize,
+    /// What lm-eval draws them by; the first ones if `None`.
+    pub seed: Option<u64>,
+}
+
+impl Shots {
+    /// Reads `shots=N,shots_seed=S`; `default` is the number of examples that is not said, and `example` shows how options
+    /// are written.
+    ///
+    /// # Errors
+    /// If something else is said, or the same twice.
+    pub fn parse(options: Option<&str>, name: &str, default: usize, example: &str) -> Result<Self, UsageError> {
+        let malformed = |option: &str| UsageError::new(format!("`{name}`: `{option}` cannot be read")).hint(example);
+        let few = |count: &&str| count.parse().ok().filter(|count| *count <= MOST_SHOTS);
+        let (mut shots, mut given) = (Self { count: default, seed: None }, Given::default());
+        for option in options.into_iter().flat_map(|options| options.split(',')) {
+            let key = option.split('=').next().unwrap_or_default();
+            given.once(name, key, key)?;
+            match option.split_once('=') {
+                Some(("shots", count)) => {
+                    let task = name.split(':').next().unwrap_or(name);
+                    let hint =
+                        format!("shots=N takes a whole number from 0 to {MOST_SHOTS}, for example {task}:shots=5");
+                    shots.count = few(&count).ok_or_else(|| malformed(option).hint(hint))?;
+                }
+                Some(("shots_seed", seed)) => shots.seed = Some(seed.parse().map_err(|_| malformed(option))?),
+                _ => return Err(malformed(option)),
+            }
+        }
+        Ok(shots)
+    }
+
+    /// These, if a seed has something to draw.
+    ///
+    /// # Errors
+    /// If it has not.
+    pub fn check(self, name: &str, example: &str) -> Result<Self, UsageError> {
+        match self {
+            Self { count: 0, seed: Some(_) } => {
+                let what = format!("`{name}`: shots_seed draws no examples without shots");
+                Err(UsageError::new(what).hint(example))
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// The options in a recorded name; `default` examples go without saying.
+    pub fn suffix(self, default: usize) -> String {
+        match self {
+            Self { count, seed: None } if count == default => String::new(),
+            Self { count, seed: None } => format!(":shots={count}"),
+            Self { count, seed: Some(seed) } => format!(":shots={count},shots_seed={seed}"),
+        }
+    }
+}
+
 /// Rows for every question of a set, in the questions' order.
 ///
 /// `pool` and `questions` tell rows apart, by a number each: whatever has the question's number is not shown before it, if

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, Value as Filled};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value as Filled};
+use regex::Regex;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::metrics::python;
 use super::rows::{Malformed, RowSource, Rows};
 use super::{TaskOptions, assets};
 use crate::error::UsageError;
@@ -34,6 +36,8 @@ pub(super) fn definitions<D: DeserializeOwned>(file: &str) -> Vec<D> {
 pub(super) struct Fields {
     env: Environment<'static>,
     row: Filled,
+    /// The fields, and what else templates see.
+    seen: Filled,
 }
 
 impl Fields {
@@ -48,7 +52,17 @@ impl Fields {
         env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.add_filter("without_markup", without_markup);
-        Ok(Self { env, row: Filled::from(Serde(row)) })
+        env.add_filter("stripped", |text: &str| python::strip(text).to_owned());
+        env.add_filter("found", found_in);
+        env.add_filter("with_letter", with_letter);
+        env.add_filter("number_list", number_list);
+        let row = Filled::from(Serde(row));
+        Ok(Self { env, seen: row.clone(), row })
+    }
+
+    /// Has templates see which of a row's questions it is, as `turn`.
+    pub fn ask(&mut self, turn: usize) {
+        self.seen = minijinja::context! { turn, ..self.row.clone() };
     }
 
     /// The text that a template gives.
@@ -56,7 +70,7 @@ impl Fields {
     /// # Errors
     /// If a field is missing or of another kind.
     pub fn text(&self, template: &str) -> Result<String> {
-        self.env.render_str(template, &self.row).map_err(|e| unfilled(template, &e))
+        self.env.render_str(template, &self.seen).map_err(|e| unfilled(template, &e))
     }
 
     /// What an expression gives.
@@ -64,7 +78,7 @@ impl Fields {
     /// # Errors
     /// As [`text`](Self::text).
     pub fn value(&self, expression: &str) -> Result<Filled> {
-        let value = self.env.compile_expression(expression).and_then(|compiled| compiled.eval(&self.row));
+        let value = self.env.compile_expression(expression).and_then(|compiled| compiled.eval(&self.seen));
         value.map_err(|e| unfilled(expression, &e))
     }
 
@@ -77,10 +91,48 @@ impl Fields {
     }
 }
 
+/// The first match of a pattern.
+fn found_in(text: &str, pattern: &str) -> Result<String, Error> {
+    let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+    let pattern = Regex::new(pattern).map_err(|e| failed(e.to_string()))?;
+    let found = pattern.find(text).ok_or_else(|| failed(format!("nothing like `{pattern}` is in the text")))?;
+    Ok(found.as_str().to_owned())
+}
+
+/// An answer, alone, in a list, or with its letter, and its letter among the options.
+fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Error> {
+    const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
+    let answer: Vec<String> = match answer.as_str() {
+        Some(text) => vec![text.to_owned()],
+        None => answer.try_iter()?.map(|item| item.to_string()).collect(),
+    };
+    match answer.as_slice() {
+        [_, letter] if LETTERS.contains(&letter.as_str()) => Ok(answer),
+        [text] => {
+            let at = options.iter().position(|option| option == text).and_then(|at| LETTERS.get(at));
+            let none = || Error::new(ErrorKind::InvalidOperation, "the answer is none of the options");
+            Ok(vec![text.clone(), (*at.ok_or_else(none)?).to_owned()])
+        }
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "an answer is a text, or a text and its letter")),
+    }
+}
+
+/// All numbers of a list, or of the lists in it, as one text.
+fn number_list(numbers: Filled) -> Result<String, Error> {
+    if let Some(text) = numbers.as_str() {
+        return Ok(text.to_owned());
+    }
+    if numbers.is_number() {
+        return Ok(numbers.to_string());
+    }
+    let all: Vec<String> = numbers.try_iter()?.map(number_list).collect::<Result<_, _>>()?;
+    Ok(all.join(", "))
+}
+
 /// What a row lacks, by the template that asks for it.
-fn unfilled(template: &str, error: &minijinja::Error) -> anyhow::Error {
+fn unfilled(template: &str, error: &Error) -> anyhow::Error {
     let what = match error.kind() {
-        minijinja::ErrorKind::UndefinedError => "a field is missing".to_owned(),
+        ErrorKind::UndefinedError => "a field is missing".to_owned(),
         _ => error.to_string(),
     };
     anyhow::anyhow!("{what} for `{}`", template.replace('\n', "\\n"))

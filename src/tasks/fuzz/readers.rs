@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Re
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 22] = [
+pub const READERS: [Reader; 31] = [
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -69,6 +69,7 @@ pub const READERS: [Reader; 22] = [
         r#"{"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}"#,
     ),
     reader("gen/gsm8k_cot", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
+    reader("gen/gsm8k:shots=0", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
     reader(
         "gen/coqa",
         "coqa/validation.jsonl",
@@ -111,10 +112,46 @@ pub const READERS: [Reader; 22] = [
         "ARC-Challenge/test.jsonl",
         r#"{"question": "Why?", "choices": {"text": ["so", "no"], "label": ["A", "B"]}, "answerKey": "B"}"#,
     ),
+    reader(
+        "infinitebench/passkey",
+        "infinitebench/passkey.jsonl",
+        r#"{"context": "Noise.", "input": "What is the pass key?", "answer": ["71432"], "options": []}"#,
+    ),
+    reader(
+        "infinitebench/code_debug",
+        "code_debug.jsonl",
+        r#"{"context": "def f(): x", "input": "", "answer": ["f"], "options": ["g", "f", "h", "i"]}"#,
+    ),
+    reader(
+        "infinitebench/math_find",
+        "math_find.jsonl",
+        r#"{"context": "[3, 1]", "input": "The largest number of the list is:", "answer": [3]}"#,
+    ),
+    reader("infinitebench/math_calc", "math_calc.jsonl", r#"{"context": "1 + 2", "answer": [[1, 3]]}"#),
+    reader(
+        "scbench/choice_eng",
+        "scbench/scbench_choice_eng.jsonl",
+        r#"{"context": "x", "multi_turns": [{"input": "Q?", "answer": "b", "options": ["a", "b", "c", "d"]}]}"#,
+    ),
+    reader(
+        "scbench_multi_turn/vt",
+        "scbench_vt.jsonl",
+        r#"{"context": "x", "multi_turns": [{"input": "1?", "answer": ["A", "B"]}]}"#,
+    ),
+    reader(
+        "longbench_v2/hard",
+        "longbench_v2/data.jsonl",
+        r#"{"context": "x", "question": "Q?", "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": "A", "difficulty": "hard", "length": "short"}"#,
+    ),
+    reader(
+        "longbench_v2_no_context",
+        "longbench_v2/data.jsonl",
+        r#"{"question": "Q?", "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": "A"}"#,
+    ),
 ];
 
 /// Readers of whole files: here `row` is all of the file.
-pub const DOCUMENTS: [Reader; 7] = [
+pub const DOCUMENTS: [Reader; 8] = [
     reader(
         "ruler/qa_1",
         "squad/dev-v2.0.json",
@@ -129,6 +166,11 @@ pub const DOCUMENTS: [Reader; 7] = [
         "gen/coqa",
         "coqa/coqa-dev-v1.0.json",
         r#"{"data": [{"story": "Ann ran.", "questions": [{"input_text": "Who?", "turn_id": 1}], "answers": [{"input_text": "Ann", "turn_id": 1}], "additional_answers": {"0": [{"input_text": "she", "turn_id": 1}]}}]}"#,
+    ),
+    reader(
+        "longbench_v2",
+        "longbench_v2/data.json",
+        r#"[{"context": "x", "question": "Q?", "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": "A"}]"#,
     ),
     reader("ruler/niah_single_2", "PaulGrahamEssays.json", r#"{"text": "Some words. And more of them."}"#),
     reader("ruler/niah_single_2", "essays/a.txt", "Some words. And more of them."),

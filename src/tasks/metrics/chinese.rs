@@ -21,6 +21,12 @@ pub fn qa_f1_zh(prediction: &str, reference: &str) -> f64 {
     qa_f1::f1(&normalized_words(prediction), &normalized_words(reference))
 }
 
+/// InfiniteBench's `qa_f1_score_zh`: F1 of the multisets of characters, in lower case without punctuation and white space.
+pub fn qa_f1_zh_characters(prediction: &str, reference: &str) -> f64 {
+    let characters = |text: &str| normalize(text).chars().map(String::from).collect::<Vec<_>>();
+    qa_f1::f1(&characters(prediction), &characters(reference))
+}
+
 /// `rouge_zh_score`: ROUGE-L of the words with blanks between them.
 pub fn rouge_l_zh(prediction: &str, reference: &str) -> f64 {
     rouge::rouge_l(&segment(prediction).join(" "), &segment(reference).join(" "))

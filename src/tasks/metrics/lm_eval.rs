@@ -23,6 +23,13 @@ pub fn gsm8k_strict(prediction: &str, answer: &str) -> f64 {
     same_number(said.map_or(NOTHING, |said| said.as_str()), answer)
 }
 
+/// `strict-match` of the set whose examples are training rows: the number of the first `####`.
+pub fn gsm8k_hashes(prediction: &str, answer: &str) -> f64 {
+    static MARKED: LazyLock<Regex> = LazyLock::new(|| pattern(r"#### (\-?[0-9\.,]+)"));
+    let marked = MARKED.captures(prediction).and_then(|found| found.get(1));
+    same_number(marked.map_or(NOTHING, |marked| marked.as_str()), answer)
+}
+
 /// `flexible-extract`: the last number of the prediction, compared in the same way.
 pub fn gsm8k_flexible(prediction: &str, answer: &str) -> f64 {
     static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"-?[$0-9.,]{2,}|-?[0-9]+"));

@@ -10,11 +10,13 @@ pub mod datasets;
 mod chinese;
 mod classification;
 mod code_sim;
+mod infinitebench;
 pub(in crate::tasks) mod lm_eval;
 mod numbers;
 pub(in crate::tasks) mod python;
 mod qa_f1;
 mod rouge;
+mod rouge_sum;
 mod string_match;
 
 use crate::error::UsageError;
@@ -68,6 +70,36 @@ pub enum Metric {
     CoqaEm,
     /// LongBench `code_sim_score` where `python-Levenshtein` is installed.
     CodeSimLevenshtein,
+    /// lm-eval's GSM8K as its training rows are answered, `strict-match`: 1 if the number after `####` is the reference.
+    Gsm8kHashes,
+    /// LongBench v2: 1 if the letter after "The correct answer is" is the reference.
+    CorrectLetter,
+    /// InfiniteBench `kv_retrieval`: 1 if the reference is a word of the prediction.
+    Word,
+    /// InfiniteBench `longdialogue_qa_eng`: 1 if the reference, in capitals, is a word of the prediction.
+    Name,
+    /// InfiniteBench `passkey`, `number_string`: 1 if the first digits are written like the reference.
+    FirstDigits,
+    /// InfiniteBench `code_run`: 1 if the last word is the number.
+    LastWordNumber,
+    /// InfiniteBench `math_find`: 1 if the first number has the value of the reference.
+    FirstValue,
+    /// InfiniteBench `math_calc`: share of the reference's numbers before the first mistake.
+    LeadingNumbers,
+    /// InfiniteBench `longbook_choice_eng`: 1 if the option is given by its letter or its text, which the references are.
+    Choice,
+    /// InfiniteBench `code_debug`: the same of the names of functions.
+    FunctionChoice,
+    /// InfiniteBench `longbook_qa_chn`: F1 of the bags of characters.
+    QaF1ZhCharacters,
+    /// InfiniteBench `longbook_sum_eng`: `rougeLsum` of the Python package `rouge_score`.
+    RougeLSum,
+    /// SCBench `scbench_kv`: 1 if the reference is in the prediction.
+    Contains,
+    /// SCBench `scbench_qa_eng`: the same whatever the case.
+    ContainsInCapitals,
+    /// SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents.
+    ContainsAllPercent,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -86,7 +118,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 22] = [
+static RULES: [Rule; 37] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -122,6 +154,23 @@ static RULES: [Rule; 22] = [
     rule(Metric::CodeSimLevenshtein, "code_sim_levenshtein", |p, r, _| {
         best(r, |r| code_sim::code_sim_levenshtein(p, r))
     }),
+    rule(Metric::Gsm8kHashes, "gsm8k_hashes", |p, r, _| best(r, |r| lm_eval::gsm8k_hashes(p, r))),
+    rule(Metric::CorrectLetter, "correct_letter", |p, r, _| best(r, |r| infinitebench::correct_letter(p, r))),
+    rule(Metric::Word, "word", |p, r, _| best(r, |r| infinitebench::word(p, r))),
+    rule(Metric::Name, "name", |p, r, _| best(r, |r| infinitebench::name(p, r))),
+    rule(Metric::FirstDigits, "first_digits", |p, r, _| best(r, |r| infinitebench::first_digits(p, r))),
+    rule(Metric::LastWordNumber, "last_word_number", |p, r, _| best(r, |r| infinitebench::last_word_number(p, r))),
+    rule(Metric::FirstValue, "first_value", |p, r, _| best(r, |r| infinitebench::first_value(p, r))),
+    rule(Metric::LeadingNumbers, "leading_numbers", |p, r, _| best(r, |r| infinitebench::leading_numbers(p, r))),
+    rule(Metric::Choice, "choice", |p, r, _| infinitebench::choice(p, r)),
+    rule(Metric::FunctionChoice, "function_choice", |p, r, _| infinitebench::function_choice(p, r)),
+    rule(Metric::QaF1ZhCharacters, "qa_f1_zh_characters", |p, r, _| best(r, |r| chinese::qa_f1_zh_characters(p, r))),
+    rule(Metric::RougeLSum, "rouge_lsum", |p, r, _| best(r, |r| rouge_sum::rouge_lsum(p, r))),
+    rule(Metric::Contains, "contains", |p, r, _| best(r, |r| infinitebench::contains(p, r))),
+    rule(Metric::ContainsInCapitals, "contains_in_capitals", |p, r, _| {
+        best(r, |r| infinitebench::contains_in_capitals(p, r))
+    }),
+    rule(Metric::ContainsAllPercent, "contains_all_percent", |p, r, _| infinitebench::contains_all_percent(p, r)),
 ];
 
 impl Metric {
@@ -260,12 +309,22 @@ mod tests {
             |(metric, words, chinese, number)| {
                 let same = |text: String| (metric, text.clone(), text);
                 match metric {
-                    Metric::QaF1Zh | Metric::RougeLZh => same(chinese),
+                    Metric::QaF1Zh | Metric::RougeLZh | Metric::QaF1ZhCharacters => same(chinese),
                     Metric::Retrieval => same(format!("Paragraph {number}")),
                     Metric::RetrievalZh => same(format!("段落{number}")),
-                    Metric::Count | Metric::FirstNumber | Metric::LastNumber | Metric::DigitMatch => {
-                        same(number.to_string())
-                    }
+                    Metric::Count
+                    | Metric::FirstNumber
+                    | Metric::LastNumber
+                    | Metric::DigitMatch
+                    | Metric::FirstDigits
+                    | Metric::LastWordNumber
+                    | Metric::FirstValue
+                    | Metric::LeadingNumbers => same(number.to_string()),
+                    Metric::Gsm8kHashes => (metric, format!("So it is.\n#### {number}\n"), number.to_string()),
+                    Metric::CorrectLetter => (metric, "**The correct answer is (B)**".to_owned(), "B".to_owned()),
+                    Metric::Word => (metric, words.clone(), words.split(' ').next().unwrap().to_owned()),
+                    Metric::Name => (metric, words.clone(), words.split(' ').next().unwrap().to_uppercase()),
+                    Metric::FunctionChoice => (metric, format!("The answer is: {words}."), words),
                     Metric::Gsm8kStrict => (metric, format!("So it is. The answer is {number}.\n"), number.to_string()),
                     Metric::Gsm8kFlexible => (metric, format!("3 and more make {number}"), number.to_string()),
                     Metric::Rouge2 => same(format!("{words} end")),
@@ -321,7 +380,7 @@ mod tests {
             prop_assert_eq!(score("", &[&reference]), 0.0, "{}", metric);
             let several = score(&prediction, &["Quite another one", &reference]);
             match metric {
-                Metric::StringMatchAll | Metric::CoqaF1 | Metric::CoqaEm => prop_assert_eq!(several, 0.5, "{}", metric),
+                Metric::StringMatchAll | Metric::ContainsAllPercent | Metric::CoqaF1 | Metric::CoqaEm => prop_assert_eq!(several, 0.5, "{}", metric),
                 _ => prop_assert!(several > 1.0 - 1e-6, "{}", metric),
             }
         }
@@ -337,9 +396,10 @@ mod tests {
             for metric in Metric::all() {
                 let score = |references: &[String]| metric.score(&prediction, references, &classes);
                 prop_assert!((score(&references) - score(&turned)).abs() < 1e-12, "{}", metric);
-                let takes_the_best = !matches!(metric, Metric::StringMatchAll | Metric::CoqaF1 | Metric::CoqaEm);
+                let counts_all = matches!(metric, Metric::StringMatchAll | Metric::ContainsAllPercent);
+                let takes_the_best = !counts_all && !matches!(metric, Metric::CoqaF1 | Metric::CoqaEm);
                 let twice: Vec<String> = [references.as_slice(), &references[..1]].concat();
-                if metric != Metric::StringMatchAll {
+                if !counts_all {
                     prop_assert_eq!(score(&references), score(&twice), "{}: an answer given twice is one", metric);
                 }
                 if takes_the_best {

@@ -1,0 +1,78 @@
+//! `rougeLsum` of Google's Python package `rouge_score` 0.1.2, as Hugging Face's `evaluate` takes it: without stemming.
+//!
+//! Unlike the package `rouge`, it takes lines for sentences, lower-cases, keeps the letters and digits of ASCII alone, and
+//! counts each word as often as it is in both texts.
+
+use std::collections::{BTreeSet, HashMap};
+
+/// The words of each line that is not empty, as numbers.
+fn lines(text: &str, ids: &mut HashMap<String, u32>) -> Vec<Vec<u32>> {
+    let mut words = |line: &str| {
+        let lower = line.to_lowercase();
+        let words = lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        let numbers = words.map(|word| {
+            let next = ids.len() as u32;
+            *ids.entry(word.to_owned()).or_insert(next)
+        });
+        numbers.collect()
+    };
+    text.split('\n').filter(|line| !line.is_empty()).map(&mut words).collect()
+}
+
+/// How often each word is in a text.
+fn counts(lines: &[Vec<u32>]) -> HashMap<u32, usize> {
+    let mut counts = HashMap::new();
+    lines.iter().flatten().for_each(|word| *counts.entry(*word).or_default() += 1);
+    counts
+}
+
+/// F of the summary-level longest common subsequences.
+pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
+    let mut ids = HashMap::new();
+    let (prediction, reference) = (lines(prediction, &mut ids), lines(reference, &mut ids));
+    let [of_prediction, of_reference] =
+        [&prediction, &reference].map(|lines| lines.iter().map(Vec::len).sum::<usize>());
+    if of_prediction == 0 || of_reference == 0 {
+        return 0.0;
+    }
+    let mut left = [counts(&prediction), counts(&reference)];
+    let mut hits = 0;
+    for line in &reference {
+        let union: BTreeSet<usize> = prediction.iter().flat_map(|other| common_places(line, other)).collect();
+        for word in union.into_iter().map(|place| line[place]) {
+            if left.iter().all(|counts| counts.get(&word).is_some_and(|count| *count > 0)) {
+                hits += 1;
+                left.iter_mut().for_each(|counts| *counts.entry(word).or_default() -= 1);
+            }
+        }
+    }
+    let (precision, recall) = (hits as f64 / of_prediction as f64, hits as f64 / of_reference as f64);
+    if hits == 0 { 0.0 } else { 2.0 * precision * recall / (precision + recall) }
+}
+
+/// Places in `x` of a longest common subsequence, chosen as the package chooses among equals.
+fn common_places(x: &[u32], y: &[u32]) -> Vec<usize> {
+    let width = y.len() + 1;
+    let mut lengths = vec![0u32; (x.len() + 1) * width];
+    for i in 1..=x.len() {
+        for j in 1..=y.len() {
+            lengths[i * width + j] = match x[i - 1] == y[j - 1] {
+                true => lengths[(i - 1) * width + j - 1] + 1,
+                false => lengths[(i - 1) * width + j].max(lengths[i * width + j - 1]),
+            };
+        }
+    }
+    let (mut i, mut j, mut found) = (x.len(), y.len(), Vec::new());
+    while i > 0 && j > 0 {
+        if x[i - 1] == y[j - 1] {
+            found.push(i - 1);
+            i -= 1;
+            j -= 1;
+        } else if lengths[i * width + j - 1] > lengths[(i - 1) * width + j] {
+            j -= 1;
+        } else {
+            i -= 1;
+        }
+    }
+    found
+}
