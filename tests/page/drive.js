@@ -134,7 +134,7 @@ addEventListener("load", async () => {
     saveSamples: async () => { enter("samples-find", "Needle-7 "); const all = await saved(() => at("samples-save").click()); enter("samples-find", ""); return all; },
     saveFigure: async () => {
       const { name, type, text } = await saved(() => document.querySelector("#figures .save-svg").click());
-      return [name, type, new DOMParser().parseFromString(text, "image/svg+xml").documentElement.localName, [...document.querySelectorAll("#figures figure:first-child figcaption a")].map((a) => a.getAttribute("href"))];
+      return [name, type, new DOMParser().parseFromString(text, "image/svg+xml").documentElement.localName, [...document.querySelectorAll("#figures > figure:first-child figcaption a")].map((a) => a.getAttribute("href"))];
     },
     address: async () => {
       const steps = history.length;

@@ -254,18 +254,24 @@ impl Chart {
         for (series, labels) in &panel.labels {
             let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
             for (point, label) in panel.data[*series].points.iter().zip(labels) {
-                let ((x, y), half) = (place(point), label.chars().count() as i32 * CHARACTER / 2);
-                let middle = x.clamp(frame.left + half, (frame.right - half).max(frame.left + half));
-                // Above the point, or below it where there is no room; nowhere where another one or its marker is.
+                let ((x, y), half) = (place(point), label.chars().count() as i32 * (CHARACTER - 1) / 2);
+                // Beside the point, where its interval does not run, or else above or below it; nowhere where another one or a
+                // marker is.
+                let (aside, near) =
+                    (half + 9, x.clamp(frame.left + half + 2, (frame.right - half - 3).max(frame.left + half + 2)));
+                let beside = [(x + aside, y - 9), (x - aside, y - 9), (x + aside, y + 9), (x - aside, y + 9)];
+                let mut sides = beside.into_iter().chain([(near, y - 16), (near, y + 18)]);
+                let is_apart =
+                    |a: &Point, b: &Point, room: Point| (a.0 - b.0).abs() > room.0 || (a.1 - b.1).abs() > room.1;
                 let free = |place: &Point| {
-                    let is_apart =
-                        |at: &Point, room: Point| (at.0 - place.0).abs() > room.0 || (at.1 - place.1).abs() > room.1;
-                    taken.iter().all(|(at, other)| is_apart(at, (half + other + 4, 16)))
-                        && (panel.focus.is_some() || markers.iter().all(|at| is_apart(at, (half + 3, 12))))
+                    taken.iter().all(|(at, other)| is_apart(at, place, (half + other + 4, 16)))
+                        && markers.iter().all(|at| is_apart(at, place, (half + 5, 12)))
                 };
-                let inside = |place: &Point| (frame.top + 8..frame.bottom - 6).contains(&place.1);
-                let sides = [y - 14, y + 16].map(|y| (middle, y));
-                if let Some(side) = sides.into_iter().find(|side| inside(side) && free(side)) {
+                let inside = |place: &Point| {
+                    (frame.top + 8..frame.bottom - 6).contains(&place.1)
+                        && (frame.left + half + 2..frame.right - half).contains(&place.0)
+                };
+                if let Some(side) = sides.find(|side| inside(side) && free(side)) {
                     pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
                     taken.push((side, half));
                 }

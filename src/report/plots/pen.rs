@@ -37,9 +37,8 @@ pub const INK: RGBColor = RGBColor(40, 40, 40);
 pub const GRID: RGBColor = RGBColor(226, 226, 226);
 /// Of what is not looked at, a little darker than the lines at ticks.
 const FAINT: RGBColor = RGBColor(205, 205, 205);
-/// Corners of markers in units of their radius; a circle comes before them. Their number and that of the
-/// colours have no common divisor, so 72 methods look different.
-const MARKERS: [&[(f64, f64)]; 8] = [
+/// Corners of markers in units of their radius; a circle comes before them, so there are as many as colours.
+const MARKERS: [&[(f64, f64)]; 7] = [
     &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     &[(0.0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
     &[(0.0, -1.3), (1.3, 0.0), (0.0, 1.3), (-1.3, 0.0)],
@@ -60,8 +59,11 @@ const MARKERS: [&[(f64, f64)]; 8] = [
     ],
     &[(-1.2, 0.0), (0.8, -1.1), (0.8, 1.1)],
     &[(1.2, 0.0), (-0.8, -1.1), (-0.8, 1.1)],
-    &[(-1.1, -1.1), (1.1, -1.1), (0.3, 0.0), (1.1, 1.1), (-1.1, 1.1), (-0.3, 0.0)],
 ];
+/// How many markers there are.
+const MARKS: usize = MARKERS.len() + 1;
+/// From so many methods on, lines of other dashes begin: some of those before have colours near theirs, and their marks.
+const IN_ONE_DASH: usize = 32;
 /// Ink and gaps along a line in pixels, by turns; nothing for a line that is drawn through.
 const DASHES: [&[f64]; 6] =
     [&[], &[14.0, 4.0], &[7.0, 4.0], &[3.0, 3.0], &[12.0, 3.0, 3.0, 3.0], &[12.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
@@ -105,7 +107,8 @@ impl Look {
     /// Its colour.
     pub fn colour(self) -> RGBColor {
         match self {
-            Look::Method(place, _) => PALETTE[place % PALETTE.len()],
+            // One further in each round of marks: 64 methods look different, and those that are often compared too.
+            Look::Method(place, _) => PALETTE[(place + place / MARKS) % PALETTE.len()],
             Look::Oracle(..) => ORACLE,
             Look::Floor(..) => FLOOR,
             Look::Peer(_) => PEER,
@@ -117,7 +120,7 @@ impl Look {
     /// Pixels of ink and of gap along a line; nothing for a line that is drawn through.
     pub fn dash(self) -> &'static [f64] {
         match self {
-            Look::Method(_, setting) => DASHES[setting % DASHES.len()],
+            Look::Method(place, setting) => DASHES[(setting + place / IN_ONE_DASH) % DASHES.len()],
             Look::Roof | Look::Other => &[],
             Look::Oracle(place, setting) => ORACLE_DASHES[(place + setting) % ORACLE_DASHES.len()],
             Look::Floor(place, setting) => FLOOR_DASHES[(place + setting) % FLOOR_DASHES.len()],
@@ -129,9 +132,9 @@ impl Look {
     /// The number of its marker.
     pub fn mark(self) -> usize {
         match self {
-            Look::Method(place, _) | Look::Oracle(place, _) | Look::Peer(place) => place % (MARKERS.len() + 1),
+            Look::Method(place, _) | Look::Oracle(place, _) | Look::Peer(place) => place % MARKS,
             // The diamond: what is drawn is as likely as anything else.
-            Look::Floor(place, _) => (place + 3) % (MARKERS.len() + 1),
+            Look::Floor(place, _) => (place + 3) % MARKS,
             Look::Dense | Look::Roof | Look::Other => 0,
         }
     }

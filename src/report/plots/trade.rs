@@ -357,7 +357,7 @@ mod tests {
             "points of few methods have names"
         );
         let dense = few.iter().find(|figure| figure.file == "score_vs_cost.svg").unwrap();
-        assert!(dense.svg.contains("\nk=77, density=0.125\n"), "the density too, where the axis does not tell it");
+        assert!(dense.svg.contains("\ndensity=0.125, k=77\n"), "the density too, where the axis does not tell it");
         let many = drawn(&of(&["quest", "loki", "sparq", "hip", "tova"]));
         let each = many.iter().find(|figure| figure.file == "score_of_each.svg").unwrap();
         for method in ["quest", "loki", "sparq", "hip", "tova"] {
