@@ -128,17 +128,12 @@ impl Chart {
         self.page(&self.panels, &self.title)
     }
 
-    /// Draws it on as many pages as its height takes.
-    ///
-    /// # Errors
-    /// As [`svg`](Self::svg).
-    pub fn pages(&self) -> Result<Vec<String>> {
+    /// Its panels by pages, as many as its height takes.
+    fn dealt(&self) -> std::slice::Chunks<'_, Panel> {
         let (width, columns, (_, height)) = self.layout();
         let beside = TITLE_HEIGHT + self.legend_height(width) + INSET;
         let rows = ((MOST_HEIGHT - beside) / height).max(1);
-        let pages: Vec<&[Panel]> = self.panels.chunks((rows * columns) as usize).collect();
-        let draw = |(i, panels): (usize, &&[Panel])| self.page(panels, &page_title(&self.title, i, pages.len()));
-        pages.iter().enumerate().map(draw).collect()
+        self.panels.chunks((rows * columns) as usize)
     }
 
     /// Width of a page, its columns, and the size of a panel.
@@ -310,6 +305,19 @@ impl Chart {
         let left = ((width - columns * entry) / 2).max(INSET);
         entries.into_iter().zip((0..).map(|i| (left + i % columns * entry, i / columns))).collect()
     }
+}
+
+/// Draws charts of one figure, each on as many pages as its height takes.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn pages(charts: &[Chart]) -> Result<Vec<String>> {
+    let pages: Vec<(&Chart, &[Panel])> =
+        charts.iter().flat_map(|chart| chart.dealt().map(move |panels| (chart, panels))).collect();
+    let draw = |(i, (chart, panels)): (usize, &(&Chart, &[Panel]))| {
+        chart.page(panels, &page_title(&chart.title, i, pages.len()))
+    };
+    pages.iter().enumerate().map(draw).collect()
 }
 
 /// Name and look of a series.

@@ -6,7 +6,7 @@ use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::{Figures, end_of, suffix};
-use crate::eval::record::SummaryRow;
+use crate::eval::record::{REFERENCE, SummaryRow};
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// One figure for each model, protocol and measure that has rows at several lengths; `means` as for
@@ -20,19 +20,32 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
     let mut figures = Figures::default();
     for at in &scenes {
         let shown: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.length > 0 && scene(r) == *at).collect();
-        let chart = chart(&shown);
+        let charts: Vec<Chart> = together(&shown).iter().map(|of| chart(of, &shown)).collect();
         let (model, protocol, measure) = at;
         let alike = || scenes.iter().filter(|s| s.2 == *measure);
         let suffix = suffix(&[(alike().any(|s| s.0 != *model), model), (alike().any(|s| s.1 != *protocol), protocol)]);
-        if chart.panels.iter().any(|panel| panel.x.ticks.len() > 1) {
-            figures.chart(&format!("{}_vs_length{suffix}.svg", measure.name()), &chart, false)?;
+        if charts.iter().flat_map(|chart| &chart.panels).any(|panel| panel.x.ticks.len() > 1) {
+            figures.charts(&format!("{}_vs_length{suffix}.svg", measure.name()), &charts, false)?;
         }
     }
     Ok(figures)
 }
 
-/// `rows` is never empty.
-fn chart(rows: &[&SummaryRow]) -> Chart {
+/// So many settings can be told apart on a page, and named below it.
+const MOST_TOGETHER: usize = 20;
+
+/// The rows of each page: of some settings, with dense attention on all.
+fn together<'a>(rows: &[&'a SummaryRow]) -> Vec<Vec<&'a SummaryRow>> {
+    let settings = distinct(rows.iter().filter(|r| r.method != REFERENCE).map(|r| (&r.method, &r.params)));
+    let of = |some: &[(&String, &String)]| {
+        let is_here = |r: &&&SummaryRow| r.method == REFERENCE || some.contains(&(&r.method, &r.params));
+        rows.iter().filter(is_here).copied().collect::<Vec<_>>()
+    };
+    if settings.is_empty() { vec![rows.to_vec()] } else { settings.chunks(MOST_TOGETHER).map(of).collect() }
+}
+
+/// `rows` is never empty, and axes are those of `all`.
+fn chart(rows: &[&SummaryRow], all: &[&SummaryRow]) -> Chart {
     let settings = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
     let methods: Vec<&str> = settings.iter().map(|(method, _)| *method).collect();
     let several = |method: &str| methods.iter().filter(|m| **m == method).count() > 1;
@@ -41,10 +54,11 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         false => legend_name(method),
     };
     let series = settings.iter().map(name).zip(looks(&methods)).collect();
-    let mut lengths = distinct(rows.iter().map(|r| r.length));
+    let mut lengths = distinct(all.iter().map(|r| r.length));
     lengths.sort_unstable();
     let panels = distinct(rows.iter().map(|r| r.task.as_str())).into_iter().map(|task| {
         let of_task: Vec<&SummaryRow> = rows.iter().copied().filter(|r| r.task == task).collect();
+        let all_of_task: Vec<&SummaryRow> = all.iter().copied().filter(|r| r.task == task).collect();
         let data = |(method, params): &(&str, &str)| {
             let mut of: Vec<&&SummaryRow> =
                 of_task.iter().filter(|r| r.method == *method && r.params == *params).collect();
@@ -55,7 +69,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         Panel {
             title: task.to_owned(),
             x: Axis::of_lengths(&lengths),
-            y: super::score_axis(rows[0].measure, rows, &of_task),
+            y: super::score_axis(rows[0].measure, all, &all_of_task),
             level: None,
             focus: None,
             labels: Vec::new(),
@@ -75,7 +89,7 @@ fn chart(rows: &[&SummaryRow]) -> Chart {
         y_tick: tick_label,
         least_panel: SMALL,
         has_roles: true,
-        has_level: settings.iter().any(|(method, _)| *method == crate::eval::record::REFERENCE),
+        has_level: settings.iter().any(|(method, _)| *method == REFERENCE),
         panels: panels.collect(),
         series,
     }
@@ -106,5 +120,23 @@ mod tests {
         for text in ["\n1K\n", "\n4K\n", "topk k=8 (oracle)", "topk k=16 (oracle)"] {
             assert!(figures[0].svg.contains(text), "{text}");
         }
+    }
+    #[test]
+    fn many_settings_are_on_several_pages_with_dense_attention_on_each() {
+        let at = |length, method: &str, k: usize| Record {
+            length,
+            params: format!("k={k}").into(),
+            key: format!("{method}{length}{k}"),
+            ..record("ruler/vt", method, 0, k as f64 / 100.0)
+        };
+        let of = |length| (0..50).map(move |k| at(length, "quest", k)).chain([at(length, "full", 100)]);
+        let records: Vec<Record> = of(1024).chain(of(2048)).collect();
+        let all = figures(&summarize(&records, &[]), &[]).unwrap();
+        assert_eq!((all.first.len(), all.others.len()), (1, 2));
+        assert_eq!(all.others[1].file, "score_vs_length-3.svg");
+        let named = |k: usize| all.drawn().filter(|f| f.svg.contains(&format!("\nquest k={k}\n"))).count();
+        assert!((0..50).all(|k| named(k) == 1) && all.drawn().all(|f| f.svg.contains("full (dense)")));
+        let ticks = |f: &&super::super::Figure| ["\n0\n", "\n100\n"].iter().all(|tick| f.svg.contains(tick));
+        assert_eq!(all.drawn().filter(ticks).count(), 3, "one axis for all");
     }
 }

@@ -56,11 +56,16 @@ impl Figures {
     /// So many that were left out are named.
     const NAMED: usize = 4;
 
-    /// Draws a chart, unless it would repeat one number; `is_x_measured` says whether what is to the right was measured as well.
-    fn chart(&mut self, file: &str, chart: &Chart, is_x_measured: bool) -> Result<()> {
-        match chart.only_number(is_x_measured) {
+    /// Draws a chart, or several of one figure, unless it would repeat one number; `is_x_measured` says whether what is to the
+    /// right was measured as well.
+    fn charts(&mut self, file: &str, charts: &[Chart], is_x_measured: bool) -> Result<()> {
+        let Some(first) = charts.first() else { return Ok(()) };
+        let mut numbers = charts.iter().map(|chart| chart.only_number(is_x_measured));
+        let number = numbers.next().flatten();
+        let is_one = numbers.all(|other| other == number);
+        match number.filter(|_| is_one) {
             Some(number) => self.left_out.push((file.to_owned(), number)),
-            None => self.pages(file, &chart.title, chart.pages()?),
+            None => self.pages(file, &first.title, chart::pages(charts)?),
         }
         Ok(())
     }

@@ -100,10 +100,10 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
             }
             let mut drawn = Figures::default();
             let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
-            drawn.chart(&file, &chart(scene, cost, &shown), true)?;
+            drawn.charts(&file, &[chart(scene, cost, &shown)], true)?;
             if let Some(chart) = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten() {
                 let mut each = Figures::default();
-                each.chart(&scene.file_name("of_each", &scenes), &chart, true)?;
+                each.charts(&scene.file_name("of_each", &scenes), &[chart], true)?;
                 drawn.take(each);
             }
             if figures.first.is_empty() { figures.take(drawn) } else { figures.take_behind(drawn) }
