@@ -134,9 +134,7 @@ pub mod tests {
         };
         let yellow = with(1, RGBColor(255, 255, 0));
         assert!(yellow.starts_with("contrast on white of RGBColor(255, 255, 0): 1.07 < 3"), "{yellow}");
-        assert!(
-            with(1, RGBColor(10, 10, 10)).contains("distance to the next in grey") || with(4, WHITE).contains("white")
-        );
+        assert!(with(4, WHITE).contains("contrast on white"));
         // Red beside a green as light: what deuteranopia cannot tell.
         let red_and_green = faults(&[RGBColor(190, 60, 40), RGBColor(96, 112, 40)]).join("; ");
         assert!(red_and_green.contains("distance to the next of"), "{red_and_green}");
