@@ -534,9 +534,11 @@ fn summary(i: usize) -> Value {
 /// Rows of LongBench v2.
 fn lettered() -> String {
     let row = |i: usize| {
-        json!({"_id": i.to_string(), "domain": "D", "sub_domain": "S", "difficulty": ["easy", "hard"][i % 2],
-               "length": ["short", "medium", "long"][i % 3], "question": format!("Which is {i}?"), "choice_A": "cold",
-               "choice_B": "a hot stone", "choice_C": "wet", "choice_D": "dry", "answer": ["A", "B", "C", "D"][i % 4],
+        let (difficulty, length) = (["easy", "hard"][i % 2], ["short", "medium", "long"][i % 3]);
+        let answer = ["A", "B", "C", "D"][i % 4];
+        json!({"_id": i.to_string(), "domain": "D", "sub_domain": "S", "difficulty": difficulty, "length": length,
+               "question": format!("Which is {i}?"), "choice_A": "cold",
+               "choice_B": "a hot stone", "choice_C": "wet", "choice_D": "dry", "answer": answer,
                "context": format!("The river at town {i} is long.")})
     };
     Value::Array((0..20).map(row).collect()).to_string()
