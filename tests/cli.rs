@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -782,6 +783,25 @@ fn only_what_leaves_results_as_they_are_may_change_when_resuming() {
     let after = out.records();
     assert_eq!(after.len(), 5, "one method and one task more");
     assert!(before.iter().all(|(key, record)| after[key] == *record));
+}
+
+#[test]
+fn prompts_are_kept_where_asked_for_and_go_with_the_run() {
+    let out = out();
+    tiny(&out).args(&["--keep-prompts"]).ok();
+    let folder = out.dir.join("prompts");
+    let kept = || -> Vec<PathBuf> { fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect() };
+    let [file] = &kept()[..] else { panic!("one prompt for two methods: {:?}", kept()) };
+    let mut prompt = String::new();
+    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut prompt).unwrap();
+    let record = out.records().into_values().next().unwrap();
+    assert!(prompt.contains(record["question"].as_str().unwrap()), "{prompt}");
+    assert!(prompt.contains(record["references"][0].as_str().unwrap()), "what is asked for is in the hay: {prompt}");
+    // Others may follow; records are the same with and without.
+    tiny(&out).args(&["--resume", "-t", "ruler/niah_single_2"]).ok();
+    assert_eq!(kept().len(), 1);
+    tiny(&out).args(&["--overwrite"]).ok();
+    assert!(kept().is_empty(), "a new run");
 }
 
 #[cfg(unix)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use spattn::eval::prompts;
 use spattn::eval::record::Record;
 use spattn::eval::store::{OpenMode, Store, load_records};
 use tempfile::TempDir;
@@ -297,6 +298,8 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     let temp = TempDir::new().unwrap();
     let run = temp.path().join("run");
     write_run(&run, 60, "ab");
+    let kept = prompts::file_name("builtin", "ruler/cwe", 1024, 42, 2);
+    prompts::keep(&run, &kept, "Much hay.\nOne <b>needle</b>.").unwrap();
     ok(&["report", path(&run)]);
     let loaded = load(browser, &driven(&run));
     assert_eq!(loaded.console, Vec::<String>::new());
@@ -331,6 +334,7 @@ fn the_page_sorts_filters_and_opens_samples_without_errors() {
     assert_eq!((&open["text"][0], &open["text"][1]), (&json!("What is <b>needle</b> 2?"), &json!("Needle-2 ")));
     assert_eq!(open["methods"], json!(["full", "topk k=16", "quest page=16", "magicpig K=8,L=75"]));
     assert_eq!((&open["predictions"][2], &open["focused"]), (&json!("Needle-2 it is"), &json!("sample")));
+    assert_eq!(found["prompt"], json!([false, "what the model read", "Much hay.\nOne <b>needle</b>."]));
     assert_eq!(found["close"], json!([true, "Sample 2"]));
     assert_eq!((&found["unnamed"], &found["unscoped"], &found["uncaptioned"]), (&json!([]), &json!(0), &json!(0)));
     assert_eq!(found["dark"], json!(["dark", "true", "rgb(20, 23, 27)"]));

@@ -234,6 +234,10 @@ pub(super) struct RunArgs {
     #[arg(long)]
     skip_bad: bool,
 
+    /// Keep what the model reads of each example, compressed, in the folder's prompts/; the page shows it on demand
+    #[arg(long)]
+    keep_prompts: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet
@@ -293,6 +297,7 @@ impl RunArgs {
             no_full: flag(self.no_full),
             allow_extrapolation: flag(self.allow_extrapolation),
             skip_bad: flag(self.skip_bad),
+            keep_prompts: flag(self.keep_prompts),
         })
     }
 

@@ -182,6 +182,8 @@ pub struct Settings {
     pub allow_extrapolation: Option<bool>,
     /// Whether malformed rows of files are left out.
     pub skip_bad: Option<bool>,
+    /// Whether prompts are kept beside the records.
+    pub keep_prompts: Option<bool>,
 }
 
 impl Settings {
@@ -264,6 +266,7 @@ impl Settings {
             no_full: self.no_full.or(base.no_full),
             allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
             skip_bad: self.skip_bad.or(base.skip_bad),
+            keep_prompts: self.keep_prompts.or(base.keep_prompts),
         }
     }
 }
@@ -347,6 +350,8 @@ pub struct RunConfig {
     pub allow_extrapolation: bool,
     /// Whether malformed rows of files are left out, and noted.
     pub skip_bad: bool,
+    /// Whether prompts are kept beside the records.
+    pub keep_prompts: bool,
 }
 
 impl RunConfig {
@@ -384,6 +389,7 @@ impl RunConfig {
             system_prompt: s.system_prompt.clone(),
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
             skip_bad: s.skip_bad.unwrap_or(false),
+            keep_prompts: s.keep_prompts.unwrap_or(false),
             settings: s,
         };
         config.check()?;

@@ -21,6 +21,7 @@ pub mod memory;
 pub mod order;
 pub mod papers;
 pub mod plan;
+pub mod prompts;
 pub mod protocol;
 pub mod record;
 pub mod run;

@@ -7,6 +7,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use super::likelihood::{self, Scored, run_in_parallel, run_passage};
 use super::manifest::{cpu_name, identity};
 use super::material::{self, Material};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
+use super::prompts;
 use super::protocol::Protocol;
 use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFERENCE, Record};
 use super::shared::{Shared, Text};
@@ -171,6 +173,8 @@ impl Runner<'_> {
                     let Some(records) = self.run_item(&item, &mut carried, &mut plan, stop, watch)? else {
                         return Ok((End::Interrupted, carried.spent));
                     };
+                    // First, so that no record is there without its prompt.
+                    self.keep_prompt(&item, &records, store.dir())?;
                     for record in &records {
                         store.append(record)?;
                     }
@@ -180,6 +184,13 @@ impl Runner<'_> {
             }
         }
         Ok((End::Complete, carried.spent))
+    }
+
+    /// Keeps what was read of an example, where prompts are to be kept.
+    fn keep_prompt(&self, item: &Item, records: &[Record], dir: &Path) -> Result<()> {
+        let Some(record) = records.first().filter(|_| self.config.keep_prompts) else { return Ok(()) };
+        let name = prompts::file_name(&record.model, &record.task, record.length, record.seed, record.sample);
+        prompts::keep(dir, &name, &self.model.tokenizer.spell(item.material.prompt())?)
     }
 
     /// What of a plan has no record yet; `known` are all records that there are.

@@ -4,6 +4,7 @@
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
 use super::lease::{Lease, Owner, Refused};
+use super::prompts::PROMPTS;
 use super::record::{Record, Said};
 use crate::disk::write_whole;
 use crate::error::{UsageError, in_plain_words};
@@ -42,8 +43,9 @@ const DRAWN: [&str; 10] = [
     "tune.csv",
     "tune.md",
 ];
-/// Folders of drawings and of tables, and the endings of what is drawn into them.
-const DRAWN_INTO: [(&str, &[&str]); 2] = [("plots", &["svg", "png"]), ("tables", &["md", "csv", "tex", "json"])];
+/// Folders of drawings, tables and prompts, and the endings of what is written into them.
+const DRAWN_INTO: [(&str, &[&str]); 3] =
+    [("plots", &["svg", "png"]), ("tables", &["md", "csv", "tex", "json"]), (PROMPTS, &["gz"])];
 
 /// What to do with a folder that holds records already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -244,6 +244,14 @@ impl Tokenizer {
         self.run(|| self.inner.decode(ids, true))
     }
 
+    /// The text of tokens, special ones included.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn spell(&self, ids: &[u32]) -> Result<String, UsageError> {
+        self.run(|| self.inner.decode(ids, false))
+    }
+
     fn split(&self, text: &str) -> Result<Vec<u32>, UsageError> {
         let encoding = self.run(|| self.inner.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())

@@ -144,7 +144,7 @@ mod tests {
     fn source(created: &str, program: Value, identity: Value) -> Source {
         let machine = json!({"cpu": "Some CPU", "simd": "avx2", "threads": 2});
         let manifest = json!({"created": created, "program": program, "identity": identity, "machine": machine});
-        Source { name: created.into(), manifest, records: 1 }
+        Source { name: created.into(), dir: created.into(), manifest, records: 1 }
     }
 
     #[test]

@@ -18,6 +18,8 @@ use super::format::distinct;
 pub struct Source {
     /// Its path below what all folders have in common; its name, if it is the only one.
     pub name: String,
+    /// The folder.
+    pub dir: PathBuf,
     /// Its manifest.
     pub manifest: Value,
     /// Number of records in it.
@@ -73,11 +75,11 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let mut merged = Merged::default();
     let mut loaded = Vec::new();
     let read: Vec<_> = runs.par_iter().map(|run| without_layers(load_run(run)?)).collect();
-    for (run, name) in read.into_iter().zip(names(&runs)) {
-        let (records, manifest) = run?;
+    for ((run, read), name) in runs.iter().zip(read).zip(names(&runs)) {
+        let (records, manifest) = read?;
         merged.notes.extend(records.notices);
         merged.order.extend(order(&manifest));
-        merged.sources.push(Source { name, manifest, records: records.records.len() });
+        merged.sources.push(Source { name, dir: run.clone(), manifest, records: records.records.len() });
         loaded.push(records.records);
     }
     merged.order = distinct(std::mem::take(&mut merged.order));

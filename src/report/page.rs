@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use base64::Engine as _;
@@ -19,6 +20,7 @@ use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::markdown::counted;
 use super::plots::{Figure, Figures};
 use super::{Report, conclusion, heading, overview};
+use crate::eval::prompts::{self, PROMPTS};
 use crate::eval::record::{Record, four_digits};
 use crate::tasks::stand_ins;
 
@@ -158,7 +160,47 @@ fn figure(figure: &Figure) -> String {
 /// # Errors
 /// None in practice; the writer's signature has one.
 pub fn samples(report: &Report) -> Result<String> {
-    packed(&Samples::new(report))
+    let prompts = Prompts::of(report)?;
+    packed(&Samples::new(report, &prompts))
+}
+
+/// Bytes of all prompts in a page; further ones stay files.
+const PROMPT_BYTES: usize = 32 << 20;
+
+/// Prompts that runs kept, by their files.
+#[derive(Default)]
+struct Prompts {
+    texts: BTreeMap<PathBuf, String>,
+}
+
+impl Prompts {
+    fn file(report: &Report, record: &Record) -> Option<PathBuf> {
+        prompts::find(report.sources.iter().map(|source| source.dir.as_path()), record)
+    }
+
+    fn of(report: &Report) -> Result<Self> {
+        let (mut kept, mut bytes) = (Self::default(), 0);
+        if !report.sources.iter().any(|source| source.dir.join(PROMPTS).is_dir()) {
+            return Ok(kept);
+        }
+        for record in report.cells.iter().flat_map(|cell| cell.records.iter()) {
+            let Some(file) = Self::file(report, record).filter(|file| !kept.texts.contains_key(file)) else { continue };
+            let text = prompts::read(&file)?;
+            bytes += text.len();
+            if bytes > PROMPT_BYTES {
+                break;
+            }
+            kept.texts.insert(file, text);
+        }
+        Ok(kept)
+    }
+
+    fn text(&self, report: &Report, record: &Record) -> Option<&str> {
+        if self.texts.is_empty() {
+            return None;
+        }
+        self.texts.get(&Self::file(report, record)?).map(String::as_str)
+    }
 }
 
 fn packed(value: &impl Serialize) -> Result<String> {
@@ -188,6 +230,8 @@ struct Examples {
     depth: Vec<Option<f64>>,
     source: Vec<u32>,
     question: Vec<u32>,
+    /// The whole prompt, where it was kept.
+    prompt: Vec<Option<u32>>,
     references: Vec<Vec<u32>>,
     prompt_tokens: Vec<usize>,
     prefix_tokens: Vec<usize>,
@@ -245,10 +289,10 @@ struct Places<'a> {
 
 impl<'a> Samples<'a> {
     /// In the order of the summary, one record an example and setting.
-    fn new(report: &Report<'a>) -> Self {
+    fn new(report: &Report<'a>, prompts: &'a Prompts) -> Self {
         let (mut samples, mut places) = (Self::default(), Places::default());
         for record in report.cells.iter().flat_map(|cell| cell.records.iter().copied()) {
-            let example = samples.example(record, &mut places);
+            let example = samples.example(record, || prompts.text(report, record), &mut places);
             samples.record(record, example, &mut places);
         }
         samples
@@ -262,7 +306,7 @@ impl<'a> Samples<'a> {
         })
     }
 
-    fn example(&mut self, r: &'a Record, places: &mut Places<'a>) -> u32 {
+    fn example(&mut self, r: &'a Record, prompt: impl Fn() -> Option<&'a str>, places: &mut Places<'a>) -> u32 {
         let key = (r.model.as_str(), r.protocol.as_str(), r.task.as_str(), r.length, r.seed, r.sample);
         if let Some(place) = places.examples.get(&key) {
             return *place;
@@ -272,6 +316,7 @@ impl<'a> Samples<'a> {
         let [model, protocol, task, source, question] =
             [&r.model, &r.protocol, &r.task, &r.source, &r.question].map(|text| self.text(text, places));
         let references = r.references.iter().map(|text| self.text(text, places)).collect();
+        let prompt = prompt().map(|text| self.text(text, places));
         let e = &mut self.examples;
         e.model.push(model);
         e.protocol.push(protocol);
@@ -282,6 +327,7 @@ impl<'a> Samples<'a> {
         e.depth.push(r.depth);
         e.source.push(source);
         e.question.push(question);
+        e.prompt.push(prompt);
         e.references.push(references);
         e.prompt_tokens.push(r.prompt_tokens);
         e.prefix_tokens.push(r.prefix_tokens);
@@ -302,6 +348,7 @@ impl<'a> Samples<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::merge::Source;
     use super::*;
     use crate::eval::record::tests::record;
 
@@ -319,10 +366,27 @@ mod tests {
     fn examples_and_texts_are_there_once() {
         let records = [record("vt", "full", 0, 1.0), record("vt", "topk", 0, 0.0), record("vt", "topk", 1, 0.0)];
         let report = Report::new(&records, &[]);
-        let samples = Samples::new(&report);
+        let prompts = Prompts::default();
+        let samples = Samples::new(&report, &prompts);
         assert_eq!(samples.examples.sample, [0, 1]);
+        assert_eq!(samples.examples.prompt, [None, None]);
         assert_eq!(samples.records.example, [0, 0, 1]);
         assert_eq!(samples.texts.iter().filter(|t| **t == "answer").count(), 1);
+    }
+
+    #[test]
+    fn prompts_that_were_kept_are_in_the_page_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let records = [record("vt", "full", 0, 1.0), record("vt", "topk", 0, 0.0), record("vt", "topk", 1, 0.0)];
+        let r = &records[0];
+        prompts::keep(temp.path(), &prompts::file_name(&r.model, &r.task, r.length, r.seed, 0), "all of it").unwrap();
+        let (name, dir, manifest) = ("run".to_owned(), temp.path().to_owned(), Value::Null);
+        let sources = [Source { name, dir, manifest, records: 3 }];
+        let report = Report { sources: &sources, ..Report::new(&records, &[]) };
+        let prompts = Prompts::of(&report).unwrap();
+        let samples = Samples::new(&report, &prompts);
+        let place = samples.texts.iter().position(|text| *text == "all of it").unwrap() as u32;
+        assert_eq!(samples.examples.prompt, [Some(place), None]);
     }
 
     #[test]

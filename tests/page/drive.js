@@ -74,6 +74,26 @@ addEventListener("load", async () => {
       document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
       return { text: texts("#sample dd"), heading: texts("#sample h3"), methods: texts("#sample tbody th"), predictions: texts("#sample td.text"), focused: document.activeElement.id };
     },
+    // Of the same example, of another task: what the run kept of it comes when it is asked for.
+    prompt: async () => {
+      const filter = [...document.querySelectorAll("#sample-filters select")][0];
+      const all = filter.value;
+      filter.value = [...filter.options].find((o) => o.textContent === "ruler/cwe").value;
+      filter.dispatchEvent(new Event("input"));
+      filter.dispatchEvent(new Event("change"));
+      document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
+      const kept = document.querySelector("#sample details.prompt");
+      const before = kept.querySelector("pre") !== null;
+      const toggled = new Promise((done) => kept.addEventListener("toggle", () => setTimeout(done)));
+      kept.open = true;
+      await toggled;
+      const found = [before, kept.querySelector("summary").textContent, kept.querySelector("pre").textContent];
+      filter.value = all;
+      filter.dispatchEvent(new Event("input"));
+      filter.dispatchEvent(new Event("change"));
+      document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
+      return found;
+    },
     close: () => {
       at("sample").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
       return [at("sample").hidden, document.activeElement.textContent];

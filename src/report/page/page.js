@@ -553,7 +553,7 @@
     const kind = KINDS[at("samples-show").value];
     const sought = at("samples-find").value.toLowerCase();
     const hits = sought && new Set(s.texts.flatMap((text, i) => (text.toLowerCase().includes(sought) ? [i] : [])));
-    const hasText = (e) => !sought || hits.has(s.examples.question[e]) || s.examples.references[e].some((i) => hits.has(i)) ||
+    const hasText = (e) => !sought || hits.has(s.examples.question[e]) || hits.has(s.examples.prompt[e]) || s.examples.references[e].some((i) => hits.has(i)) ||
       s.of[e].some((i) => hits.has(s.records.prediction[i]));
     const wanted = (e) => samples.filters.every(([of, value]) => value() === "" || String(of(e)) === value());
     samples.found = [];
@@ -621,6 +621,15 @@
     samples.chosen = null;
   }
 
+  // What the model read, where the run kept it, opened on demand.
+  function wholePrompt(e) {
+    const kept = samples.all.examples.prompt[e];
+    if (missing(kept)) return [];
+    const shown = make("details", make("summary", "what the model read"), { class: "prompt" });
+    shown.addEventListener("toggle", () => shown.append(make("pre", samples.all.texts[kept], { tabindex: "0" })), { once: true });
+    return [shown];
+  }
+
   function openSample(e) {
     const s = samples.all;
     const x = s.examples;
@@ -630,7 +639,7 @@
     const facts = [
       ["question", text(x.question[e]) || "not recorded"],
       ["references", x.references[e].map(text).join("\n") || "none"],
-      ["prompt", `${x.prompt_tokens[e]} tokens, ${x.prefix_tokens[e]} of them dense prefix (${number(x.prefill_s[e])} s)`],
+      ["prompt", [`${x.prompt_tokens[e]} tokens, ${x.prefix_tokens[e]} of them dense prefix (${number(x.prefill_s[e])} s)`, ...wholePrompt(e)]],
       ["source", text(x.source[e]) || "not recorded"],
     ];
     const r = s.records;
