@@ -52,7 +52,7 @@ impl Fields {
         env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         env.add_filter("without_markup", without_markup);
-        env.add_filter("stripped", |text: &str| python::strip(text).to_owned());
+        env.add_filter("stripped", stripped);
         env.add_filter("found", found_in);
         env.add_filter("with_letter", with_letter);
         env.add_filter("number_list", number_list);
@@ -91,8 +91,23 @@ impl Fields {
     }
 }
 
+/// The text that a field is.
+fn text_of(field: &Filled) -> Result<&str, Error> {
+    match field.as_str() {
+        Some(text) => Ok(text),
+        None if field.is_undefined() => Err(Error::from(ErrorKind::UndefinedError)),
+        None => Err(Error::new(ErrorKind::InvalidOperation, "a field is no text")),
+    }
+}
+
+/// A text without white space at its ends, as Python strips it.
+fn stripped(field: &Filled) -> Result<String, Error> {
+    Ok(python::strip(text_of(field)?).to_owned())
+}
+
 /// The first match of a pattern.
-fn found_in(text: &str, pattern: &str) -> Result<String, Error> {
+fn found_in(field: &Filled, pattern: &str) -> Result<String, Error> {
+    let text = text_of(field)?;
     let failed = |what: String| Error::new(ErrorKind::InvalidOperation, what);
     let pattern = Regex::new(pattern).map_err(|e| failed(e.to_string()))?;
     let found = pattern.find(text).ok_or_else(|| failed(format!("nothing like `{pattern}` is in the text")))?;
@@ -133,6 +148,7 @@ fn number_list(numbers: Filled) -> Result<String, Error> {
 fn unfilled(template: &str, error: &Error) -> anyhow::Error {
     let what = match error.kind() {
         ErrorKind::UndefinedError => "a field is missing".to_owned(),
+        ErrorKind::InvalidOperation => error.detail().map_or_else(|| error.to_string(), str::to_owned),
         _ => error.to_string(),
     };
     anyhow::anyhow!("{what} for `{}`", template.replace('\n', "\\n"))
