@@ -66,7 +66,7 @@ const MARKS: usize = MARKERS.len() + 1;
 const IN_ONE_DASH: usize = 32;
 /// Ink and gaps along a line in pixels, by turns; nothing for a line that is drawn through.
 const DASHES: [&[f64]; 6] =
-    [&[], &[14.0, 4.0], &[7.0, 4.0], &[3.0, 3.0], &[12.0, 3.0, 3.0, 3.0], &[12.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
+    [&[], &[8.0, 5.0], &[3.0, 3.0], &[14.0, 4.0, 3.0, 4.0], &[14.0, 7.0], &[9.0, 3.0, 3.0, 3.0, 3.0, 3.0]];
 /// Of what is no method to be used: none of it is drawn through.
 const DENSE_DASH: &[f64] = &[8.0, 5.0];
 const ORACLE_DASHES: [&[f64]; 4] = [&[6.0, 4.0], &[10.0, 3.0], &[4.0, 7.0], &[9.0, 3.0, 2.0, 3.0]];
