@@ -235,6 +235,8 @@ pub(super) struct RunArgs {
     skip_bad: bool,
 
     /// Keep what the model reads of each example, compressed, in the folder's prompts/; the page shows it on demand
+    ///
+    /// Example: --out run --keep-prompts, then zcat run/prompts/*
     #[arg(long)]
     keep_prompts: bool,
 
