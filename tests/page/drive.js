@@ -76,22 +76,17 @@ addEventListener("load", async () => {
     },
     // Of the same example, of another task: what the run kept of it comes when it is asked for.
     prompt: async () => {
-      const filter = [...document.querySelectorAll("#sample-filters select")][0];
-      const all = filter.value;
-      filter.value = [...filter.options].find((o) => o.textContent === "ruler/cwe").value;
-      filter.dispatchEvent(new Event("input"));
-      filter.dispatchEvent(new Event("change"));
-      document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
+      const third = () => document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
+      enter("sample-filters-task", [...at("sample-filters-task").options].find((o) => o.textContent === "ruler/cwe").value);
+      third();
       const kept = document.querySelector("#sample details.prompt");
       const before = kept.querySelector("pre") !== null;
       const toggled = new Promise((done) => kept.addEventListener("toggle", () => setTimeout(done)));
       kept.open = true;
       await toggled;
       const found = [before, kept.querySelector("summary").textContent, kept.querySelector("pre").textContent];
-      filter.value = all;
-      filter.dispatchEvent(new Event("input"));
-      filter.dispatchEvent(new Event("change"));
-      document.querySelector("#samples-table tbody tr:nth-child(3) button").click();
+      enter("sample-filters-task", "");
+      third();
       return found;
     },
     close: () => {
