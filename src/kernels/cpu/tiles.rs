@@ -309,7 +309,7 @@ thread_local! {
 }
 
 impl Multiplier {
-    /// By the best [`unit`].
+    /// By the best [`unit()`].
     #[expect(clippy::new_without_default, reason = "it sets up the processor")]
     pub fn new() -> Self {
         Self::of(unit())
