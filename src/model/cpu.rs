@@ -18,7 +18,6 @@ use crate::attention::attend_densely;
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{AttentionTime, Fork};
 use crate::kernels::cpu::elementwise::{rms_norm, silu_gate};
-use crate::kernels::cpu::memory::in_large_pages;
 use crate::kv::{LayerKv, Prefix};
 
 /// Weight bytes up to which threads work on streams of their own rather than share each product:
@@ -90,7 +89,6 @@ impl Engine for Cpu {
             add(&mut x, &layer.output.apply(&attended));
             let gate_up = layer.gate_up.apply(&self.normed(&x, &layer.mlp_norm));
             let mut gated = vec![0.0; gate_up.len() / 2];
-            in_large_pages(&mut gated);
             silu_gate(&gate_up, c.intermediate_size, &mut gated);
             add(&mut x, &layer.down.apply(&gated));
             if let Some(row) = first_not_finite(&x, c.hidden_size) {
@@ -161,7 +159,6 @@ impl Cpu {
         add(x, &layer.output.apply(&attended));
         let gate_up = layer.gate_up.apply(&self.normed(x, &layer.mlp_norm));
         let mut gated = vec![0.0; gate_up.len() / 2];
-        in_large_pages(&mut gated);
         silu_gate(&gate_up, c.intermediate_size, &mut gated);
         drop(gate_up);
         add(x, &layer.down.apply(&gated));

@@ -9,7 +9,6 @@ use half::{bf16, f16};
 use super::weights::RawTensor;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::linear::linear_rows;
-use crate::kernels::cpu::memory::in_large_pages;
 use crate::kernels::cpu::precision::{MatmulPrecision, matmul_precision};
 use crate::kernels::cpu::tiles::{self, LeftTiles, RightTiles};
 use crate::kv::KvDtype;
@@ -87,7 +86,6 @@ impl Matrix {
     /// `x · Wᵀ` for rows of `x`; a row's result does not depend on the others.
     pub fn times(&self, x: &[f32]) -> Vec<f32> {
         let mut out = vec![0.0; x.len() / self.columns * self.len()];
-        in_large_pages(&mut out);
         match &*self.data {
             Data::F32(w) => linear_rows(x, w, self.columns, &mut out),
             Data::F16(w) => linear_rows(x, w, self.columns, &mut out),
