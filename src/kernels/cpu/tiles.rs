@@ -607,13 +607,27 @@ mod x86 {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
+    /// Asks for the 16 lines of the tile after the next, which need not exist: rows come from the second level of the cache, where
+    /// outputs that were just multiplied are still in the first.
+    macro_rules! ahead {
+        ($tile:literal) => {
+            concat!(
+                ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+                "prefetcht0 [{",
+                $tile,
+                "} + 2048 + \\line]\n",
+                ".endr"
+            )
+        };
+    }
+
     /// Two tiles of rows.
     ///
     /// # Safety
     /// As [`Tiles::multiply`].
     pub unsafe fn amx_tall(tiles: Tiles, sums: Sums, adds: bool) {
-        // SAFETY: reads `depth` tiles of 1 KiB from four places, and reads and writes four blocks of 16 rows of 64 bytes, all of
-        // which are there (caller).
+        // SAFETY: reads `depth` tiles of 1 KiB from four places (what is asked for beyond is not read), and reads and writes four blocks
+        // of 16 rows of 64 bytes, all of which are there (caller).
         unsafe {
             asm!(
                 "test {adds:e}, {adds:e}",
@@ -631,10 +645,12 @@ mod x86 {
                 "3:",
                 "tileloadd tmm4, [{a0} + {line}]",
                 "tileloadd tmm6, [{b0} + {line}]",
-                "tileloadd tmm5, [{a1} + {line}]",
-                "tileloadd tmm7, [{b1} + {line}]",
+                ahead!("a0"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b1} + {line}]",
+                ahead!("a1"),
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{a1} + {line}]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "add {a0}, 1024",
