@@ -4,7 +4,8 @@
 // exact tokens [0, sink) and [recent, total) of a sequence, then picked ones. The sequence is a prefix that all rows share,
 // `[kv_head][capacity][d]`, and a tail of the row's own, `[layer][keys, values][kv_head][capacity][d]`: units name no layer,
 // so what is equal at all layers is sent once. A unit is cut into spans of tokens, one block each, so that one long row
-// fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values), which `combine` merges head by head.
+// fills the chip; each leaves a partial softmax (maximum, sum, and d sums of values). Whoever writes the last of a head's partials
+// merges them.
 #pragma once
 
 #include "common.cuh"
@@ -55,15 +56,16 @@ template <typename T> struct Prefix {
     uint32_t kv_heads;
 };
 
-// The unit whose span this block takes: the last one that begins at or before it.
+// The unit whose span this block takes: the last one that begins at or before it. All threads of the block look at once, since
+// every look waits for memory.
 __device__ __forceinline__ int unit_of_block(const Unit* units, int count) {
-    int low = 0, high = count - 1;
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (units[middle].first_block <= blockIdx.x) low = middle;
-        else high = middle - 1;
+    int first = 0;
+    for (int left = count; left > 1;) {
+        const int stride = (left + blockDim.x - 1) / blockDim.x, at = threadIdx.x * stride;
+        const int begun = __syncthreads_count(at < left && units[first + at].first_block <= blockIdx.x);
+        first += (begun - 1) * stride, left = min(stride, left - (begun - 1) * stride);
     }
-    return low;
+    return first;
 }
 
 // Tokens that a unit attends.
@@ -80,15 +82,126 @@ __device__ __forceinline__ uint2 tokens_of_span(const Unit& unit, uint32_t index
     return make_uint2(min(all, index * span), min(all, (index + 1) * span));
 }
 
-// Merges what the warps of a block have of a span, `[warp][query][maximum, sum, d sums of values]`, into its partials.
-template <int WARPS, int QUERIES, int WIDTH>
+// What one query head's output is merged from.
+struct Head {
+    // Partials of up to two units: where the first is, how many there are, and how far apart.
+    uint32_t first[2];
+    uint32_t count[2];
+    uint32_t stride[2];
+    // Share of a vector that stands for what the second unit leaves out of its candidates, and which vector; a negative
+    // share for none.
+    float share;
+    uint32_t vector;
+    // The same where the device has worked it out: a share and a vector; null where it has not.
+    const float* rest_share;
+    const float* rest_vector;
+};
+
+// Where partials go, and what becomes of them: outputs `[head][d]`, and the same in f32 unless null.
+template <typename T> struct Merging {
+    const Head* heads;
+    float* partials;
+    // Partials of each head that have been written; zeros before and after.
+    uint32_t* done;
+    const float* vectors;
+    T* out;
+    float* wide;
+};
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// Merges the partials of a head; a warp's work, of which a lane has pairs of channels. They were written by other blocks of this
+// launch, so they are looked for in the second level of the cache.
+template <typename T> __device__ __forceinline__ void merge_head(const Merging<T>& to, uint32_t number, int d) {
+    constexpr int MOST = 4;
+    const Head& head = to.heads[number];
+    const int lane = threadIdx.x % 32, width = d + 2, split = head.count[0], parts = split + head.count[1];
+    const float share = head.rest_share ? *head.rest_share : head.share;
+    auto partial = [&](int i) {
+        const int part = i >= split;
+        return to.partials + static_cast<uint64_t>(head.first[part] + (part ? i - split : i) * head.stride[part]) * width;
+    };
+    float most = -CUDART_INF_F, picked_most = -CUDART_INF_F;
+    for (int i = lane; i < parts; i += 32) {
+        const float top = __ldcg(partial(i));
+        most = fmaxf(most, top);
+        if (i >= split) picked_most = fmaxf(picked_most, top);
+    }
+    most = warp_max(most);
+    // ln of what the picked tokens weigh, and from it that of what was not picked.
+    float rest = -CUDART_INF_F;
+    if (share >= 0.0f) {
+        picked_most = warp_max(picked_most);
+        float sum = 0.0f;
+        for (int i = split + lane; i < parts; i += 32) {
+            const float2 from = __ldcg(reinterpret_cast<const float2*>(partial(i)));
+            sum += from.x == -CUDART_INF_F ? 0.0f : from.y * expf(from.x - picked_most);
+        }
+        sum = warp_sum(sum);
+        if (sum > 0.0f) rest = picked_most + logf(sum) + logf(share / (1.0f - share));
+        most = fmaxf(most, rest);
+    }
+    float sum = 0.0f;
+    float2 total[MOST] = {};
+    for (int start = 0; start < parts; start += 32) {
+        const int here = min(32, parts - start);
+        float weight = 0.0f;
+        if (lane < here) {
+            const float2 own = __ldcg(reinterpret_cast<const float2*>(partial(start + lane)));
+            weight = own.x == -CUDART_INF_F ? 0.0f : expf(own.x - most);
+            sum += own.y * weight;
+        }
+#pragma unroll 8
+        for (int i = 0; i < here; ++i) {
+            const float of_part = __shfl_sync(~0u, weight, i);
+            const float2* from = reinterpret_cast<const float2*>(partial(start + i) + 2);
+#pragma unroll
+            for (int m = 0; m < MOST; ++m) {
+                const int pair = m * 32 + lane;
+                if (2 * pair >= d) continue;
+                const float2 own = __ldcg(from + pair);
+                total[m].x += of_part * own.x, total[m].y += of_part * own.y;
+            }
+        }
+    }
+    sum = warp_sum(sum);
+    float rest_weight = 0.0f;
+    const float* vector = nullptr;
+    if (rest != -CUDART_INF_F) {
+        rest_weight = expf(rest - most);
+        vector = head.rest_share ? head.rest_vector : to.vectors + static_cast<uint64_t>(head.vector) * d;
+        sum += rest_weight;
+    }
+#pragma unroll
+    for (int m = 0; m < MOST; ++m) {
+        const int channel = 2 * (m * 32 + lane);
+        if (channel >= d) continue;
+        float2 result = total[m];
+        if (vector) result.x += rest_weight * vector[channel], result.y += rest_weight * vector[channel + 1];
+        // Nothing attended is a zero vector; NaN stays NaN.
+        if (sum == 0.0f) result = make_float2(0.0f, 0.0f);
+        else result.x /= sum, result.y /= sum;
+        const uint64_t at = static_cast<uint64_t>(number) * d + channel;
+        to.out[at] = from_f32<T>(result.x), to.out[at + 1] = from_f32<T>(result.y);
+        if (to.wide) to.wide[at] = result.x, to.wide[at + 1] = result.y;
+    }
+}
+
+// Merges what the warps of a block have of a span, `[warp][query][maximum, sum, d sums of values]`, into its partials; and the partials of
+// each head of which these are the last.
+template <typename T, int WARPS, int QUERIES, int WIDTH>
 __device__ __forceinline__ void store_partials(const Unit& unit, int span_index, const float (&merged)[WARPS][QUERIES][WIDTH],
-                                               int d, float* partials) {
-    for (int h = 0; h < static_cast<int>(unit.queries); ++h) {
+                                               int d, const Merging<T>& to) {
+    const int queries = unit.queries;
+    for (int h = 0; h < queries; ++h) {
         float top = -CUDART_INF_F;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) top = fmaxf(top, merged[w][h][0]);
-        float* to = partials + static_cast<uint64_t>(unit.first_partial + span_index * unit.queries + h) * (d + 2);
+        float* partial = to.partials + static_cast<uint64_t>(unit.first_partial + span_index * queries + h) * (d + 2);
         for (int i = threadIdx.x; i < d + 2; i += blockDim.x) {
             float total = 0.0f;
 #pragma unroll
@@ -96,7 +209,23 @@ __device__ __forceinline__ void store_partials(const Unit& unit, int span_index,
                 const float shrink = merged[w][h][0] == -CUDART_INF_F ? 0.0f : __expf(merged[w][h][0] - top);
                 total += i == 0 ? 0.0f : merged[w][h][i] * shrink;
             }
-            to[i] = i == 0 ? top : total;
+            partial[i] = i == 0 ? top : total;
         }
     }
+    __shared__ uint32_t last;
+    __threadfence();
+    if (threadIdx.x == 0) last = 0;
+    __syncthreads();
+    if (threadIdx.x < queries) {
+        const uint32_t number = unit.first_query + threadIdx.x;
+        const Head& head = to.heads[number];
+        if (atomicAdd(&to.done[number], 1) + 1 == head.count[0] + head.count[1]) {
+            atomicOr(&last, 1u << threadIdx.x);
+            to.done[number] = 0;
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    for (int h = threadIdx.x / 32; h < queries; h += WARPS)
+        if (last >> h & 1) merge_head(to, unit.first_query + h, d);
 }

@@ -1,15 +1,15 @@
 // Decode attention over any selection on tensor cores, for 16-bit keys and values and heads 64 or 128 wide: what attend.cu
 // does, with the queries of a group as one side of matrix products, so that memory alone sets the pace.
 //
-// The work comes as units (attend.cuh). A warp takes 16 tokens at a time and talks to no other warp until its span ends.
-// Both products are mma.m16n8k16; lane 4g + t of a warp holds
-//   scores, queries x tokens: A is the queries (rows 8 to 15 are zero), B the keys. Channels are taken in such an order that
-//     the 16 bytes which a lane reads of a row are its operands of two products.
-//   outputs, channels x queries: A is the values, whose channels are rows and tokens the contraction, B the weights, which
-//     lie as the scores came out. A lane reads rows 2t, 2t + 1, 2t + 8 and 2t + 9 and pairs their channels.
+// The work comes as units (attend.cuh). A warp takes 16 tokens at a time and talks to no other warp until its span ends. Rows come
+// into rings of shared memory, a ring a warp, so that the next ones are on their way while some are worked on.
+// Both products are mma.m16n8k16:
+//   scores, queries x tokens: A is the queries (rows 8 to 15 are zero), B the keys.
+//   outputs, channels x queries: A is the values, B the weights, which lie as the scores came out.
 // A weight enters as the sum of two 16-bit numbers, so that nothing is lost against f32 arithmetic.
 #include "attend.cuh"
 #include "mma.cuh"
+#include "tiles.cuh"
 #include "numbers.cuh"
 
 constexpr int WARPS = 4;
@@ -17,6 +17,8 @@ constexpr int WARPS = 4;
 constexpr int TILE = 16, QUERIES = 8;
 // Marks a row of the tail.
 constexpr uint32_t IN_TAIL = 1u << 31;
+// Tiles of a ring, and blocks that share a multiprocessor's shared memory: three rings of two were as fast as two of three, or faster.
+constexpr int STAGES = 2, BLOCKS = 3;
 
 // Two numbers as pairs of 16-bit numbers whose sums they are.
 template <typename T> __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t& low);
@@ -39,24 +41,27 @@ template <typename T, int D> struct Sequence {
     }
 };
 
+// A tile in shared memory: rows of keys, rows of values, and what each token brings. The 16-byte pieces of a row are exchanged within each
+// 128 bytes by the row's number, so that eight rows' pieces of one column lie in different banks.
+template <typename T, int D> struct Tile {
+    T keys[TILE][D], values[TILE][D];
+    float extra[32];
+};
+
+template <int D> __device__ __forceinline__ uint32_t place_of(uint32_t rows, int row, int piece) {
+    return rows + row * (2 * D) + ((piece ^ (row & 7)) << 4);
+}
+
 template <typename T, int D>
 __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix, const T* queries, uint32_t heads,
-                       uint64_t row_stride, float scale, float* partials) {
-    // Pieces of 16 bytes that a lane reads of a key, and of a value.
-    constexpr int KEY_PIECES = D / 32, VALUE_PIECES = D / 64;
+                       uint64_t row_stride, float scale, const Merging<T> to) {
+    // Pieces of 16 bytes of a row, rows that a warp copies at once, and products that a row takes.
+    constexpr int PIECES = D / 8, ROWS = 32 / PIECES, DEEP = D / 16;
+    using Ring = Tile<T, D>[STAGES];
+    extern __shared__ __align__(128) uint8_t room[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    Ring& ring = reinterpret_cast<Ring*>(room)[warp];
     const bool given = unit.weighting == GIVEN;
-    Halves q[KEY_PIECES];
-#pragma unroll
-    for (int c = 0; c < KEY_PIECES; ++c) {
-        if (g < unit.queries) {
-            const uint32_t query = unit.first_query + g;
-            const T* from = queries + query / heads * row_stride + static_cast<uint64_t>(query % heads) * D;
-            q[c] = *reinterpret_cast<const Halves*>(from + (c * 4 + t) * PIECE);
-        } else {
-            q[c] = Halves{0, 0, 0, 0};
-        }
-    }
     const uint64_t tail_head = static_cast<uint64_t>(unit.tail_capacity) * D;
     const T* tail = static_cast<const T*>(unit.tail) + (2ull * prefix.layer * prefix.kv_heads + unit.kv_head) * tail_head;
     const Sequence<T, D> keys{prefix.keys + unit.kv_head * prefix.stride, tail};
@@ -70,39 +75,63 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         const uint32_t token = i < unit.sink ? i : i < fixed ? unit.recent + i - unit.sink : unit.tokens[i - fixed];
         return token < prefix.tokens ? token : (token - prefix.tokens) | IN_TAIL;
     };
-    auto extra_of = [&](uint32_t i) {
-        i = min(i, end - 1);
-        return unit.weights && i >= fixed ? unit.weights[i - fixed] : 0.0f;
+    constexpr uint32_t STEP = WARPS * TILE;
+    const uint32_t start = own.x + warp * TILE;
+    const uint32_t tiles = start < end ? (end - start + STEP - 1) / STEP : 0;
+    uint32_t row = tiles > 0 ? row_of(start + lane % TILE) : 0, asked = 0;
+    // Asks for the next tile, if there is one: groups of copies are counted either way.
+    auto ask = [&] {
+        if (asked < tiles) {
+            Tile<T, D>& to_tile = ring[asked % STAGES];
+            const uint32_t key_rows = tiles::shared_address(to_tile.keys), value_rows = tiles::shared_address(to_tile.values);
+            const uint32_t i = start + asked * STEP + lane % TILE;
+#pragma unroll
+            for (int r = 0; r < TILE / ROWS; ++r) {
+                const int own_row = r * ROWS + lane / PIECES, piece = lane % PIECES;
+                const uint32_t token = __shfl_sync(~0u, row, own_row);
+                if (!given) tiles::copy_16(place_of<D>(key_rows, own_row, piece), keys.row(token) + piece * PIECE, true);
+                tiles::copy_16(place_of<D>(value_rows, own_row, piece), values.row(token) + piece * PIECE, true);
+            }
+            if (unit.weights && lane < TILE) {
+                const uint32_t at = min(i, end - 1);
+                if (at >= fixed) tiles::copy_4(tiles::shared_address(to_tile.extra + lane), unit.weights + at - fixed);
+                else to_tile.extra[lane] = 0.0f;
+            }
+            ++asked;
+            if (asked < tiles) row = row_of(start + asked * STEP + lane % TILE);
+        }
+        tiles::copy_commit();
     };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) ask();
+    // Of query g, channels 2t and 2t + 1 of each eight.
+    uint32_t q[DEEP][2];
+#pragma unroll
+    for (int k = 0; k < DEEP; ++k)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) q[k][i] = 0;
+    if (g < unit.queries) {
+        const uint32_t query = unit.first_query + g;
+        const T* from = queries + query / heads * row_stride + static_cast<uint64_t>(query % heads) * D;
+#pragma unroll
+        for (int k = 0; k < DEEP; ++k)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) q[k][i] = *reinterpret_cast<const uint32_t*>(from + k * 16 + i * 8 + 2 * t);
+    }
 
     // Of query g, in powers of two; `sum` of the tokens that this lane holds.
     float most = -CUDART_INF_F, sum = 0.0f;
-    // Of channels 8 (8p + g) + 2e (0 and 1) and the next (2 and 3), for queries 2t and 2t + 1.
-    float out[VALUE_PIECES][4][4] = {};
+    // Of channels 16m + g (0 and 1) and 8 further (2 and 3), for queries 2t and 2t + 1.
+    float out[DEEP][4] = {};
     const float factor = scale * numbers::LOG2_E;
-    uint32_t start = own.x + warp * TILE;
-    uint32_t row = start < end ? row_of(start + lane % TILE) : 0;
-    for (; start < end; start += WARPS * TILE) {
-        Halves key[2][KEY_PIECES], value[4][VALUE_PIECES];
-        if (!given) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const T* from = keys.row(__shfl_sync(~0u, row, 8 * j + g));
-#pragma unroll
-                for (int c = 0; c < KEY_PIECES; ++c) key[j][c] = load_once(from + (c * 4 + t) * PIECE);
-            }
-        }
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-            const T* from = values.row(__shfl_sync(~0u, row, 2 * t + x % 2 + x / 2 * 8));
-#pragma unroll
-            for (int p = 0; p < VALUE_PIECES; ++p) value[x][p] = load_once(from + (p * 8 + g) * PIECE);
-        }
-        float extra = 0.0f;
-        if (unit.weights) extra = extra_of(start + lane % TILE);
-        // The next tile's rows are on their way while this one is worked on.
-        if (start + WARPS * TILE < end) row = row_of(start + WARPS * TILE + lane % TILE);
-
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+        // Into the room of the tile that all lanes have read.
+        ask();
+        tiles::copy_wait<STAGES - 1>();
+        __syncwarp();
+        const Tile<T, D>& here = ring[tile % STAGES];
+        const uint32_t key_rows = tiles::shared_address(here.keys), value_rows = tiles::shared_address(here.values);
+        const uint32_t first = start + tile * STEP;
         // Tokens 8j + 2t and the next.
         float weight[2][2];
         if (given) {
@@ -111,42 +140,40 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int token = 8 * j + 2 * t + i;
-                    const float of_token = __shfl_sync(~0u, extra, token);
-                    weight[j][i] = start + token < end ? of_token : 0.0f;
+                    weight[j][i] = first + token < end ? here.extra[token] : 0.0f;
                 }
         } else {
+            float scores[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < DEEP; ++k) {
+                uint32_t b[4];
+                tiles::load_matrices(b, place_of<D>(key_rows, lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+                multiply<T>(scores[0], q[k][0], 0, q[k][1], 0, b[0], b[1]);
+                multiply<T>(scores[1], q[k][0], 0, q[k][1], 0, b[2], b[3]);
+            }
             float top = -CUDART_INF_F;
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                float scores[4] = {};
-#pragma unroll
-                for (int c = 0; c < KEY_PIECES; ++c) {
-                    multiply<T>(scores, q[c].words[0], 0, q[c].words[1], 0, key[j][c].words[0], key[j][c].words[1]);
-                    multiply<T>(scores, q[c].words[2], 0, q[c].words[3], 0, key[j][c].words[2], key[j][c].words[3]);
-                }
+            for (int j = 0; j < 2; ++j)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int token = 8 * j + 2 * t + i;
-                    float logit = scores[i] * factor;
-                    if (unit.weights) logit -= __shfl_sync(~0u, extra, token) * numbers::LOG2_E;
-                    weight[j][i] = start + token < end ? logit : -CUDART_INF_F;
+                    float logit = scores[j][i] * factor;
+                    if (unit.weights) logit -= here.extra[token] * numbers::LOG2_E;
+                    weight[j][i] = first + token < end ? logit : -CUDART_INF_F;
                     top = fmaxf(top, weight[j][i]);
                 }
-            }
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
             top = fmaxf(top, most);
             if (__any_sync(~0u, top > most)) {
                 const float shrink = top == -CUDART_INF_F ? 1.0f : numbers::exp2_fast(most - top);
                 sum *= shrink, most = top;
-                const float first = __shfl_sync(~0u, shrink, 8 * t), second = __shfl_sync(~0u, shrink, 8 * t + 4);
+                const float left = __shfl_sync(~0u, shrink, 8 * t), right = __shfl_sync(~0u, shrink, 8 * t + 4);
 #pragma unroll
-                for (int p = 0; p < VALUE_PIECES; ++p)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        out[p][e][0] *= first, out[p][e][1] *= second;
-                        out[p][e][2] *= first, out[p][e][3] *= second;
-                    }
+                for (int m = 0; m < DEEP; ++m) {
+                    out[m][0] *= left, out[m][1] *= right;
+                    out[m][2] *= left, out[m][3] *= right;
+                }
             }
 #pragma unroll
             for (int j = 0; j < 2; ++j)
@@ -160,16 +187,13 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
 #pragma unroll
         for (int j = 0; j < 2; ++j) split<T>(weight[j][0], weight[j][1], high[j], low[j]);
 #pragma unroll
-        for (int p = 0; p < VALUE_PIECES; ++p)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const uint32_t a0 = __byte_perm(value[0][p].words[e], value[1][p].words[e], 0x5410);
-                const uint32_t a1 = __byte_perm(value[0][p].words[e], value[1][p].words[e], 0x7632);
-                const uint32_t a2 = __byte_perm(value[2][p].words[e], value[3][p].words[e], 0x5410);
-                const uint32_t a3 = __byte_perm(value[2][p].words[e], value[3][p].words[e], 0x7632);
-                multiply<T>(out[p][e], a0, a1, a2, a3, high[0], high[1]);
-                multiply<T>(out[p][e], a0, a1, a2, a3, low[0], low[1]);
-            }
+        for (int m = 0; m < DEEP; ++m) {
+            uint32_t a[4];
+            tiles::load_matrices_transposed(a, place_of<D>(value_rows, lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+            multiply<T>(out[m], a[0], a[1], a[2], a[3], high[0], high[1]);
+            multiply<T>(out[m], a[0], a[1], a[2], a[3], low[0], low[1]);
+        }
+        __syncwarp();
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -178,28 +202,31 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         most = unit.log_mass * numbers::LOG2_E;
         sum = span_index == 0 && warp == 0 ? 1.0f : 0.0f;
     }
-    // Warps of the block; maxima as natural logarithms from here on.
-    __shared__ float merged[WARPS][QUERIES][D + 2];
+    // Warps of the block, in the room of the rings; maxima as natural logarithms from here on.
+    using Merged = float[WARPS][QUERIES][D + 2];
+    static_assert(sizeof(Merged) <= WARPS * sizeof(Ring), "room for what warps have");
+    __syncthreads();
+    Merged& merged = *reinterpret_cast<Merged*>(room);
     if (t == 0) merged[warp][g][0] = most * (1.0f / numbers::LOG2_E), merged[warp][g][1] = sum;
 #pragma unroll
-    for (int p = 0; p < VALUE_PIECES; ++p)
+    for (int m = 0; m < DEEP; ++m)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) merged[warp][2 * t + i % 2][2 + (p * 8 + g) * PIECE + 2 * e + i / 2] = out[p][e][i];
+        for (int i = 0; i < 4; ++i) merged[warp][2 * t + i % 2][2 + m * 16 + g + i / 2 * 8] = out[m][i];
     __syncthreads();
-    store_partials(unit, span_index, merged, D, partials);
+    store_partials<T>(unit, span_index, merged, D, to);
 }
 
 // One block a span of a unit; queries `[row][row_stride]` with head h at h * D.
 #define ATTEND(T, NAME, D)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) attend_tiles_##NAME##_##D(                              \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_tiles_##NAME##_##D(                              \
         const Unit* units, int count, const Prefix<T> prefix, const T* queries, uint32_t heads,                         \
-        unsigned long long row_stride, float scale, float* partials) {                                                  \
+        unsigned long long row_stride, float scale, const Merging<T> to) {                                                  \
         __shared__ Unit unit;                                                                                           \
-        if (threadIdx.x == 0) unit = units[unit_of_block(units, count)];                                                \
+        const int own = unit_of_block(units, count);                                                                    \
+        if (threadIdx.x < sizeof(Unit) / 4)                                                                             \
+            reinterpret_cast<uint32_t*>(&unit)[threadIdx.x] = reinterpret_cast<const uint32_t*>(units + own)[threadIdx.x]; \
         __syncthreads();                                                                                                \
-        attend<T, D>(unit, blockIdx.x - unit.first_block, prefix, queries, heads, row_stride, scale, partials);         \
+        attend<T, D>(unit, blockIdx.x - unit.first_block, prefix, queries, heads, row_stride, scale, to);         \
     }
 
 ATTEND(__half, f16, 64)

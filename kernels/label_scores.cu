@@ -1,34 +1,40 @@
 // Labels of keys in few bits (a few channels of each key, each channel by its own range over 128 tokens), and their products with
 // queries on tensor cores.
 //
-// Codes lie as operands of mma.m16n8k16: 16 tokens are its rows, 16 channels its depth. Lane 4g + t holds the codes of tokens g and
-// g + 8 at channels 2t, 2t + 1, 2t + 8 and 2t + 9, so a code is read by the lane that multiplies it, and widened by one
-// operation a pair: behind the bits of 128 in bf16, a code of up to 15 is what is added to 128. What these 128 add to a product is
-// known beforehand, and taken off. The other operand is the query times the steps of the group, as the sum of two bf16.
+// Codes lie as operands of mma.m16n8k32 (of 16 channels: m16n8k16) on bytes: 16 tokens are its rows, channels its depth. Lane 4g + t
+// holds the codes of tokens g and g + 8 at four channels from 4t on, and 16 further; a register of the product is one mask of a word
+// of codes. The other operand is the query times the steps of the group, in fixed point: 24 bits of the largest of them, whose
+// three bytes are three columns of the product. Sums of whole numbers are exact, so only their last step rounds.
 #include "mma.cuh"
 
 // Tokens that share the range of a channel, and those of one product.
-constexpr int GROUP = 128, TILE = 16;
-// Warps of a block of the scoring kernel, and groups that each takes one after the other.
-constexpr int WARPS = 4, EACH = 8;
-// Queries of one product.
-constexpr int QUERIES = 8;
-// Channels of one product.
+constexpr int GROUP = 128, TILE = 16, TILES = GROUP / TILE;
+// Warps of a block of the scoring kernel.
+constexpr int WARPS = 4;
+// Queries of a block, and of one product, each of which has columns for as many bytes.
+constexpr int QUERIES = 8, AT_ONCE = 2, BYTES = 4;
+// Channels are padded to a multiple of these.
 constexpr int DEPTH = 16;
+// The largest whole number that stands for a query's channel; its bytes from the lowest up, each as a signed number.
+constexpr float WHOLE = 8.0e6f;
+constexpr uint32_t SIGNS = 0x00808080u;
 
 struct Range { float least, step; };
 
-// Words of a lane's codes of 64 tokens and 16 channels: 8 codes of 4 bits a word, or 16 of 2 bits.
-template <int BITS> constexpr int LANE_WORDS = BITS == 4 ? 4 : 2;
+// How codes of padded channels lie: registers of a product, channels of it, products a tile, words of a lane's codes of a group
+// for one product each.
+template <int BITS, int BLOCKS> struct Shape {
+    static constexpr int REGISTERS = BLOCKS > 1 ? 4 : 2, CHANNELS = 8 * REGISTERS, CHUNKS = BLOCKS * DEPTH / CHANNELS;
+    static constexpr int FIELDS = 8 / BITS, WORDS = TILES * REGISTERS / FIELDS;
+};
 
 // Blocks: groups, KV heads; a thread a token. `keys` begins with the first candidate of the first KV head. `channels` are
 // `[heads of a model][width]`, used again for further KV heads. `ranges` are `[kv_head][group][padded]`, with zeros behind
-// `width`; codes `[kv_head][group][padded / 16][half][lane][words]`.
+// `width`; codes `[kv_head][group][product][words / 4][lane][4]`.
 template <typename T, int BITS>
 __device__ void build_labels(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const uint32_t* channels,
                              uint32_t channel_heads, uint32_t width, uint32_t padded, Range* ranges, uint32_t* codes) {
     constexpr float TOP = (1 << BITS) - 1;
-    constexpr int WORDS = LANE_WORDS<BITS>;
     __shared__ float least[4], most[4];
     extern __shared__ uint8_t own[];
     const uint32_t first = blockIdx.x * GROUP, count = min(GROUP, tokens - first);
@@ -55,157 +61,191 @@ __device__ void build_labels(const T* keys, uint64_t head_stride, uint32_t token
         own[c * GROUP + threadIdx.x] = is_there ? static_cast<uint8_t>(fminf(fmaxf(roundf(place), 0.0f), TOP)) : 0;
     }
     __syncthreads();
-    // A word of 4 bits: nibbles of a0, a1, a2 and a3 at the even channel, then at the odd one; of 2 bits two tiles at once.
-    const uint32_t pieces = padded / DEPTH * 2 * 32 * WORDS;
+    // A field of a word is a register of a product: the codes of four channels of one token.
+    constexpr int FIELDS = 8 / BITS;
+    const int registers = padded > DEPTH ? 4 : 2, words = TILES * registers / FIELDS;
+    const uint32_t pieces = padded / (8 * registers) * 32 * words;
     for (uint32_t at = threadIdx.x; at < pieces; at += GROUP) {
-        const int word = at % WORDS, lane = at / WORDS % 32, half = at / WORDS / 32 % 2, block = at / WORDS / 64;
+        const int lane = at / 4 % 32, word = at / 128 % (words / 4) * 4 + at % 4, chunk = at / (32 * words);
         const int g = lane / 4, t = lane % 4;
         uint32_t packed = 0;
 #pragma unroll
-        for (int tile = 0; tile < 4 / WORDS; ++tile)
+        for (int field = 0; field < FIELDS; ++field) {
+            const int number = word * FIELDS + field, tile = number / registers, reg = number % registers;
+            const int token = tile * TILE + g + reg % 2 * 8, channel = chunk * 8 * registers + 4 * t + reg / 2 * 16;
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int odd = 0; odd < 2; ++odd) {
-                    const int token = (half * 4 + word * (4 / WORDS) + tile) * TILE + g + i % 2 * 8;
-                    const int channel = block * DEPTH + 2 * t + odd + i / 2 * 8;
-                    packed |= static_cast<uint32_t>(own[channel * GROUP + token]) << (BITS * (tile * 4 + i) + 16 * odd);
-                }
+            for (int byte = 0; byte < 4; ++byte)
+                packed |= static_cast<uint32_t>(own[(channel + byte) * GROUP + token]) << (BITS * field + 8 * byte);
+        }
         codes[group * pieces + at] = packed;
     }
 }
 
-// One pair of codes as bf16 numbers 128 + code.
-template <int BITS> __device__ __forceinline__ uint32_t widened(uint32_t word, int place) {
-    constexpr uint32_t MASK = BITS == 4 ? 0x000f000fu : 0x00030003u;
-    return (word >> (BITS * place)) & MASK | 0x43004300u;
+// c += a · b on bytes: unsigned codes, signed numbers.
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], const uint32_t (&a)[2], const uint32_t (&b)[1]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }
 
-// x and y as pairs of bf16 whose sums they are, but for 2^-17 of them.
-__device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t& low) {
-    const __nv_bfloat162 rounded = __floats2bfloat162_rn(x, y);
-    high = reinterpret_cast<const uint32_t&>(rounded);
-    const __nv_bfloat162 rest =
-        __floats2bfloat162_rn(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u));
-    low = reinterpret_cast<const uint32_t&>(rest);
-}
+// What a lane knows of a group: its codes, and the ranges of its channels.
+template <int BITS, int BLOCKS> struct Group {
+    using Form = Shape<BITS, BLOCKS>;
+    uint32_t words[Form::CHUNKS][Form::WORDS];
+    float4 ranges[Form::CHUNKS][Form::REGISTERS];
 
-// What a pair of pairs adds up to.
-__device__ __forceinline__ float sum_of(uint32_t high, uint32_t low) {
-    return (__uint_as_float(high << 16) + __uint_as_float(low << 16)) +
-           (__uint_as_float(high & 0xffff0000u) + __uint_as_float(low & 0xffff0000u));
-}
+    __device__ __forceinline__ void load(const uint32_t* codes, const Range* of_group, int lane) {
+#pragma unroll
+        for (int chunk = 0; chunk < Form::CHUNKS; ++chunk) {
+#pragma unroll
+            for (int i = 0; i < Form::WORDS / 4; ++i) {
+                const Halves four = load_once(codes + ((chunk * (Form::WORDS / 4) + i) * 32 + lane) * 4);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) words[chunk][4 * i + j] = four.words[j];
+            }
+#pragma unroll
+            for (int i = 0; i < Form::REGISTERS; ++i) {
+                const Range* from = of_group + chunk * Form::CHANNELS + 4 * (lane % 4) + i / 2 * 16 + i % 2 * 2;
+                ranges[chunk][i] = __ldg(reinterpret_cast<const float4*>(from));
+            }
+        }
+    }
 
-// Blocks: groups by WARPS * EACH, KV heads, as many rows as have eight queries of a KV head. Of each group of `group` heads, `some`
+    // The operand of a tile.
+    __device__ __forceinline__ void widen(uint32_t (&a)[Form::REGISTERS], int chunk, int tile) const {
+        constexpr uint32_t MASK = BITS == 4 ? 0x0f0f0f0fu : 0x03030303u;
+#pragma unroll
+        for (int i = 0; i < Form::REGISTERS; ++i) {
+            const int number = tile * Form::REGISTERS + i;
+            a[i] = words[chunk][number / Form::FIELDS] >> (BITS * (number % Form::FIELDS)) & MASK;
+        }
+    }
+};
+
+// Blocks: groups by WARPS * `each`, KV heads, as many rows as have eight queries of a KV head. Of each group of `group` heads, `some`
 // from `first_head` on take `places` of the queries, a power of two; all of them, if scores are reduced to the largest. Scores are
 // `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced. Sums over a group are scores of the sum of its
 // queries, which takes one place.
 template <typename T, int BITS, int BLOCKS>
 __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* queries, uint64_t row_stride, int d, int heads,
                              int group, int first_head, int some, int places, const uint32_t* channels, uint32_t channel_heads,
-                             uint32_t width, const Range* ranges, const uint32_t* codes, uint32_t tokens, int reduction,
-                             float* out, uint64_t stride) {
-    constexpr int WORDS = LANE_WORDS<BITS>;
+                             uint32_t width, const Range* ranges, const uint32_t* codes, uint32_t tokens, uint32_t each,
+                             int reduction, float* out, uint64_t stride) {
+    using Form = Shape<BITS, BLOCKS>;
+    constexpr int PADDED = BLOCKS * DEPTH;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, kv_head = blockIdx.y;
     const uint32_t groups = (tokens + GROUP - 1) / GROUP;
     const bool sums = reduction == SUM, largest = reduction == MAX;
     if (sums) places = 1;
-    const int rows_a_tile = QUERIES / places;
-    // Query g on the channels of this lane.
-    float q[BLOCKS][4] = {};
-    {
-        const uint32_t row = blockIdx.z * rows_a_tile + g / places;
-        const bool is_there = (sums || g % places < some) && row < count;
-        const uint32_t* chosen = channels + kv_head % channel_heads * width;
-        const T* from = queries + (is_there ? rows[row] * row_stride : 0);
-#pragma unroll
-        for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t c = b * DEPTH + 2 * t + i % 2 + i / 2 * 8;
-                if (!is_there || c >= width) continue;
-                const T* own = from + static_cast<uint64_t>(kv_head * group + first_head) * d + chosen[c];
-                if (sums) {
-                    for (int h = 0; h < some; ++h) q[b][i] += to_f32(own[static_cast<uint64_t>(h) * d]);
-                } else {
-                    q[b][i] = to_f32(own[static_cast<uint64_t>(g % places) * d]);
-                }
-            }
+    const int rows_a_block = QUERIES / places;
+    const uint32_t first_row = blockIdx.z * rows_a_block;
+    const int used = min(static_cast<uint32_t>(rows_a_block), count - first_row) * places;
+    const uint32_t begin = (blockIdx.x * WARPS + warp) * each, end = min(groups, begin + each);
+    const uint64_t before = static_cast<uint64_t>(kv_head) * groups;
+    constexpr int GROUP_WORDS = Form::CHUNKS * Form::WORDS * 32;
+    // The next group is on its way while one is worked on, where registers last.
+    constexpr bool AHEAD = BLOCKS <= 2;
+    Group<BITS, BLOCKS> own, next;
+    if (AHEAD && begin < end) next.load(codes + (before + begin) * GROUP_WORDS, ranges + (before + begin) * PADDED, lane);
+    // Queries on the channels of labels.
+    __shared__ __align__(16) float asked[QUERIES][PADDED];
+    const uint32_t* chosen = channels + kv_head % channel_heads * width;
+    for (int i = threadIdx.x; i < QUERIES * PADDED; i += 32 * WARPS) {
+        const int query = i / PADDED, c = i % PADDED;
+        float sum = 0.0f;
+        if (query < used && (sums || query % places < some) && c < width) {
+            const T* from = queries + rows[first_row + query / places] * row_stride +
+                            static_cast<uint64_t>(kv_head * group + first_head) * d + chosen[c];
+            const int until = sums ? some : query % places + 1;
+            for (int h = sums ? 0 : query % places; h < until; ++h) sum += to_f32(from[static_cast<uint64_t>(h) * d]);
+        }
+        asked[query][c] = sum;
     }
-    // Where the scores of queries 2t and 2t + 1, which this lane gets, go.
-    float* to[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int query = 2 * t + i, of_head = query % places;
-        const uint32_t row = blockIdx.z * rows_a_tile + query / places;
-        const bool is_there = row < count && (sums || (largest ? of_head == 0 : of_head < some));
+    __syncthreads();
+    // Where the score of a query goes that this lane has.
+    auto list_of = [&](int query) -> float* {
+        const int of_head = query % places;
+        const uint32_t row = first_row + query / places;
+        if (query >= used || !sums && !largest && of_head >= some) return nullptr;
         const uint64_t list = sums || largest ? static_cast<uint64_t>(row) * (heads / group) + kv_head
                                               : static_cast<uint64_t>(row) * heads + kv_head * group + first_head + of_head;
-        to[i] = is_there ? out + list * stride : nullptr;
-    }
-    const uint32_t begin = (blockIdx.x * WARPS + warp) * EACH, end = min(groups, begin + EACH);
+        return out + list * stride;
+    };
     for (uint32_t at = begin; at < end; ++at) {
-        const uint64_t own = static_cast<uint64_t>(kv_head) * groups + at;
-        const Range* of_group = ranges + own * (BLOCKS * DEPTH);
-        const uint32_t* of_codes = codes + own * (BLOCKS * 2 * 32 * WORDS) + lane * WORDS;
-        uint32_t words[2][BLOCKS][WORDS];
+        const uint64_t number = before + at + (AHEAD ? 1 : 0);
+        if (AHEAD) own = next;
+        if (!AHEAD || at + 1 < end)
+            (AHEAD ? next : own).load(codes + number * GROUP_WORDS, ranges + number * PADDED, lane);
+        const uint32_t left = min(GROUP, tokens - at * GROUP), token = g + t % 2 * 8;
+        float best[TILES];
+        for (int first = 0; first < used; first += AT_ONCE) {
+            // Query g / 4 of both on the channels of this lane, and what scores it brings at least.
+            float y[Form::CHUNKS][Form::REGISTERS * 2], fixed = 0.0f, most = 0.0f;
+            const float* query = asked[first + g / BYTES] + 4 * t;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+            for (int chunk = 0; chunk < Form::CHUNKS; ++chunk)
 #pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) {
-                const uint32_t* from = of_codes + (b * 2 + half) * 32 * WORDS;
-                if constexpr (WORDS == 4) {
-                    const Halves four = load_once(from);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) words[half][b][i] = four.words[i];
-                } else {
-                    const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
-                    words[half][b][0] = two.x, words[half][b][1] = two.y;
+                for (int i = 0; i < Form::REGISTERS; ++i) {
+                    const float2 q = *reinterpret_cast<const float2*>(query + chunk * Form::CHANNELS + i / 2 * 16 + i % 2 * 2);
+                    const float4 range = own.ranges[chunk][i];
+                    y[chunk][2 * i] = q.x * range.y, y[chunk][2 * i + 1] = q.y * range.w;
+                    fixed += q.x * range.x + q.y * range.z;
+                    most = fmaxf(most, fmaxf(fabsf(y[chunk][2 * i]), fabsf(y[chunk][2 * i + 1])));
                 }
-            }
-        uint32_t high[BLOCKS][2], low[BLOCKS][2];
-        float fixed = 0.0f;
+            fixed += __shfl_xor_sync(~0u, fixed, 1), most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            fixed += __shfl_xor_sync(~0u, fixed, 2), most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            // Not-a-number and what is too large stay what they are.
+            const float factor = most > 1e-30f ? WHOLE / most : 0.0f;
+            float unit = most * (1.0f / WHOLE);
+            uint32_t b[Form::CHUNKS][Form::REGISTERS / 2];
+            const int byte = g % BYTES;
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b)
+            for (int chunk = 0; chunk < Form::CHUNKS; ++chunk)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float4 two = *reinterpret_cast<const float4*>(of_group + b * DEPTH + 2 * t + 8 * i);
-                split(q[b][2 * i] * two.y, q[b][2 * i + 1] * two.w, high[b][i], low[b][i]);
-                fixed += q[b][2 * i] * two.x + q[b][2 * i + 1] * two.z - 128.0f * sum_of(high[b][i], low[b][i]);
-            }
-        fixed += __shfl_xor_sync(~0u, fixed, 1);
-        fixed += __shfl_xor_sync(~0u, fixed, 2);
-        const float offsets[2] = {__shfl_sync(~0u, fixed, 8 * t), __shfl_sync(~0u, fixed, 8 * t + 4)};
-        const uint32_t left = min(GROUP, tokens - at * GROUP), first = at * GROUP + g;
+                for (int i = 0; i < Form::REGISTERS / 2; ++i) {
+                    uint32_t whole[4];
 #pragma unroll
-        for (int tile = 0; tile < 8; ++tile) {
-            float scores[4] = {offsets[0], offsets[1], offsets[0], offsets[1]};
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) {
-                const uint32_t word = words[tile / 4][b][tile % 4 * WORDS / 4];
-                const int place = WORDS == 4 ? 0 : tile % 2 * 4;
-                const uint32_t a[4] = {widened<BITS>(word, place), widened<BITS>(word, place + 1),
-                                       widened<BITS>(word, place + 2), widened<BITS>(word, place + 3)};
-                multiply<__nv_bfloat16>(scores, a[0], a[1], a[2], a[3], high[b][0], high[b][1]);
-                multiply<__nv_bfloat16>(scores, a[0], a[1], a[2], a[3], low[b][0], low[b][1]);
-            }
-            if (largest) {
-                // Places behind the group have scores of zero.
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if ((2 * t + i % 2) % places >= some) scores[i] = -CUDART_INF_F;
-                if (places >= 2) scores[0] = fmaxf(scores[0], scores[1]), scores[2] = fmaxf(scores[2], scores[3]);
-#pragma unroll
-                for (int step = 1; step < 4; step *= 2) {
-                    if (places < 4 * step) break;
-                    scores[0] = fmaxf(scores[0], __shfl_xor_sync(~0u, scores[0], step));
-                    scores[2] = fmaxf(scores[2], __shfl_xor_sync(~0u, scores[2], step));
+                    for (int j = 0; j < 4; ++j)
+                        whole[j] = static_cast<uint32_t>(__float2int_rn(y[chunk][4 * i + j] * factor) + static_cast<int>(SIGNS));
+                    const uint32_t select = byte | (byte + 4) << 4;
+                    const uint32_t low = __byte_perm(whole[0], whole[1], select), high = __byte_perm(whole[2], whole[3], select);
+                    b[chunk][i] = byte == 3 ? 0 : __byte_perm(low, high, 0x5410) ^ 0x80808080u;
                 }
-            }
+            // Of the query whose columns this lane gets.
+            const int from = t / 2 * 16;
+            fixed = __shfl_sync(~0u, fixed, from), unit = __shfl_sync(~0u, unit, from);
+            const float weight = t % 2 ? 65536.0f * unit : unit;
+            const int own_query = first + t / 2;
+            float* to = list_of(own_query);
+            // The largest over a group: of the queries of this product, and of those before.
+            const bool joins = largest && places > 1, is_first = first % places == 0, is_last = (first + AT_ONCE) % places == 0;
+            if (joins && (t >= 2 || !is_last && places > AT_ONCE)) to = nullptr;
+            const bool counts = !largest || own_query % places < some;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t token = tile * TILE + i / 2 * 8;
-                if (to[i % 2] && token + g < left) to[i % 2][first + token] = scores[i];
+            for (int tile = 0; tile < TILES; ++tile) {
+                int c[4] = {};
+#pragma unroll
+                for (int chunk = 0; chunk < Form::CHUNKS; ++chunk) {
+                    uint32_t a[Form::REGISTERS];
+                    own.widen(a, chunk, tile);
+                    multiply_bytes(c, a, b[chunk]);
+                }
+                float low = static_cast<float>(c[0] + (c[1] << 8)) * weight, high = static_cast<float>(c[2] + (c[3] << 8)) * weight;
+                // A lane keeps one of both tokens.
+                const float mine = t % 2 ? high : low, other = t % 2 ? low : high;
+                float score = fixed + (mine + __shfl_xor_sync(~0u, other, 1));
+                if (joins) {
+                    if (!counts) score = -CUDART_INF_F;
+                    score = fmaxf(score, __shfl_xor_sync(~0u, score, 2));
+                    if (!is_first) score = fmaxf(score, best[tile]);
+                    best[tile] = score;
+                }
+                if (to && tile * TILE + token < left) to[at * GROUP + tile * TILE + token] = score;
             }
         }
     }
@@ -222,10 +262,10 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
     extern "C" __global__ void __launch_bounds__(32 * WARPS) label_scores_##NAME##_##BITS##_##BLOCKS(                   \
         const uint32_t* rows, uint32_t count, const T* queries, unsigned long long row_stride, int d, int heads,        \
         int group, int first_head, int some, int places, const uint32_t* channels, uint32_t channel_heads,              \
-        uint32_t width, const Range* ranges, const uint32_t* codes, uint32_t tokens, int reduction, float* out,         \
-        unsigned long long stride) {                                                                                    \
+        uint32_t width, const Range* ranges, const uint32_t* codes, uint32_t tokens, uint32_t each, int reduction,      \
+        float* out, unsigned long long stride) {                                                                                    \
         label_scores<T, BITS, BLOCKS>(rows, count, queries, row_stride, d, heads, group, first_head, some, places,      \
-                                      channels, channel_heads, width, ranges, codes, tokens, reduction, out, stride);   \
+                                      channels, channel_heads, width, ranges, codes, tokens, each, reduction, out, stride);   \
     }
 
 #define WIDTHS(T, NAME, BITS)                                                                                           \

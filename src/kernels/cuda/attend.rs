@@ -2,7 +2,7 @@
 //!
 //! An [`Attention`] gathers what the rows of a step attend, as units of one KV head each, and cuts these into spans.
 //! [`prepare`](Gpu::prepare) sends it; [`attend`](Gpu::attend) runs it at a layer: a kernel of `kernels/attend_tiles.cu`
-//! where keys and heads are such as tensor cores take, or those of `kernels/attend.cu`, and one that merges.
+//! where keys and heads are such as tensor cores take, or those of `kernels/attend.cu`; its last blocks merge what others have left.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
@@ -12,7 +12,7 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 
 /// Most queries that one unit takes.
 const MOST_QUERIES: usize = 8;
-/// Blocks of the first kernel that a multiprocessor holds at once: a wave of them.
+/// Blocks that a multiprocessor holds at once: a wave of them.
 const BLOCKS_EACH: usize = 3;
 /// Waves where each block still has so many tokens, since some processors come to memory faster than others; and how many more may
 /// be taken for the last one to be full, each of which costs such a share of the time.
@@ -20,8 +20,12 @@ const MOST_WAVES: usize = 3;
 const LONG_BLOCK: usize = 2048;
 const MORE_WAVES: usize = 6;
 const COST_OF_WAVE: f64 = 0.02;
-/// Threads of a block of the second.
-const MERGE_THREADS: u32 = 512;
+/// Warps of a block; tokens of a tile of one, tiles that it has on their way where tensor cores take them, and bytes behind each for what
+/// tokens bring.
+const WARPS: usize = 4;
+const TILE: usize = 16;
+const STAGES: usize = 2;
+const TILE_EXTRA: usize = 128;
 /// A span is a multiple of these tokens, and has at least two of them.
 const SPAN: usize = 64;
 
@@ -163,6 +167,21 @@ struct DevicePrefix {
 
 // SAFETY: as the kernel's struct.
 unsafe impl DeviceRepr for DevicePrefix {}
+
+/// As the kernel's struct `Merging`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct DeviceMerging {
+    heads: u64,
+    partials: u64,
+    done: u64,
+    vectors: u64,
+    out: u64,
+    wide: u64,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for DeviceMerging {}
 
 // SAFETY: words of eight and four bytes without padding; any bits are numbers.
 unsafe impl Plain for DeviceUnit {}
@@ -335,6 +354,27 @@ impl Attention {
         self.vectors.extend_from_slice(value);
     }
 
+    /// Gives each head that attends nothing a block that says so.
+    fn fill(&mut self) {
+        let empty: Vec<usize> = (0..self.parts.len()).filter(|head| self.parts[*head].count == [0, 0]).collect();
+        for head in empty {
+            self.parts[head].first[0] = self.partials;
+            (self.parts[head].count[0], self.parts[head].stride[0]) = (1, 1);
+            let class = &mut self.classes[0];
+            class.units.push(DeviceUnit {
+                first_query: head as u32,
+                queries: 1,
+                first_block: class.blocks,
+                first_partial: self.partials,
+                span: self.span as u32,
+                ..DeviceUnit::default()
+            });
+            class.lists.push(None);
+            class.blocks += 1;
+            self.partials += 1;
+        }
+    }
+
     /// As [`give_rest`](Self::give_rest), with a share and a value at such places on the device ([`TokenLists::rest`]).
     ///
     /// [`TokenLists::rest`]: super::TokenLists::rest
@@ -363,6 +403,8 @@ fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
 pub struct AttentionRoom {
     lists: Option<Buffer>,
     partials: Option<Buffer>,
+    /// How many partials of each head have been written: zeros between launches.
+    done: Option<Buffer>,
     /// What `lists` holds, so that equal lists are not sent again.
     sent: Vec<u8>,
     /// Memory for what is sent next, and for picks and their numbers: new memory is slow to be written to first.
@@ -387,6 +429,7 @@ pub struct Prepared {
     parts: u64,
     vectors: u64,
     partials: u64,
+    done: u64,
     prefix_tokens: Option<usize>,
     least_layers: usize,
 }
@@ -396,7 +439,7 @@ impl Prepared {
     pub fn launches(&self) -> impl Iterator<Item = u64> + '_ {
         let classes =
             self.classes.iter().flat_map(|(units, count, blocks)| [*units, *count as u64, u64::from(*blocks)]);
-        classes.chain([self.parts, self.vectors, self.partials, self.all_heads as u64])
+        classes.chain([self.parts, self.vectors, self.partials, self.done, self.all_heads as u64])
     }
 }
 
@@ -410,10 +453,14 @@ impl Gpu {
     /// If heads are of another width than kernels take.
     pub fn prepare(&self, attention: &mut Attention, room: &mut AttentionRoom, d: usize) -> Result<Prepared, GpuError> {
         assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} channels");
+        attention.fill();
         let places = self.send(attention, room)?;
-        let partial_bytes = attention.partials as usize * (d + 2) * 4;
+        let (partial_bytes, done_bytes) = (attention.partials as usize * (d + 2) * 4, 4 * attention.parts.len());
         self.reserve(&mut room.partials, partial_bytes)?;
-        let (Some(lists), Some(partials)) = (&room.lists, &room.partials) else { unreachable!("both were reserved") };
+        self.reserve(&mut room.done, done_bytes)?;
+        let (Some(lists), Some(partials), Some(done)) = (&room.lists, &room.partials, &room.done) else {
+            unreachable!("all were reserved")
+        };
         let class = |i: usize| {
             let Class { units, blocks, .. } = &attention.classes[i];
             (lists.address(places.units[i], size_of_val(units.as_slice())), units.len(), *blocks)
@@ -425,6 +472,7 @@ impl Gpu {
             parts: lists.address(places.parts, size_of_val(attention.parts.as_slice())),
             vectors: lists.address(places.vectors, size_of_val(attention.vectors.as_slice())),
             partials: partials.address(0, partial_bytes),
+            done: done.address(0, done_bytes),
             prefix_tokens: attention.prefix_tokens,
             least_layers: attention.least_layers,
         })
@@ -463,17 +511,25 @@ impl Gpu {
         };
         let rows = attention.all_heads / heads;
         let query_address = queries.address(0, ((rows - 1) * stride + heads * d) * storage.bytes());
-        let out_address = out.address(0, attention.all_heads * d * storage.bytes());
-        let wide_address = wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4));
+        let merging = DeviceMerging {
+            heads: attention.parts,
+            partials: attention.partials,
+            done: attention.done,
+            vectors: attention.vectors,
+            out: out.address(0, attention.all_heads * d * storage.bytes()),
+            wide: wide.map_or(0, |wide| wide.address(0, attention.all_heads * d * 4)),
+        };
         let scale = 1.0 / (d as f32).sqrt();
         let lanes = d.next_power_of_two().max(64) / 8;
         let tiles = storage.fits_tiles(d);
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
+        let rings = WARPS * STAGES * (2 * TILE * d * storage.bytes() + TILE_EXTRA);
+        let shared = if tiles { rings as u32 } else { 0 };
         for (i, (units, count, blocks)) in attention.classes.iter().enumerate().filter(|(_, (_, count, _))| *count > 0)
         {
             let name = storage.name();
             let function = match tiles {
-                true => self.function("attend_tiles", &format!("attend_tiles_{name}_{d}")),
+                true => self.with_shared("attend_tiles", &format!("attend_tiles_{name}_{d}"), shared),
                 false => self.function("attend", &format!("attend_{name}_{}_{lanes}_1", 1 << i)),
             }?;
             let count = *count as i32;
@@ -482,20 +538,15 @@ impl Gpu {
             if !tiles {
                 launch.arg(&d_arg);
             }
-            launch.arg(&scale).arg(&attention.partials);
-            let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+            launch.arg(&scale).arg(&merging);
+            let block = (32 * WARPS as u32, 1, 1);
+            let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: block, shared_mem_bytes: shared };
             // SAFETY: units name caches, tokens and partials that `Attention::add` and this function checked, and lie with
-            // the partials in the room that the caller has kept.
+            // the partials, what merges them and how many are done in the room that the caller has kept; vectors were sent with
+            // them; the outputs were checked.
             unsafe { launch.launch(grid) }.map_err(failed("attending"))?;
         }
-        let function = self.function("attend", &format!("combine_{}", storage.name()))?;
-        let Prepared { parts, partials, vectors, .. } = attention;
-        let mut launch = self.stream.launch_builder(&function);
-        launch.arg(parts).arg(partials).arg(vectors).arg(&out_address).arg(&wide_address).arg(&d_arg);
-        let grid = (attention.all_heads as u32, 1, 1);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (MERGE_THREADS, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: parts name partials of this attention and vectors that were sent with it; the outputs were checked.
-        unsafe { launch.launch(grid) }.map(drop).map_err(failed("merging attention"))
+        Ok(())
     }
 
     /// Sends all lists in one piece.

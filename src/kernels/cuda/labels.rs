@@ -13,10 +13,12 @@ const GROUP: usize = 128;
 /// Channels of one product, and the most that there can be.
 const DEPTH: usize = 16;
 const MOST_CHANNELS: usize = 128;
-/// Query heads of one product; warps of a block, and groups of tokens that each takes.
+/// Query heads of one block, its warps, and groups of tokens that each takes at most: the more, the less often queries are looked up.
 const QUERIES: usize = 8;
 const WARPS: usize = 4;
-const EACH: usize = 8;
+const MOST_EACH: usize = 16;
+/// Blocks that a multiprocessor holds at once.
+const BLOCKS_EACH: usize = 4;
 /// Threads of a block that gathers.
 const THREADS: usize = 256;
 /// Bytes of the range of a channel.
@@ -148,13 +150,15 @@ impl Gpu {
             let some = (group - first).min(heads_at_once);
             let places = if sums { 1 } else { some.next_power_of_two() };
             let tiles = rows.len().div_ceil(QUERIES / places);
-            let grid = (tokens.div_ceil(GROUP * WARPS * EACH) as u32, kv_heads as u32, tiles as u32);
+            let groups = tokens.div_ceil(GROUP);
+            let each = (groups * kv_heads * tiles).div_ceil(WARPS * BLOCKS_EACH * self.processors()).min(MOST_EACH);
+            let grid = (groups.div_ceil(WARPS * each) as u32, kv_heads as u32, tiles as u32);
             let [d, heads, group, first, some, places] = [d, heads, group, first, some, places].map(|n| n as i32);
-            let (count, tokens) = (rows.len() as u32, tokens as u32);
+            let (count, tokens, each) = (rows.len() as u32, tokens as u32, each as u32);
             let mut launch = self.stream.launch_builder(&function);
             launch.arg(&list).arg(&count).arg(&from).arg(&row_stride).arg(&d).arg(&heads).arg(&group).arg(&first);
             launch.arg(&some).arg(&places).arg(&chosen).arg(&channel_heads).arg(&width).arg(&ranges).arg(&codes);
-            launch.arg(&tokens).arg(&reduced).arg(&to).arg(&stride);
+            launch.arg(&tokens).arg(&each).arg(&reduced).arg(&to).arg(&stride);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (32 * WARPS as u32, 1, 1), shared_mem_bytes: 0 };
             // SAFETY: queries, channels, labels and scores are as long as checked above.
             unsafe { launch.launch(grid) }.map_err(failed("scoring labels"))?;
