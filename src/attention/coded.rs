@@ -86,6 +86,18 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.scores(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
     }
 
+    fn is_linear(&self) -> bool {
+        self.0.is_linear()
+    }
+
+    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+        self.0.sums(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
+    }
+
+    fn weighs(&self) -> bool {
+        self.0.weighs()
+    }
+
     fn weigh(&self, from: &PickedFrom<'_, Self::Index>, selection: &mut Selection, cost: &mut Cost) {
         let own = from.parts.iter();
         let parts: Vec<_> =

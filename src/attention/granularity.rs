@@ -71,6 +71,11 @@ impl Granularity {
         }
     }
 
+    /// Whether scores of a group are added.
+    pub(super) fn adds(self) -> bool {
+        self == Self::KvHead(Reduce::Sum)
+    }
+
     /// Tokens chosen for each of what [`merged`](Self::merged) gave.
     pub(super) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
         self.selection_of(tokens.into_iter().map(Picks::softmax).collect())
@@ -137,7 +142,7 @@ impl Granularity {
     }
 
     /// What `pick(head, scores)` makes of the scores `[group][n]` of each query head, or once, as for head 0, of what the
-    /// group's reduce to.
+    /// group's reduce to; where these were [added](Self::adds) already, they are those of a group of one.
     pub(super) fn select(
         self,
         scores: &[f32],

@@ -94,12 +94,30 @@ impl<S: Scorer> Scored<S> {
         self.per.selection_of((0..heads).map(draw).collect())
     }
 
+    /// Whether the scores of a group are added as they are made.
+    fn adds(&self) -> bool {
+        self.per.adds() && !self.scorer.weighs()
+    }
+
+    /// Lists of scores of a position of `group` query heads.
+    fn lists(&self, group: usize) -> usize {
+        if self.adds() { 1 } else { group }
+    }
+
+    /// Scores of a segment, `[list][row][page]`.
+    fn scores_of(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, S::Index>, cost: &mut Cost) -> Vec<f32> {
+        match self.adds() {
+            true => self.scorer.sums(queries, segment, cost),
+            false => self.scorer.scores(queries, segment, cost),
+        }
+    }
+
     /// Scorer and picker on a device, if both can go there.
     fn on_device(&self) -> Option<(&dyn DeviceScorer, &dyn DevicePicker)> {
         Some((self.scorer.device()?, self.picker.device()?))
     }
 
-    /// What is picked by `scores: [query of the group][page]` of the candidates of one position.
+    /// What is picked by `scores: [list][page]` of the candidates of one position.
     fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
@@ -130,7 +148,7 @@ impl<S: Scorer> Scored<S> {
             };
             self.picker.pick(&row, cost)
         };
-        clock::picking(|| self.per.select(scores, at.group, cost, pick))
+        clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick))
     }
 
     /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Each is read once for all queries.
@@ -268,7 +286,7 @@ impl<S: Scorer> Method for Scored<S> {
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
-            let scores = clock::scoring(|| self.scorer.scores(&queries, &of_prefix, cost));
+            let scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
             let mut selection = self.select_by(&scores, &at, &parts, cost);
             let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
@@ -284,12 +302,12 @@ impl<S: Scorer> Method for Scored<S> {
         let mut parts = Vec::with_capacity(2);
         let mut scores = Vec::new();
         if whole > 0 {
-            scores = clock::scoring(|| self.scorer.scores(&queries, &of_prefix, cost));
+            scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
             parts.push(Part { index: shared, tokens: whole, values: values.slice(candidates.start..behind.start) });
         }
         let behind_it = Segment { index: own, keys: keys.slice(behind.clone()) };
-        let more = clock::scoring(|| self.scorer.scores(&queries, &behind_it, cost));
-        let scores = joined_scores(queries.count(), (&scores, whole / self.scorer.page()), &more);
+        let more = clock::scoring(|| self.scores_of(&queries, &behind_it, cost));
+        let scores = joined_scores(self.lists(step.group()), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
         let mut selection = self.select_by(&scores, &at, &parts, cost);
         let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
@@ -337,7 +355,9 @@ impl<S: Scorer> DeviceForm for Scored<S> {
 
     fn cost(&self, step: &StepShape) -> Cost {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        let mut cost = scorer.cost(step);
+        // Queries of a group are added before they are scored, where that is the same.
+        let group = if self.per.adds() && self.scorer.is_linear() { 1 } else { step.group };
+        let mut cost = scorer.cost(&StepShape { group, ..*step });
         let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
         (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
         cost
@@ -453,9 +473,10 @@ impl<S: Scorer> RowMask for Scored<S> {
         let (mut scores, mut scoring) = (Vec::new(), Cost::default());
         if !nothing && grown.tokens > 0 {
             let segment = Segment { index, keys: keys.slice(sink..sink + grown.tokens) };
-            scores = self.scorer.scores(&queries, &segment, &mut scoring);
+            scores = self.scores_of(&queries, &segment, &mut scoring);
         }
-        let columns = scores.len() / queries.count();
+        let lists = self.lists(group);
+        let columns = scores.len() / (lists * rows);
         let mut used = 0;
         let mut selections = Vec::with_capacity(rows);
         for (row, exact) in exact.into_iter().enumerate() {
@@ -467,8 +488,8 @@ impl<S: Scorer> RowMask for Scored<S> {
             let whole = candidates.len() / self.scorer.grain() * self.scorer.grain();
             let pages = whole / page;
             used += pages;
-            let of_head = |h: usize| &scores[(h * rows + row) * columns..][..pages];
-            let mut own: Vec<f32> = (0..group).flat_map(of_head).copied().collect();
+            let of_head = |list: usize| &scores[(list * rows + row) * columns..][..pages];
+            let mut own: Vec<f32> = (0..lists).flat_map(of_head).copied().collect();
             let mut parts = vec![Part { index, tokens: whole, values: values.slice(sink..sink + whole) }];
             let numbers: Vec<f32> = (0..group).flat_map(|h| &block.head(h)[row * d..][..d]).copied().collect();
             let total = block.first + row + 1;
@@ -480,8 +501,8 @@ impl<S: Scorer> RowMask for Scored<S> {
                 let queries = GroupQueries { numbers: &numbers, rows: 1, ..queries };
                 let (keys, values) = (keys.slice(open.clone()), values.slice(open.clone()));
                 let index = last.grow(&self.scorer, head.place, None, keys, values);
-                let more = self.scorer.scores(&queries, &Segment { index, keys }, cost);
-                own = joined_scores(group, (&own, pages), &more);
+                let more = self.scores_of(&queries, &Segment { index, keys }, cost);
+                own = joined_scores(lists, (&own, pages), &more);
                 parts.push(Part { index, tokens: open.len(), values });
             }
             let at = At {

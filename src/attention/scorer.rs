@@ -9,6 +9,7 @@
 
 use super::artefact::{Artefact, ArtefactError};
 use super::device::DeviceScorer;
+use super::granularity::Reduce;
 use super::method::{HeadPrefix, Selection, score_into};
 use super::prompt::PromptNeed;
 use crate::cost::Cost;
@@ -71,6 +72,25 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
 
+    /// Whether the scores of a sum of queries are the sums of their scores.
+    fn is_linear(&self) -> bool {
+        false
+    }
+
+    /// The sums of [`scores`](Self::scores) over the heads of a group, `[row][page]`, with their cost. Where scores are linear, queries are
+    /// added before they are scored: once for the group.
+    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32> {
+        if queries.group() == 1 {
+            return self.scores(queries, segment, cost);
+        }
+        if self.is_linear() {
+            let summed = Reduce::Sum.apply(queries.numbers, queries.rows * queries.d);
+            return self.scores(&GroupQueries { numbers: &summed, ..*queries }, segment, cost);
+        }
+        let scores = self.scores(queries, segment, cost);
+        Reduce::Sum.apply(&scores, scores.len() / queries.group())
+    }
+
     /// Keys in few bits that an index holds for a second score; none but in a [`Coded`](super::coded::Coded) scorer's.
     fn codes<'a>(&self, _index: &'a Self::Index) -> Option<&'a QuantisedRows> {
         None
@@ -80,6 +100,11 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
     /// [weigh](Self::weigh) what was picked.
     fn device(&self) -> Option<&dyn DeviceScorer> {
         None
+    }
+
+    /// Whether what was picked is [weighed](Self::weigh), by the scores of each query.
+    fn weighs(&self) -> bool {
+        false
     }
 
     /// Weighs what was picked at one position, for methods whose picks are not the whole of their output.

@@ -19,11 +19,11 @@ use crate::tasks::Positions;
 use crate::version;
 
 /// Raised whenever the same settings may give other records than before.
-pub const RESULTS_VERSION: u32 = 5;
+pub const RESULTS_VERSION: u32 = 6;
 
 /// Raised whenever the engine on GPUs may give other records than before. 2: double_sparsity picks there. 3: loki, hash_attention,
-/// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do.
-const CUDA_VERSION: u32 = 5;
+/// magicpig and hip do. 4: sparq and topp do. 5: oracle_sampling, pqcache and infllm do. 6: tensor cores take keys in another order.
+const CUDA_VERSION: u32 = 6;
 
 /// Everything that determines a record besides task, length, example and method.
 ///

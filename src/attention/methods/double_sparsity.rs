@@ -240,6 +240,10 @@ impl Scorer for LabelScores {
         label_scores(queries, segment.index, cost)
     }
 
+    fn is_linear(&self) -> bool {
+        true
+    }
+
     fn device(&self) -> Option<&dyn DeviceScorer> {
         Some(self)
     }

@@ -153,6 +153,10 @@ impl Scorer for Representatives {
         dots.chunks_exact(keys.tokens()).flat_map(of_query).collect()
     }
 
+    fn is_linear(&self) -> bool {
+        true
+    }
+
     fn device(&self) -> Option<&dyn DeviceScorer> {
         Some(self)
     }

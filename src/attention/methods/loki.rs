@@ -143,6 +143,10 @@ impl Scorer for Loki {
         dots(&projected, rows, self.rank.of(queries.d), cost)
     }
 
+    fn is_linear(&self) -> bool {
+        true
+    }
+
     fn device(&self) -> Option<&dyn DeviceScorer> {
         Some(self)
     }

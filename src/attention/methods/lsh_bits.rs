@@ -29,7 +29,7 @@ use super::planes::RandomPlanes;
 #[cfg(feature = "cuda")]
 use super::planes::gaussians;
 use super::signatures::{Signatures, Ties, halves, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Preset, Role, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Preset, Reduce, Role, SEED};
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -158,15 +158,21 @@ impl Scorer for RandomSignatures {
     }
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
-        let planes = self.planes.of_width(self.width(queries.d));
-        let augmented = self.augment_queries(queries.numbers, queries.d);
-        let flops = 2 * (augmented.len() * planes.count()) as u64;
-        cost.score_flops += flops;
-        cost.projection_flops += flops;
-        cost.shared_bytes += planes.bytes() as u64;
-        cost.shared_uses += 1;
-        let signatures = side_signatures(&planes, &augmented);
+        let signatures = self.query_signatures(queries, cost);
         segment.index.signatures.counted_scores(&signatures, queries.group(), self.ties, cost)
+    }
+
+    /// Of a step distances are added before anything is written.
+    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Signed>, cost: &mut Cost) -> Vec<f32> {
+        let signatures = self.query_signatures(queries, cost);
+        let of_keys = &segment.index.signatures;
+        match queries.rows {
+            1 => of_keys.counted_sums(&signatures, self.ties, cost),
+            rows => {
+                let scores = of_keys.counted_scores(&signatures, queries.group(), self.ties, cost);
+                Reduce::Sum.apply(&scores, rows * of_keys.candidates())
+            }
+        }
     }
 
     fn device(&self) -> Option<&dyn DeviceScorer> {
@@ -175,6 +181,18 @@ impl Scorer for RandomSignatures {
 }
 
 impl RandomSignatures {
+    /// Signatures of all queries, `[head][row][word]`, with what that costs.
+    fn query_signatures(&self, queries: &GroupQueries<'_>, cost: &mut Cost) -> Vec<u32> {
+        let planes = self.planes.of_width(self.width(queries.d));
+        let augmented = self.augment_queries(queries.numbers, queries.d);
+        let flops = 2 * (augmented.len() * planes.count()) as u64;
+        cost.score_flops += flops;
+        cost.projection_flops += flops;
+        cost.shared_bytes += planes.bytes() as u64;
+        cost.shared_uses += 1;
+        side_signatures(&planes, &augmented)
+    }
+
     /// What is common to `keys` and `values`, `[token][d]`.
     fn learn(&self, keys: &[f32], values: &[f32], d: usize) -> Learned {
         let mean = self.center.then(|| mean_row(keys, d));

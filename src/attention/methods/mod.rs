@@ -52,7 +52,7 @@ pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;
 use super::channels::Channels;
-use super::granularity::Granularity;
+use super::granularity::{Granularity, Reduce};
 use super::{
     AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Role, Setting, Tail, TailRule,
 };

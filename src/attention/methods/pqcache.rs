@@ -139,6 +139,10 @@ impl Scorer for ProductCodes {
         approximate_scores(queries, segment.index, cost)
     }
 
+    fn is_linear(&self) -> bool {
+        true
+    }
+
     fn device(&self) -> Option<&dyn DeviceScorer> {
         Some(self)
     }

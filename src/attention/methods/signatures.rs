@@ -10,7 +10,7 @@ use crate::attention::device::{DeviceScratch, DeviceStep};
 use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
-use crate::kernels::cpu::hamming::{Raises, hamming_scores};
+use crate::kernels::cpu::hamming::{Raises, hamming_scores, hamming_sums};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{Buffer, GpuError, Reduction, Signatures as DeviceSignatures, TieOrder};
 
@@ -159,6 +159,15 @@ impl Signatures {
         let raises = ties.raises(32 * self.words, group, self.place);
         hamming_scores(queries, &self.planes, self.words, raises, &mut scores);
         scores
+    }
+
+    /// The sums of [`counted_scores`](Self::counted_scores) over the `queries` of a group, `[candidate]`.
+    pub(super) fn counted_sums(&self, queries: &[u32], ties: Ties, cost: &mut Cost) -> Vec<f32> {
+        cost.aux_bytes += self.bytes() as u64;
+        let mut sums = vec![0.0; self.candidates()];
+        let raises = ties.raises(32 * self.words, queries.len() / self.words, self.place);
+        hamming_sums(queries, &self.planes, self.words, raises, &mut sums);
+        sums
     }
 
     /// Candidates.

@@ -197,6 +197,10 @@ impl Scorer for QueryChannels {
         self.by_channel.then_some(self)
     }
 
+    fn weighs(&self) -> bool {
+        true
+    }
+
     /// What was picked gets its share of the candidates' softmax, the mean value the rest.
     fn weigh(&self, from: &PickedFrom<'_, Kept>, selection: &mut Selection, cost: &mut Cost) {
         let tokens: usize = from.parts.iter().map(|part| part.tokens).sum();

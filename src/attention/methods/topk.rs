@@ -80,6 +80,10 @@ impl Scorer for Exact {
         queries.dots_joined(keys, &mut Cost::default())
     }
 
+    fn is_linear(&self) -> bool {
+        true
+    }
+
     fn device(&self) -> Option<&dyn DeviceScorer> {
         Some(self)
     }

@@ -61,7 +61,19 @@ pub fn hamming_scores(queries: &[u32], planes: &[u32], words: usize, raises: Rai
     deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
 }
 
-/// Those of the rows from the `first` on, as many as there is room for.
+/// The sums over all queries of what [`hamming_scores`] gives, `[rows]`: exact, so to the bit what adding those in any order gives.
+///
+/// # Panics
+/// As there.
+pub fn hamming_sums(queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [f32]) {
+    let rows = planes.len() / words;
+    assert_eq!(planes.len(), rows * words, "signatures are not whole planes");
+    assert_eq!(queries.len() % words, 0, "queries are not whole signatures");
+    assert_eq!(out.len(), rows, "output shape");
+    deal_columns(out, rows, |first, out| scores_from(first, queries, planes, words, raises, out));
+}
+
+/// Those of the rows from the `first` on, as many as there is room for: by query, or their sums if there is one place for all.
 fn scores_from(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Raises, out: &mut [&mut [f32]]) {
     #[cfg(target_arch = "x86_64")]
     match isa() {
@@ -103,9 +115,11 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Rai
                 *raise = raises.of(place.wrapping_add(row));
             }
         }
-        for (query, out) in queries.chunks_exact(words).zip(&mut *out) {
+        // Queries whose distances are added.
+        let together = queries.len() / words / out.len().max(1);
+        for (queries, out) in queries.chunks_exact(together * words).zip(&mut *out) {
             distances.fill(0);
-            for (w, word) in query.iter().enumerate() {
+            for (w, word) in (0..words).cycle().zip(queries) {
                 let plane = &planes[w * rows + first + begin..][..count];
                 for (distance, bits) in distances.iter_mut().zip(plane) {
                     *distance += (bits ^ word).count_ones();
@@ -113,7 +127,7 @@ fn scan(first: usize, queries: &[u32], planes: &[u32], words: usize, raises: Rai
             }
             for ((out, distance), raise) in out[begin..][..count].iter_mut().zip(&*distances).zip(&*raised) {
                 // Through i32, as above.
-                *out = raise - distance.cast_signed() as f32;
+                *out = together as f32 * raise - distance.cast_signed() as f32;
             }
         }
     }
@@ -142,6 +156,23 @@ mod tests {
                     let distance = (0..words * 32).filter(differ).count();
                     assert_eq!(out[q * rows + r], -(distance as f32), "{queries}x{rows}x{words}: {q}, {r}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_are_what_scores_add_up_to() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        for (queries, rows, words) in [(1, 5, 1), (4, 3000, 1), (3, 1025, 2), (8, 20_000, 3)] {
+            let mut draw = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u32>>();
+            let (query, planes) = (draw(queries * words), draw(rows * words));
+            let raises = Raises { seed: 11, place: 3, levels: 10, unit: 1.0 / 65_536.0 };
+            let (mut each, mut sums) = (vec![f32::NAN; queries * rows], vec![f32::NAN; rows]);
+            hamming_scores(&query, &planes, words, raises, &mut each);
+            hamming_sums(&query, &planes, words, raises, &mut sums);
+            for (row, sum) in sums.iter().enumerate() {
+                let expected: f32 = each.iter().skip(row).step_by(rows).sum();
+                assert_eq!(*sum, expected, "{queries}x{rows}x{words}: row {row}");
             }
         }
     }

@@ -23,7 +23,7 @@ use rayon::prelude::*;
 
 use self::net::SignNet;
 use super::signatures::{Signatures, Ties, words_of};
-use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Role, SEED};
+use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Reduce, Role, SEED};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
@@ -224,17 +224,24 @@ impl Scorer for LearnedSignatures {
     }
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
-        let group = queries.group();
-        let nets = &self.layer(queries.layer).queries[queries.kv_head * group..][..group];
-        cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>() * queries.rows as u64;
-        cost.aux_bytes += nets.iter().map(SignNet::bytes).sum::<usize>() as u64;
-        let of_heads = nets.iter().enumerate().map(|(h, net)| net.signatures(queries.head(h)));
+        let (group, of_heads) = (queries.group(), self.query_signatures(queries, cost));
         match segment.index.as_slice() {
-            [shared] => shared.counted_scores(&of_heads.flatten().collect::<Vec<u32>>(), group, self.ties, cost),
+            [shared] => shared.counted_scores(&of_heads.concat(), group, self.ties, cost),
             own => {
                 let heads = own.iter().zip(of_heads);
                 heads.flat_map(|(own, query)| own.counted_scores(&query, group, self.ties, cost)).collect()
             }
+        }
+    }
+
+    /// Of a step distances are added before anything is written, where heads share a net of the keys.
+    fn sums(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<Signatures>>, cost: &mut Cost) -> Vec<f32> {
+        match segment.index.as_slice() {
+            [shared] if queries.rows == 1 => {
+                let signatures = self.query_signatures(queries, cost).concat();
+                shared.counted_sums(&signatures, self.ties, cost)
+            }
+            _ => Reduce::Sum.apply(&self.scores(queries, segment, cost), queries.rows * segment.index[0].candidates()),
         }
     }
 
@@ -244,6 +251,15 @@ impl Scorer for LearnedSignatures {
 }
 
 impl LearnedSignatures {
+    /// Signatures of all queries by the net of their head, `[head][row][word]`, with what that costs.
+    fn query_signatures(&self, queries: &GroupQueries<'_>, cost: &mut Cost) -> Vec<Vec<u32>> {
+        let group = queries.group();
+        let nets = &self.layer(queries.layer).queries[queries.kv_head * group..][..group];
+        cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>() * queries.rows as u64;
+        cost.aux_bytes += nets.iter().map(SignNet::bytes).sum::<usize>() as u64;
+        nets.iter().enumerate().map(|(h, net)| net.signatures(queries.head(h))).collect()
+    }
+
     /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
     fn key_signatures(&self, place: Place, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
         self.layer(place.layer).keys[place.kv_head].iter().map(move |net| in_blocks(net, keys, place.d))
