@@ -13,6 +13,9 @@ python=${3:-python3}
 mkdir -p "$out"
 peers=()
 if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then peers=(--peers=gqa --python "$python"); fi
+# FlashInfer compiles itself when it is first asked.
+decoders=("${peers[@]}")
+if "$python" -c 'import flashinfer' 2>/dev/null; then decoders=("${peers[@]/=gqa/=gqa,flashinfer}"); fi
 
 # One selection for the heads of a group, as the papers' kernels for grouped heads have it, but for magicpig, whose heads sample
 # by themselves; hip with half of its keys, too.
@@ -31,9 +34,9 @@ table() {
 
 : >"$out/log.txt"
 # The operators at 128K tokens, eight sequences at once: a layer of Llama-3.1-8B.
-table batch attention -c 128K --batch 8 "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 31 "${peers[@]}"
+table batch attention -c 128K --batch 8 "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 31 "${decoders[@]}"
 # One sequence, by context; and the densities between which one chooses.
-table context attention -c 8K,32K,128K,512K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${peers[@]}"
+table context attention -c 8K,32K,128K,512K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${decoders[@]}"
 table small attention -c 32K --batch 8 "${methods[@]}" "${by_channel[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
 # Building the index of a layer.
 table index index -c 32K,128K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --rounds 7
