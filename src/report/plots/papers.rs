@@ -8,6 +8,8 @@ use super::axis::{Axis, tick_label};
 use super::pen::{CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, draw, title_width};
 use crate::eval::papers::item::{Item, Line};
 use crate::eval::papers::outcome::{CellOutcome, Outcome};
+use crate::eval::papers::seen::Found;
+use crate::eval::papers::times::Timed;
 use crate::eval::papers::values::Value;
 
 /// Height of the plotted area, and of a line of the legend.
@@ -35,20 +37,23 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         return Ok(None);
     };
     let column = &item.columns[*first];
-    let value = column.value.or(item.rows.first().and_then(|row| row.value)).unwrap_or(Value::Score);
+    let kind = Kind::of(item, column);
     let (names, series) = if over_rows { along_rows(outcome, &drawn) } else { along_columns(outcome, &drawn) };
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
         return Ok(None);
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
-    let axis = match value {
-        Value::Score if all.iter().all(|x| (0.0..=100.0).contains(x)) => Axis::of_scores(all.iter().copied()),
-        Value::Score => Axis::of_perplexities(all.iter().copied()),
+    let axis = match kind {
+        Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
+            Axis::of_scores(all.iter().copied())
+        }
+        Kind::Value(Value::Score) => Axis::of_perplexities(all.iter().copied()),
+        _ if all.iter().any(|x| *x < 0.0) => Axis::of_values(&all),
         _ => Axis::of_costs(&all),
     };
     let wide = names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP);
-    let title = format!("{}: {}", outcome.name, value.label(column.percent));
+    let title = format!("{}: {}", outcome.name, kind.label(column.percent));
     let width = (LEFT + wide * names.len() as i32 + 20).max(LEAST_WIDTH).max(title_width(&title));
     let height = TITLE_HEIGHT + HEIGHT + BELOW + LEGEND_LINE * (series.len() as i32 + 1) + 10;
     let frame = Frame { axis, width, columns: names.len() as i32 };
@@ -58,6 +63,40 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         frame.legend(pen, &series)
     })?;
     Ok(Some(svg))
+}
+
+/// What is drawn upwards.
+enum Kind {
+    /// A number of records.
+    Value(Value),
+    /// A number of what was found, by its name.
+    Found(String),
+    /// A time, or a ratio of times.
+    Time(Timed),
+}
+
+impl Kind {
+    fn of(item: &Item, column: &Line) -> Self {
+        let row = item.rows.first();
+        let (found, time) = (row.and_then(|row| row.found.clone()), row.and_then(|row| row.time.clone()));
+        if let Some(own) = column.time.clone() {
+            return Self::Time(Timed::over(Some(own), time).unwrap_or_default());
+        }
+        match Found::over(column.found.clone(), found) {
+            Some(found) => Self::Found(found.column.unwrap_or_default()),
+            None => Self::Value(column.value.or(row.and_then(|row| row.value)).unwrap_or(Value::Score)),
+        }
+    }
+
+    fn label(&self, percent: bool) -> String {
+        match self {
+            Self::Value(value) => value.label(percent),
+            Self::Found(name) if percent => format!("{name}, %"),
+            Self::Found(name) => name.clone(),
+            Self::Time(Timed { against: Some(other), .. }) => format!("times as fast as {other}"),
+            Self::Time(Timed { column, .. }) => column.clone().unwrap_or_else(|| "time".to_owned()),
+        }
+    }
 }
 
 /// Indices of the columns that are drawn.

@@ -11,6 +11,7 @@
 
 mod collector;
 mod device;
+mod embeddings;
 mod net;
 mod training;
 
@@ -34,6 +35,7 @@ use crate::cost::Cost;
 use crate::error::UsageError;
 
 pub(super) use self::collector::CALIBRATION;
+pub use self::embeddings::Embeddings;
 
 const NAME: &str = "hash_attention";
 
@@ -244,6 +246,11 @@ impl Scorer for LearnedSignatures {
 }
 
 impl LearnedSignatures {
+    /// Of nets of a kind, however they were trained, and without them yet.
+    fn of_kind(kind: NetKind) -> Self {
+        Self { kind, trained: "any", ties: Ties::First, nets: None }
+    }
+
     /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
     fn key_signatures(&self, place: Place, keys: &[f32]) -> impl Iterator<Item = Vec<u32>> {
         self.layer(place.layer).keys[place.kv_head].iter().map(move |net| in_blocks(net, keys, place.d))
