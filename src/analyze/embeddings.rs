@@ -121,7 +121,7 @@ mod tests {
             tasks: &tasks,
             text: None,
             data: None,
-            length: 500,
+            length: 900,
             samples: 1,
             queries: 2,
             layers: &[4],

@@ -588,7 +588,8 @@ mod tests {
         for (one, other) in first.iter().zip(&second) {
             assert_eq!(one.findings, other.findings, "{}", one.analysis.name);
             for table in &one.findings.tables {
-                assert!(!table.rows.is_empty(), "{}", table.name);
+                // These prompts have no documents by number.
+                assert_eq!(table.rows.is_empty(), one.analysis.name == "documents", "{}", table.name);
                 for row in &table.rows {
                     assert_eq!((row.keys.len(), row.numbers.len()), (table.keys.len(), table.columns.len()));
                 }

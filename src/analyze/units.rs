@@ -275,7 +275,7 @@ mod tests {
             model: "builtin".to_owned(),
             analyses: vec!["mass".to_owned(), "entropy".to_owned()],
             tasks: vec!["ruler/vt".to_owned(), "ruler/cwe".to_owned()],
-            lengths: vec![600],
+            lengths: vec![900],
             samples: 2,
             together: 1,
             queries: 2,
@@ -302,11 +302,11 @@ mod tests {
         let first = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
         assert_eq!((first.len(), told.len()), (4, 4), "{told:?}");
         // One is lost: it alone is seen again, and is the same.
-        std::fs::remove_file(temp.path().join("ruler_cwe-600-0001.json")).unwrap();
+        std::fs::remove_file(temp.path().join("ruler_cwe-900-0001.json")).unwrap();
         assert_eq!(order.kept_all().unwrap().len(), 3);
         told.clear();
         let again = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
-        assert_eq!(told, ["4 of 4: ruler/cwe, 600 tokens, unit 1"]);
+        assert_eq!(told, ["4 of 4: ruler/cwe, 900 tokens, unit 1"]);
         assert_eq!(again, first);
         assert_eq!(order.kept_all().unwrap(), first);
         // Two documents in one unit are their mean.
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn what_items_select_is_there() {
         let temp = tempfile::tempdir().unwrap();
-        let mut checked = 0;
+        let (mut checked, mut settings) = (0, Vec::new());
         for shipped in ITEMS {
             let item: Item = shipped.parse().unwrap();
             let paper = item.observing(Variant::Paper);
@@ -340,13 +340,18 @@ mod tests {
             };
             assert!(paper.is_none_or(|paper| select(&paper.analyses).is_ok()), "{}", shipped.name);
             let short = Observing {
-                lengths: vec![builtin.lengths[0].min(1024)],
+                lengths: vec![builtin.lengths[0].min(1700)],
                 samples: builtin.together.min(2),
                 together: builtin.together.min(2),
                 queries: 1,
                 ..builtin.clone()
             };
-            let folder = temp.path().join(shipped.name);
+            // Items that look at the same share what was seen.
+            let at = settings.iter().position(|other| *other == short).unwrap_or_else(|| {
+                settings.push(short.clone());
+                settings.len() - 1
+            });
+            let folder = temp.path().join(at.to_string());
             let order = Order { observing: &short, folder: &folder, data: None, overwrite: false };
             let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
             // A line of a length is of one that is looked at.

@@ -153,7 +153,10 @@ impl Times {
         let Some(method) = &timed.method else { return Ok(None) };
         let Some(row) = self.row(timed, method, timed.params.as_deref())? else { return Ok(None) };
         let Some(against) = &timed.against else {
-            let columns = timed.column.as_deref().map_or(TIME, |column| [column, "", ""]);
+            let columns = match timed.column.as_deref() {
+                Some(part) if part != TIME[0] => [part, "", ""],
+                _ => TIME,
+            };
             return Ok(number(row, columns).map(|estimate| (estimate, turns(row))));
         };
         let Some(other) = self.row(timed, against, None)? else { return Ok(None) };
@@ -229,6 +232,8 @@ mod tests {
         assert_eq!((ratio.mean, ratio.ends), (1.25, Some((19.0 / 17.0, 22.0 / 15.0))));
         let attend = of("context = 2048\nmethod = 'hip'\ncolumn = 'attend_us'").unwrap().unwrap().0;
         assert_eq!((attend.mean, attend.ends), (6.0, None));
+        let whole = of("context = 2048\nmethod = 'hip'\ncolumn = 'time_us'").unwrap().unwrap().0;
+        assert_eq!((whole.mean, whole.ends), (12.0, Some((11.0, 13.0))));
         // Where there is no row, or no number, nothing was measured.
         assert_eq!(of("context = 4096\nmethod = 'hip'").unwrap(), None);
         assert_eq!(of("context = 2048\nmethod = 'hip'\nagainst = 'full'").unwrap(), None);

@@ -69,34 +69,52 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
 enum Kind {
     /// A number of records.
     Value(Value),
-    /// A number of what was found, by its name.
-    Found(String),
-    /// A time, or a ratio of times.
-    Time(Timed),
+    /// A number of what was found, by its name where all lines have the same.
+    Found(Option<String>),
+    /// How many times as fast as what, where all lines have the same.
+    Ratio(Option<String>),
+    /// A time, by its column.
+    Time(Option<String>),
 }
 
 impl Kind {
     fn of(item: &Item, column: &Line) -> Self {
-        let row = item.rows.first();
-        let (found, time) = (row.and_then(|row| row.found.clone()), row.and_then(|row| row.time.clone()));
-        if let Some(own) = column.time.clone() {
-            return Self::Time(Timed::over(Some(own), time).unwrap_or_default());
+        if let Some(own) = &column.time {
+            let timed = |row: &Line| Timed::over(Some(own.clone()), row.time.clone()).unwrap_or_default();
+            let all: Vec<Timed> = item.rows.iter().map(timed).collect();
+            return match all.iter().any(|timed| timed.against.is_some()) {
+                true => Self::Ratio(common(all.into_iter().map(|timed| timed.against))),
+                false => Self::Time(common(all.into_iter().map(|timed| timed.column))),
+            };
         }
-        match Found::over(column.found.clone(), found) {
-            Some(found) => Self::Found(found.column.unwrap_or_default()),
-            None => Self::Value(column.value.or(row.and_then(|row| row.value)).unwrap_or(Value::Score)),
+        let found = |row: &Line| Found::over(column.found.clone(), row.found.clone());
+        let found: Vec<Found> = item.rows.iter().filter_map(found).collect();
+        match found.is_empty() {
+            false => Self::Found(common(found.into_iter().map(|found| found.column))),
+            true => {
+                let row = item.rows.first().and_then(|row| row.value);
+                Self::Value(column.value.or(row).unwrap_or(Value::Score))
+            }
         }
     }
 
     fn label(&self, percent: bool) -> String {
+        let unit = if percent { ", %" } else { "" };
         match self {
             Self::Value(value) => value.label(percent),
-            Self::Found(name) if percent => format!("{name}, %"),
-            Self::Found(name) => name.clone(),
-            Self::Time(Timed { against: Some(other), .. }) => format!("times as fast as {other}"),
-            Self::Time(Timed { column, .. }) => column.clone().unwrap_or_else(|| "time".to_owned()),
+            Self::Found(Some(name)) => format!("{name}{unit}"),
+            Self::Found(None) => format!("by row{unit}"),
+            Self::Ratio(Some(other)) => format!("times as fast as {other}"),
+            Self::Ratio(None) => "times as fast".to_owned(),
+            Self::Time(column) => column.clone().unwrap_or_else(|| "time".to_owned()),
         }
     }
+}
+
+/// What all of some have, if it is the same.
+fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
+    let first = all.next()??;
+    all.all(|other| other.as_ref() == Some(&first)).then_some(first)
 }
 
 /// Indices of the columns that are drawn.
