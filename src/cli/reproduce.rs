@@ -378,6 +378,10 @@ fn looked(seen: &[Seen]) -> Vec<(String, String)> {
         let all = first.identity[key].as_array().into_iter().flatten().filter_map(Value::as_str);
         all.map(str::to_owned).collect::<Vec<_>>().join(" ")
     };
+    let queries = match first.identity["queries"].as_u64() {
+        Some(n) if n > 1 => format!("queries of the last {n} tokens"),
+        _ => "queries of the last token".to_owned(),
+    };
     let documents: usize = seen.iter().map(|one| one.documents).sum();
     let units = match documents == seen.len() {
         true => format!("{documents}, each by itself"),
@@ -388,7 +392,7 @@ fn looked(seen: &[Seen]) -> Vec<(String, String)> {
         ("model".to_owned(), list(&|one| one.model.clone())),
         ("prompts of".to_owned(), list(&|one| one.task.clone())),
         ("lengths".to_owned(), lengths.join(", ")),
-        ("prompts".to_owned(), format!("{units}; queries of the last {} tokens", first.identity["queries"])),
+        ("prompts".to_owned(), format!("{units}; {queries}")),
     ]
 }
 

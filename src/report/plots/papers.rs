@@ -37,7 +37,8 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         return Ok(None);
     };
     let column = &item.columns[*first];
-    let kind = Kind::of(item, column);
+    let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
+    let kind = Kind::of(item, &columns);
     let (names, series) = if over_rows { along_rows(outcome, &drawn) } else { along_columns(outcome, &drawn) };
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
@@ -53,7 +54,7 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         _ => Axis::of_costs(&all),
     };
     let wide = names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP);
-    let title = format!("{}: {}", outcome.name, kind.label(column.percent));
+    let title = format!("{}: {}", outcome.name, kind.label(column.percent, &item.title));
     let width = (LEFT + wide * names.len() as i32 + 20).max(LEAST_WIDTH).max(title_width(&title));
     let height = TITLE_HEIGHT + HEIGHT + BELOW + LEGEND_LINE * (series.len() as i32 + 1) + 10;
     let frame = Frame { axis, width, columns: names.len() as i32 };
@@ -78,35 +79,38 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(item: &Item, column: &Line) -> Self {
-        if let Some(own) = &column.time {
-            let timed = |row: &Line| Timed::over(Some(own.clone()), row.time.clone()).unwrap_or_default();
-            let all: Vec<Timed> = item.rows.iter().map(timed).collect();
+    fn of(item: &Item, columns: &[&Line]) -> Self {
+        let cells = || columns.iter().flat_map(|column| item.rows.iter().map(move |row| (*column, row)));
+        if columns.iter().any(|column| column.time.is_some()) {
+            let timed = |(column, row): (&Line, &Line)| Timed::over(column.time.clone(), row.time.clone());
+            let all: Vec<Timed> = cells().filter_map(timed).collect();
             return match all.iter().any(|timed| timed.against.is_some()) {
                 true => Self::Ratio(common(all.into_iter().map(|timed| timed.against))),
                 false => Self::Time(common(all.into_iter().map(|timed| timed.column))),
             };
         }
-        let found = |row: &Line| Found::over(column.found.clone(), row.found.clone());
-        let found: Vec<Found> = item.rows.iter().filter_map(found).collect();
-        match found.is_empty() {
-            false => Self::Found(common(found.into_iter().map(|found| found.column))),
-            true => {
+        let found: Vec<Found> =
+            cells().filter_map(|(column, row)| Found::over(column.found.clone(), row.found.clone())).collect();
+        match (found.is_empty(), columns) {
+            (true, [column, ..]) => {
                 let row = item.rows.first().and_then(|row| row.value);
                 Self::Value(column.value.or(row).unwrap_or(Value::Score))
             }
+            _ => Self::Found(common(found.into_iter().map(|found| found.column))),
         }
     }
 
-    fn label(&self, percent: bool) -> String {
+    /// In words; `title` where lines are of different things.
+    fn label(&self, percent: bool, title: &str) -> String {
         let unit = if percent { ", %" } else { "" };
         match self {
             Self::Value(value) => value.label(percent),
             Self::Found(Some(name)) => format!("{name}{unit}"),
-            Self::Found(None) => format!("by row{unit}"),
+            Self::Found(None) => format!("{title}{unit}"),
             Self::Ratio(Some(other)) => format!("times as fast as {other}"),
             Self::Ratio(None) => "times as fast".to_owned(),
-            Self::Time(column) => column.clone().unwrap_or_else(|| "time".to_owned()),
+            Self::Time(Some(column)) => column.clone(),
+            Self::Time(None) => title.to_owned(),
         }
     }
 }
