@@ -32,7 +32,7 @@ fn an_analysis_leaves_tables_plots_and_a_page() {
     let page = fs::read_to_string(out.join("analyze.md")).unwrap();
     let result = result(&out);
     let analyses = result["analyses"].as_array().unwrap();
-    assert_eq!(analyses.len(), 8);
+    assert_eq!(analyses.len(), 10);
     for analysis in analyses {
         assert!(page.contains(&format!("\n## {}\n", analysis["name"].as_str().unwrap())));
         for table in analysis["tables"].as_array().unwrap() {
@@ -50,7 +50,9 @@ fn an_analysis_leaves_tables_plots_and_a_page() {
         "estimation",
         "entropy_layers",
         "recall_heads",
+        "embeddings",
         "locality",
+        "locality_correlation",
         "layers",
         "channels",
     ] {
@@ -69,6 +71,67 @@ fn threads_change_nothing() {
         result(&out)
     };
     assert_eq!(of("1"), of("3"));
+}
+
+/// `spattn reproduce` of an item that looks at attention, and of one that is judged by times.
+fn reproduce(out: &Path, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.arg("reproduce").args(args.split_whitespace()).arg("--quiet").arg("--out").arg(out);
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf").env("NO_COLOR", "1");
+    command.output().unwrap()
+}
+
+#[test]
+fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path();
+    let run = |args: &str| {
+        let ran = reproduce(out, args);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let item = "topk/figure-5 --builtin --samples 2";
+    let planned = run(&format!("{item} --dry-run"));
+    assert!(planned.contains("builtin reads 4 prompts of 2048 tokens"), "{planned}");
+    assert!(!out.join("runs").exists(), "a dry run leaves nothing");
+    let printed = run(item);
+    assert!(printed.contains("**No other layer has more** – measured: **") && printed.contains("- analyses: entropy"));
+    let judged = || fs::read_to_string(out.join("topk/figure-5/result.json")).unwrap();
+    let first = judged();
+    let result: Value = serde_json::from_str(&first).unwrap();
+    let cell = &result["rows"][0]["cells"][0]["measured"];
+    assert_eq!(cell["n"], 2);
+    // The mean is that of the units' tables.
+    let found = out.join("runs/builtin/topk/figure-5/found");
+    let files: Vec<_> = fs::read_dir(&found).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let number = |file: &std::path::PathBuf| -> f64 {
+        let unit: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        let tables = unit["tables"].as_array().unwrap();
+        let table = tables.iter().find(|table| table["name"] == "entropy_by_layer").unwrap();
+        table["rows"][0][1][0].as_f64().unwrap()
+    };
+    let mean = files.iter().map(number).sum::<f64>() / files.len() as f64;
+    assert!(files.len() == 4 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9, "{mean} {cell}");
+    assert!(out.join("topk/figure-5/plot.svg").exists() && out.join("RESULTS.md").exists());
+    // What was lost is looked at again, and all is judged as before.
+    fs::remove_file(&files[1]).unwrap();
+    run(item);
+    assert_eq!(judged(), first);
+    assert_eq!(fs::read_dir(&found).unwrap().count(), 4);
+    // Other settings are refused, unless they are to replace these.
+    let text = fs::read_to_string(&files[0]).unwrap();
+    fs::write(&files[0], text.replacen("\"queries\":16", "\"queries\":15", 1)).unwrap();
+    let refused = reproduce(out, item);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("was made with other settings"), "{said}");
+    run(&format!("{item} --overwrite"));
+    assert_eq!(judged(), first);
+
+    let printed = run("double-sparsity/figure-5");
+    assert!(printed.contains("on NVIDIA H200") && printed.contains("- made by: `spattn bench attention"), "{printed}");
+    assert!(printed.contains("against Flash, batch 32 | – / 1.82 ["), "{printed}");
+    let page = fs::read_to_string(out.join("RESULTS.md")).unwrap();
+    assert!(page.contains("### topk/figure-5: ") && page.contains("### double-sparsity/figure-5: "));
 }
 
 /// The Python with numpy that is there: `SPATTN_PYTHON`, or `python3`.

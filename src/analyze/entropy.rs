@@ -6,9 +6,10 @@
 
 use anyhow::Result;
 
-use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit, correlation};
+use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
 use super::head::{Head, Query, softmax};
 use super::{Analysis, Document, Findings, Observation};
+use crate::eval::stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "entropy",
@@ -160,7 +161,7 @@ fn notes(tally: &Tally) -> Vec<String> {
     let tasks = pairs(tally.tasks().into_values().collect());
     let places = pairs(tally.means(|place| Some(place.clone())).into_values().collect());
     let said = |pairs: &[(f64, f64)], of: &str| {
-        let r = correlation(pairs)?;
+        let r = correlation(pairs)?.mean;
         Some(format!("entropy and the share of tokens for 95 % correlate with r = {r:.3} over {} {of}", pairs.len()))
     };
     [said(&tasks, "tasks"), said(&places, "heads of all layers and tasks")].into_iter().flatten().collect()

@@ -257,17 +257,6 @@ impl Tally {
     }
 }
 
-/// The correlation of pairs (Pearson); none where either does not vary, or there are fewer than three.
-pub fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
-    const LEAST: usize = 3;
-    let n = pairs.len() as f64;
-    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / n;
-    let (x, y) = (mean(|pair| pair.0), mean(|pair| pair.1));
-    let sum = |of: &dyn Fn(f64, f64) -> f64| pairs.iter().map(|pair| of(pair.0 - x, pair.1 - y)).sum::<f64>();
-    let spread = (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
-    (pairs.len() >= LEAST && spread > 0.0).then(|| sum(&|a, b| a * b) / spread)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,14 +273,5 @@ mod tests {
         assert_eq!(tally.by_layer(0)[0], Point { x: 0.0, y: 3.0, ends: Some((1.5, 6.0)) });
         assert_eq!(tally.tasks()["b"], [5.0, -5.0]);
         assert_eq!(Tally::default().overall(), None);
-    }
-
-    #[test]
-    fn correlation_is_that_of_a_line_and_of_nothing() {
-        assert!((correlation(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]).unwrap() - 1.0).abs() < 1e-12);
-        // 1, 2, 3 against 1, 3, 2: covariance 1/2·…, by hand 0.5.
-        assert!((correlation(&[(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]).unwrap() - 0.5).abs() < 1e-12);
-        assert_eq!(correlation(&[(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]), None);
-        assert_eq!(correlation(&[(1.0, 1.0), (2.0, 2.0)]), None);
     }
 }

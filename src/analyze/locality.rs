@@ -4,6 +4,9 @@
 //! deviation `σ(Δ)`; how far it is from a normal distribution of the same is `Σ p ln(p/p_normal)` over bins of a fifth of `σ`
 //! within four of them, the rest in the two at the ends. To the mean `σ(Δ)` of a head, `a·ln(Δ + b) + c` is fitted by least
 //! squares; its error is the root of the mean square over the span of `σ` (NRMSE).
+//!
+//! Differences of one token at two distances share its score, so `δ_α` and `δ_β` correlate by 1/2 where scores know nothing of
+//! each other; what is above that at near distances is locality (A.3.2, Figs. 13 and 14, with `α = 10`).
 
 use std::collections::BTreeMap;
 
@@ -11,20 +14,27 @@ use anyhow::Result;
 use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::findings::{Drawing, Lines, Map, Panel, Point, Table, Tally, Unit};
-use super::head::{Head, Query};
+use super::head::Query;
 use super::{Analysis, Document, Findings, Observation};
+use crate::eval::stats::correlation;
 
 pub(super) const ANALYSIS: Analysis = Analysis {
     name: "locality",
-    about: "differences of scores by distance: mean, deviation, divergence from a normal, fit of a logarithm",
+    about: "differences of scores by distance: mean, deviation, divergence from a normal, fit of a logarithm, correlation",
     reference: "HiP Figs. 5, 10 to 16",
     methods: &[],
-    start: |setup| Ok(Box::new(Locality { sink: setup.sink, distances: BTreeMap::new() })),
+    start: |setup| {
+        Ok(Box::new(Locality { sink: setup.sink, distances: BTreeMap::new(), correlations: BTreeMap::new() }))
+    },
 };
 
 /// Distances, as far as half of the context.
 const DISTANCES: [usize; 24] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16_384];
+/// The distance whose differences are held against those farther off, as in the paper.
+const ALPHA: usize = 10;
+/// How much farther: 90 is the paper's Fig. 13 (10 and 100).
+const APART: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 90, 128, 256, 512, 1024, 2048];
 /// Bins of the divergence, in deviations.
 const BIN: f64 = 0.2;
 const REACH: f64 = 4.0;
@@ -33,19 +43,27 @@ struct Locality {
     sink: usize,
     /// Mean, deviation and divergence, by distance.
     distances: BTreeMap<usize, Tally>,
+    /// Correlation of differences at [`ALPHA`] and so much farther.
+    correlations: BTreeMap<usize, Tally>,
 }
 
 impl Observation for Locality {
     fn observe(&mut self, document: &Document) -> Result<()> {
         let sink = self.sink;
         let looked = document.each_head(|head| {
-            let one = |query: &Query| (query.head, of_query(head, query, sink));
+            let one = |query: &Query| {
+                let scores = head.logits(query).split_off(sink.min(query.tokens));
+                (query.head, of_scores(&scores), correlations(&scores))
+            };
             (head.layer, head.queries.iter().map(one).collect::<Vec<_>>())
         });
         for (layer, queries) in looked {
-            for (head, distances) in queries {
+            for (head, distances, correlations) in queries {
                 for (distance, numbers) in distances {
                     self.distances.entry(distance).or_default().add(&document.task, layer, head, &numbers);
+                }
+                for (apart, r) in correlations {
+                    self.correlations.entry(apart).or_default().add(&document.task, layer, head, &[r]);
                 }
             }
         }
@@ -53,7 +71,7 @@ impl Observation for Locality {
     }
 
     fn finish(self: Box<Self>) -> Findings {
-        let Self { distances, .. } = *self;
+        let Self { distances, correlations, .. } = *self;
         let columns = [("mean", Unit::Number), ("deviation", Unit::Number), ("KL to normal", Unit::Number)];
         let about = "Differences of scores by distance";
         let mut by_distance = Table::new(
@@ -94,6 +112,7 @@ impl Observation for Locality {
             errors.push((*layer, *head, fit.error));
             rising += usize::from(fit.a > 0.0);
         }
+        let (correlated, correlated_by_head) = correlation_tables(&correlations);
         let good = errors.iter().filter(|error| error.2 <= 0.1).count();
         let all = errors.len();
         let notes = vec![format!(
@@ -107,14 +126,69 @@ impl Observation for Locality {
                 label: "NRMSE".to_owned(),
                 panels: vec![("NRMSE".to_owned(), errors)],
             }),
+            Drawing::Lines(correlation_lines(&correlations)),
         ];
-        Findings { tables: vec![by_distance, fits, by_head], drawings, notes }
+        Findings { tables: vec![by_distance, correlated, fits, by_head, correlated_by_head], drawings, notes }
     }
 }
 
+/// By how much farther the correlation is, of all heads and by head.
+fn correlation_tables(correlations: &BTreeMap<usize, Tally>) -> (Table, Table) {
+    let columns = [("r", Unit::Number)];
+    let about = format!("Correlation of differences of scores at {ALPHA} tokens and at so many more");
+    let mut by_distance = Table::new(
+        "locality_correlation",
+        &format!("{about}; mean over documents, layers, heads and queries"),
+        &["apart"],
+        &columns,
+    );
+    let keys = ["apart", "layer", "head"];
+    let mut by_head =
+        Table::new("locality_correlation_by_head", &format!("{about}; by layer and head"), &keys, &columns).detail();
+    for (apart, tally) in correlations {
+        tally.overall().into_iter().for_each(|numbers| by_distance.push([apart], numbers));
+        tally.heads().into_iter().for_each(|((layer, head), numbers)| by_head.push([*apart, layer, head], numbers));
+    }
+    (by_distance, by_head)
+}
+
+fn correlation_lines(correlations: &BTreeMap<usize, Tally>) -> Lines {
+    let point = |(apart, tally): (&usize, &Tally)| {
+        let heads = || tally.panel(0).into_iter().map(|cell| cell.2);
+        let ends = (heads().fold(f64::INFINITY, f64::min), heads().fold(f64::NEG_INFINITY, f64::max));
+        Some(Point { x: *apart as f64, y: tally.overall()?[0], ends: Some(ends) })
+    };
+    let independent = correlations.keys().map(|apart| Point::at(*apart as f64, 0.5)).collect();
+    let series = vec![
+        ("mean over heads, from the least to the greatest".to_owned(), correlations.iter().filter_map(point).collect()),
+        ("scores that know nothing of each other".to_owned(), independent),
+    ];
+    Lines {
+        name: "locality_correlation".to_owned(),
+        title: format!("Differences of scores at {ALPHA} tokens and at so many more"),
+        x_label: format!("how much farther than {ALPHA} (tokens)"),
+        y_label: "correlation".to_owned(),
+        log_x: true,
+        log_y: false,
+        panels: vec![Panel { title: String::new(), series }],
+    }
+}
+
+/// The correlation of `sᵢ₊₁₀ − sᵢ` and `sᵢ₊β − sᵢ` over all `i`, by `β − 10`; none where either does not vary.
+fn correlations(scores: &[f64]) -> Vec<(usize, f64)> {
+    let near = APART.iter().take_while(|apart| 2 * (ALPHA + **apart) <= scores.len());
+    let of_apart = |apart: &usize| {
+        let pairs = scores.windows(ALPHA + apart + 1).map(|window| {
+            let first = window[0];
+            (window[ALPHA] - first, window[ALPHA + apart] - first)
+        });
+        Some((*apart, correlation(&pairs.collect::<Vec<_>>())?.mean))
+    };
+    near.filter_map(of_apart).collect()
+}
+
 /// Mean, deviation and divergence by distance.
-fn of_query(head: &Head, query: &Query, sink: usize) -> Vec<(usize, Vec<f64>)> {
-    let scores = &head.logits(query)[sink.min(query.tokens)..];
+fn of_scores(scores: &[f64]) -> Vec<(usize, Vec<f64>)> {
     let near = DISTANCES.iter().take_while(|distance| 2 * **distance <= scores.len());
     let of_distance = |distance: &usize| {
         let differences: Vec<f64> = scores.windows(distance + 1).map(|window| window[*distance] - window[0]).collect();
@@ -237,7 +311,7 @@ mod tests {
         let head = drawn(80, 1, 4, 11);
         let query = &head.queries[0];
         let logits = head.logits(query);
-        let found = of_query(&head, query, 4);
+        let found = of_scores(&logits[4..]);
         // Of 77 scores, distances up to 38.
         assert_eq!(found.last().unwrap().0, 32);
         for (distance, numbers) in found {
@@ -254,6 +328,30 @@ mod tests {
             let square = differences.iter().map(|x| x * x).sum::<f64>() / n;
             assert!((numbers[0] - mean).abs() < 1e-9 && (numbers[1] - (square - mean * mean).sqrt()).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn correlations_are_those_of_every_token_and_a_half_where_nothing_is_near() {
+        let head = drawn(200, 1, 4, 7);
+        let scores = &head.logits(&head.queries[0])[4..];
+        let found = correlations(scores);
+        // Of 197 scores, β up to 98.
+        assert_eq!(found.iter().map(|(apart, _)| *apart).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64]);
+        for (apart, r) in found {
+            let beta = 10 + apart;
+            let of = |i: usize, distance: usize| scores[i + distance] - scores[i];
+            let n = (0..scores.len() - beta).count() as f64;
+            let mean = |distance: usize| (0..scores.len() - beta).map(|i| of(i, distance)).sum::<f64>() / n;
+            let (x, y) = (mean(10), mean(beta));
+            let sum = |f: &dyn Fn(f64, f64) -> f64| {
+                (0..scores.len() - beta).map(|i| f(of(i, 10) - x, of(i, beta) - y)).sum::<f64>()
+            };
+            let naive = sum(&|a, b| a * b) / (sum(&|a, _| a * a) * sum(&|_, b| b * b)).sqrt();
+            assert!((r - naive).abs() < 1e-9, "{apart}: {r} {naive}");
+            // Drawn keys know nothing of each other.
+            assert!((r - 0.5).abs() < 0.2, "{apart}: {r}");
+        }
+        assert!(correlations(&[1.0; 100]).is_empty(), "nothing varies");
     }
 
     #[test]

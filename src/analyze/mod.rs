@@ -8,8 +8,11 @@ pub mod dump;
 pub mod findings;
 pub mod head;
 pub mod picked;
+pub mod units;
 
 mod channels;
+mod documents;
+mod embeddings;
 mod entropy;
 mod estimation;
 mod geometry;
@@ -63,7 +66,9 @@ pub const ANALYSES: &[Analysis] = &[
     geometry::ANALYSIS,
     estimation::ANALYSIS,
     entropy::ANALYSIS,
+    documents::ANALYSIS,
     recall::ANALYSIS,
+    embeddings::ANALYSIS,
     locality::ANALYSIS,
     layers::ANALYSIS,
     channels::ANALYSIS,

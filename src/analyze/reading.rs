@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
+use super::documents::{Part, parts};
 use super::head::{Head, Query};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::{Configured, IndexCache, Picked, PromptNeed, PromptStats, RecentQueries, Rotation, mix_seed};
@@ -59,6 +60,15 @@ enum Source {
         label: String,
         ids: Vec<u32>,
     },
+}
+
+impl Source {
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::Tasks(tasks) => tasks.iter().map(|task| task.name().to_owned()).collect(),
+            Self::Text { label, .. } => vec![label.clone()],
+        }
+    }
 }
 
 /// A model that was found, and what it is to read; no weights yet.
@@ -139,6 +149,11 @@ impl Reader {
         &self.model
     }
 
+    /// What the documents are parts of, or asked by.
+    pub fn tasks(&self) -> Vec<String> {
+        self.source.names()
+    }
+
     /// Documents that will be read.
     pub fn documents(&self) -> usize {
         self.samples * if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }
@@ -186,24 +201,24 @@ impl Loaded {
 
     /// What the documents are parts of, or asked by.
     pub fn tasks(&self) -> Vec<String> {
-        match &self.source {
-            Source::Tasks(tasks) => tasks.iter().map(|task| task.name().to_owned()).collect(),
-            Source::Text { label, .. } => vec![label.clone()],
-        }
+        self.source.names()
     }
 
-    fn ids(&self, task: usize, number: usize) -> Result<Vec<u32>> {
+    /// A prompt's tokens, and the documents in it.
+    fn prompt(&self, task: usize, number: usize) -> Result<(Vec<u32>, Vec<Part>)> {
         let tokenizer = &self.model.tokenizer;
-        let ids = match &self.source {
+        let (ids, parts) = match &self.source {
             Source::Text { ids, .. } => {
                 let mut own = tokenizer.encode_text("", true)?;
                 let more = self.length.saturating_sub(own.len());
                 own.extend(ids.iter().skip(number * more).take(more));
-                own
+                (own, Vec::new())
             }
             Source::Tasks(tasks) => {
                 let example = tasks[task].example(self.length, number, self.seed, &Counter(tokenizer))?;
-                cut::encode(tokenizer, &example)?.ids
+                let prompt = cut::encode(tokenizer, &example)?;
+                let parts = parts(&example, &prompt);
+                (prompt.ids, parts)
             }
         };
         self.model.check_tokens(&ids)?;
@@ -212,7 +227,7 @@ impl Loaded {
             let what = format!("a prompt of {task} has {} tokens, too few for {} queries", ids.len(), self.queries);
             return Err(UsageError::new(what).hint("take fewer --queries").into());
         }
-        Ok(ids)
+        Ok((ids, parts))
     }
 
     /// Reads a document; `needs` is what methods ask to know of its prompt.
@@ -220,7 +235,7 @@ impl Loaded {
     /// # Errors
     /// If no prompt can be made, or the model cannot read it.
     pub fn read(&self, task: usize, number: usize, needs: &BTreeSet<PromptNeed>) -> Result<Document> {
-        let ids = self.ids(task, number)?;
+        let (ids, parts) = self.prompt(task, number)?;
         let (context, dimensions) = (ids.len() - self.queries, &self.model.dimensions);
         let c = dimensions.config();
         let mut stats = (!needs.is_empty()).then(|| PromptStats::new(needs, dimensions.prompt_shape(context)));
@@ -246,6 +261,7 @@ impl Loaded {
             dtype: dimensions.dtype(),
             seed: mix_seed(mix_seed(self.seed, task as u64), number as u64),
             ids,
+            parts,
             behind,
             stats,
             recent,
@@ -294,6 +310,8 @@ pub struct Document {
     pub number: usize,
     /// All of its tokens.
     pub ids: Vec<u32>,
+    /// The documents within it, where its prompt gives some by number.
+    pub parts: Vec<Part>,
     /// Layers that are looked at.
     pub layers: Vec<usize>,
     /// Query heads of a layer.
@@ -570,7 +588,8 @@ mod tests {
         for (one, other) in first.iter().zip(&second) {
             assert_eq!(one.findings, other.findings, "{}", one.analysis.name);
             for table in &one.findings.tables {
-                assert!(!table.rows.is_empty(), "{}", table.name);
+                // These prompts have no documents by number.
+                assert_eq!(table.rows.is_empty(), one.analysis.name == "documents", "{}", table.name);
                 for row in &table.rows {
                     assert_eq!((row.keys.len(), row.numbers.len()), (table.keys.len(), table.columns.len()));
                 }

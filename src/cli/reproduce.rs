@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
@@ -9,13 +11,17 @@ use serde_json::{Value, json};
 
 use super::matrix::{OnFailure, Run};
 use super::output::{print, print_line};
+use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Done, numbers};
+use crate::analyze::units::{Ended, Order};
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
 use crate::eval::papers::item::{Item, Variant};
+use crate::eval::papers::measure::Evidence;
 use crate::eval::papers::outcome::{Outcome, judge};
+use crate::eval::papers::seen::{Observing, Seen};
 use crate::eval::papers::select;
 use crate::eval::record::Record;
 use crate::eval::store::{OpenMode, load_manifest};
@@ -25,11 +31,14 @@ use crate::report::{merge, papers};
 const OUT: &str = "results/papers";
 /// The folder of the runs themselves, below that of the results.
 const RUNS: &str = "runs";
+/// The folder of what analyses found, in that of an item's run.
+const FOUND: &str = "found";
 
 /// Reproduce the papers' tables and figures: published numbers beside ours, and whether what is claimed holds.
 ///
 /// Each item is a file (`spattn list configs` shows them): a run at the paper's own setting, a run on the built-in model,
-/// the published numbers, and claims that are tested by paired intervals. Runs are resumed where they stopped; the page of
+/// the published numbers, and claims that are tested by paired intervals. What is of attention itself is looked at as `spattn analyze`
+/// does; latencies are judged by times that were taken on a GPU. Runs are resumed where they stopped; the page of
 /// all items is RESULTS.md in --out, with a table, a plot and the verdicts of each beside it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -129,29 +138,21 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
     super::setup::set_threads(args.threads)?;
     let (mut failed, count) = (Vec::new(), items.len());
     for (at, Named { name, item }) in items.iter().enumerate() {
-        match item.settings(args.variant()) {
-            Some(settings) if args.dry_run => {
-                print_line(&format!("{name}: {}", item.title))?;
-                if let Err(error) = args.prepare(name, settings)?.outline() {
-                    failed.push(error.context(name.clone()));
-                }
-            }
-            None if args.dry_run => print_line(&format!("{name}: nothing to run ({})\n", why_not(item)))?,
-            settings => {
-                if !args.quiet {
-                    eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
-                }
-                let ran =
-                    settings.filter(|_| !args.draw_only).map(|settings| args.prepare(name, settings)).transpose()?;
-                let failure = match ran.map(Run::record) {
-                    Some(Ok(stopped @ (Done::Interrupted | Done::Preempted))) => return Ok(stopped),
-                    Some(Err(error)) => Some(error.context(name.clone())),
-                    _ => None,
-                };
-                args.finish(name, item, failure.as_ref())?;
-                failed.extend(failure);
-            }
+        if args.dry_run {
+            print_line(&format!("{name}: {}", item.title))?;
+            failed.extend(args.outline(name, item).err().map(|error| error.context(name.clone())));
+            continue;
         }
+        if !args.quiet {
+            eprintln!("{name} ({} of {count}): {}", at + 1, item.title);
+        }
+        let failure = match if args.draw_only { Ok(Done::Completed) } else { args.measure(name, item) } {
+            Ok(stopped @ (Done::Interrupted | Done::Preempted)) => return Ok(stopped),
+            Ok(Done::Completed) => None,
+            Err(error) => Some(error.context(name.clone())),
+        };
+        args.finish(name, item, failure.as_ref())?;
+        failed.extend(failure);
     }
     // Of a single one, its own error says what is wrong.
     if count == 1 {
@@ -165,7 +166,11 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
 }
 
 fn why_not(item: &Item) -> String {
-    item.missing.clone().unwrap_or_else(|| "it has no such run".to_owned())
+    match (&item.missing, &item.bench) {
+        (Some(missing), _) => missing.clone(),
+        (None, Some(bench)) => format!("it is judged by times: {}", bench.tables.join(", ")),
+        (None, None) => "it has no such run".to_owned(),
+    }
 }
 
 impl ReproduceArgs {
@@ -216,13 +221,96 @@ impl ReproduceArgs {
         })
     }
 
-    /// Judges what was recorded, draws it, and draws the page of all anew.
+    /// What an item looks at, as flags have it.
+    fn observing(&self, item: &Item) -> Option<Observing> {
+        let own = item.observing(self.variant())?.clone();
+        let samples = self.samples.map(|samples| samples.next_multiple_of(own.together));
+        Some(Observing {
+            model: self.model.clone().unwrap_or(own.model),
+            samples: samples.unwrap_or(own.samples),
+            ..own
+        })
+    }
+
+    /// Prints what would be run and looked at.
+    fn outline(&self, name: &str, item: &Item) -> Result<()> {
+        let settings = item.settings(self.variant());
+        let observing = self.observing(item);
+        if settings.is_none() && observing.is_none() {
+            return print_line(&format!("nothing to run ({})\n", why_not(item)));
+        }
+        if let Some(observing) = &observing {
+            let data = self.data.as_deref().map(find_data).transpose()?;
+            let data = data.as_ref().map(|data| data.folder.as_path());
+            let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: false };
+            let documents = order.check()?;
+            let list = |names: &[String]| names.join(", ");
+            let lengths: Vec<String> = observing.lengths.iter().map(ToString::to_string).collect();
+            print_line(&format!(
+                "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}\n",
+                observing.model,
+                list(&lengths),
+                list(&observing.tasks),
+                observing.analyses.join(" "),
+            ))?;
+        }
+        if let Some(settings) = settings {
+            self.prepare(name, settings)?.outline()?;
+        }
+        Ok(())
+    }
+
+    /// Runs what an item runs, and looks at what it looks at.
+    fn measure(&self, name: &str, item: &Item) -> Result<Done> {
+        if let Some(settings) = item.settings(self.variant()) {
+            match self.prepare(name, settings)?.record()? {
+                Done::Completed => {}
+                stopped => return Ok(stopped),
+            }
+        }
+        match self.observing(item) {
+            Some(observing) => self.look(name, &observing),
+            None => Ok(Done::Completed),
+        }
+    }
+
+    fn look(&self, name: &str, observing: &Observing) -> Result<Done> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_preempted = raise_on_preemption(&stop, &Arc::new(AtomicBool::new(false)))?;
+        raise_on_interrupt(&stop)?;
+        let data = self.data.as_deref().map(find_data).transpose()?;
+        let data = data.as_ref().map(|data| data.folder.as_path());
+        let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: self.overwrite };
+        let tell = |text: &str| {
+            if !self.quiet {
+                eprintln!("{text}");
+            }
+        };
+        match order.see(&stop, tell)? {
+            Ended::Whole(_) => Ok(Done::Completed),
+            Ended::Stopped if is_preempted.load(std::sync::atomic::Ordering::Relaxed) => Ok(Done::Preempted),
+            Ended::Stopped => Ok(Done::Interrupted),
+        }
+    }
+
+    /// What was found so far of what an item looks at.
+    fn seen(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+        let folder = self.run_folder(name).join(FOUND);
+        let Some(observing) = self.observing(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
+        let data = self.data.as_deref().map(find_data).transpose()?;
+        let data = data.as_ref().map(|data| data.folder.as_path());
+        Order { observing: &observing, folder: &folder, data, overwrite: false }.kept_all()
+    }
+
+    /// Judges what was measured, draws it, and draws the page of all anew.
     fn finish(&self, name: &str, item: &Item, failure: Option<&anyhow::Error>) -> Result<()> {
         let folder = self.run_folder(name);
         let merged =
             folder.join("samples.jsonl").exists().then(|| merge::read(std::slice::from_ref(&folder))).transpose()?;
         let records = merged.as_ref().map_or(&[][..], |merged| &merged.records);
-        if records.is_empty() && failure.is_some() {
+        // What is of other settings was the failure already.
+        let seen = if failure.is_some() { self.seen(name, item).unwrap_or_default() } else { self.seen(name, item)? };
+        if records.is_empty() && seen.is_empty() && failure.is_some() {
             // What was drawn before stays.
             return Ok(());
         }
@@ -231,13 +319,17 @@ impl ReproduceArgs {
             Some(_) => of_any_model(item.clone()),
             None => item.clone(),
         };
-        let judged = judge(name, &item_of_model, self.variant(), records)?;
+        let judged = judge(name, &item_of_model, self.variant(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| format!("{error:#}").replace('\n', " "));
-        let outcome = Outcome { ran: ran(records), failure, ..judged };
+        let ran = [ran(records), looked(&seen), timed(item)?].concat();
+        let outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
         papers::write(&outcome, item, &dir)?;
         if !records.is_empty() {
             write_manifest(&dir, &load_manifest(&folder).unwrap_or_default())?;
+        } else if let Some(first) = seen.first() {
+            let looked = json!({ "program": first.program, "identity": first.identity, "units": seen.len() });
+            write_manifest(&dir, &looked)?;
         }
         let all = papers::read_all(&self.out)?;
         let page = self.out.join("RESULTS.md");
@@ -273,9 +365,49 @@ fn ran(records: &[Record]) -> Vec<(String, String)> {
     ]
 }
 
+/// What units say was looked at.
+fn looked(seen: &[Seen]) -> Vec<(String, String)> {
+    let Some(first) = seen.first() else { return Vec::new() };
+    let list = |of: &dyn Fn(&Seen) -> String| {
+        let all: BTreeSet<String> = seen.iter().map(of).collect();
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    };
+    let lengths: BTreeSet<usize> = seen.iter().map(|one| one.length).collect();
+    let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+    let words = |key: &str| {
+        let all = first.identity[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+        all.map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    let queries = match first.identity["queries"].as_u64() {
+        Some(n) if n > 1 => format!("queries of the last {n} tokens"),
+        _ => "queries of the last token".to_owned(),
+    };
+    let documents: usize = seen.iter().map(|one| one.documents).sum();
+    let units = match documents == seen.len() {
+        true => format!("{documents}, each by itself"),
+        false => format!("{documents}, {} at a time", first.documents),
+    };
+    vec![
+        ("analyses".to_owned(), words("analyses")),
+        ("model".to_owned(), list(&|one| one.model.clone())),
+        ("prompts of".to_owned(), list(&|one| one.task.clone())),
+        ("lengths".to_owned(), lengths.join(", ")),
+        ("prompts".to_owned(), format!("{units}; {queries}")),
+    ]
+}
+
+/// Which table of times an item is judged by.
+fn timed(item: &Item) -> Result<Vec<(String, String)>, UsageError> {
+    let Some(bench) = &item.bench else { return Ok(Vec::new()) };
+    let times = bench.read()?;
+    let quoted = |all: &[String]| all.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ");
+    let places = format!("{}, on {}", quoted(&times.places), times.machine());
+    Ok(vec![("times".to_owned(), places), ("made by".to_owned(), quoted(&bench.commands))])
+}
+
 /// The run's manifest without what is of this machine or of this moment alone.
 fn write_manifest(dir: &Path, manifest: &Value) -> Result<()> {
-    const KEPT: [&str; 6] = ["program", "identity", "calibration", "methods", "config", "model"];
+    const KEPT: [&str; 7] = ["program", "identity", "units", "calibration", "methods", "config", "model"];
     let kept: serde_json::Map<String, Value> = manifest
         .as_object()
         .into_iter()

@@ -132,7 +132,7 @@ pub fn item(outcome: &Outcome) -> String {
     let mut line = |what: &str, value: &str| {
         let _ = writeln!(text, "- {what}: {value}");
     };
-    if !variant.is_empty() {
+    if !variant.is_empty() || !ran.is_empty() {
         let flag = if variant == "builtin" { " --builtin" } else { "" };
         line("command", &format!("`spattn reproduce {name}{flag}`"));
     }
@@ -196,6 +196,7 @@ fn claims(claims: &[Judged]) -> String {
 mod tests {
     use super::*;
     use crate::eval::papers::item::Variant;
+    use crate::eval::papers::measure::Evidence;
     use crate::eval::papers::outcome::judge;
     use crate::eval::record::Record;
     use crate::eval::record::tests::record;
@@ -254,7 +255,8 @@ missing = 'a wind tunnel'
 
     fn outcome(records: &[Record]) -> (Outcome, Item) {
         let item = Item::parse(ITEM, "item.toml").unwrap();
-        (judge("magicpig/table-1", &item, Variant::Builtin, records).unwrap(), item)
+        let evidence = Evidence { records, seen: &[] };
+        (judge("magicpig/table-1", &item, Variant::Builtin, evidence).unwrap(), item)
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod vertical_slash;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
+pub use self::hash_attention::Embeddings;
 pub use self::magicpig::CollisionLaw;
 pub use super::ParamInfo;
 use super::calibration::Calibration;

@@ -2,13 +2,18 @@
 //!
 //! `[run]` and `[builtin]` are settings as configs have them: the run at the paper's own setting, and one nearest to it that
 //! needs no download. `[[row]]` and `[[column]]` say which records a cell is made of; methods, tasks and lengths that the
-//! settings do not list are those that rows and columns name. `[[published]]` are facts, `[[claim]]` tests on cells.
+//! settings do not list are those that rows and columns name. What is no score of a run is taken from what analyses found
+//! (`[analyze.run]`, `[analyze.builtin]`) or from a table of times (`[bench]`), or derived of other cells. `[[published]]` are
+//! facts, `[[claim]]` tests on cells.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
 use super::claims::Test;
+use super::derived::{Correlation, Reaching};
+use super::seen::{Found, Observing};
+use super::times::{Bench, Timed};
 use super::values::Value;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, expand_grid};
@@ -32,6 +37,11 @@ pub struct Item {
     pub run: Option<Settings>,
     /// A run on the built-in model, nearest to it in spirit.
     pub builtin: Option<Settings>,
+    /// What is looked at where the measurement is of attention itself.
+    #[serde(default)]
+    pub analyze: Analyze,
+    /// Tables of times, where the measurement is a latency.
+    pub bench: Option<Bench>,
     /// Rows, in the paper's order.
     #[serde(default, rename = "row")]
     pub rows: Vec<Line>,
@@ -48,7 +58,17 @@ pub struct Item {
     pub plot: Option<Plot>,
 }
 
-/// A row or a column: a name, and which records are in it.
+/// What is looked at: at the paper's own setting, and on the built-in model.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Analyze {
+    /// At the paper's own setting.
+    pub run: Option<Observing>,
+    /// On the built-in model.
+    pub builtin: Option<Observing>,
+}
+
+/// A row or a column: a name, and what is in it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {
@@ -73,6 +93,14 @@ pub struct Line {
     pub length: Option<usize>,
     /// Protocol, where the run has several.
     pub sparse_from: Option<String>,
+    /// What analyses found that is in it.
+    pub found: Option<Found>,
+    /// Which times are in it; a cell is a time where its column says so.
+    pub time: Option<Timed>,
+    /// The least of some columns at which a score is reached; of a column alone.
+    pub reaches: Option<Reaching>,
+    /// The correlation of two columns over rows; of a row alone.
+    pub correlation: Option<Correlation>,
     /// What is taken in its place on the built-in model.
     pub builtin: Option<Select>,
 }
@@ -91,6 +119,8 @@ pub struct Select {
     pub length: Option<usize>,
     /// Protocol.
     pub sparse_from: Option<String>,
+    /// What analyses found that is in it; what it does not say is as in the line.
+    pub found: Option<Found>,
     /// Why nothing is measured for it on the built-in model.
     pub missing: Option<String>,
 }
@@ -152,8 +182,8 @@ impl Variant {
 impl Line {
     /// Which records are in it under a variant.
     pub fn select(&self, variant: Variant) -> Select {
-        let Self { model, method, tasks, length, sparse_from, missing, .. } = self.clone();
-        let own = Select { model, method, tasks, length, sparse_from, missing };
+        let Self { model, method, tasks, length, sparse_from, found, missing, .. } = self.clone();
+        let own = Select { model, method, tasks, length, sparse_from, found, missing };
         match (variant, self.builtin.clone()) {
             (Variant::Builtin, Some(other)) => Select {
                 model: other.model.or(own.model),
@@ -161,6 +191,7 @@ impl Line {
                 tasks: other.tasks.or(own.tasks),
                 length: other.length.or(own.length),
                 sparse_from: other.sparse_from.or(own.sparse_from),
+                found: Found::over(other.found, own.found),
                 missing: other.missing.or(own.missing),
             },
             // Models of the paper have no part in it.
@@ -210,6 +241,19 @@ impl Item {
         Some(settings)
     }
 
+    /// What is looked at under a variant; `None` if nothing is.
+    pub fn observing(&self, variant: Variant) -> Option<&Observing> {
+        match variant {
+            Variant::Paper => self.analyze.run.as_ref(),
+            Variant::Builtin => self.analyze.builtin.as_ref(),
+        }
+    }
+
+    /// Whether there is anything to run under a variant.
+    pub fn is_run(&self, variant: Variant) -> bool {
+        self.settings(variant).is_some() || self.observing(variant).is_some()
+    }
+
     /// The method of a spec as it is configured under a variant's settings.
     ///
     /// # Errors
@@ -239,7 +283,8 @@ impl Item {
     }
 
     fn check(&self) -> Result<(), UsageError> {
-        if self.run.is_none() && self.builtin.is_none() && self.missing.is_none() {
+        let is_measured = [Variant::Paper, Variant::Builtin].into_iter().any(|variant| self.is_run(variant));
+        if !is_measured && self.bench.is_none() && self.missing.is_none() {
             return Err(UsageError::new("nothing is run, and nothing says why")
                 .hint("give [run] and [builtin], or say with `missing` what it would take"));
         }
@@ -277,6 +322,7 @@ impl Item {
                 test.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
             }
         }
+        self.check_lines()?;
         if let Some(plot) = &self.plot {
             plot.columns.iter().try_for_each(|column| self.known("column", &self.columns, column))?;
         }
@@ -298,6 +344,30 @@ impl Item {
             }
         }
         RunConfig::resolve(settings).map(drop).map_err(within)
+    }
+
+    /// That what is looked at, timed or derived can be.
+    fn check_lines(&self) -> Result<(), UsageError> {
+        for (table, observing) in [("analyze.run", &self.analyze.run), ("analyze.builtin", &self.analyze.builtin)] {
+            let Some(observing) = observing else { continue };
+            observing.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
+        }
+        let table = self.bench.as_ref().map(Bench::read).transpose()?;
+        for line in self.lines() {
+            if line.time.is_some() && table.is_none() {
+                return Err(UsageError::new(format!("`{}` is a time, and there is no [bench]", line.name))
+                    .hint("name tables of times: [bench] with `tables`"));
+            }
+            if let Some(reaching) = &line.reaches {
+                reaching.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
+                reaching.check().map_err(|e| UsageError { what: format!("`{}`: {}", line.name, e.what), ..e })?;
+            }
+            if let Some(Correlation { x, y, rows }) = &line.correlation {
+                [x, y].into_iter().try_for_each(|column| self.known("column", &self.columns, column))?;
+                rows.iter().try_for_each(|row| self.known("row", &self.rows, row))?;
+            }
+        }
+        Ok(())
     }
 
     fn known(&self, what: &str, lines: &[Line], name: &str) -> Result<(), UsageError> {

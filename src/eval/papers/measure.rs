@@ -1,46 +1,80 @@
-//! The cells of an item as they were measured: means with intervals, and differences of two cells on common examples.
+//! The cells of an item as they were measured: means with intervals, and differences of two cells on common examples. A cell
+//! is made of a run's records, of what analyses found, of times, or of other cells.
 
 use std::collections::BTreeSet;
 
+use super::derived::{Correlation, Reaching};
 use super::item::{Item, Line, Select, Variant};
+use super::seen::{Found, Seen, Units};
+use super::times::{Timed, Times};
 use super::values::Value;
 use crate::error::UsageError;
 use crate::eval::cells::{Cell, group};
 use crate::eval::config::Settings;
 use crate::eval::record::Record;
 use crate::eval::stats::several::mean_of;
-use crate::eval::stats::{self, Estimate, Sample, mean_interval};
+use crate::eval::stats::{self, Estimate, Sample, correlation, mean_interval};
 use crate::eval::summary;
 use crate::tasks::likelihood::Measure;
 
-/// The records of a run, seen by the rows and columns of an item.
+/// What was measured of an item.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Evidence<'a> {
+    /// Records of its run.
+    pub records: &'a [Record],
+    /// What its analyses found.
+    pub seen: &'a [Seen],
+}
+
+/// What was measured, seen by the rows and columns of an item.
 pub struct Measured<'a> {
     item: &'a Item,
     variant: Variant,
-    settings: Settings,
+    /// Settings of the run; none where nothing is run.
+    settings: Option<Settings>,
     cells: Vec<Cell<'a>>,
+    seen: &'a [Seen],
+    times: Option<Times>,
 }
 
 /// What a cell of the table is made of.
-pub struct Spot<'s, 'a> {
+pub enum Spot<'s, 'a> {
+    /// Records.
+    Records(Scored<'s, 'a>),
+    /// What was found in units of documents, in the paper's unit.
+    Units(Units),
+    /// A number with its interval, and how many it is made of: a time, or what is derived of other cells.
+    Number(Estimate, usize),
+}
+
+/// Records of a cell.
+pub struct Scored<'s, 'a> {
     parts: Vec<&'s Cell<'a>>,
     value: Value,
     scale: f64,
 }
 
 impl<'a> Measured<'a> {
-    /// The records of a run of `item`; `None` if it has no such run.
-    pub fn new(item: &'a Item, variant: Variant, records: &'a [Record]) -> Option<Self> {
-        let settings = item.settings(variant)?;
-        Some(Self { item, variant, settings, cells: group(records, &[]) })
+    /// What was measured of `item`; `None` if nothing was.
+    ///
+    /// # Errors
+    /// If its table of times cannot be read.
+    pub fn new(item: &'a Item, variant: Variant, evidence: Evidence<'a>) -> Result<Option<Self>, UsageError> {
+        let Evidence { records, seen } = evidence;
+        if records.is_empty() && seen.is_empty() && item.bench.is_none() {
+            return Ok(None);
+        }
+        let times = item.bench.as_ref().map(super::times::Bench::read).transpose()?;
+        let settings = item.settings(variant);
+        Ok(Some(Self { item, variant, settings, cells: group(records, &[]), seen, times }))
     }
 
     /// The cell of a row and a column by their names; `None` where it is not measured, or not on all of its tasks.
     ///
     /// # Errors
-    /// A method's spec that is wrong: none in an item that was checked.
+    /// What a cell selects that is not there: a table, a column or a key of what was found, one of several times. A method's
+    /// spec that is wrong: none in an item that was checked.
     pub fn spot(&self, row: &str, column: &str) -> Result<Option<Spot<'_, 'a>>, UsageError> {
-        let find = |lines: &'a [Line], name: &str| lines.iter().find(|line| line.name == name);
         let (Some(row), Some(column)) = (find(&self.item.rows, row), find(&self.item.columns, column)) else {
             return Ok(None);
         };
@@ -48,26 +82,84 @@ impl<'a> Measured<'a> {
         if first.missing.is_some() || second.missing.is_some() {
             return Ok(None);
         }
+        let within = |e: UsageError| UsageError { what: format!("`{}`, `{}`: {}", row.name, column.name, e.what), ..e };
+        if let Some(timed) = &column.time {
+            let timed = Timed::over(Some(timed.clone()), row.time.clone()).unwrap_or_default();
+            return self.time(&timed, times_of(row, column)).map_err(within);
+        }
+        if let Some(correlation) = &row.correlation {
+            // The paper's table has it below one of the two columns.
+            return if correlation.y == column.name { self.correlated(correlation) } else { Ok(None) };
+        }
+        if let Some(reaching) = &column.reaches {
+            return self.reached(&row.name, reaching, times_of(row, column));
+        }
         let select = Select {
             model: first.model.or(second.model),
             method: first.method.or(second.method),
             tasks: second.tasks.or(first.tasks),
             length: second.length.or(first.length),
             sparse_from: first.sparse_from.or(second.sparse_from),
+            found: Found::over(second.found, first.found),
             missing: None,
         };
-        let Some(spec) = &select.method else { return Ok(None) };
-        let method = Item::method(spec, &self.settings)?;
-        let here: Vec<&Cell<'a>> = self.cells.iter().filter(|cell| is_of(&select, cell.head())).collect();
+        if let Some(found) = &select.found {
+            let units = Units::new(found, self.seen, select.tasks.as_ref(), select.length).map_err(within)?;
+            let scale = times_of(row, column) * if row.percent || column.percent { 100.0 } else { 1.0 };
+            return Ok(units.map(|units| Spot::Units(units.scaled(scale))));
+        }
+        let value = self.item.value(row, column);
+        let scale = value.scale(row.percent || column.percent) * times_of(row, column);
+        self.scored(&select, value, scale)
+    }
+
+    /// Records of a method, wherever all methods have some.
+    fn scored(&self, select: &Select, value: Value, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
+        let (Some(spec), Some(settings)) = (&select.method, &self.settings) else { return Ok(None) };
+        let method = Item::method(spec, settings)?;
+        let here: Vec<&Cell<'a>> = self.cells.iter().filter(|cell| is_of(select, cell.head())).collect();
         let is_method = |cell: &&&Cell<'a>| cell.head().method == method.name && cell.head().params == method.params;
         let parts: Vec<&Cell<'a>> = here.iter().filter(is_method).copied().collect();
         let places = |cells: &[&Cell<'a>]| cells.iter().map(|cell| place(cell.head())).collect::<BTreeSet<_>>();
         let is_whole = !parts.is_empty() && places(&parts) == places(&here);
-        let value = self.item.value(row, column);
-        let times = row.times.unwrap_or(1.0) * column.times.unwrap_or(1.0);
-        let scale = value.scale(row.percent || column.percent) * times;
-        Ok(is_whole.then_some(Spot { parts, value, scale }))
+        Ok(is_whole.then_some(Spot::Records(Scored { parts, value, scale })))
     }
+
+    fn time(&self, timed: &Timed, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
+        let Some(times) = &self.times else { return Ok(None) };
+        Ok(times.of(timed)?.map(|(estimate, turns)| Spot::Number(estimate.scaled(scale), turns)))
+    }
+
+    /// The least amount at which a row reaches what it is to reach.
+    fn reached(&self, row: &str, reaching: &Reaching, scale: f64) -> Result<Option<Spot<'_, 'a>>, UsageError> {
+        let Some(dense) = self.spot(row, &reaching.of)? else { return Ok(None) };
+        let short = |(column, _): &(String, f64)| -> Result<Option<Estimate>, UsageError> {
+            Ok(self.spot(row, column)?.and_then(|spot| spot.less(reaching.share, &dense)))
+        };
+        let short = reaching.steps.iter().map(short).collect::<Result<Vec<_>, _>>()?;
+        Ok(reaching.of(&short).map(|estimate| Spot::Number(estimate.scaled(scale), dense.contexts())))
+    }
+
+    fn correlated(&self, Correlation { x, y, rows }: &Correlation) -> Result<Option<Spot<'_, 'a>>, UsageError> {
+        let number = |row: &String, column: &String| -> Result<Option<f64>, UsageError> {
+            Ok(self.spot(row, column)?.and_then(|spot| spot.estimate()).map(|estimate| estimate.mean))
+        };
+        let mut pairs = Vec::new();
+        for row in rows {
+            let (Some(x), Some(y)) = (number(row, x)?, number(row, y)?) else { return Ok(None) };
+            pairs.push((x, y));
+        }
+        Ok(correlation(&pairs).map(|estimate| Spot::Number(estimate, pairs.len())))
+    }
+}
+
+fn find<'a>(lines: &'a [Line], name: &str) -> Option<&'a Line> {
+    lines.iter().find(|line| line.name == name)
+}
+
+/// What numbers of a cell are multiplied by to be in the paper's unit.
+fn times_of(row: &Line, column: &Line) -> f64 {
+    row.times.unwrap_or(1.0) * column.times.unwrap_or(1.0)
 }
 
 fn is_of(select: &Select, r: &Record) -> bool {
@@ -84,8 +176,38 @@ fn place(r: &Record) -> (&str, &str, &str, usize) {
 }
 
 impl Spot<'_, '_> {
-    /// Least number of independent examples of a task and length.
+    /// Least number of independent examples of a task and length, or of units of documents; turns of a time.
     pub fn contexts(&self) -> usize {
+        match self {
+            Self::Records(scored) => scored.contexts(),
+            Self::Units(units) => units.count(),
+            Self::Number(_, n) => *n,
+        }
+    }
+
+    /// The mean with its 95 % interval; `None` where it was not measured.
+    pub fn estimate(&self) -> Option<Estimate> {
+        match self {
+            Self::Records(scored) => scored.estimate(),
+            Self::Units(units) => units.estimate(),
+            Self::Number(estimate, _) => Some(*estimate),
+        }
+    }
+
+    /// This cell less `factor` times another one, with its 95 % interval: on common examples where both have the same;
+    /// `None` where either was not measured.
+    pub fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
+        let common = match (self, other) {
+            (Self::Records(own), Self::Records(other)) => own.less(factor, other),
+            (Self::Units(own), Self::Units(other)) => own.less(factor, other).and_then(|units| units.estimate()),
+            _ => None,
+        };
+        common.or_else(|| Some(apart(self.estimate()?, factor, other.estimate()?)))
+    }
+}
+
+impl Scored<'_, '_> {
+    fn contexts(&self) -> usize {
         self.parts.iter().map(|cell| cell.sample(|r| r.score).contexts()).min().unwrap_or(0)
     }
 
@@ -95,7 +217,7 @@ impl Spot<'_, '_> {
     }
 
     /// The mean over tasks and lengths with its 95 % interval; `None` where it was not measured.
-    pub fn estimate(&self) -> Option<Estimate> {
+    fn estimate(&self) -> Option<Estimate> {
         let of_part = |cell: &&Cell<'_>| match (self.is_perplexity(), self.value.is_score()) {
             (true, _) => summary::perplexity_estimate(cell),
             (_, true) => stats::score(&cell.sample(|r| r.score)),
@@ -105,13 +227,12 @@ impl Spot<'_, '_> {
         Some(mean_of(&parts?)?.scaled(if self.is_perplexity() { 1.0 } else { self.scale }))
     }
 
-    /// This cell less `factor` times another one, with its 95 % interval: on common examples where both are of the same
-    /// model, protocol, tasks and lengths; `None` where either was not measured.
-    pub fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
+    /// The difference on common examples where both are of the same model, protocol, tasks and lengths; `None` otherwise.
+    fn less(&self, factor: f64, other: &Self) -> Option<Estimate> {
         let pair = |cell: &Cell<'_>| other.parts.iter().find(|o| place(o.head()) == place(cell.head())).copied();
         let pairs: Option<Vec<_>> = self.parts.iter().map(|cell| Some((*cell, pair(cell)?))).collect();
         let is_paired = self.value == other.value && self.parts.len() == other.parts.len();
-        let difference = match pairs.filter(|_| is_paired) {
+        match pairs.filter(|_| is_paired) {
             Some(pairs) if self.is_perplexity() && factor == 1.0 => {
                 mean_of(&pairs.iter().map(|(a, b)| summary::delta(a, b)).collect::<Option<Vec<_>>>()?)
             }
@@ -120,8 +241,7 @@ impl Spot<'_, '_> {
                 mean_of(&each.collect::<Option<Vec<_>>>()?).map(|e| e.scaled(self.scale))
             }
             _ => None,
-        };
-        difference.or_else(|| Some(apart(self.estimate()?, factor, other.estimate()?)))
+        }
     }
 }
 

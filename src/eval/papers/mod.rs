@@ -1,12 +1,16 @@
 //! The papers' tables and figures: what is run for each, the published numbers, and tests of what they claim.
 //!
 //! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). Of a run's records, [`measure`] makes the cells of its
-//! table, [`claims`] the tests, and [`outcome`] puts both beside the published numbers. Nothing here runs or draws.
+//! table, [`claims`] the tests, and [`outcome`] puts both beside the published numbers. What is no score of a run is found by
+//! analyses ([`seen`]), timed ([`times`]) or derived of other cells ([`derived`]). Nothing here runs or draws.
 
 pub mod claims;
+pub mod derived;
 pub mod item;
 pub mod measure;
 pub mod outcome;
+pub mod seen;
+pub mod times;
 pub mod values;
 
 use self::item::Item;

@@ -4,9 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::claims::{Comparison, Place, Test, Told, Verdict};
 use super::item::{Claim, Item, Variant};
-use super::measure::Measured;
+use super::measure::{Evidence, Measured};
 use crate::error::UsageError;
-use crate::eval::record::Record;
 use crate::eval::stats::Estimate;
 
 /// What came of an item, as `result.json` has it.
@@ -72,7 +71,7 @@ pub struct Number {
     pub mean: f64,
     /// Both ends of the 95 % interval, if there is one.
     pub ends: Option<(f64, f64)>,
-    /// Least number of independent examples of a task and length.
+    /// Least number of independent examples of a task and length, or of units of documents; turns of a time.
     pub n: usize,
 }
 
@@ -92,12 +91,13 @@ pub struct Judged {
     pub because: Option<String>,
 }
 
-/// What came of `item` by the records of its run under `variant`; of the published numbers alone if there are none.
+/// What came of `item` by what was measured under `variant`; of the published numbers alone if nothing was.
 ///
 /// # Errors
-/// None of an item that was checked.
-pub fn judge(name: &str, item: &Item, variant: Variant, records: &[Record]) -> Result<Outcome, UsageError> {
-    let measured = Measured::new(item, variant, records).filter(|_| !records.is_empty());
+/// As [`Measured::spot`]: what rows and columns select that analyses did not find.
+pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) -> Result<Outcome, UsageError> {
+    let is_run = !evidence.records.is_empty() || !evidence.seen.is_empty();
+    let measured = Measured::new(item, variant, evidence)?;
     let number = |row: &str, column: &str| -> Result<Option<Number>, UsageError> {
         let Some(spot) = measured.as_ref().map(|m| m.spot(row, column)).transpose()?.flatten() else { return Ok(None) };
         Ok(spot.estimate().map(|Estimate { mean, ends }| Number { mean, ends, n: spot.contexts() }))
@@ -115,7 +115,7 @@ pub fn judge(name: &str, item: &Item, variant: Variant, records: &[Record]) -> R
     Ok(Outcome {
         name: name.to_owned(),
         title: item.title.clone(),
-        variant: if records.is_empty() { String::new() } else { variant.name().to_owned() },
+        variant: if is_run { variant.name().to_owned() } else { String::new() },
         ran: Vec::new(),
         missing: item.missing.clone(),
         nearest: item.nearest.clone(),

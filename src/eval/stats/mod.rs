@@ -12,6 +12,7 @@ pub mod evidence;
 pub mod ratios;
 pub mod several;
 
+mod correlation;
 mod difference;
 mod median;
 mod score;
@@ -19,6 +20,7 @@ mod score;
 #[cfg(test)]
 mod coverage;
 
+pub use correlation::correlation;
 pub use difference::{difference, gain_p, least_detectable, nearest_detectable};
 pub use median::{median, median_interval};
 pub use score::score;

@@ -8,6 +8,8 @@ use super::axis::{Axis, tick_label};
 use super::pen::{CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, draw, title_width};
 use crate::eval::papers::item::{Item, Line};
 use crate::eval::papers::outcome::{CellOutcome, Outcome};
+use crate::eval::papers::seen::Found;
+use crate::eval::papers::times::Timed;
 use crate::eval::papers::values::Value;
 
 /// Height of the plotted area, and of a line of the legend.
@@ -35,20 +37,24 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         return Ok(None);
     };
     let column = &item.columns[*first];
-    let value = column.value.or(item.rows.first().and_then(|row| row.value)).unwrap_or(Value::Score);
+    let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
+    let kind = Kind::of(item, &columns);
     let (names, series) = if over_rows { along_rows(outcome, &drawn) } else { along_columns(outcome, &drawn) };
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
         return Ok(None);
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
-    let axis = match value {
-        Value::Score if all.iter().all(|x| (0.0..=100.0).contains(x)) => Axis::of_scores(all.iter().copied()),
-        Value::Score => Axis::of_perplexities(all.iter().copied()),
+    let axis = match kind {
+        Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
+            Axis::of_scores(all.iter().copied())
+        }
+        Kind::Value(Value::Score) => Axis::of_perplexities(all.iter().copied()),
+        _ if all.iter().any(|x| *x < 0.0) => Axis::of_values(&all),
         _ => Axis::of_costs(&all),
     };
     let wide = names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP);
-    let title = format!("{}: {}", outcome.name, value.label(column.percent));
+    let title = format!("{}: {}", outcome.name, kind.label(column.percent, &item.title));
     let width = (LEFT + wide * names.len() as i32 + 20).max(LEAST_WIDTH).max(title_width(&title));
     let height = TITLE_HEIGHT + HEIGHT + BELOW + LEGEND_LINE * (series.len() as i32 + 1) + 10;
     let frame = Frame { axis, width, columns: names.len() as i32 };
@@ -58,6 +64,61 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         frame.legend(pen, &series)
     })?;
     Ok(Some(svg))
+}
+
+/// What is drawn upwards.
+enum Kind {
+    /// A number of records.
+    Value(Value),
+    /// A number of what was found, by its name where all lines have the same.
+    Found(Option<String>),
+    /// How many times as fast as what, where all lines have the same.
+    Ratio(Option<String>),
+    /// A time, by its column.
+    Time(Option<String>),
+}
+
+impl Kind {
+    fn of(item: &Item, columns: &[&Line]) -> Self {
+        let cells = || columns.iter().flat_map(|column| item.rows.iter().map(move |row| (*column, row)));
+        if columns.iter().any(|column| column.time.is_some()) {
+            let timed = |(column, row): (&Line, &Line)| Timed::over(column.time.clone(), row.time.clone());
+            let all: Vec<Timed> = cells().filter_map(timed).collect();
+            return match all.iter().any(|timed| timed.against.is_some()) {
+                true => Self::Ratio(common(all.into_iter().map(|timed| timed.against))),
+                false => Self::Time(common(all.into_iter().map(|timed| timed.column))),
+            };
+        }
+        let found: Vec<Found> =
+            cells().filter_map(|(column, row)| Found::over(column.found.clone(), row.found.clone())).collect();
+        match (found.is_empty(), columns) {
+            (true, [column, ..]) => {
+                let row = item.rows.first().and_then(|row| row.value);
+                Self::Value(column.value.or(row).unwrap_or(Value::Score))
+            }
+            _ => Self::Found(common(found.into_iter().map(|found| found.column))),
+        }
+    }
+
+    /// In words; `title` where lines are of different things.
+    fn label(&self, percent: bool, title: &str) -> String {
+        let unit = if percent { ", %" } else { "" };
+        match self {
+            Self::Value(value) => value.label(percent),
+            Self::Found(Some(name)) => format!("{name}{unit}"),
+            Self::Found(None) => format!("{title}{unit}"),
+            Self::Ratio(Some(other)) => format!("times as fast as {other}"),
+            Self::Ratio(None) => "times as fast".to_owned(),
+            Self::Time(Some(column)) => column.clone(),
+            Self::Time(None) => title.to_owned(),
+        }
+    }
+}
+
+/// What all of some have, if it is the same.
+fn common(mut all: impl Iterator<Item = Option<String>>) -> Option<String> {
+    let first = all.next()??;
+    all.all(|other| other.as_ref() == Some(&first)).then_some(first)
 }
 
 /// Indices of the columns that are drawn.

@@ -11,6 +11,7 @@
 
 mod collector;
 mod device;
+mod embeddings;
 mod net;
 mod training;
 
@@ -34,6 +35,7 @@ use crate::cost::Cost;
 use crate::error::UsageError;
 
 pub(super) use self::collector::CALIBRATION;
+pub use self::embeddings::Embeddings;
 
 const NAME: &str = "hash_attention";
 
@@ -258,6 +260,11 @@ impl LearnedSignatures {
         cost.score_flops += nets.iter().map(SignNet::flops).sum::<u64>() * queries.rows as u64;
         cost.aux_bytes += nets.iter().map(SignNet::bytes).sum::<usize>() as u64;
         nets.iter().enumerate().map(|(h, net)| net.signatures(queries.head(h))).collect()
+    }
+
+    /// Of nets of a kind, however they were trained, and without them yet.
+    fn of_kind(kind: NetKind) -> Self {
+        Self { kind, trained: "any", ties: Ties::First, nets: None }
     }
 
     /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.

@@ -1,0 +1,257 @@
+//! Where attention goes among the documents of a prompt (Top-k Fig. 4).
+//!
+//! Of prompts that give documents by number (RULER's question answering and what stands in for it), a document's share is the
+//! sum of the weights of its tokens over that of all documents' tokens, so that neither the sink nor the question counts. The
+//! right document is the one that holds an answer and shares the most words with the question. Means are over queries and
+//! heads before documents are held against each other, so the greatest of the others is one document and no sum of luck.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use anyhow::Result;
+
+use super::findings::{Drawing, Lines, Panel, Point, Table, Tally, Unit};
+use super::head::{Head, Query, softmax};
+use super::{Analysis, Document, Findings, Observation};
+use crate::model::tokenizer::PromptTokens;
+use crate::tasks::Example;
+
+pub(super) const ANALYSIS: Analysis = Analysis {
+    name: "documents",
+    about: "how attention is divided among the documents of a prompt: the right one against the others",
+    reference: "Top-k Fig. 4",
+    methods: &[],
+    start: |_| Ok(Box::new(Documents::default())),
+};
+
+/// A document within a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its tokens.
+    pub tokens: Range<usize>,
+    /// Whether it is the one that is asked about.
+    pub is_right: bool,
+}
+
+/// Shares of the right document, of the others (mean and greatest), and of the right one's tokens.
+const NUMBERS: [(&str, Unit); 4] = [
+    ("right", Unit::Share),
+    ("mean of the others", Unit::Share),
+    ("greatest of the others", Unit::Share),
+    ("right one's tokens", Unit::Share),
+];
+
+#[derive(Default)]
+struct Documents {
+    /// By layer; the head is 0.
+    by_layer: Tally,
+    /// Of all layers; layer and head are 0.
+    overall: Tally,
+    /// Prompts that were looked at, and those without documents or with none or several right ones.
+    seen: usize,
+    without: usize,
+}
+
+impl Observation for Documents {
+    fn observe(&mut self, document: &Document) -> Result<()> {
+        let parts = &document.parts;
+        if parts.iter().filter(|part| part.is_right).count() != 1 || parts.len() < 2 {
+            self.without += 1;
+            return Ok(());
+        }
+        self.seen += 1;
+        let looked = document.each_head(|head| {
+            let of_queries = head.queries.iter().map(|query| shares(head, query, parts));
+            (head.layer, mean(&of_queries.collect::<Vec<_>>()))
+        });
+        let mut layers = Vec::new();
+        for layer in &document.layers {
+            let heads: Vec<Vec<f64>> =
+                looked.iter().filter(|(of, _)| of == layer).map(|(_, shares)| shares.clone()).collect();
+            let of_layer = mean(&heads);
+            self.by_layer.add(&document.task, *layer, 0, &held_against(&of_layer, parts));
+            layers.push(of_layer);
+        }
+        self.overall.add(&document.task, 0, 0, &held_against(&mean(&layers), parts));
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Findings {
+        let Self { by_layer, overall, seen, without } = *self;
+        let about = "Shares of the attention on documents";
+        let mut layers = Table::new(
+            "documents_by_layer",
+            &format!("{about}; by layer, mean over heads and queries"),
+            &["layer"],
+            &NUMBERS,
+        );
+        by_layer.layers().into_iter().for_each(|(layer, numbers)| layers.push([layer], numbers));
+        let mut tasks =
+            Table::new("documents", &format!("{about}; mean over layers, heads and queries"), &["task"], &NUMBERS);
+        overall.tasks().into_iter().for_each(|(task, numbers)| tasks.push([task], numbers));
+        let mut notes = Vec::new();
+        if without > 0 {
+            notes.push(format!(
+                "{without} of {} prompts have no documents by number, or none or several that are right: they are left out",
+                seen + without
+            ));
+        }
+        let lines = NUMBERS.iter().enumerate().map(|(at, (name, _))| {
+            let points = by_layer.layers().into_iter().map(|(layer, n)| Point::at(layer as f64, 100.0 * n[at]));
+            ((*name).to_owned(), points.collect())
+        });
+        let drawing = Lines {
+            name: "documents".to_owned(),
+            title: "Attention on documents, by layer".to_owned(),
+            x_label: "layer".to_owned(),
+            y_label: "share (%)".to_owned(),
+            panels: vec![Panel { title: String::new(), series: lines.collect() }],
+            ..Lines::default()
+        };
+        let drawings = if seen > 0 { vec![Drawing::Lines(drawing)] } else { Vec::new() };
+        Findings { tables: vec![tasks, layers], drawings, notes }
+    }
+}
+
+/// What each document has of the attention on all of them.
+fn shares(head: &Head, query: &Query, parts: &[Part]) -> Vec<f64> {
+    let weights = softmax(&head.logits(query));
+    let of_part = |part: &Part| weights[part.tokens.clone()].iter().sum::<f64>();
+    let sums: Vec<f64> = parts.iter().map(of_part).collect();
+    let all = sums.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    sums.into_iter().map(|sum| sum / all).collect()
+}
+
+fn mean(rows: &[Vec<f64>]) -> Vec<f64> {
+    let width = rows.first().map_or(0, Vec::len);
+    (0..width).map(|at| rows.iter().map(|row| row[at]).sum::<f64>() / rows.len() as f64).collect()
+}
+
+/// The [`NUMBERS`] of documents' shares.
+fn held_against(shares: &[f64], parts: &[Part]) -> Vec<f64> {
+    let sum = |of: &dyn Fn(&Part) -> bool| -> f64 {
+        parts.iter().zip(shares).filter(|(part, _)| of(part)).map(|(_, share)| share).sum()
+    };
+    let others = parts.iter().zip(shares).filter(|(part, _)| !part.is_right).map(|(_, share)| *share);
+    let tokens = |of: &dyn Fn(&Part) -> bool| {
+        parts.iter().filter(|part| of(part)).map(|part| part.tokens.len()).sum::<usize>() as f64
+    };
+    vec![
+        sum(&|part| part.is_right),
+        sum(&|part| !part.is_right) / (parts.len() - 1) as f64,
+        others.fold(f64::NEG_INFINITY, f64::max),
+        tokens(&|part| part.is_right) / tokens(&|_| true),
+    ]
+}
+
+/// The documents of a prompt that gives them by number, `Document 1:` and so on, each at the beginning of a line.
+pub(super) fn parts(example: &Example, prompt: &PromptTokens) -> Vec<Part> {
+    let context = example.context.as_str();
+    let starts = starts(context);
+    let ends = starts.iter().skip(1).copied().chain([context.trim_end().len()]);
+    let ranges: Vec<Range<usize>> =
+        starts.iter().copied().zip(ends).map(|(start, end)| start..end.max(start)).collect();
+    let asked = words(&example.question);
+    let in_common = |range: &Range<usize>| {
+        let text = &context[range.clone()];
+        let has_answer = example.references.iter().any(|answer| text.contains(answer.as_str()));
+        has_answer.then(|| words(text).intersection(&asked).count())
+    };
+    let scores: Vec<Option<usize>> = ranges.iter().map(in_common).collect();
+    let most = scores.iter().flatten().max();
+    let part = |(range, score): (&Range<usize>, &Option<usize>)| Part {
+        tokens: prompt.token_of_user_byte(range.start)..prompt.token_of_user_byte(range.end),
+        is_right: score.is_some() && score.as_ref() == most,
+    };
+    ranges.iter().zip(&scores).map(part).collect()
+}
+
+/// Where documents begin.
+fn starts(context: &str) -> Vec<usize> {
+    let (mut starts, mut from) = (Vec::new(), 0);
+    for number in 1.. {
+        let mark = format!("Document {number}:\n");
+        let begins_line = |at: usize| at == 0 || context.as_bytes()[at - 1] == b'\n';
+        let found = context[from..].match_indices(&mark).map(|(at, _)| from + at).find(|at| begins_line(*at));
+        let Some(at) = found else { break };
+        starts.push(at);
+        from = at + mark.len();
+    }
+    starts
+}
+
+fn words(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::head::testing::drawn;
+    use super::super::reading::{Reader, Request};
+    use super::*;
+
+    #[test]
+    fn documents_begin_in_order_at_lines() {
+        let text = "Given.\n\nDocument 1:\nSee Document 2:\nx\n\nDocument 2:\ny\n\nDocument 4:\nz";
+        let found = starts(text);
+        assert_eq!(found.iter().map(|at| &text[*at..at + 10]).collect::<Vec<_>>(), ["Document 1", "Document 2"]);
+        assert_eq!(found[1], text.find("\n\nDocument 2").unwrap() + 2);
+        assert!(starts("no documents").is_empty());
+    }
+
+    #[test]
+    fn shares_are_sums_of_weights_over_those_of_all_documents() {
+        let head = drawn(60, 1, 4, 3);
+        let query = &head.queries[0];
+        let part = |tokens: Range<usize>, is_right: bool| Part { tokens, is_right };
+        let parts = [part(5..15, false), part(15..40, true), part(40..50, false)];
+        let exps: Vec<f64> = head.logits(query).iter().map(|x| x.exp()).collect();
+        let sum = |range: Range<usize>| exps[range].iter().sum::<f64>();
+        let all = sum(5..50);
+        let found = shares(&head, query, &parts);
+        for (share, expected) in found.iter().zip([sum(5..15), sum(15..40), sum(40..50)]) {
+            assert!((share - expected / all).abs() < 1e-9);
+        }
+        let numbers = held_against(&[0.2, 0.5, 0.3], &parts);
+        for (number, expected) in numbers.iter().zip([0.5, 0.25, 0.3, 25.0 / 45.0]) {
+            assert!((number - expected).abs() < 1e-12, "{numbers:?}");
+        }
+        assert_eq!(mean(&[vec![1.0, 2.0], vec![3.0, 6.0]]), [2.0, 4.0]);
+    }
+
+    /// Of a real prompt: tokens of each document say its text, and the right one holds what is asked for and where to find it.
+    #[test]
+    fn the_right_document_of_a_prompt_holds_its_answer() {
+        let tasks = ["ruler/qa_synth".to_owned()];
+        let request = Request {
+            model: "builtin",
+            dtype: None,
+            tasks: &tasks,
+            text: None,
+            data: None,
+            length: 900,
+            samples: 3,
+            queries: 2,
+            layers: &[2],
+            seed: 3,
+        };
+        let loaded = Reader::open(&request).unwrap().load().unwrap();
+        for number in 0..3 {
+            let document = loaded.read(0, number, &BTreeSet::new()).unwrap();
+            let text = |part: &Part| loaded.model.tokenizer.decode(&document.ids[part.tokens.clone()]).unwrap();
+            assert!(document.parts.len() > 3, "{}", document.parts.len());
+            for (at, part) in document.parts.iter().enumerate() {
+                let text = text(part);
+                assert!(text.trim_start().starts_with(&format!("Document {}:", at + 1)), "{text}");
+                assert!(!text.contains(&format!("Document {}:", at + 2)), "{text}");
+            }
+            let right: Vec<_> = document.parts.iter().filter(|part| part.is_right).collect();
+            let asked = loaded.model.tokenizer.decode(&document.ids[document.ids.len() - 40..]).unwrap();
+            let [right] = right.as_slice() else { panic!("{} are right: {asked}", right.len()) };
+            // It begins with what is asked about, as documents do; others may name it too.
+            let text = text(right);
+            let first = text.split_once(":\n").unwrap().1.split_whitespace().next().unwrap();
+            assert!(asked.contains(first), "{asked}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! What an item of a paper looks at: every unit of documents by itself, kept as a file each, so that a run that was stopped
+//! goes on where it stopped.
+//!
+//! The form of what is kept is [`Seen`], which the floor below judges without knowing an analysis.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{Loaded, Method, Reader, Request, Running, Setup, select};
+use crate::analyze::findings::Table;
+use crate::attention::Policy;
+use crate::disk::write_whole;
+use crate::error::UsageError;
+use crate::eval::manifest::RESULTS_VERSION;
+use crate::eval::papers::seen::{Observing, Seen, SeenTable};
+use crate::version;
+
+/// First tokens that count as the sink, draws of what is drawn, and seed: as `spattn analyze` has them by itself.
+const SINK: usize = 4;
+const DRAWS: usize = 16;
+const SEED: u64 = 0;
+
+/// What became of it.
+#[derive(Debug)]
+pub enum Ended {
+    /// All units are there, in the order of lengths, tasks and prompts.
+    Whole(Vec<Seen>),
+    /// It was stopped; what was seen is kept.
+    Stopped,
+}
+
+/// Units that are to be seen, and where they are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Order<'a> {
+    /// What is looked at.
+    pub observing: &'a Observing,
+    /// The folder of its files.
+    pub folder: &'a Path,
+    /// Folder with the files that tasks are made of.
+    pub data: Option<&'a Path>,
+    /// Whether what is there is thrown away.
+    pub overwrite: bool,
+}
+
+impl<'a> Order<'a> {
+    /// Makes sure that it can be looked at, without weights; gives the number of prompts.
+    ///
+    /// # Errors
+    /// Unknown analyses, tasks, layers; methods that cannot be looked at; prompts that are too long for the model.
+    pub fn check(&self) -> Result<usize> {
+        select(&self.observing.analyses)?;
+        let mut documents = 0;
+        for length in &self.observing.lengths {
+            let reader = self.reader(*length)?;
+            Method::read_all(&self.observing.methods, &policy(), reader.model())?;
+            documents += reader.documents();
+        }
+        Ok(documents)
+    }
+
+    /// Looks at all units that were not yet seen, and gives all; `tell` hears of each.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
+    pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Ended> {
+        if self.overwrite && self.folder.exists() {
+            std::fs::remove_dir_all(self.folder).with_context(|| format!("cannot remove {}", self.folder.display()))?;
+        }
+        std::fs::create_dir_all(self.folder).map_err(|e| {
+            UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
+                .hint("choose another --out folder")
+        })?;
+        let (mut all, mut done) = (Vec::new(), 0);
+        let units = self.observing.units();
+        for length in &self.observing.lengths {
+            let mut reading = Reading::Found(Box::new(self.reader(*length)?));
+            let tasks = reading.tasks();
+            let count = units * tasks.len() * self.observing.lengths.len();
+            for (at, task) in tasks.iter().enumerate() {
+                for unit in 0..units {
+                    if stop.load(Ordering::Relaxed) {
+                        return Ok(Ended::Stopped);
+                    }
+                    let path = self.path(task, *length, unit);
+                    let identity = self.identity(&reading, *length, task, unit);
+                    let seen = match self.kept(&path, &identity)? {
+                        Some(seen) => seen,
+                        None => {
+                            reading = reading.loaded()?;
+                            let seen = self.unit(reading.weights()?, identity, (at, task), *length, unit)?;
+                            write_whole(&path, format!("{}\n", serde_json::to_string(&seen)?).as_bytes())
+                                .with_context(|| format!("cannot write {}", path.display()))?;
+                            tell(&format!("{} of {count}: {task}, {length} tokens, unit {unit}", done + 1));
+                            // As it will be read again, to the last digit.
+                            read(&path)?
+                        }
+                    };
+                    done += 1;
+                    all.push(seen);
+                }
+            }
+        }
+        Ok(Ended::Whole(all))
+    }
+
+    /// What was seen before of these settings; nothing of others.
+    ///
+    /// # Errors
+    /// If what is there cannot be read, or is of other settings.
+    pub fn kept_all(&self) -> Result<Vec<Seen>> {
+        let mut all = Vec::new();
+        for length in &self.observing.lengths {
+            let reading = Reading::Found(Box::new(self.reader(*length)?));
+            for task in reading.tasks() {
+                for unit in 0..self.observing.units() {
+                    let identity = self.identity(&reading, *length, &task, unit);
+                    all.extend(self.kept(&self.path(&task, *length, unit), &identity)?);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn reader(&self, length: usize) -> Result<Reader> {
+        let Observing { model, tasks, samples, queries, layers, .. } = self.observing;
+        Reader::open(&Request {
+            model,
+            dtype: None,
+            tasks,
+            text: None,
+            data: self.data,
+            length,
+            samples: *samples,
+            queries: *queries,
+            layers,
+            seed: SEED,
+        })
+    }
+
+    fn path(&self, task: &str, length: usize, unit: usize) -> PathBuf {
+        self.folder.join(format!("{}-{length}-{unit:04}.json", task.replace('/', "_")))
+    }
+
+    fn identity(&self, reading: &Reading, length: usize, task: &str, unit: usize) -> Value {
+        let model = reading.model();
+        let Observing { analyses, together, queries, layers, methods, .. } = self.observing;
+        json!({
+            "results_version": RESULTS_VERSION,
+            "model": model.id,
+            "weights_sha256": model.weights_sha256,
+            "analyses": analyses,
+            "task": task,
+            "length": length,
+            "unit": unit,
+            "together": together,
+            "queries": queries,
+            "layers": layers,
+            "methods": methods,
+            "sink": SINK,
+            "draws": DRAWS,
+            "seed": SEED,
+        })
+    }
+
+    /// What a file holds of these settings; `None` if there is no file.
+    fn kept(&self, path: &Path, identity: &Value) -> Result<Option<Seen>> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        let seen = read(path)?;
+        match seen.identity == *identity {
+            true => Ok(Some(seen)),
+            false => Err(UsageError::new(format!("{} was made with other settings", path.display()))
+                .hint("add --overwrite, or choose another --out folder")
+                .into()),
+        }
+    }
+
+    fn unit(
+        &self,
+        loaded: &Loaded,
+        identity: Value,
+        (at, task): (usize, &str),
+        length: usize,
+        unit: usize,
+    ) -> Result<Seen> {
+        let Observing { analyses, together, methods, .. } = self.observing;
+        let methods = Method::read_all(methods, &policy(), &loaded.model)?;
+        let setup = Setup { loaded, sink: SINK, methods: &methods, draws: DRAWS, seed: SEED };
+        let mut running = Running::start(&select(analyses)?, &setup)?;
+        for number in unit * together..(unit + 1) * together {
+            let document = loaded.read(at, number, running.needs())?;
+            running.observe(&document)?;
+        }
+        let tables = running.finish().into_iter().flat_map(|found| found.findings.tables).map(plain).collect();
+        Ok(Seen {
+            identity,
+            program: version::as_json(),
+            model: loaded.model.id.clone(),
+            task: task.to_owned(),
+            length,
+            unit,
+            documents: *together,
+            tables,
+        })
+    }
+}
+
+fn policy() -> Policy {
+    Policy { sink: SINK, ..Policy::default() }
+}
+
+fn plain(table: Table) -> SeenTable {
+    SeenTable {
+        name: table.name,
+        keys: table.keys,
+        columns: table.columns.into_iter().map(|column| column.name).collect(),
+        rows: table.rows.into_iter().map(|row| (row.keys, row.numbers)).collect(),
+    }
+}
+
+fn read(path: &Path) -> Result<Seen> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is nothing that was seen", path.display()))
+}
+
+/// A model that is to read; its weights are loaded when there is something to be seen.
+enum Reading {
+    Found(Box<Reader>),
+    Loaded(Box<Loaded>),
+}
+
+impl Reading {
+    fn model(&self) -> &crate::model::OpenModel {
+        match self {
+            Self::Found(reader) => reader.model(),
+            Self::Loaded(loaded) => &loaded.model,
+        }
+    }
+
+    fn tasks(&self) -> Vec<String> {
+        match self {
+            Self::Found(reader) => reader.tasks(),
+            Self::Loaded(loaded) => loaded.tasks(),
+        }
+    }
+
+    fn loaded(self) -> Result<Self> {
+        match self {
+            Self::Found(reader) => Ok(Self::Loaded(Box::new(reader.load()?))),
+            loaded @ Self::Loaded(_) => Ok(loaded),
+        }
+    }
+
+    fn weights(&self) -> Result<&Loaded> {
+        match self {
+            Self::Loaded(loaded) => Ok(loaded),
+            Self::Found(_) => anyhow::bail!("weights were not loaded"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::papers::ITEMS;
+    use crate::eval::papers::item::{Item, Variant};
+    use crate::eval::papers::measure::{Evidence, Measured};
+
+    fn observing() -> Observing {
+        Observing {
+            model: "builtin".to_owned(),
+            analyses: vec!["mass".to_owned(), "entropy".to_owned()],
+            tasks: vec!["ruler/vt".to_owned(), "ruler/cwe".to_owned()],
+            lengths: vec![900],
+            samples: 2,
+            together: 1,
+            queries: 2,
+            layers: vec![0, 5],
+            methods: Vec::new(),
+        }
+    }
+
+    fn whole(ended: Ended) -> Vec<Seen> {
+        match ended {
+            Ended::Whole(all) => all,
+            Ended::Stopped => panic!("it was stopped"),
+        }
+    }
+
+    #[test]
+    fn units_that_were_seen_are_kept_and_others_come_to_them() {
+        let temp = tempfile::tempdir().unwrap();
+        let observing = observing();
+        let order = Order { observing: &observing, folder: temp.path(), data: None, overwrite: false };
+        assert_eq!(order.check().unwrap(), 4);
+        let go = AtomicBool::new(false);
+        let mut told = Vec::new();
+        let first = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
+        assert_eq!((first.len(), told.len()), (4, 4), "{told:?}");
+        // One is lost: it alone is seen again, and is the same.
+        std::fs::remove_file(temp.path().join("ruler_cwe-900-0001.json")).unwrap();
+        assert_eq!(order.kept_all().unwrap().len(), 3);
+        told.clear();
+        let again = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());
+        assert_eq!(told, ["4 of 4: ruler/cwe, 900 tokens, unit 1"]);
+        assert_eq!(again, first);
+        assert_eq!(order.kept_all().unwrap(), first);
+        // Two documents in one unit are their mean.
+        let both = Observing { together: 2, ..observing.clone() };
+        let other = temp.path().join("both");
+        let joined = whole(Order { observing: &both, folder: &other, ..order }.see(&go, |_| {}).unwrap());
+        let number = |seen: &Seen| {
+            let table = seen.tables.iter().find(|table| table.name == "mass_by_layer").unwrap();
+            table.rows[0].1[0].unwrap()
+        };
+        assert!((number(&joined[0]) - (number(&first[0]) + number(&first[1])) / 2.0).abs() < 1e-12);
+        // Other settings are another thing.
+        let wider = Observing { queries: 3, ..observing.clone() };
+        let error = Order { observing: &wider, ..order }.see(&go, |_| {}).unwrap_err();
+        assert!(error.to_string().contains("was made with other settings"), "{error}");
+        let stopped = AtomicBool::new(true);
+        assert!(matches!(order.see(&stopped, |_| {}).unwrap(), Ended::Stopped));
+    }
+
+    /// Items name tables and columns as analyses have them: each cell of each item is found in what is seen of short prompts.
+    #[test]
+    fn what_items_select_is_there() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut checked, mut settings) = (0, Vec::new());
+        for shipped in ITEMS {
+            let item: Item = shipped.parse().unwrap();
+            let paper = item.observing(Variant::Paper);
+            let Some(builtin) = item.observing(Variant::Builtin) else {
+                assert!(paper.is_none(), "{}: nothing is looked at on the built-in model", shipped.name);
+                continue;
+            };
+            assert!(paper.is_none_or(|paper| select(&paper.analyses).is_ok()), "{}", shipped.name);
+            let short = Observing {
+                lengths: vec![builtin.lengths[0].min(1700)],
+                samples: builtin.together.min(2),
+                together: builtin.together.min(2),
+                queries: 1,
+                ..builtin.clone()
+            };
+            // Items that look at the same share what was seen.
+            let at = settings.iter().position(|other| *other == short).unwrap_or_else(|| {
+                settings.push(short.clone());
+                settings.len() - 1
+            });
+            let folder = temp.path().join(at.to_string());
+            let order = Order { observing: &short, folder: &folder, data: None, overwrite: false };
+            let mut seen = whole(order.see(&AtomicBool::new(false), |_| {}).unwrap());
+            // A line of a length is of one that is looked at.
+            seen.iter_mut().for_each(|one| one.length = builtin.lengths[0]);
+            let evidence = Evidence { records: &[], seen: &seen };
+            let measured = Measured::new(&item, Variant::Builtin, evidence).unwrap().unwrap();
+            let mut found = 0;
+            for row in &item.rows {
+                for column in &item.columns {
+                    let spot = measured.spot(&row.name, &column.name);
+                    let spot = spot.unwrap_or_else(|e| panic!("{}: {}", shipped.name, e.what));
+                    found += usize::from(spot.is_some());
+                }
+            }
+            assert!(found > 0, "{}", shipped.name);
+            checked += 1;
+        }
+        assert!(checked >= 20, "{checked}");
+    }
+}

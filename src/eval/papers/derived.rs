@@ -1,0 +1,95 @@
+//! Cells that are made of other cells: at which of several columns a score is reached, and how two columns correlate.
+
+use serde::Deserialize;
+
+use crate::error::UsageError;
+use crate::eval::stats::Estimate;
+
+/// The least of several columns, each standing for an amount, at which a row's score reaches a share of another column's.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reaching {
+    /// Columns and amounts, from the least on.
+    pub steps: Vec<(String, f64)>,
+    /// The column that is to be reached.
+    pub of: String,
+    /// What share of it.
+    pub share: f64,
+}
+
+/// Pearson's correlation of two columns over some rows.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Correlation {
+    /// The one.
+    pub x: String,
+    /// The other.
+    pub y: String,
+    /// Over which rows.
+    pub rows: Vec<String>,
+}
+
+impl Reaching {
+    /// All columns that it names.
+    pub fn columns(&self) -> impl Iterator<Item = &String> {
+        self.steps.iter().map(|(column, _)| column).chain([&self.of])
+    }
+
+    /// Makes sure that it can be told.
+    ///
+    /// # Errors
+    /// If there is no step, or amounts do not rise.
+    pub fn check(&self) -> Result<(), UsageError> {
+        match !self.steps.is_empty() && self.steps.windows(2).all(|pair| pair[0].1 < pair[1].1) {
+            true => Ok(()),
+            false => Err(UsageError::new("`reaches` needs `steps` whose amounts rise")
+                .hint("write [[\"column\", amount], ...], the least first")),
+        }
+    }
+
+    /// The least amount from which on it is reached, of what each step is less than the share (`step − share·of`). Its
+    /// interval: from the least amount that may do, to the least that does for certain; none where none does.
+    pub fn of(&self, short: &[Option<Estimate>]) -> Option<Estimate> {
+        let short: Vec<Estimate> = short.iter().copied().collect::<Option<_>>()?;
+        // Beyond it no step may fall short again.
+        let from = |reaches: &dyn Fn(&Estimate) -> bool| {
+            let first = short.iter().rposition(|step| !reaches(step)).map_or(0, |last| last + 1);
+            self.steps.get(first).map(|(_, amount)| *amount)
+        };
+        let mean = from(&|step| step.mean >= 0.0)?;
+        let may = from(&|step| step.high().is_none_or(|high| high >= 0.0))?;
+        let certainly = from(&|step| step.low().is_some_and(|low| low >= 0.0));
+        Some(Estimate { mean, ends: certainly.map(|certainly| (may.min(mean), certainly.max(mean))) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reaching() -> Reaching {
+        let steps = [("a", 1.0), ("b", 4.0), ("c", 16.0)];
+        Reaching {
+            steps: steps.map(|(name, amount)| (name.to_owned(), amount)).to_vec(),
+            of: "dense".to_owned(),
+            share: 0.95,
+        }
+    }
+
+    fn step(mean: f64, half: f64) -> Option<Estimate> {
+        Some(Estimate { mean, ends: Some((mean - half, mean + half)) })
+    }
+
+    #[test]
+    fn the_least_amount_is_the_one_from_which_on_no_step_falls_short() {
+        let of = |steps: &[Option<Estimate>]| reaching().of(steps).map(|e| (e.mean, e.ends));
+        assert_eq!(of(&[step(-30.0, 5.0), step(1.0, 0.5), step(4.0, 1.0)]), Some((4.0, Some((4.0, 4.0)))));
+        // The first may do, the second does not for certain.
+        assert_eq!(of(&[step(-3.0, 5.0), step(1.0, 2.0), step(4.0, 1.0)]), Some((4.0, Some((1.0, 16.0)))));
+        // A step that falls short again takes what is below it along.
+        assert_eq!(of(&[step(1.0, 0.5), step(-9.0, 1.0), step(4.0, 1.0)]), Some((16.0, Some((16.0, 16.0)))));
+        assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(1.0, 3.0)]), Some((16.0, None)));
+        assert_eq!(of(&[step(-3.0, 1.0), step(-2.0, 1.0), step(-1.0, 3.0)]), None, "beyond what was measured");
+        assert_eq!(of(&[step(1.0, 1.0), None, step(1.0, 1.0)]), None);
+    }
+}
