@@ -133,6 +133,15 @@ impl Granularity {
         }
     }
 
+    /// The queries `[query][d]` that pick: each of the group, or their sum, whose scores are the sums of theirs; for methods that
+    /// [`read_per`](Self::read_per).
+    pub(super) fn queries(self, step: &Step<'_>) -> Vec<f32> {
+        match self {
+            Self::QueryHead => step.queries.to_vec(),
+            Self::KvHead(_) => Reduce::Sum.apply(step.queries, step.d),
+        }
+    }
+
     /// Scores `[head][n]` of the heads that pick together to `[n]`.
     pub(super) fn reduced_scores(self, scores: Vec<f32>, n: usize) -> Vec<f32> {
         match self {

@@ -385,11 +385,11 @@ impl Step<'_> {
         GroupQueries { layer, kv_head, numbers: queries, rows: 1, d, scale }
     }
 
-    /// Exact `q·k` (unscaled) of every candidate, `[group][candidates]`, with its cost.
-    pub fn exact_scores(&self, cost: &mut Cost) -> Vec<f32> {
+    /// Exact `q·k` (unscaled) of every candidate for `queries: [query][d]`, `[query][candidates]`, with its cost.
+    pub fn exact_scores(&self, queries: &[f32], cost: &mut Cost) -> Vec<f32> {
         let keys = self.all_keys().slice(self.candidates.clone());
         cost.kv_bytes += (keys.tokens() * self.d * keys.elem_bytes()) as u64;
-        self.group_queries().dots_joined(keys, cost)
+        GroupQueries { numbers: queries, ..self.group_queries() }.dots_joined(keys, cost)
     }
 
     /// Tokens of the prefix.

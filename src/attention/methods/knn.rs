@@ -177,13 +177,14 @@ impl Method for Knn {
                 graph.search(width, beam, score)
             });
         }
-        let scores = clock::scoring(|| step.exact_scores(cost));
+        let queries = self.per.queries(step);
+        let scores = clock::scoring(|| step.exact_scores(&queries, cost));
         let first = step.candidates.start as u32;
         let pick = |_, scores: &[f32], cost: &mut Cost| {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         };
-        clock::picking(|| self.per.select(&scores, step.group(), cost, pick))
+        clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick))
     }
 
     fn tail_rule(&self) -> TailRule {

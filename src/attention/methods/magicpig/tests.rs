@@ -342,7 +342,7 @@ mod frequency {
     #[test]
     fn makes_the_weighted_sum_unbiased() {
         let scene = scene();
-        let logits = scene.step().exact_scores(&mut Cost::default());
+        let logits = scene.step().exact_scores(scene.step().queries, &mut Cost::default());
         let weight = |token: u32| f64::from(scene.step().scale * logits[token as usize]).exp();
         let exact: f64 = (0..TOKENS as u32).map(weight).sum();
         for spec in
