@@ -39,7 +39,10 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
     let kind = Kind::of(item, &columns);
-    let (names, series) = if over_rows { along_rows(outcome, &drawn) } else { along_columns(outcome, &drawn) };
+    // A correlation is no number of the others' kind.
+    let rows: Vec<usize> = (0..item.rows.len()).filter(|i| item.rows[*i].correlation.is_none()).collect();
+    let (names, series) =
+        if over_rows { along_rows(outcome, &rows, &drawn) } else { along_columns(outcome, &rows, &drawn) };
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
         return Ok(None);
@@ -135,20 +138,20 @@ fn drawn_columns(item: &Item) -> Vec<usize> {
     }
 }
 
-fn along_columns(outcome: &Outcome, drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_columns(outcome: &Outcome, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = drawn.iter().map(|i| outcome.columns[*i].clone()).collect();
     let one = |row: &crate::eval::papers::outcome::Row| Series {
         name: row.name.clone(),
         cells: drawn.iter().map(|i| row.cells[*i]).collect(),
     };
-    (names, outcome.rows.iter().map(one).collect())
+    (names, rows.iter().map(|i| one(&outcome.rows[*i])).collect())
 }
 
-fn along_rows(outcome: &Outcome, drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
-    let names = outcome.rows.iter().map(|row| row.name.clone()).collect();
+fn along_rows(outcome: &Outcome, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+    let names = rows.iter().map(|row| outcome.rows[*row].name.clone()).collect();
     let one = |i: &usize| Series {
         name: outcome.columns[*i].clone(),
-        cells: outcome.rows.iter().map(|row| row.cells[*i]).collect(),
+        cells: rows.iter().map(|row| outcome.rows[*row].cells[*i]).collect(),
     };
     (names, drawn.iter().map(one).collect())
 }
