@@ -88,7 +88,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                 let first = (asking * shape.heads + kv_head * group) * d;
                 let step = Step {
                     layer,
-                    depth: Depth { rank: layer, of: shape.layers },
+                    depth: Depth { rank: layer, of: shape.layers, ..Depth::default() },
                     kv_head,
                     queries: &queries[first..first + group * d],
                     d,

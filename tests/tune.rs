@@ -3,7 +3,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -186,4 +187,112 @@ fn k_and_l_are_predicted_and_then_measured() {
         .map(|r| r["density"].as_f64().unwrap())
         .collect();
     assert!(densities.iter().all(|density| (0.05..0.4).contains(density)), "{densities:?}");
+}
+
+/// What a command leaves behind but for what it measured on the way.
+fn answer(out: &Path) -> Vec<String> {
+    ["tune.json", "tune.csv", "tune.md", "plots/tune.svg"].map(|name| text(&out.join(name))).to_vec()
+}
+
+/// Starts a command, and kills it as soon as it has written down some measurements.
+fn killed(args: &str, out: &Path, lines: usize) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command
+        .args(args.split_whitespace())
+        .arg("--out")
+        .arg(out)
+        .env("HF_HUB_OFFLINE", "1")
+        .env("HF_HOME", "/nonexistent/hf");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    let measured = out.join("measured.jsonl");
+    while fs::read_to_string(&measured).map_or(0, |text| text.lines().count()) < lines {
+        assert!(started.elapsed() < Duration::from_secs(120), "nothing is written down");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!out.join("tune.json").exists(), "it was killed before its end");
+}
+
+#[test]
+fn a_target_is_gone_on_with_after_a_kill_and_another_asked_of_what_was_measured() {
+    let temp = TempDir::new().unwrap();
+    let [whole, part] = ["whole", "part"].map(|name| temp.path().join(name));
+    let command = "tune -q -m magicpig --target density=0.2 -t ruler/niah_single_2,ruler/vt -l 1K --prompts 2 --queries 2 --draws 2";
+    spattn(command, &whole);
+    let measured = text(&whole.join("measured.jsonl"));
+    // The first line says what the numbers are of, four prompts are predicted from, three shapes checked on four others.
+    assert!(measured.lines().count() > 1 + 4 + 3 * 4 - 1, "{measured}");
+    killed(command, &part, 2);
+    let before = text(&part.join("measured.jsonl"));
+    spattn(&format!("{command} --resume"), &part);
+    assert_eq!(answer(&part), answer(&whole));
+    assert_eq!(text(&part.join("measured.jsonl")), measured);
+    assert!(measured.starts_with(before.trim_end_matches(|c| c != '\n')), "what was measured is kept");
+    // Torn within a line, and gone on with on another number of threads.
+    fs::write(part.join("measured.jsonl"), &measured[..measured.len() * 3 / 5]).unwrap();
+    spattn(&format!("{command} --resume --threads 1"), &part);
+    assert_eq!((answer(&part), text(&part.join("measured.jsonl"))), (answer(&whole), measured.clone()));
+    // What is predicted does not hang on the target.
+    spattn(&command.replace("density=0.2", "density=0.3 --resume"), &part);
+    assert_ne!(answer(&part), answer(&whole));
+    assert!(text(&part.join("measured.jsonl")).starts_with(&measured));
+}
+
+#[test]
+fn budgets_are_dealt_out_to_layers_at_the_same_total() {
+    let temp = TempDir::new().unwrap();
+    let [whole, part] = ["whole", "part"].map(|name| temp.path().join(name));
+    let command =
+        "tune -q -m topk:k=24,dense_layers=0 --schedules -t ruler/niah_single_2,ruler/vt -l 1K --prompts 1 --queries 2";
+    let printed = String::from_utf8(spattn(command, &whole).stdout).unwrap();
+    let found = &found(&whole)["schedules"];
+    let schedules = found["schedules"].as_array().unwrap();
+    let names: Vec<&str> = schedules.iter().map(|of| of["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["uniform", "linear", "falling", "by entropy", "greedy by error"]);
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
+    let numbers = |of: &Value| of.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<f64>>();
+    let layers = numbers(&found["layers"]);
+    assert_eq!(layers, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], "layer 0 is dense");
+    let greedy = schedules.last().unwrap();
+    for of in schedules {
+        let multiples = numbers(&of["multiples"]);
+        assert!((multiples.iter().sum::<f64>() - 9.0).abs() < 1e-4, "the same total: {of}");
+        assert!((number(&of["density"], "mean") / number(&schedules[0]["density"], "mean") - 1.0).abs() < 1e-3, "{of}");
+        let errors = numbers(&of["errors"]);
+        let mean = errors.iter().sum::<f64>() / 9.0;
+        assert!((mean - number(&of["error"], "mean")).abs() < 1e-9, "{of}");
+        assert!(
+            number(greedy, "predicted") <= number(of, "predicted") + 1e-12,
+            "greedy has the least that was foretold"
+        );
+    }
+    // A schedule in proportion to entropy.
+    let (entropies, shares) = (numbers(&found["entropies"]), numbers(&schedules[3]["multiples"]));
+    let mean = entropies.iter().sum::<f64>() / 9.0;
+    assert!(
+        entropies.iter().zip(&shares).all(|(h, share)| (share - h / mean).abs() < 0.02),
+        "{entropies:?} {shares:?}"
+    );
+    let least = schedules.iter().map(|of| number(&of["error"], "mean")).fold(f64::INFINITY, f64::min);
+    let chosen = &schedules[usize::try_from(found["chosen"].as_u64().unwrap()).unwrap()];
+    assert_eq!((number(&chosen["error"], "mean"), &chosen["spec"]), (least, &found["spec"]));
+    assert!(printed.contains(&format!("\n    {}\n", found["spec"].as_str().unwrap())), "{printed}");
+    // A spec that eval takes, and attends as much with.
+    let eval = temp.path().join("eval");
+    let spec = greedy["spec"].as_str().unwrap();
+    spattn(&format!("eval -q -t ruler/niah_single_2 -l 1K -n 1 -m topk:k=24,dense_layers=0 -m {spec}"), &eval);
+    let records = text(&eval.join("samples.jsonl"));
+    let attended: Vec<f64> = records
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|r| r["method"] == "topk")
+        .map(|r| r["density"].as_f64().unwrap())
+        .collect();
+    assert!(attended.len() == 2 && (attended[0] / attended[1] - 1.0).abs() < 1e-3, "{attended:?}");
+    killed(command, &part, 4);
+    spattn(&format!("{command} --resume"), &part);
+    assert_eq!(answer(&part), answer(&whole));
+    assert_eq!(text(&part.join("measured.jsonl")), text(&whole.join("measured.jsonl")));
 }

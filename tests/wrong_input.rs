@@ -508,8 +508,20 @@ fn the_table_covers_every_parameter_of_methods_calibrations_and_tasks_and_every_
         need(format!("-m {name}"), &|text| text.contains(name));
         for key in of("params") {
             // What all take is tested once, of one of them.
-            let of_all = ["sink", "local", "dense_layers", "tail", "density", "preset", "pick", "p", "per", "reduce"]
-                .contains(&key.as_str());
+            let of_all = [
+                "sink",
+                "local",
+                "dense_layers",
+                "tail",
+                "density",
+                "schedule",
+                "preset",
+                "pick",
+                "p",
+                "per",
+                "reduce",
+            ]
+            .contains(&key.as_str());
             let holds =
                 |text: &str| text.contains(&format!("{key}=")) && (of_all || text.contains(&format!("{name}:")));
             need(format!("-m {name}:{key}="), &holds);

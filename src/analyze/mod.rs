@@ -108,6 +108,8 @@ impl Method {
         for spec in specs {
             for spec in expand_grid(spec)? {
                 let configured = configure(&spec, policy)?;
+                let dense = configured.policy.dense(model.dimensions.config().layers);
+                configured.policy.schedule.check(&dense)?;
                 all.push(Self { spec, configured });
             }
         }

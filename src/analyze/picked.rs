@@ -50,6 +50,8 @@ pub fn estimate(logits: &[f64], picked: &Picked, in_group: usize) -> Estimate {
     let exact = picked.exact;
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let exp = |token: usize| (logits[token] - top).exp();
+    // What given weights stand for counts whole, whatever they sum to.
+    let mut given_mass = None;
     let mut weights: Vec<(usize, f64)> =
         (0..exact.sink).chain(exact.recent..logits.len()).map(|token| (token, exp(token))).collect();
     let mut rest = None;
@@ -62,6 +64,7 @@ pub fn estimate(logits: &[f64], picked: &Picked, in_group: usize) -> Estimate {
             }
             Weighting::Direct { weights: given, log_mass } => {
                 let mass = (f64::from(*log_mass) - top).exp();
+                given_mass = Some(mass + weights.iter().map(|(_, w)| w).sum::<f64>());
                 weights.extend(tokens().zip(given).map(|(token, weight)| (token, mass * f64::from(*weight))));
             }
             Weighting::Remainder { shares, value } => {
@@ -72,7 +75,8 @@ pub fn estimate(logits: &[f64], picked: &Picked, in_group: usize) -> Estimate {
             }
         }
     }
-    let sum: f64 = weights.iter().map(|(_, w)| w).sum::<f64>() + rest.as_ref().map_or(0.0, |(w, _)| *w);
+    let summed = || weights.iter().map(|(_, w)| w).sum::<f64>() + rest.as_ref().map_or(0.0, |(w, _)| *w);
+    let sum: f64 = given_mass.unwrap_or_else(summed);
     weights.iter_mut().for_each(|(_, w)| *w /= sum);
     Estimate { weights, rest: rest.map(|(w, value)| (w / sum, value)) }
 }

@@ -32,6 +32,8 @@ const LEAST_CONTEXT: usize = 16;
 pub struct Request<'a> {
     /// The model, as the user names it.
     pub model: &'a str,
+    /// Where it reads.
+    pub device: Device,
     /// What weights, keys and values are stored as; the checkpoint's own type if `None`.
     pub dtype: Option<KvDtype>,
     /// Tasks whose prompts are read, if no text is.
@@ -75,6 +77,7 @@ impl Source {
 pub struct Reader {
     model: OpenModel,
     source: Source,
+    device: Device,
     layers: Vec<usize>,
     length: usize,
     samples: usize,
@@ -89,7 +92,7 @@ impl Reader {
     /// As [`OpenModel::open`]; names of tasks or numbers of layers that are none; a text that cannot be read or is too short;
     /// prompts that are too long for the model or for the machine.
     pub fn open(request: &Request<'_>) -> Result<Self> {
-        let Request { length, samples, queries, seed, .. } = *request;
+        let Request { device, length, samples, queries, seed, .. } = *request;
         if length < queries + LEAST_CONTEXT {
             let what = format!("a prompt of {length} tokens is too short to look at the queries of its last {queries}");
             let hint = format!("take a --length of {} or more, or fewer --queries", queries + LEAST_CONTEXT);
@@ -107,7 +110,7 @@ impl Reader {
             }
         };
         let layers = layers_of(request.layers, model.dimensions.config().layers, &model.id)?;
-        let reader = Self { model, source, layers, length, samples, queries, seed };
+        let reader = Self { model, source, device, layers, length, samples, queries, seed };
         reader.check()?;
         Ok(reader)
     }
@@ -164,8 +167,8 @@ impl Reader {
     /// # Errors
     /// As [`OpenModel::load`].
     pub fn load(self) -> Result<Loaded> {
-        let Self { model, source, layers, length, samples, queries, seed } = self;
-        Ok(Loaded { model: model.load(Device::Cpu)?, source, layers, length, samples, queries, seed })
+        let Self { model, source, device, layers, length, samples, queries, seed } = self;
+        Ok(Loaded { model: model.load(device)?, source, layers, length, samples, queries, seed })
     }
 }
 
@@ -463,6 +466,7 @@ mod tests {
     fn request<'a>(tasks: &'a [String], layers: &'a [usize]) -> Request<'a> {
         Request {
             model: "builtin",
+            device: Device::Cpu,
             dtype: None,
             tasks,
             text: None,
@@ -511,6 +515,10 @@ mod tests {
         let specs = [
             "topk:k=40",
             "oracle_sampling:budget=50",
+            "oracle_sampling:budget=50,proposal=value_norm",
+            "oracle_sampling:budget=50,draw_from=all,proposal=value_norm",
+            "oracle_sampling:budget=50,draw_from=all",
+            "topk:k=40,schedule=linear",
             "magicpig:K=6,L=40",
             "sparq:k=32",
             "hash_attention:k=20",
@@ -537,7 +545,9 @@ mod tests {
                     let far = far.fold(0.0, f64::max);
                     assert!(far < 2e-3, "{name}: {far}");
                     let all = found.weights.iter().map(|w| w.1).sum::<f64>() + found.rest.as_ref().map_or(0.0, |r| r.0);
-                    assert!((all - 1.0).abs() < 1e-9, "{name}: {all}");
+                    // Given weights are numbers of 32 bits, or stand for others on average alone.
+                    let off = if name.starts_with("oracle_sampling") { 1e-6 } else { 1e-9 };
+                    assert!((all - 1.0).abs() < off || name.contains("value_norm"), "{name}: {all}");
                     if name == "full" {
                         let exact = head.output(&softmax(&logits));
                         assert!(exact.iter().zip(found.output(&head)).all(|(a, b)| (a - b).abs() < 1e-9));

@@ -161,6 +161,16 @@ pub enum ArtefactError {
         /// The value that was wanted.
         expected: String,
     },
+    /// It was made here, and what others learned is asked for.
+    #[error("{file}: made with {key} `{found}`, not taken in from those who released theirs")]
+    NotImported {
+        /// The file.
+        file: String,
+        /// What the setting says.
+        key: String,
+        /// Its value.
+        found: String,
+    },
     /// A tensor is missing or not as expected.
     #[error("{file}: tensor `{name}` {what}")]
     Tensor {
@@ -270,11 +280,18 @@ impl Artefact {
     /// If its own is another, or it has none of this name.
     pub fn check_setting(&self, key: &str, expected: &str) -> Result<(), ArtefactError> {
         let found = self.setting(key)?;
-        if found != expected {
-            let (file, found, expected) = (self.file.clone(), found.to_owned(), expected.to_owned());
-            return Err(ArtefactError::OtherSetting { file, key: key.to_owned(), found, expected });
-        }
-        Ok(())
+        if found != expected { Err(self.of_other_setting(key, found, expected)) } else { Ok(()) }
+    }
+
+    /// That it was made here, as a setting says.
+    pub fn not_imported(&self, key: &str, found: &str) -> ArtefactError {
+        ArtefactError::NotImported { file: self.file.clone(), key: key.to_owned(), found: found.to_owned() }
+    }
+
+    /// That it was made with a setting other than expected.
+    pub fn of_other_setting(&self, key: &str, found: &str, expected: &str) -> ArtefactError {
+        let (file, found, expected) = (self.file.clone(), found.to_owned(), expected.to_owned());
+        ArtefactError::OtherSetting { file, key: key.to_owned(), found, expected }
     }
 
     /// What its reader found wrong with its metadata.

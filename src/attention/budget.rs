@@ -5,9 +5,14 @@
 //! what the column `density_sparse_layers` reports, and `density` too where no layer is dense. A budget of tokens is
 //! worked out anew at every step from what is static there. A budget in other terms (tables, a probability, draws)
 //! is solved once for an example, by what a [`Probe`](super::Probe) measures.
+//!
+//! Layers may be given different shares of a budget of tokens ([`Schedule`](super::Schedule)): what is worked out from the context
+//! is what they have on average, and [`Context::share`] says what this one gets.
 
 use std::fmt::{self, Display};
 use std::ops::Range;
+
+use super::schedule::LayerShare;
 
 /// How many tokens a method may pick beyond the static ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,8 +26,13 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// Tokens to pick in this context. For a density at least 1: a method that picks nothing is another one.
+    /// Tokens to pick in this context: the layer's share of what all have on average.
     pub fn tokens(self, context: Context) -> usize {
+        context.share.of(self.mean_tokens(context))
+    }
+
+    /// Tokens to pick, mean over layers. For a density at least 1: a method that picks nothing is another one.
+    fn mean_tokens(self, context: Context) -> usize {
         match self {
             Budget::Tokens(k) => k,
             Budget::Ratio(r) => (r * context.tokens as f64).ceil() as usize,
@@ -37,11 +47,11 @@ impl Budget {
 
     /// Blocks of `size` tokens to pick; tokens and ratios are rounded up to whole blocks, a density to the nearest.
     pub fn blocks(self, context: Context, size: usize) -> usize {
-        let tokens = self.tokens(context);
-        match self {
+        let tokens = self.mean_tokens(context);
+        context.share.of(match self {
             Budget::Density(density) if density < 1.0 => ((tokens + size / 2) / size).max(1),
             _ => tokens.div_ceil(size),
-        }
+        })
     }
 }
 
@@ -52,12 +62,19 @@ pub struct Context {
     pub tokens: usize,
     /// The static ones.
     pub fixed: usize,
+    /// What the layer is given of a budget.
+    pub share: LayerShare,
 }
 
 impl Context {
-    /// `tokens` in context, of which `candidates` may be picked.
+    /// `tokens` in context, of which `candidates` may be picked, at a layer that is given what all are on average.
     pub fn new(tokens: usize, candidates: &Range<usize>) -> Self {
-        Self { tokens, fixed: tokens.saturating_sub(candidates.len()) }
+        Self { tokens, fixed: tokens.saturating_sub(candidates.len()), share: LayerShare::default() }
+    }
+
+    /// At a layer that is given this share of a budget.
+    pub fn at(self, share: LayerShare) -> Self {
+        Self { share, ..self }
     }
 
     /// Tokens that may be picked.
@@ -143,5 +160,18 @@ mod tests {
         assert_eq!((blocks(Budget::Tokens(40)), blocks(Budget::Ratio(0.04))), (3, 3));
         assert_eq!((blocks(Budget::Density(0.039)), blocks(Budget::Density(0.041))), (2, 3));
         assert_eq!((blocks(Budget::Density(0.001)), blocks(Budget::Density(1.0))), (1, 63));
+    }
+
+    #[test]
+    fn layers_get_their_share_of_tokens_and_of_whole_blocks() {
+        let schedule: crate::attention::Schedule = "1+3+2".parse().unwrap();
+        let at = |layer| Context::new(1000, &(4..904)).at(schedule.share(&[false; 3], layer));
+        let all = |of: &dyn Fn(Context) -> usize| [0, 1, 2].map(|layer| of(at(layer)));
+        assert_eq!(all(&|context| Budget::Tokens(10).tokens(context)), [5, 15, 10]);
+        assert_eq!(all(&|context| Budget::Ratio(0.1).tokens(context)), [50, 150, 100]);
+        // 250 of 1,000 are asked for, of which 100 are static: 150 on average.
+        assert_eq!(all(&|context| Budget::Density(0.25).tokens(context)), [75, 225, 150]);
+        // 64 tokens are four blocks on average, twelve in all.
+        assert_eq!(all(&|context| Budget::Tokens(64).blocks(context, 16)), [2, 6, 4]);
     }
 }

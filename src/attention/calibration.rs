@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor};
-use super::{ParamInfo, Params, Rotation};
+use super::{MethodSpec, ParamInfo, Params, Rotation};
 use crate::error::UsageError;
 use crate::kv::{KvShape, KvStore, LayerKv};
 
@@ -208,6 +208,8 @@ pub struct Collected {
     pub settings: BTreeMap<String, String>,
     /// What the user may want to know of it, one line each.
     pub notes: Vec<String>,
+    /// What was measured on text that nothing was learned from, as CSV.
+    pub held_out: Option<String>,
 }
 
 /// How one kind of artefact is made.
@@ -220,8 +222,13 @@ pub struct Calibration {
     pub params: &'static [ParamInfo],
     /// What is read if the user does not say.
     pub reading: Reading,
+    /// Which text that is made is read, by the settings, where not that of [`reading`](Self::reading).
+    pub text: Option<TextBySettings>,
     /// A collector that has seen nothing; whatever it draws comes from the seed.
     pub start: StartCollector,
+    /// Takes in what others learned of a model of this shape, from the bytes of their file; the error says in a line what does not
+    /// fit. `None` if no such files are read.
+    pub import: Option<Import>,
 }
 
 /// Makes a collector from its settings.
@@ -229,6 +236,18 @@ pub struct Calibration {
 /// # Errors
 /// If a setting is out of range.
 pub type StartCollector = fn(&Assignment<'_>, &mut Params) -> Result<Box<dyn Collector>, UsageError>;
+
+/// Which text that is made is read, by the settings.
+///
+/// # Errors
+/// If a setting is out of range.
+pub type TextBySettings = fn(&MethodSpec) -> Result<ReadingText, UsageError>;
+
+/// Takes in what others learned of a model, from the bytes of their file.
+///
+/// # Errors
+/// What does not fit, in a line.
+pub type Import = fn(&ModelShape, &[u8]) -> Result<Collected, String>;
 
 /// What a collector is told before it starts.
 #[derive(Clone)]
@@ -241,6 +260,17 @@ pub struct Assignment<'a> {
     pub seed: u64,
     /// Tokens that will be read, about.
     pub tokens: usize,
+    /// Of which kind they are.
+    pub text: TextKind,
+}
+
+/// What kind of text something is learned from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TextKind {
+    /// Running text.
+    General,
+    /// Prompts of tasks, or training rows that are like them; running text may be among it.
+    Tasks,
 }
 
 /// What a calibration reads.

@@ -23,6 +23,7 @@ use super::method::{
 };
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
+use super::schedule::Schedule;
 #[cfg(feature = "cuda")]
 use super::{DeviceLayer, Learned};
 use crate::clock::{self, Section};
@@ -47,6 +48,8 @@ struct IndexKey {
     method: String,
     exact: Exact,
     dense: Vec<bool>,
+    /// What methods spend when the index is made depends on it.
+    schedule: Schedule,
     on_device: bool,
 }
 
@@ -238,7 +241,7 @@ impl IndexCache {
         let tokens = self.prefix.tokens();
         let candidates = method.method.exact(&method.policy, tokens, tokens).candidates(tokens);
         let layers = self.prefix.layers();
-        let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
+        let dense = method.policy.dense(layers);
         if candidates.is_empty() || dense.iter().all(|dense| *dense) {
             return None;
         }
@@ -252,10 +255,11 @@ impl IndexCache {
         let tokens = self.prefix.tokens();
         let exact = method.method.exact(&method.policy, tokens, tokens);
         let candidates = exact.candidates(tokens);
-        let dense: Vec<bool> = (0..layers).map(|l| method.policy.dense_layers.contains(l, layers)).collect();
+        let dense = method.policy.dense(layers);
         let on_device = !fidelity && !candidates.is_empty() && self.can_pick_on_device(method);
         let name = format!("{}:{}", method.name, method.method.index_key());
-        let key = IndexKey { method: name, exact, dense: dense.clone(), on_device };
+        let schedule = method.policy.schedule.clone();
+        let key = IndexKey { method: name, exact, dense: dense.clone(), schedule, on_device };
         let known = self.sets.get(&key).cloned();
         let is_known = known.is_some();
         let indexes = known.unwrap_or_else(|| {
@@ -284,7 +288,10 @@ impl IndexCache {
     /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix.
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
-        let stays = !method.moves_on() && method.method.positions() == Positions::Original;
+        // There all layers pick as many.
+        let stays = !method.moves_on()
+            && method.method.positions() == Positions::Original
+            && method.policy.schedule.is_uniform();
         let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape());
         is_there
             && stays
@@ -322,7 +329,7 @@ impl IndexCache {
                     .map(|kv_head| {
                         method.method.build(&HeadPrefix {
                             layer,
-                            depth: depth(dense_layers, layer),
+                            depth: depth(dense_layers, layer, &method.policy.schedule),
                             rotation: self.rotation.as_deref(),
                             kv_head,
                             keys: kv.keys.head(kv_head),
@@ -391,9 +398,9 @@ impl IndexCache {
 const HAS_FORM: &str = "only a method with a form on a device picks there";
 
 /// Where a layer stands among those that are not dense.
-fn depth(dense: &[bool], layer: usize) -> Depth {
+fn depth(dense: &[bool], layer: usize, schedule: &Schedule) -> Depth {
     let sparse = |dense: &[bool]| dense.iter().filter(|dense| !**dense).count();
-    Depth { rank: sparse(&dense[..layer]), of: sparse(dense) }
+    Depth { rank: sparse(&dense[..layer]), of: sparse(dense), share: schedule.share(dense, layer) }
 }
 
 pub(super) fn head_seed(example: u64, layer: usize, kv_head: usize) -> u64 {
@@ -912,9 +919,10 @@ impl Fork {
     /// A step at a layer, for the first KV head, without keys and values.
     fn step_of<'a>(&'a self, layer: usize, total: usize, queries: &'a [f32], candidates: Range<usize>) -> Step<'a> {
         let (shape, none) = (self.prefix.shape(), Rows::F32(&[]));
+        let depth = depth(&self.dense, layer, &self.method.policy.schedule);
         Step {
             layer,
-            depth: depth(&self.dense, layer),
+            depth,
             kv_head: 0,
             queries,
             d: shape.d,
@@ -925,7 +933,7 @@ impl Fork {
             tail_values: none,
             dtype: shape.dtype,
             indexed: self.prefix_candidates.clone(),
-            context: Context::new(total, &candidates),
+            context: Context::new(total, &candidates).at(depth.share),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
             generated: self.generated(total),

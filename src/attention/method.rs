@@ -16,6 +16,7 @@ use super::policy::Policy;
 use super::prefill::PrefillPattern;
 use super::probe::Probe;
 use super::prompt::{PromptHead, PromptNeed};
+use super::schedule::LayerShare;
 use super::scorer::GroupQueries;
 use crate::cost::Cost;
 use crate::kernels::cpu::matmul::{matmul, transposed};
@@ -294,7 +295,7 @@ impl HeadPrefix<'_> {
 
     /// The prefix as a context, for methods that spend their budget when it ends.
     pub fn context(&self) -> Context {
-        Context::new(self.keys.elements() / self.d, &self.candidates)
+        Context::new(self.keys.elements() / self.d, &self.candidates).at(self.depth.share)
     }
 }
 
@@ -305,12 +306,14 @@ pub struct Depth {
     pub rank: usize,
     /// Layers that are not dense.
     pub of: usize,
+    /// What it is given of a budget.
+    pub share: LayerShare,
 }
 
 impl Default for Depth {
     /// The only layer.
     fn default() -> Self {
-        Self { rank: 0, of: 1 }
+        Self { rank: 0, of: 1, share: LayerShare::default() }
     }
 }
 

@@ -31,6 +31,7 @@ mod probe;
 mod prompt;
 mod prompt_shape;
 mod role;
+mod schedule;
 mod scored;
 mod scorer;
 mod spec;
@@ -56,6 +57,7 @@ pub use probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prompt::{PromptHead, PromptNeed, PromptStats};
 pub use prompt_shape::PromptShape;
 pub use role::Role;
+pub use schedule::{LayerShare, Schedule};
 pub use spec::{MethodSpec, ParamInfo, Params, Setting, expand_grid};
 
 use std::sync::Arc;

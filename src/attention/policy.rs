@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::schedule::Schedule;
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -18,6 +19,15 @@ pub struct Policy {
     pub dense_layers: DenseLayers,
     /// What becomes of the tokens after the prefix.
     pub tail: Tail,
+    /// How the method's budget of tokens is dealt out to layers that are not dense.
+    pub schedule: Schedule,
+}
+
+impl Policy {
+    /// By layer of a model with so many: whether it attends everything.
+    pub fn dense(&self, layers: usize) -> Vec<bool> {
+        (0..layers).map(|layer| self.dense_layers.contains(layer, layers)).collect()
+    }
 }
 
 /// What becomes of the tokens that follow the prefix: part of what is static, or candidates like those of the prefix.
@@ -71,7 +81,13 @@ impl fmt::Display for Tail {
 impl Default for Policy {
     /// `sink=4, local=64`, no dense layer: MagicPIG's windows (its §5) applied to every method.
     fn default() -> Self {
-        Self { sink: 4, local: 64, dense_layers: DenseLayers::default(), tail: Tail::default() }
+        Self {
+            sink: 4,
+            local: 64,
+            dense_layers: DenseLayers::default(),
+            tail: Tail::default(),
+            schedule: Schedule::default(),
+        }
     }
 }
 
@@ -82,18 +98,22 @@ pub struct DenseLayers(Vec<LayerRef>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LayerRef {
     Span(usize, usize),
+    /// First, last, and the step between: as far as the model has such layers.
+    Every(usize, usize, usize),
     Percent(usize),
 }
 
 impl DenseLayers {
-    /// Parses `none`, or layers joined by `+` or `,`: `0`, a span `0-2`, a share of the depth `50%`.
+    /// Parses `none`, or layers joined by `+` or `,`: `0`, a span `0-2`, every so many of a span `0-48/16` (as far as a model has
+    /// them), a share of the depth `50%`.
     pub fn parse(text: &str) -> Result<Self, UsageError> {
         if text == "none" {
             return Ok(Self::default());
         }
         text.split(['+', ',']).map(LayerRef::parse).collect::<Option<Vec<_>>>().map(Self).ok_or_else(|| {
-            UsageError::new(format!("dense layers `{text}` cannot be read"))
-                .hint("write none, 0, 0+1, 0-2, or a share of the depth such as 0+50%")
+            UsageError::new(format!("dense layers `{text}` cannot be read")).hint(
+                "write none, 0, 0+1, 0-2, every 16th up to 48 such as 0-48/16, or a share of the depth such as 0+50%",
+            )
         })
     }
 
@@ -101,11 +121,14 @@ impl DenseLayers {
     pub fn contains(&self, layer: usize, layers: usize) -> bool {
         self.0.iter().any(|r| match *r {
             LayerRef::Span(first, last) => (first..=last).contains(&layer),
+            LayerRef::Every(first, last, step) => {
+                (first..=last).contains(&layer) && (layer - first).is_multiple_of(step)
+            }
             LayerRef::Percent(share) => layer == layers * share / 100,
         })
     }
 
-    /// The highest layer named absolutely, to check it against a model.
+    /// The highest layer that a model has to have, to check it against one.
     pub fn highest(&self) -> Option<usize> {
         self.0.iter().filter_map(|r| if let LayerRef::Span(_, last) = r { Some(*last) } else { None }).max()
     }
@@ -116,9 +139,14 @@ impl LayerRef {
         if let Some(share) = text.strip_suffix('%') {
             return share.parse().ok().filter(|s| *s < 100).map(Self::Percent);
         }
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, rest) = text.split_once('-').unwrap_or((text, text));
+        let (last, step) = rest.split_once('/').map_or((rest, None), |(last, step)| (last, Some(step)));
         let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-        (first <= last).then_some(Self::Span(first, last))
+        match step {
+            _ if first > last => None,
+            None => Some(Self::Span(first, last)),
+            Some(step) => step.parse().ok().filter(|step| *step > 0).map(|step| Self::Every(first, last, step)),
+        }
     }
 }
 
@@ -132,6 +160,7 @@ impl fmt::Display for DenseLayers {
             match r {
                 LayerRef::Span(a, b) if a == b => write!(f, "{plus}{a}")?,
                 LayerRef::Span(a, b) => write!(f, "{plus}{a}-{b}")?,
+                LayerRef::Every(a, b, step) => write!(f, "{plus}{a}-{b}/{step}")?,
                 LayerRef::Percent(p) => write!(f, "{plus}{p}%")?,
             }
         }
@@ -151,6 +180,16 @@ mod tests {
         assert_eq!(d.to_string(), "0-1+50%");
         assert_eq!(DenseLayers::parse("0,1").unwrap().to_string(), "0+1");
         assert!(!DenseLayers::parse("none").unwrap().contains(0, 4));
+    }
+
+    #[test]
+    fn every_so_many_layers_are_dense_as_far_as_there_are() {
+        let published = DenseLayers::parse("0-48/16").unwrap();
+        let dense = |layers: usize| (0..layers).filter(|l| published.contains(*l, layers)).collect::<Vec<_>>();
+        assert_eq!((dense(32), dense(40)), (vec![0, 16], vec![0, 16, 32]));
+        assert_eq!((dense(80), dense(10)), (vec![0, 16, 32, 48], vec![0]));
+        assert_eq!((published.to_string().as_str(), published.highest()), ("0-48/16", None));
+        assert_eq!(DenseLayers::parse("3-9/4+1").unwrap().to_string(), "3-9/4+1");
     }
 
     #[test]
@@ -181,7 +220,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_a_hint() {
-        for text in ["", "x", "3-1", "100%", "-1"] {
+        for text in ["", "x", "3-1", "100%", "-1", "0-48/0", "0-48/", "3/2", "4-1/2"] {
             assert!(DenseLayers::parse(text).unwrap_err().hint.is_some(), "{text}");
         }
     }

@@ -22,6 +22,7 @@ use super::method::{Exact, GIVEN_ROTATION, Positions, Rotation};
 use super::policy::Policy;
 use super::prefill_rows::{RowMask, RowReader};
 use super::prompt_shape::PromptShape;
+use super::schedule::LayerShare;
 use super::{Configured, mix_seed};
 use crate::cost::{Cost, LayerCosts};
 use crate::kernels::cpu::Rows;
@@ -137,6 +138,8 @@ pub struct QueryBlock<'a> {
     pub grouped: Option<Grouped<'a>>,
     /// Sinks and window.
     pub policy: &'a Policy,
+    /// What the layer is given of a budget.
+    pub share: LayerShare,
     /// Seed of this example, layer and KV head.
     pub seed: u64,
 }
@@ -150,7 +153,8 @@ impl<'a> QueryBlock<'a> {
         d: usize,
     ) -> Self {
         let (queries, keys) = (&[][..], Rows::F32(&[]));
-        Self { layer: 0, kv_head, group, queries, rows, first, d, keys, grouped: None, policy, seed: 0 }
+        let share = LayerShare::default();
+        Self { layer: 0, kv_head, group, queries, rows, first, d, keys, grouped: None, policy, share, seed: 0 }
     }
 
     /// The rows `[row][d]` of one head of the group.
@@ -162,7 +166,7 @@ impl<'a> QueryBlock<'a> {
     /// that row.
     pub fn candidates(&self, exact: Exact) -> (Range<usize>, Context) {
         let candidates = exact.candidates(self.first);
-        let context = Context::new(self.first + 1, &candidates);
+        let context = Context::new(self.first + 1, &candidates).at(self.share);
         (candidates, context)
     }
 
@@ -358,7 +362,7 @@ impl<'a> SparsePrefill<'a> {
     /// densely or has no prefill pattern.
     pub fn new(method: &'a Configured, layers: usize, seed: u64) -> Option<Self> {
         let pattern = method.method.prefill_pattern().filter(|pattern| !matches!(pattern, PrefillPattern::Dense))?;
-        let dense = (0..layers).map(|layer| method.policy.dense_layers.contains(layer, layers)).collect();
+        let dense = method.policy.dense(layers);
         let (policy, positions) = (&method.policy, method.method.positions());
         let rows = match pattern {
             PrefillPattern::Rows(mask) => Some(RowReader::new(mask, method, layers, seed)),
@@ -485,6 +489,7 @@ impl<'a> SparsePrefill<'a> {
             keys: chunk.kv().keys.head(kv_head),
             grouped: self.positions.grouped(self.rotation.as_deref()),
             policy: self.policy,
+            share: self.policy.schedule.share(&self.dense, chunk.layer),
             seed: head_seed(self.seed, chunk.layer, kv_head),
         }
     }
@@ -838,6 +843,7 @@ pub(super) mod testing {
                 keys: self.kv.keys.head(kv_head),
                 grouped: None,
                 policy: &method.policy,
+                share: LayerShare::default(),
                 seed: head_seed(SEED, 0, kv_head),
             }
         }

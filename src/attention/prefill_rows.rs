@@ -15,6 +15,7 @@ use super::head::{HeadKv, Picked, Queries};
 use super::method::{Exact, Selection};
 use super::policy::Policy;
 use super::prefill::{BlockCost, QueryBlock, by_head};
+use super::schedule::LayerShare;
 use super::scorer::Place;
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -62,6 +63,8 @@ impl<'a> RowHead<'a> {
 pub(super) struct RowReader<'a> {
     mask: &'a dyn RowMask,
     policy: &'a Policy,
+    /// By layer: what it is given of a budget.
+    shares: Vec<LayerShare>,
     seed: u64,
     /// What is stored, `[layer][kv_head]`.
     states: Vec<Vec<Box<dyn Any + Send + Sync>>>,
@@ -72,7 +75,10 @@ impl<'a> RowReader<'a> {
     pub const ROWS: usize = 32;
 
     pub fn new(mask: &'a dyn RowMask, method: &'a Configured, layers: usize, seed: u64) -> Self {
-        Self { mask, policy: &method.policy, seed, states: (0..layers).map(|_| Vec::new()).collect() }
+        let (policy, states) = (&method.policy, (0..layers).map(|_| Vec::new()).collect());
+        let dense = policy.dense(layers);
+        let shares = (0..layers).map(|layer| policy.schedule.share(&dense, layer)).collect();
+        Self { mask, policy, shares, seed, states }
     }
 
     /// Attends a chunk into `out: [token][head][d]`; what each block of rows cost.
@@ -112,6 +118,7 @@ impl<'a> RowReader<'a> {
                 keys: head.keys,
                 grouped: None,
                 policy: self.policy,
+                share: self.shares[chunk.layer],
                 seed: head_seed(self.seed, chunk.layer, kv_head),
             };
             let state = self.states[chunk.layer][kv_head].as_ref();

@@ -84,6 +84,7 @@ impl SparsePrefill<'_> {
     ) -> QueryBlock<'_> {
         QueryBlock {
             layer,
+            share: self.policy.schedule.share(&self.dense, layer),
             seed: head_seed(self.seed, layer, kv_head),
             ..QueryBlock::unseen(self.policy, (kv_head, group), (first, rows), d)
         }

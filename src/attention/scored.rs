@@ -23,6 +23,7 @@ use super::method::{
     AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
 };
 use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
+use super::policy::Policy;
 use super::prefill::{PrefillPattern, QueryBlock};
 use super::prefill_rows::{RowHead, RowMask};
 use super::probe::Probe;
@@ -46,30 +47,38 @@ pub(super) struct Scored<S> {
     per: Granularity,
     /// Pages picked at least.
     least: usize,
+    /// Whether every token is a candidate, and none static.
+    has_no_static: bool,
 }
 
 impl<S: Scorer> Scored<S> {
     /// Reads how it picks (`pick` and its budget, `per`, `reduce`).
     pub fn read(params: &mut Params, scorer: S, choice: Choice) -> Result<Self, UsageError> {
-        Ok(Self { scorer, picker: choice.read(params)?, per: Granularity::read(params)?, least: 0 })
+        Ok(Self {
+            scorer,
+            picker: choice.read(params)?,
+            per: Granularity::read(params)?,
+            least: 0,
+            has_no_static: false,
+        })
     }
 
     /// With a picker that was read before.
     pub fn with(scorer: S, picker: Arc<dyn Picker>, per: Granularity) -> Self {
-        Self { scorer, picker, per, least: 0 }
+        Self { scorer, picker, per, least: 0, has_no_static: false }
     }
 
     /// With a picker of its own.
     pub fn new(scorer: S, picker: impl Picker + 'static, per: Granularity) -> Self {
-        Self { scorer, picker: Arc::new(picker), per, least: 0 }
+        Self { scorer, picker: Arc::new(picker), per, least: 0, has_no_static: false }
     }
 
     /// As a method, whose index holds keys in 4 bits too if it picks by them.
     pub fn method(self) -> Arc<dyn AnyMethod> {
         match self.picker.finer() {
             Some(Finer::Codes) => {
-                let Self { scorer, picker, per, least } = self;
-                Arc::new(Scored { scorer: Coded(scorer), picker, per, least })
+                let Self { scorer, picker, per, least, has_no_static } = self;
+                Arc::new(Scored { scorer: Coded(scorer), picker, per, least, has_no_static })
             }
             _ => Arc::new(self),
         }
@@ -78,6 +87,11 @@ impl<S: Scorer> Scored<S> {
     /// Picks so many pages at least.
     pub fn at_least(self, least: usize) -> Self {
         Self { least, ..self }
+    }
+
+    /// Picks from all tokens, the current one included: nothing is attended whatever is picked.
+    pub fn without_static(self) -> Self {
+        Self { has_no_static: true, ..self }
     }
 
     fn with_artefact(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
@@ -132,6 +146,7 @@ impl<S: Scorer> Scored<S> {
                     if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
                 })
             };
+            let value_norms = |cost: &mut Cost| clock::scoring(|| value_norms(parts, width, cost));
             let row = ScoredRow {
                 scores,
                 page: self.scorer.page(),
@@ -145,6 +160,7 @@ impl<S: Scorer> Scored<S> {
                 queries,
                 keys: at.keys,
                 rescore: &rescore,
+                value_norms: &value_norms,
             };
             self.picker.pick(&row, cost)
         };
@@ -178,6 +194,19 @@ impl<S: Scorer> Scored<S> {
         }
         scores
     }
+}
+
+/// `‖v‖` of each candidate, with what reading all of them costs.
+fn value_norms<I>(parts: &[Part<'_, I>], d: usize, cost: &mut Cost) -> Vec<f32> {
+    let mut norms = Vec::new();
+    for part in parts {
+        let values = part.values.slice(0..part.tokens);
+        let rows = values.to_f32();
+        cost.kv_bytes += (rows.len() * values.elem_bytes()) as u64;
+        cost.score_flops += 2 * rows.len() as u64;
+        norms.extend(rows.chunks_exact(d).map(|v| v.iter().map(|x| x * x).sum::<f32>().sqrt()));
+    }
+    norms
 }
 
 /// `q·k` of queries `[query][d]` with keys `[token][d]`.
@@ -315,12 +344,23 @@ impl<S: Scorer> Method for Scored<S> {
         selection
     }
 
+    fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
+        match self.has_no_static {
+            true => Exact { sink: 0, recent: total_tokens },
+            false => Exact::policy(policy, prefix_tokens, total_tokens),
+        }
+    }
+
+    fn follows_tail(&self) -> bool {
+        self.has_no_static
+    }
+
     fn is_blind(&self) -> bool {
         self.picker.is_nothing() || self.picker.blind().is_some()
     }
 
     fn device_form(&self) -> Option<&dyn DeviceForm> {
-        if self.picker.is_nothing() {
+        if self.picker.is_nothing() || self.has_no_static {
             return None;
         }
         self.on_device().map(|_| self as &dyn DeviceForm)
@@ -328,6 +368,7 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn tail_rule(&self) -> TailRule {
         match self.scorer.growth() {
+            _ if self.has_no_static => TailRule::Own("every token is a candidate, the current one included"),
             Growth::None(why) => TailRule::Exact(why),
             Growth::OfPrefix(how) | Growth::Free(how) => TailRule::Indexed(how),
         }
@@ -335,7 +376,7 @@ impl<S: Scorer> Method for Scored<S> {
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {
         match self.scorer.growth() {
-            Growth::Free(_) if self.picker.is_known() => Some(PrefillPattern::Rows(self)),
+            Growth::Free(_) if self.picker.is_known() && !self.has_no_static => Some(PrefillPattern::Rows(self)),
             _ => None,
         }
     }
@@ -506,7 +547,7 @@ impl<S: Scorer> RowMask for Scored<S> {
                 parts.push(Part { index, tokens: open.len(), values });
             }
             let at = At {
-                context: Context::new(total, &candidates),
+                context: Context::new(total, &candidates).at(block.share),
                 candidates,
                 scale,
                 seed: mix_seed(block.seed, total as u64),

@@ -198,6 +198,8 @@ pub struct Params {
     preset: Vec<(String, String)>,
     known: Vec<&'static str>,
     settings: Vec<Setting>,
+    /// Whether a budget of tokens was read that layers may be given shares of.
+    has_layer_budgets: bool,
 }
 
 impl Params {
@@ -214,6 +216,7 @@ impl Params {
             preset: Vec::new(),
             known: Vec::new(),
             settings: Vec::new(),
+            has_layer_budgets: false,
         }
     }
 
@@ -367,7 +370,18 @@ impl Params {
         self.budget_of_at_least(0, default)
     }
 
+    /// Whether the budget is one of tokens, of which a [`Schedule`](super::Schedule) gives layers shares.
+    pub(super) fn has_layer_budgets(&self) -> bool {
+        self.has_layer_budgets
+    }
+
+    /// The method deals its budget out to layers by a rule of its own.
+    pub(super) fn deals_to_layers_itself(&mut self) {
+        self.has_layer_budgets = false;
+    }
+
     fn budget_of_at_least(&mut self, least: usize, default: Budget) -> Result<Budget, UsageError> {
+        self.has_layer_budgets = true;
         let budget = match self.take_one_of(&["k", "ratio", DENSITY])? {
             None => default,
             Some((key @ "k", text)) => Budget::Tokens(self.parse_within(key, &text, least..=MOST_TOKENS)?),

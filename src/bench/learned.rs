@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use super::capture::Capture;
 use super::drawn::Drawn;
 use crate::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
-use crate::attention::calibration::{Assignment, Calibration, Collector, PrefillChunk};
+use crate::attention::calibration::{Assignment, Calibration, Collector, PrefillChunk, TextKind};
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, mix_seed};
 use crate::kv::LayerKv;
@@ -94,7 +94,13 @@ fn learn(
 ) -> Result<Artefact> {
     let calibration: &Calibration =
         CALIBRATIONS.iter().find(|c| c.kind == kind).ok_or_else(|| anyhow!("nobody makes a calibration of {kind}"))?;
-    let assignment = Assignment { rotation: dimensions.rotation(TOKENS), model: &model, seed, tokens: TOKENS };
+    let assignment = Assignment {
+        rotation: dimensions.rotation(TOKENS),
+        model: &model,
+        seed,
+        tokens: TOKENS,
+        text: TextKind::Tasks,
+    };
     let mut collector = (calibration.start)(&assignment, &mut Params::new(&MethodSpec::bare(kind)))?;
     let tokens = show(collector.as_mut())?;
     collector.end_prompt(tokens);

@@ -16,6 +16,7 @@ use crate::attention::Policy;
 use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::kv::KvDtype;
+use crate::model::device::Device;
 use crate::report::analyses as drawing;
 use crate::version;
 
@@ -230,6 +231,7 @@ impl AnalyzeArgs {
     fn request<'a>(&'a self, dtype: Option<KvDtype>, tasks: &'a [String]) -> Request<'a> {
         Request {
             model: &self.model,
+            device: Device::Cpu,
             dtype,
             tasks,
             text: self.text.as_deref(),

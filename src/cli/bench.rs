@@ -12,7 +12,7 @@ use super::progress::Meter;
 use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, listed, numbers};
 use crate::attention::methods::configure;
-use crate::attention::{Configured, MethodSpec, Policy, expand_grid};
+use crate::attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
 use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps};
 use crate::error::UsageError;
 use crate::eval::config::{parse_dtype, parse_matmul_precision};
@@ -467,6 +467,12 @@ impl BenchArgs {
 fn at_densities(spec: &MethodSpec, densities: &[String]) -> Result<Vec<Configured>, UsageError> {
     let policy = Policy::default();
     let own = configure(spec, &policy)?;
+    if let Schedule::Weights(_) = own.policy.schedule {
+        let what = format!("`{}` has weights for the layers of a model", own.label());
+        return Err(
+            UsageError::new(what).hint("a bench times layers by themselves: leave schedule out, or write linear")
+        );
+    }
     let with = |density: &String| {
         let mut spec = spec.clone();
         spec.params.push(("density".to_owned(), density.clone()));

@@ -13,7 +13,7 @@ use super::setup::{set_threads, stop_on_interrupt};
 use super::{Done, numbers};
 use crate::disk::write_whole;
 use crate::error::UsageError;
-use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text};
+use crate::eval::calibration::{Checkpoints, Made, Order, Outcome, Plan, Text, import};
 use crate::model::calibration::file_name;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
@@ -92,6 +92,12 @@ pub struct CalibrateArgs {
     #[arg(short = 'o', long, value_name = "DIR")]
     out: Option<PathBuf>,
 
+    /// Take in nets that others trained instead: a safetensors file, for hash_attention
+    ///
+    /// Example: spattn calibrate hash_attention --import nets.safetensors --model DIR (scripts/import_hash_attention.py makes the file)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data", "tasks", "tokens", "length", "seed", "resume"])]
+    import: Option<PathBuf>,
+
     /// Go on with a training that was stopped, from the checkpoint in the folder that is written to
     ///
     /// Example: spattn calibrate hash_attention --out nets --resume
@@ -120,16 +126,16 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     set_threads(args.threads)?;
     let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
+    if let Some(path) = &args.import {
+        return take_in(&orders, path, &OpenModel::open(&source, None, TokenizerOptions::default())?, args.out);
+    }
     let model = OpenModel::open(&source, None, TokenizerOptions::default())?.load(device)?;
     model.notes.iter().for_each(|n| eprintln!("note: {n}"));
-    let out = args.out.or_else(|| model.writable_calibration.clone()).ok_or_else(|| {
-        UsageError::new(format!("{} has no folder to write to", model.id))
-            .hint("give one with --out DIR, and to eval with --calibration DIR")
-    })?;
+    let out = folder(args.out, &model)?;
     let mut given = args.data.iter().map(|path| Text::file(path, &model)).collect::<Result<Vec<_>>>()?;
     given.extend(tasks.into_iter().map(Text::Task));
     let groups: Vec<&[Order]> = Order::by_reading(&orders).collect();
-    let made: Vec<Vec<Text>> = groups.iter().map(|group| vec![group[0].calibration.reading.text.into()]).collect();
+    let made = groups.iter().map(|group| Ok(vec![group[0].text()?.into()])).collect::<Result<Vec<Vec<Text>>>>()?;
     let mut plans = Vec::new();
     for (orders, made) in groups.into_iter().zip(&made) {
         let reading = Order::reading(orders);
@@ -144,10 +150,7 @@ pub fn run(args: CalibrateArgs) -> Result<Done> {
     }
     plans.iter().try_for_each(|plan| plan.check(&model))?;
     plans.iter().flat_map(Plan::notes).for_each(|n| eprintln!("note: {n}"));
-    std::fs::create_dir_all(&out).map_err(|e| {
-        UsageError::new(format!("cannot write to the folder {}: {e}", out.display()))
-            .hint("choose another --out folder")
-    })?;
+    make_folder(&out)?;
     let stop = stop_on_interrupt()?;
     let checkpoints = Checkpoints { folder: out.clone(), resume: args.resume };
     for plan in plans {
@@ -182,11 +185,48 @@ fn report(outcome: &Outcome, model: &Model, out: &Path) -> Result<()> {
     let took = took.as_secs_f64();
     let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
     print_line(&format!("{}: {tokens} tokens in {blocks} ({data}), {took:.1} s", model.id))?;
-    for Made { kind, bytes, notes } in made {
-        let path = out.join(file_name(kind));
-        write_whole(&path, bytes)?;
-        print_line(&format!("\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3))?;
-        notes.iter().try_for_each(|note| print_line(&format!("  {note}")))?;
+    made.iter().try_for_each(|made| write(made, out))
+}
+
+/// Writes what was made of a kind, and says what it holds.
+fn write(Made { kind, bytes, notes, held_out }: &Made, out: &Path) -> Result<()> {
+    let path = out.join(file_name(kind));
+    write_whole(&path, bytes)?;
+    print_line(&format!("\n{kind}: {} ({:.0} KB)", path.display(), bytes.len() as f64 / 1e3))?;
+    notes.iter().try_for_each(|note| print_line(&format!("  {note}")))?;
+    if let Some(text) = held_out {
+        let path = out.join(format!("{kind}.held_out.csv"));
+        write_whole(&path, text.as_bytes())?;
+        print_line(&format!("  all of it: {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Takes in what others learned.
+fn take_in(orders: &[Order], path: &Path, model: &OpenModel, out: Option<PathBuf>) -> Result<Done> {
+    let [order] = orders else {
+        return Err(UsageError::new("--import is for one method")
+            .hint("name it: spattn calibrate hash_attention --import nets.safetensors")
+            .into());
+    };
+    let out = folder(out, model)?;
+    let made = import(order, path, model)?;
+    make_folder(&out)?;
+    write(&made, &out)?;
+    Ok(Done::Completed)
+}
+
+/// Where to write.
+fn folder(out: Option<PathBuf>, model: &OpenModel) -> Result<PathBuf, UsageError> {
+    out.or_else(|| model.writable_calibration.clone()).ok_or_else(|| {
+        UsageError::new(format!("{} has no folder to write to", model.id))
+            .hint("give one with --out DIR, and to eval with --calibration DIR")
+    })
+}
+
+fn make_folder(out: &Path) -> Result<(), UsageError> {
+    std::fs::create_dir_all(out).map_err(|e| {
+        UsageError::new(format!("cannot write to the folder {}: {e}", out.display()))
+            .hint("choose another --out folder")
+    })
 }

@@ -23,6 +23,8 @@ pub mod status;
 pub mod sweep;
 pub mod tune;
 pub mod tune_args;
+mod tune_reading;
+mod tune_schedules;
 mod tune_shapes;
 
 use std::ffi::OsString;

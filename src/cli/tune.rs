@@ -7,7 +7,7 @@ use super::eval::of_flag;
 use super::matrix::{Asks, OnFailure, Run};
 use super::output::{print, print_line};
 use super::tune_args::TuneArgs;
-use super::{Done, listed, tune_shapes};
+use super::{Done, listed, tune_schedules, tune_shapes};
 use crate::attention::{DenseLayers, Policy};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
@@ -28,6 +28,9 @@ use crate::version;
 pub fn run(args: TuneArgs) -> Result<Done> {
     if let Some(target) = &args.target {
         return tune_shapes::run(&args, target.parse()?);
+    }
+    if args.schedules {
+        return tune_schedules::run(&args);
     }
     let settings = args.settings();
     settings.check_values().map_err(of_flag)?;
@@ -73,7 +76,7 @@ impl TuneArgs {
         Goal { limit: self.delta / 100.0, confidence: self.confidence, most_samples: self.max_samples }
     }
 
-    fn mode(&self) -> OpenMode {
+    pub(super) fn mode(&self) -> OpenMode {
         match (self.resume, self.overwrite) {
             (true, _) => OpenMode::Resume,
             (_, true) => OpenMode::Overwrite,
@@ -90,6 +93,7 @@ impl TuneArgs {
             local: self.local.unwrap_or(default.local),
             dense_layers: dense_layers.unwrap_or(default.dense_layers),
             tail: tail.unwrap_or(default.tail),
+            schedule: default.schedule,
         })
     }
 

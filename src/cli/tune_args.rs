@@ -19,7 +19,8 @@ use crate::tune::grid::DENSITY;
   spattn tune -m magicpig -m hash_attention -t ruler -l 8K --range 0.02..0.3 --max-samples 200 --out tuned
   spattn tune -m topk --parameter k --range 4..1024 -t ruler/cwe -l 4K --delta 2 --confidence 0.9
   spattn tune -m 'magicpig:L=150' --parameter K --range 12..4 -t ruler/vt -l 4K
-  spattn tune -m magicpig --target error=0.1 -t ruler/vt,ruler/cwe -l 4K")]
+  spattn tune -m magicpig --target error=0.1 -t ruler/vt,ruler/cwe -l 4K
+  spattn tune -m topk:k=64 --schedules -t ruler/vt,ruler/cwe -l 4K")]
 pub struct TuneArgs {
     /// Method to tune, with its other parameters; may be repeated, and each value of a grid is tuned by itself
     ///
@@ -33,19 +34,28 @@ pub struct TuneArgs {
     /// are then checked with real tables on as many others.
     ///
     /// Example: -m magicpig --target density=0.05, --target error=0.1
-    #[arg(long, value_name = "density=X|error=X", conflicts_with_all = ["parameter", "range", "steps", "delta", "confidence", "max_samples", "resume", "sparse_from", "tail", "device", "calibration", "no_chat", "allow_extrapolation"])]
+    #[arg(long, value_name = "density=X|error=X", group = "measured", conflicts_with_all = ["schedules", "parameter", "range", "steps", "delta", "confidence", "max_samples", "sparse_from", "tail", "calibration", "no_chat", "allow_extrapolation"])]
     pub(super) target: Option<String>,
 
-    /// With --target: prompts of each task to predict from, and as many others to check on
+    /// Find how the method's budget is best dealt out to layers instead: a value of its parameter `schedule`
+    ///
+    /// Entropy and error by layer are measured on some prompts, schedules of equal total made from them (uniform, growing, falling,
+    /// by entropy, greedy by error), and each measured on as many others.
+    ///
+    /// Example: -m topk:k=64 --schedules
+    #[arg(long, group = "measured", conflicts_with_all = ["parameter", "range", "steps", "delta", "confidence", "max_samples", "sparse_from", "tail", "calibration", "no_chat", "allow_extrapolation"])]
+    pub(super) schedules: bool,
+
+    /// With --target or --schedules: prompts of each task to predict from, and as many others to check on
     ///
     /// Example: --prompts 4
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true, requires = "target")]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = numbers::documents, allow_negative_numbers = true, requires = "measured")]
     pub(super) prompts: usize,
 
-    /// With --target: last tokens of each prompt whose queries are looked at
+    /// With --target or --schedules: last tokens of each prompt whose queries are looked at
     ///
     /// Example: --queries 16
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::queries, allow_negative_numbers = true, requires = "target")]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = numbers::queries, allow_negative_numbers = true, requires = "measured")]
     pub(super) queries: usize,
 
     /// With --target: samples that are drawn for each query and shape, and draws of hyperplanes that shapes are checked with
@@ -168,7 +178,7 @@ pub struct TuneArgs {
     #[arg(short = 'o', long, value_name = "DIR", default_value = "tuned")]
     pub(super) out: PathBuf,
 
-    /// Go on in --out: records that are there are kept; more samples may be allowed than before
+    /// Go on in --out: records and measurements that are there are kept; more samples may be allowed than before
     ///
     /// Example: --out tuned/quest --resume --max-samples 1000
     #[arg(long, conflicts_with = "overwrite")]

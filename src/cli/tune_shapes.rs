@@ -1,112 +1,60 @@
 //! `spattn tune --target`: K and L of a method that samples by collisions.
 
-use std::sync::atomic::Ordering;
+use std::collections::BTreeSet;
 
-use anyhow::{Result, anyhow};
-use serde_json::json;
+use anyhow::Result;
 
-use super::analyze::TASKS;
 use super::output::{print, print_line};
-use super::setup::{find_data, set_threads, stop_on_interrupt};
 use super::tune_args::TuneArgs;
+use super::tune_reading::{Half, Reading, is_stop};
 use super::{Done, listed};
-use crate::analyze::{Document, Loaded, Reader, Request};
 use crate::attention::expand_grid;
 use crate::error::UsageError;
-use crate::eval::config::parse_dtype;
 use crate::report::shapes as drawing;
 use crate::tune::shapes::{Prediction, Sampler, Shape, ShapeOutcome, Target, check, chosen, measure};
 use crate::version;
-
-/// Tokens of a prompt if nothing is said.
-const LENGTH: usize = 4096;
 
 /// Predicts, checks, prints and writes.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
 pub(super) fn run(args: &TuneArgs, target: Target) -> Result<Done> {
-    set_threads(args.threads)?;
     let sampler = sampler(args)?;
-    if !args.overwrite && args.out.join("tune.json").exists() {
-        let what = format!("{} holds what was tuned before", args.out.display());
-        return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite").into());
+    let reading = Reading::open(args, "--target")?;
+    match found(args, &reading, &sampler, target) {
+        Err(error) if is_stop(&error) => Ok(Done::Interrupted),
+        Err(error) => Err(error),
+        Ok(outcome) => finish(args, &outcome, &reading),
     }
-    let data = args.data.as_deref().map(find_data).transpose()?;
-    let tasks = if args.tasks.is_empty() { TASKS.map(str::to_owned).to_vec() } else { args.tasks.clone() };
-    let length = match args.lengths.as_slice() {
-        [] => LENGTH,
-        [length] => *length,
-        _ => {
-            return Err(UsageError::new("--target takes prompts of one length")
-                .hint("geometry changes with the length: find K and L for each --length by itself")
-                .into());
-        }
-    };
-    let request = Request {
-        model: &args.model,
-        dtype: args.dtype.as_deref().map(parse_dtype).transpose()?,
-        tasks: &tasks,
-        text: None,
-        data: data.as_ref().map(|data| data.folder.as_path()),
-        length,
-        samples: 2 * args.prompts,
-        queries: args.queries,
-        layers: &[],
-        seed: args.seed.unwrap_or(42),
-    };
-    let loaded = Reader::open(&request)?.load()?;
-    loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let stop = stop_on_interrupt()?;
-    let (mut prediction, mut is_stopped) =
-        (Prediction::new(&sampler, args.draws, loaded.model.dimensions.dtype()), false);
-    let mut read = |is_of: &dyn Fn(usize) -> bool, what: &str, look: &mut dyn FnMut(&Document) -> Result<()>| {
-        for (task, number) in loaded.documents().filter(|(_, number)| is_of(*number)) {
-            if stop.load(Ordering::Relaxed) {
-                is_stopped = true;
-                return Err(anyhow!("stopped"));
-            }
-            let document = loaded.read(task, number, &Default::default())?;
-            if !args.quiet {
-                eprintln!("{what}: {} {number}, {} tokens", document.task, document.ids.len());
-            }
-            look(&document)?;
-        }
-        Ok(())
-    };
-    let found =
-        read(&|number| number < args.prompts, "predicted from", &mut |document| Ok(prediction.observe(document)?))
-            .and_then(|()| {
-                let predicted = prediction.finish();
-                let checked = check(&predicted, target, |shapes: &[Shape]| {
-                    let mut measured = vec![Vec::new(); shapes.len()];
-                    read(&|number| number >= args.prompts, "checked on", &mut |document| {
-                        for (shape, measured) in shapes.iter().zip(&mut measured) {
-                            measured.push(measure(&sampler, *shape, args.draws, document)?);
-                        }
-                        Ok(())
-                    })?;
-                    Ok(measured)
-                })?;
-                Ok((predicted, checked))
-            });
-    if is_stopped {
-        eprintln!("interrupted: nothing was written");
-        return Ok(Done::Interrupted);
-    }
-    let (predicted, checked) = found?;
+}
+
+fn found(args: &TuneArgs, reading: &Reading, sampler: &Sampler, target: Target) -> Result<ShapeOutcome> {
+    let mut journal = reading.journal(args, "shapes", &sampler.written(None))?;
+    let nothing = BTreeSet::new();
+    let mut prediction = Prediction::new(sampler, args.draws, reading.loaded.model.dimensions.dtype());
+    let parts = ["predicted".to_owned()];
+    let looked = reading
+        .numbers(&mut journal, Half::First, &parts, &nothing, &mut |document, _| Ok(prediction.look(document)?))?;
+    looked[0].iter().for_each(|numbers| prediction.take(numbers));
+    let predicted = prediction.finish();
+    let checked = check(&predicted, target, |shapes: &[Shape]| {
+        let parts: Vec<String> = shapes.iter().map(|shape| format!("K={},L={}", shape.bits, shape.tables)).collect();
+        let mut look = |document: &_, at: usize| Ok(measure(sampler, shapes[at], args.draws, document)?.to_vec());
+        let measured = reading.numbers(&mut journal, Half::Second, &parts, &nothing, &mut look)?;
+        let both = |numbers: Vec<f64>| [numbers[0], numbers[1]];
+        Ok(measured.into_iter().map(|of_shape| of_shape.into_iter().map(both).collect()).collect())
+    })?;
     let chosen = chosen(&checked, target);
-    let outcome = ShapeOutcome {
+    Ok(ShapeOutcome {
         base: sampler.written(None),
         target,
         chosen,
         spec: chosen.map(|at| sampler.written(Some(checked[at].predicted.shape))),
         predicted,
         checked,
-        prompts: args.prompts * loaded.tasks().len(),
+        prompts: args.prompts * reading.loaded.tasks().len(),
         fixed: prediction.fixed(),
-    };
-    finish(args, &outcome, &loaded, length)
+    })
 }
 
 fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
@@ -121,17 +69,8 @@ fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
     Sampler::new(spec, &args.policy()?)
 }
 
-fn finish(args: &TuneArgs, outcome: &ShapeOutcome, loaded: &Loaded, length: usize) -> Result<Done> {
-    let facts = json!({
-        "program": version::as_json(),
-        "model": loaded.model.id,
-        "weights_sha256": loaded.model.weights_sha256,
-        "read": loaded.tasks(),
-        "length": length,
-        "queries": args.queries,
-        "draws": args.draws,
-        "seed": args.seed.unwrap_or(42),
-    });
+fn finish(args: &TuneArgs, outcome: &ShapeOutcome, reading: &Reading) -> Result<Done> {
+    let facts = reading.facts(args, version::as_json());
     let files = drawing::write(outcome, &facts, &args.out)?;
     match args.json {
         true => print_line(drawing::json(outcome, &facts)?.trim_end())?,

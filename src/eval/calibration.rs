@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use super::counter::Counter;
 use crate::attention::artefact::{self, Artefact, ArtefactError, ArtefactInfo, FORMAT, ModelShape};
 use crate::attention::calibration::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
@@ -80,6 +80,9 @@ fn place(model: &OpenModel, folder: Option<&Path>) -> CalibrationPlace {
 }
 
 fn refused(error: ArtefactError, kind: &str, model: &OpenModel, folder: Option<&Path>) -> UsageError {
+    if let ArtefactError::NotImported { .. } = error {
+        return UsageError::new(error.to_string()).hint(how_to_make(&format!("{kind} --import FILE"), model, folder));
+    }
     let what = match &error {
         // Settings by which methods choose are written as the method's own parameters.
         ArtefactError::OtherSetting { expected, .. } => format!("{kind}:{expected}"),
@@ -315,6 +318,14 @@ impl Order {
         orders[0].calibration.reading
     }
 
+    /// The text that is made for it if none is given.
+    ///
+    /// # Errors
+    /// If its settings are wrong.
+    pub fn text(&self) -> Result<ReadingText, UsageError> {
+        self.calibration.text.map_or(Ok(self.calibration.reading.text), |of| of(&self.spec))
+    }
+
     fn start(&self, assignment: &Assignment<'_>) -> Result<Box<dyn Collector>, UsageError> {
         let mut params = Params::new(&self.spec);
         let collector = (self.calibration.start)(assignment, &mut params)?;
@@ -366,6 +377,50 @@ pub struct Made {
     pub bytes: Vec<u8>,
     /// What the user may want to know of it, one line each.
     pub notes: Vec<String>,
+    /// What was measured on text that nothing was learned from, as CSV.
+    pub held_out: Option<String>,
+}
+
+/// What others learned of a model, taken in from their file.
+///
+/// # Errors
+/// A [`UsageError`] if such files are not read for `order`, or the file cannot be read or does not fit the model.
+pub fn import(order: &Order, path: &Path, model: &OpenModel) -> Result<Made> {
+    let (kind, label) = (order.calibration.kind, path.display());
+    if let Some((key, _)) = order.spec.params.first() {
+        return Err(UsageError::new(format!(
+            "`{kind}:{key}` sets how something is learned, and --import takes in what was"
+        ))
+        .hint(format!("write `spattn calibrate {kind} --import {label}`"))
+        .into());
+    }
+    let import = order.calibration.import.ok_or_else(|| {
+        let known = CALIBRATIONS.iter().filter(|c| c.import.is_some()).map(|c| c.kind).collect::<Vec<_>>();
+        UsageError::new(format!("nothing that was learned for {kind} elsewhere is read"))
+            .hint(format!("--import is for {}", known.join(", ")))
+    })?;
+    let bytes = std::fs::read(path).map_err(|e| {
+        UsageError::new(format!("cannot read {label}: {e}"))
+            .hint("--import takes a file: scripts/import_hash_attention.py makes one")
+    })?;
+    let shape = model.shape();
+    let collected = import(&shape, &bytes).map_err(|what| {
+        UsageError::new(format!("{label}: {what}"))
+            .hint("scripts/import_hash_attention.py makes such a file of a checkpoint")
+    })?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let info = ArtefactInfo {
+        format: FORMAT,
+        kind: kind.to_owned(),
+        model: shape,
+        data: format!("imported from {name} ({})", &sha256_hex(&bytes)[..12]),
+        seed: 0,
+        blocks: 0,
+        tokens: 0,
+        settings: collected.settings,
+    };
+    let bytes = artefact::write(&info, &collected.tensors);
+    Ok(Made { kind, bytes, notes: collected.notes, held_out: None })
 }
 
 /// What calibrating gave.
@@ -445,7 +500,9 @@ impl Plan<'_> {
         model: &ModelShape,
         rotation: Option<Arc<dyn Rotation>>,
     ) -> Result<Vec<Box<dyn Collector>>, UsageError> {
-        let assignment = Assignment { rotation, model, seed: self.seed, tokens: self.tokens };
+        let is_general = self.texts.iter().all(|text| matches!(text, Text::Generated | Text::File { .. }));
+        let text = if is_general { TextKind::General } else { TextKind::Tasks };
+        let assignment = Assignment { rotation, model, seed: self.seed, tokens: self.tokens, text };
         self.orders.iter().map(|order| order.start(&assignment)).collect()
     }
 
@@ -528,7 +585,8 @@ impl Plan<'_> {
         let made = self.orders.iter().zip(collectors).map(|(order, collector)| {
             let (kind, collected) = (order.calibration.kind, collector.finish());
             let info = self.info(kind.to_owned(), &collected, read, &shape);
-            Made { kind, bytes: artefact::write(&info, &collected.tensors), notes: collected.notes }
+            let bytes = artefact::write(&info, &collected.tensors);
+            Made { kind, bytes, notes: collected.notes, held_out: collected.held_out }
         });
         let (made, data) = (made.collect(), self.data());
         Ok(Some(Outcome { made, blocks: read.blocks, tokens: read.tokens, data, took: start.elapsed() }))

@@ -13,7 +13,7 @@ use crate::model::decoder::Decoder;
 /// layer, `behind` those of the latter. Keys and values of all layers, of all tokens.
 ///
 /// # Errors
-/// If the decoder cannot read them.
+/// If the decoder cannot read them, or what a device holds of them cannot be copied.
 pub fn read_apart(
     decoder: &Decoder,
     ids: &[u32],
@@ -28,5 +28,5 @@ pub fn read_apart(
         let prefill = decoder.prefill_after(prefix, context, ids, ids.len(), behind)?;
         prefix = Arc::into_inner(prefill.prefix).ok_or_else(|| anyhow!(alone))?;
     }
-    Ok(prefix.into_layers())
+    Ok(prefix.into_host()?)
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::protocol::Protocol;
 use super::record::Latency;
 use crate::attention::methods::configure;
-use crate::attention::{Configured, DenseLayers, Policy, Tail, expand_grid};
+use crate::attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
 use crate::error::UsageError;
 use crate::kernels::cpu::precision::MatmulPrecision;
 use crate::kv::{KvDtype, MOST_TOKENS};
@@ -481,7 +481,13 @@ fn policies(s: &Settings) -> Result<Vec<Policy>, UsageError> {
         for tail in &tails {
             let tail: Tail = tail.parse()?;
             for &sink in &sinks {
-                let of = |&local| Policy { sink, local, dense_layers: dense_layers.clone(), tail };
+                let of = |&local| Policy {
+                    sink,
+                    local,
+                    dense_layers: dense_layers.clone(),
+                    tail,
+                    schedule: Schedule::default(),
+                };
                 policies.extend(locals.iter().map(of));
             }
         }

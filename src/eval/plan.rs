@@ -277,7 +277,7 @@ impl Planner<'_> {
     fn check_layers(&self, method: &Configured) -> Result<(), UsageError> {
         let layers = self.model.dimensions.config().layers;
         match method.policy.dense_layers.highest().filter(|highest| *highest >= layers) {
-            None => Ok(()),
+            None => method.policy.schedule.check(&method.policy.dense(layers)),
             Some(layer) => Err(UsageError::new(format!("dense layer {layer} does not exist")).hint(format!(
                 "{} has layers 0 to {}",
                 self.model.id,

@@ -182,6 +182,20 @@ impl Prefix {
         self.layers.into_iter().map_while(OnceLock::into_inner).collect()
     }
 
+    /// The layers of a prefix, those copied that a device holds.
+    ///
+    /// # Errors
+    /// What the device did not do.
+    pub fn into_host(self) -> Result<Vec<LayerKv>, DeviceFailure> {
+        for layer in 0..self.layers.len() {
+            self.layer(layer);
+        }
+        match self.failure() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(self.into_layers()),
+        }
+    }
+
     /// The same of a prefix on a device.
     pub fn into_device(self) -> Option<Box<dyn DeviceKv>> {
         self.device
@@ -244,6 +258,14 @@ mod tests {
             assert_eq!(prefix.layer(2).values.head(0).to_f32(), [2.0; 4]);
         }
         assert_eq!((copies.load(Ordering::Relaxed), prefix.failure()), (1, None));
+    }
+
+    #[test]
+    fn all_layers_come_to_the_host_or_none() {
+        let host = |fails| Arc::into_inner(prefix(fails).0).unwrap().into_host();
+        let layers: Vec<Vec<f32>> = host(false).unwrap().iter().map(|kv| kv.keys.head(0).to_f32()).collect();
+        assert_eq!(layers, [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]]);
+        assert_eq!(host(true).unwrap_err().to_string(), "layer 0 is gone");
     }
 
     #[test]

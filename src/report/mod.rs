@@ -16,6 +16,7 @@ pub mod page;
 pub mod papers;
 pub mod pivot;
 pub mod plots;
+pub mod schedules;
 pub mod shapes;
 pub mod table;
 pub mod tuning;

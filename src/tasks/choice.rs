@@ -7,7 +7,6 @@
 //! the first of their file, the same for all questions, or with `shots_seed` those that lm-eval draws
 //! ([`shots`](super::shots)). Of several files, each gives its first row, then each its second, and so on.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -232,7 +231,7 @@ impl Questions {
             examples = placed(made);
         }
         let draws = shots.seed.map(|seed| drawn(seed, shots.count, definition, &name, &mut examples, &questions));
-        let (draws, questions) = (draws.transpose()?, alternating_subjects(questions));
+        let (draws, questions) = (draws.transpose()?, templates::alternating(questions, |q| q.subject.as_str()));
         let label = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let source = if files.len() == 1 { label } else { format!("{} files", files.len()) };
         let normalised = definition.score == Accuracy::AccNorm;
@@ -289,26 +288,11 @@ fn drawn(
     Ok(shots::draw(seed, count, definition.drawn == Drawn::OneMore, &pool, &rows(&in_order)))
 }
 
-/// The first question of every subject, then their second, and so on, whether subjects have files of their own or not.
-fn alternating_subjects(questions: Vec<Question>) -> Vec<Question> {
-    let mut seen = HashMap::<String, usize>::new();
-    let mut rank = |question: &Question| {
-        let rank = seen.entry(question.subject.clone()).or_default();
-        *rank += 1;
-        *rank
-    };
-    let mut ranked: Vec<(usize, Question)> = questions.into_iter().map(|q| (rank(&q), q)).collect();
-    ranked.sort_by_key(|(rank, _)| *rank);
-    ranked.into_iter().map(|(_, question)| question).collect()
-}
-
 impl Definition {
     fn question(&self, mut row: Map<String, Value>, path: &Path) -> Result<Question> {
         let mut hasher = DefaultHasher::new();
         serde_json::to_string(&row)?.hash(&mut hasher);
-        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-        let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
-        let subject = row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned();
+        let subject = templates::subject_of(&mut row, path);
         let fields = Fields::new(&row)?;
         let options = fields.list(&self.options)?;
         let labels = self.labels.as_deref().map_or(Ok(Vec::new()), |labels| fields.list(labels))?;

@@ -4,6 +4,7 @@
 //! There is no chat template, as lm-eval has none by default, and the answer ends where a text of `until` comes up. The
 //! questions of one row share its context, which is read once.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -19,6 +20,8 @@ use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOption
 use crate::error::UsageError;
 
 const PREFIX: &str = "gen/";
+const SUBJECTS: &str =
+    "rows name their subject as the published set does, in the field `subject` or by their file: anatomy_test.csv";
 
 /// A task as the file defines it.
 #[derive(Debug, Deserialize)]
@@ -50,6 +53,64 @@ struct Definition {
     examples: Vec<String>,
     /// Rows that are examples instead.
     drawn: Option<Drawn>,
+    /// Examples that every subject has of its own.
+    by_subject: Option<BySubject>,
+}
+
+/// Examples of subjects, in a file of the program.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BySubject {
+    /// Which file.
+    file: SubjectFile,
+    /// An example with what parts it from what follows, as a template over its `question` and `target`.
+    example: String,
+}
+
+/// The files of such examples.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SubjectFile {
+    MmluFlanCot,
+}
+
+impl SubjectFile {
+    fn text(self) -> &'static str {
+        match self {
+            Self::MmluFlanCot => include_str!("../../tasks/mmlu_flan_cot.json"),
+        }
+    }
+}
+
+/// What comes before the questions of a subject.
+#[derive(Debug, Clone, Deserialize)]
+struct Subject {
+    description: String,
+    /// Questions with answers.
+    examples: Vec<[String; 2]>,
+}
+
+impl BySubject {
+    /// The description of each subject, and its examples as they are shown.
+    fn read(&self) -> Result<BTreeMap<String, (String, Vec<String>)>> {
+        #[derive(Deserialize)]
+        struct Subjects {
+            subjects: BTreeMap<String, Subject>,
+        }
+        let all: Subjects = serde_json::from_str(self.file.text()).context("examples of subjects")?;
+        let shown = |[question, target]: &[String; 2]| {
+            let row = Map::from_iter([
+                ("question".to_owned(), question.as_str().into()),
+                ("target".to_owned(), target.as_str().into()),
+            ]);
+            Fields::new(&row)?.text(&self.example)
+        };
+        let of_subject = |(name, subject): (String, Subject)| {
+            let examples = subject.examples.iter().map(shown).collect::<Result<Vec<String>>>()?;
+            Ok((name, (subject.description, examples)))
+        };
+        all.subjects.into_iter().map(of_subject).collect()
+    }
 }
 
 /// Rows of another file as examples.
@@ -109,6 +170,7 @@ impl Family for Generation {
 
 /// A question as it is put.
 struct Question {
+    subject: String,
     context: String,
     question: String,
     answers: Vec<String>,
@@ -150,8 +212,10 @@ impl Definition {
             Some(drawn) if shots.count > 0 => drawn.read(name, &self.hub, options)?,
             _ => (self.examples.clone(), Vec::new()),
         };
-        if all.len() < shots.count {
-            let what = format!("`{name}`: there are {} examples", all.len());
+        let subjects = self.by_subject.as_ref().map(BySubject::read).transpose()?.unwrap_or_default();
+        let there = subjects.values().map(|(_, examples)| examples.len()).min().unwrap_or(all.len());
+        if there < shots.count {
+            let what = format!("`{name}`: there are {there} examples");
             return Err(UsageError::new(what).hint("ask for fewer shots").into());
         }
         let numbers = |count: usize| (0..count as u64).collect::<Vec<_>>();
@@ -159,7 +223,7 @@ impl Definition {
             // The set that is asked is a split of its own, so no row has to be left out.
             shots::draw(seed, shots.count, false, &numbers(all.len()), &numbers(questions))
         });
-        Ok((Examples { all, count: shots.count, draws }, notes))
+        Ok((Examples { all, count: shots.count, draws, subjects }, notes))
     }
 
     fn turns(&self, row: &Map<String, Value>) -> Result<Vec<usize>> {
@@ -169,12 +233,14 @@ impl Definition {
         Ok(turns)
     }
 
-    fn question(&self, mut row: Map<String, Value>, turn: usize) -> Result<Question> {
+    fn question(&self, mut row: Map<String, Value>, path: &Path, turn: usize) -> Result<Question> {
         row.insert("turn".to_owned(), turn.into());
+        let subject = self.by_subject.as_ref().map_or_else(String::new, |_| templates::subject_of(&mut row, path));
         let fields = Fields::new(&row)?;
         let answers: Vec<String> =
             serde_json::from_str(&fields.text(&self.answers)?).context("answers are no texts")?;
         Ok(Question {
+            subject,
             context: fields.text(&self.context)?,
             question: fields.text(&self.question)?,
             answers: distinct_answers(&answers).into_iter().cloned().collect(),
@@ -182,8 +248,8 @@ impl Definition {
     }
 
     /// All questions of a row.
-    fn questions(&self, row: Map<String, Value>) -> Result<Vec<Question>> {
-        self.turns(&row)?.into_iter().map(|turn| self.question(row.clone(), turn)).collect()
+    fn questions(&self, row: Map<String, Value>, path: &Path) -> Result<Vec<Question>> {
+        self.turns(&row)?.into_iter().map(|turn| self.question(row.clone(), path, turn)).collect()
     }
 }
 
@@ -206,10 +272,22 @@ struct Examples {
     count: usize,
     /// Those of each question, where they are drawn; else they are the first.
     draws: Option<Vec<Vec<usize>>>,
+    /// What every subject has of its own: a description and examples, of which the first are shown.
+    subjects: BTreeMap<String, (String, Vec<String>)>,
 }
 
 impl Examples {
-    fn before(&self, question: usize) -> String {
+    /// Makes sure that a question's subject has examples, if subjects have them.
+    fn check(&self, question: &Question) -> Result<()> {
+        let is_known = self.subjects.is_empty() || self.subjects.contains_key(&question.subject);
+        anyhow::ensure!(is_known, "there are no examples of the subject `{}`", question.subject);
+        Ok(())
+    }
+
+    fn before(&self, question: usize, subject: &str) -> String {
+        if let Some((description, examples)) = self.subjects.get(subject) {
+            return format!("{description}{}", examples[..self.count].concat());
+        }
         match self.draws.as_ref().and_then(|draws| draws.get(question)) {
             Some(rows) => rows.iter().map(|row| self.all[*row].as_str()).collect(),
             None => self.all[..self.count].concat(),
@@ -234,7 +312,8 @@ impl Questions {
         let files = templates::found(options, &definition.files, &name, &definition.hub)?;
         let published = (definition.files.as_slice(), &definition.hub);
         let Made { items, mut notes, .. } =
-            templates::make_all(&files, options.skip_bad, published, |row, _| definition.questions(row))?;
+            templates::make_all(&files, options.skip_bad, published, |row, path| definition.questions(row, path))?;
+        let items = templates::alternating(items, |row: &Vec<Question>| row.first().map_or("", |q| q.subject.as_str()));
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {
             let first = questions.len();
@@ -243,6 +322,9 @@ impl Questions {
         let source = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
         let (examples, of_examples) = definition.examples(shots, &name, questions.len(), options)?;
         notes.extend(of_examples);
+        for (_, question) in &questions {
+            examples.check(question).map_err(|e| UsageError::new(format!("`{name}`: {e}")).hint(SUBJECTS))?;
+        }
         Ok(Self { definition, name, source, questions, examples, notes })
     }
 }
@@ -277,7 +359,7 @@ impl Task for Questions {
             task: self.name.clone(),
             length: 0,
             index,
-            context: self.examples.before(index) + &question.context,
+            context: self.examples.before(index, &question.subject) + &question.context,
             question: question.question.clone(),
             answer_prefix: String::new(),
             references: question.answers.clone(),
@@ -335,6 +417,56 @@ mod tests {
         assert!(what("gen/gsm8k_cot:shots_seed=1").contains("are given, not drawn"));
         assert!(what("gen/gsm8k_cot:shot=1").contains("`shot=1` cannot be read"));
         assert!(what("gen/coqa:shots=1").contains("gen/coqa has no options"));
+    }
+
+    /// Prompts, answers and scores as lm-eval's own templates and pattern give them (`scripts/make_mmlu_flan_cot.py`).
+    #[test]
+    fn subjects_have_examples_of_their_own_as_lm_eval_has_them() {
+        let golden: Value = serde_json::from_str(include_str!("../../tests/golden/mmlu_flan_cot.json")).unwrap();
+        let prompts = golden["prompts"].as_array().unwrap();
+        let rows: Vec<String> = prompts.iter().map(|p| p["row"].to_string()).collect();
+        let made = task("gen/mmlu_flan_cot", "mmlu/test/all.jsonl", &rows.join("\n"), false).unwrap();
+        assert_eq!(made.available(), Some(prompts.len()));
+        for (index, expected) in prompts.iter().enumerate() {
+            let example = made.example(0, index, 0, &Words).unwrap();
+            assert_eq!(example.user_turn(), expected["prompt"].as_str().unwrap());
+            assert_eq!(example.references, [expected["answer"].as_str().unwrap()]);
+            assert_eq!(example.handling.until, ["</s>"]);
+        }
+        let first = made.example(0, 0, 0, &Words).unwrap();
+        assert_eq!(first.references, ["(A)"]);
+        for pair in golden["scores"].as_array().unwrap() {
+            assert_eq!(Some(first.score(pair[0].as_str().unwrap())), pair[1].as_f64(), "{}", pair[0]);
+        }
+        let two = task("gen/mmlu_flan_cot:shots=2", "mmlu/test/all.jsonl", &rows[0], false).unwrap();
+        let shown = two.example(0, 0, 0, &Words).unwrap().user_turn();
+        assert_eq!(shown.matches("\nA: Let's think step by step.").count(), 3, "{shown}");
+        let what = |name: &str, file: &str, row: &str| task(name, file, row, false).err().unwrap().to_string();
+        let own = "mmlu/test/all.jsonl";
+        assert!(what("gen/mmlu_flan_cot:shots=5", own, &rows[0]).ends_with("there are 4 examples"));
+        assert!(what("gen/mmlu_flan_cot:shots_seed=1", own, &rows[0]).contains("are given, not drawn"));
+        assert!(
+            what("gen/mmlu_flan_cot", own, &rows[0].replace("anatomy", "alchemy")).contains("of the subject `alchemy`")
+        );
+    }
+
+    #[test]
+    fn published_tables_name_their_subjects_and_alternate() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("mmlu/test")).unwrap();
+        for (file, letter) in [("anatomy_test.csv", "B"), ("virology_test.csv", "D")] {
+            let rows = format!("first,w,x,y,z,{letter}\nsecond,w,x,y,z,{letter}\n");
+            std::fs::write(dir.path().join("mmlu/test").join(file), rows).unwrap();
+        }
+        let options = TaskOptions { data: Some(dir.path().to_owned()), ..TaskOptions::default() };
+        let made = Generation.make("gen/mmlu_flan_cot:shots=0", &options).unwrap();
+        let of = |index| made.example(0, index, 0, &Words).unwrap();
+        let about = |subject| format!("The following are multiple choice questions (with answers) about {subject}.");
+        let asked = |name| format!("Q: {name}\n(A) w (B) x (C) y (D) z\nA: Let's think step by step.");
+        assert_eq!(of(0).user_turn(), about("anatomy") + &asked("first"));
+        assert_eq!(of(1).user_turn(), about("virology") + &asked("first"));
+        assert_eq!(of(2).user_turn(), about("anatomy") + &asked("second"));
+        assert_eq!((of(0).references, of(3).references), (vec!["(B)".to_owned()], vec!["(D)".to_owned()]));
     }
 
     /// `random.Random(1234)` of CPython 3.11: `sample(range(40), 2)` twice.

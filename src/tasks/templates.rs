@@ -4,6 +4,7 @@
 //! `tasks/generation.toml`): finding the files, reading their rows, filling templates. What is asked with them is the
 //! families' affair.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -175,6 +176,26 @@ fn without_markup(text: &str) -> String {
     }
     kept.push_str(rest);
     kept.replace("  ", " ")
+}
+
+/// The subject of a row: its own, or that of the file, whose name is the subject's with its split.
+pub(super) fn subject_of(row: &mut Map<String, Value>, path: &Path) -> String {
+    let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+    let subject = ["_test", "_dev", "_val"].iter().find_map(|split| stem.strip_suffix(split)).unwrap_or(&stem);
+    row.entry("subject").or_insert_with(|| subject.into()).as_str().unwrap_or(subject).to_owned()
+}
+
+/// The first item of every subject, then their second, and so on, whether subjects have files of their own or not.
+pub(super) fn alternating<T>(items: Vec<T>, subject: impl Fn(&T) -> &str) -> Vec<T> {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let mut rank = |item: &T| {
+        let rank = seen.entry(subject(item).to_owned()).or_default();
+        *rank += 1;
+        *rank
+    };
+    let mut ranked: Vec<(usize, T)> = items.into_iter().map(|item| (rank(&item), item)).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, item)| item).collect()
 }
 
 /// Where rows with the fields that a task reads are published, and how they become a file of it.

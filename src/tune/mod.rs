@@ -10,7 +10,9 @@
 //! candidate is either within or beyond, so only one of the two answers can be wrong.
 
 pub mod grid;
+pub mod journal;
 mod losses;
+pub mod schedules;
 mod search;
 pub mod shapes;
 

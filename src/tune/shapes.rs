@@ -315,11 +315,12 @@ impl<'a> Prediction<'a> {
         Self { sampler, draws, dtype, shapes, sums, queries: 0, context: 0.0, fixed: 0.0, d: 0, documents: 0 }
     }
 
-    /// Takes a document in.
+    /// Sums over a document's queries, which [`take`](Self::take) takes in: density, error and entries of buckets of each shape, and
+    /// how many queries, tokens of context and channels there are, and which share is static.
     ///
     /// # Errors
     /// If all of it is static.
-    pub fn observe(&mut self, document: &Document) -> Result<(), UsageError> {
+    pub fn look(&self, document: &Document) -> Result<Vec<f64>, UsageError> {
         let candidates = self.sampler.candidates(document.context());
         if candidates.is_empty() {
             return Err(UsageError::new("sink and window are the whole prompt: there is nothing to sample")
@@ -340,15 +341,26 @@ impl<'a> Prediction<'a> {
             }
             (sums, head.queries.len())
         };
-        for (sums, queries) in document.each_head(of_head) {
-            self.sums.iter_mut().flatten().zip(sums.iter().flatten()).for_each(|(all, own)| *all += own);
-            self.queries += queries;
+        let (mut all, mut queries) = (vec![[0.0; 3]; self.shapes.len()], 0);
+        for (sums, own) in document.each_head(of_head) {
+            all.iter_mut().flatten().zip(sums.iter().flatten()).for_each(|(all, own)| *all += own);
+            queries += own;
         }
-        self.d = document.d();
-        self.context += document.context() as f64;
-        self.fixed += 1.0 - candidates.len() as f64 / document.ids.len() as f64;
+        let fixed = 1.0 - candidates.len() as f64 / document.ids.len() as f64;
+        let mut numbers = vec![queries as f64, document.context() as f64, document.d() as f64, fixed];
+        numbers.extend(all.into_iter().flatten());
+        Ok(numbers)
+    }
+
+    /// Takes in what [`look`](Self::look) made of a document.
+    pub fn take(&mut self, numbers: &[f64]) {
+        let (about, sums) = numbers.split_at(4);
+        self.sums.iter_mut().flatten().zip(sums).for_each(|(all, own)| *all += own);
+        self.queries += about[0] as usize;
+        self.context += about[1];
+        self.d = about[2] as usize;
+        self.fixed += about[3];
         self.documents += 1;
-        Ok(())
     }
 
     /// Adds density, error and entries of buckets for each shape. All shapes meet the same luck.

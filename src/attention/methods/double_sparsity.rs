@@ -118,6 +118,8 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     about: "mean |q·k|, |q| and |k| of every channel",
     params: &[],
     reading: Reading::STATISTICS,
+    text: None,
+    import: None,
     start: |assignment, _| Ok(Box::new(ChannelMeans::new(assignment.model, assignment.rotation.clone()))),
 };
 
@@ -462,6 +464,7 @@ impl Collector for ChannelMeans {
                 "query and key of the same token, after RoPE; q_pre and k_pre before it".to_owned(),
             )]),
             notes: vec![format!("the first {channels} channels carry {percents} of mean |q·k| (mean over KV heads)")],
+            held_out: None,
         }
     }
 }
@@ -566,7 +569,7 @@ mod tests {
         let model = shape(4, 2, d);
         let mut collector = super::super::tests::collector(NAME, &model, 0);
         collector.observe(&PrefillChunk::new(0, 0, &queries, 4, &kv));
-        let Collected { tensors, settings, notes } = collector.finish();
+        let Collected { tensors, settings, notes, .. } = collector.finish();
         assert!(notes[0].contains("of 8 channels carry"), "{notes:?}");
         let (kind, data) = (NAME.to_owned(), String::new());
         let info = ArtefactInfo { format: FORMAT, kind, model, data, seed: 0, blocks: 1, tokens, settings };

@@ -73,6 +73,8 @@ pub(super) const CALIBRATION: Calibration = Calibration {
         ParamInfo { key: "last", default: "128", about: "last tokens of each prompt, whose queries count" },
     ],
     reading: Reading { text: ReadingText::Rows, tokens: 65_536, length: 8192, held_out: 0, resumable: false },
+    text: None,
+    import: None,
     start: |assignment, params| Ok(Box::new(StreamingErrors::new(assignment.model, Settings::read(params)?))),
 };
 
@@ -164,7 +166,7 @@ impl DuoAttention {
         let streamed: usize = (0..prompt.rows).map(|position| fixed.tokens(position)).sum();
         let missing = (density * all - streamed as f64) / (all - streamed as f64).max(1.0);
         let layers = self.heads().ranks.len();
-        let dense: Vec<bool> = (0..layers).map(|l| prompt.policy.dense_layers.contains(l, layers)).collect();
+        let dense = prompt.policy.dense(layers);
         self.heads().share_with(missing.clamp(0.0, 1.0), &dense)
     }
 }
@@ -415,6 +417,7 @@ impl Collector for StreamingErrors {
             tensors: errors.iter().enumerate().map(tensor).collect(),
             settings: BTreeMap::from(numbers.map(|(key, number)| (key.to_owned(), number.to_string()))),
             notes: vec![in_words(&errors, positions, sink + recent)],
+            held_out: None,
         }
     }
 }

@@ -8,10 +8,8 @@
 //! beside the graph. Both parts are one
 //! softmax; the paper's listing (l. 14–15) adds two that are normalised apart, which is not attention.
 //!
-//! **Budgets by layer.** `schedule=linear` lets `k` grow in proportion to a layer's place, from the first to
-//! the last of the layers that are not dense, with the sum of `schedule=uniform` (the paper's §4.4 states no
-//! slope). Rounding keeps the sum exact: layer `i` of `L` gets `C(i) − C(i−1)` with `C(i) = ⌊k·i·(i+1)/(L+1)⌋`.
-//! A layer that is given more than there are candidates picks all; the others do not get what it leaves.
+//! **Budgets by layer** (the paper's §4.4, which states no slope) are those of any method: `schedule=linear`
+//! ([`Schedule`](crate::attention::Schedule)).
 //!
 //! **Where there is nothing to search.** If `k` is the number of candidates or above, all are picked and none
 //! is scored, whatever the index.
@@ -41,11 +39,6 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "k", default: "64", about: "tokens picked beyond the static ones, mean over layers" },
         ParamInfo { key: "ratio", default: "-", about: "instead of k: share of the context, above 0 to 1" },
         ParamInfo {
-            key: "schedule",
-            default: "uniform",
-            about: "uniform | linear: the same k at every layer, or growing from the first to the last",
-        },
-        ParamInfo {
             key: "ef",
             default: SearchWidth::USUAL,
             about: "hnsw: keys held while searching, a number or a multiple of k; more find more (at least k)",
@@ -69,8 +62,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             Kind::Hnsw => KnnIndex::Hnsw(GraphSearch::read(params)?),
         };
         let budget = params.budget(Budget::Tokens(64))?;
-        let linear = params.choice("schedule", &["uniform", "linear"])? == "linear";
-        Ok(Arc::new(Knn { index, budget, linear, per: Granularity::read_per(params)? }))
+        Ok(Arc::new(Knn { index, budget, per: Granularity::read_per(params)? }))
     },
 };
 
@@ -78,8 +70,6 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 struct Knn {
     index: KnnIndex,
     budget: Budget,
-    /// `k` grows from the first to the last layer.
-    linear: bool,
     per: Granularity,
 }
 
@@ -167,7 +157,7 @@ impl Method for Knn {
         beams: &mut Workspaces<Beam>,
         cost: &mut Cost,
     ) -> Selection {
-        let k = self.tokens(step);
+        let k = self.budget.tokens(step.context);
         if k >= step.candidates.len() {
             return pick_all(step, self.per);
         }
@@ -189,19 +179,6 @@ impl Method for Knn {
 
     fn tail_rule(&self) -> TailRule {
         TailRule::Indexed("new keys are scored one by one beside the graph, as indexes buffer what is to be inserted")
-    }
-}
-
-impl Knn {
-    /// Tokens to pick at the layer of a step.
-    fn tokens(&self, step: &Step<'_>) -> usize {
-        let k = self.budget.tokens(step.context);
-        if !self.linear {
-            return k;
-        }
-        let of = step.depth.of as u128;
-        let up_to = |layers: usize| (k as u128 * (layers as u128 * (layers as u128 + 1))) / (of + 1);
-        (up_to(step.depth.rank + 1) - up_to(step.depth.rank)) as usize
     }
 }
 

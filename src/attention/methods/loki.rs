@@ -75,6 +75,8 @@ pub(super) const CALIBRATION: Calibration = Calibration {
     about: "principal components of the keys",
     params: &[],
     reading: Reading::STATISTICS,
+    text: None,
+    import: None,
     start: |assignment, _| Ok(Box::new(KeyCovariances::new(assignment.model))),
 };
 
@@ -227,6 +229,7 @@ impl Collector for KeyCovariances {
             notes: vec![format!(
                 "the first {components} components hold {percents} of the keys' variance (mean over KV heads)"
             )],
+            held_out: None,
         }
     }
 }

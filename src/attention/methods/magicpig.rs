@@ -87,8 +87,9 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("K", "10"), ("L", "150"), ("sink", "4"), ("local", "64"), ("dense_layers", "0+50%")],
-            source: "MagicPIG §5.1: (10,150), 4 sink and 64 local tokens, layers 0 and 16 of 32 kept dense",
+            values: &[("K", "10"), ("L", "150"), ("sink", "4"), ("local", "64"), ("dense_layers", "0-48/16")],
+            source: "MagicPIG §5: (10,150), 4 sink and 64 local tokens, layers 0 and 16 kept dense, and of a model with 80 layers \
+                     0, 16, 32 and 48 (Table 5): every 16th up to 48, as far as a model has them, as in its code",
         },
         Preset {
             name: "repo",
@@ -98,10 +99,10 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
                 ("u_floor", "1e-4"),
                 ("sink", "4"),
                 ("local", "64"),
-                ("dense_layers", "0+50%"),
+                ("dense_layers", "0-48/16"),
             ],
             source: "MagicPIG's code, models/attnserver.py and library/sparse_attention: 1e-4 is added to u; dense \
-                     layers 0, 16, 32, 48, which is 0 and 16 of a model with 32; for one with 80 write 0+16+32+48",
+                     layers 0, 16, 32, 48, as far as a model has them (0, 16 and 32 of 40); an earlier version has 64, too",
         },
     ],
     build: |params| Ok(Arc::new(MagicPig::read(params)?)),

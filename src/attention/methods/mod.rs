@@ -55,7 +55,8 @@ use super::calibration::Calibration;
 use super::channels::Channels;
 use super::granularity::{Granularity, Reduce};
 use super::{
-    AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Role, Setting, Tail, TailRule,
+    AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Role, Schedule, Setting, Tail,
+    TailRule,
 };
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
@@ -243,7 +244,7 @@ pub const CALIBRATIONS: &[Calibration] =
 pub const POLICY_PARAMS: &[ParamInfo] = &[
     ParamInfo { key: "sink", default: "4", about: "first tokens, always attended" },
     ParamInfo { key: "local", default: "64", about: "last tokens of the prefix, always attended" },
-    ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0+50%" },
+    ParamInfo { key: "dense_layers", default: "none", about: "layers left dense: 0+1, 0-2, 0-48/16, 0+50%" },
     ParamInfo {
         key: "tail",
         default: "exact",
@@ -255,6 +256,12 @@ pub const POLICY_PARAMS: &[ParamInfo] = &[
         default: "-",
         about: "instead of the method's own budget: share of the context attended, static tokens included, in layers \
                 that are not dense",
+    },
+    ParamInfo {
+        key: SCHEDULE,
+        default: "uniform",
+        about: "uniform | linear | W+W+...: how a budget of tokens (k, ratio, density) is dealt out to the layers that are not \
+                dense: alike, growing with depth, or by a weight for each layer of the model",
     },
     ParamInfo {
         key: "preset",
@@ -295,7 +302,8 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
         params.fill(preset(entry, &name)?);
     }
     let method = (entry.build)(&mut params)?;
-    let policy = read_policy(&mut params, policy, method.tail_rule())?;
+    let schedule = read_schedule(&mut params)?;
+    let policy = Policy { schedule, ..read_policy(&mut params, policy, method.tail_rule())? };
     // A method without parameters (the dense reference) has nothing that sink or window could change.
     if !entry.params.is_empty() {
         note_policy(&mut params, &policy, method.tail_rule());
@@ -325,7 +333,28 @@ fn read_policy(params: &mut Params, default: &Policy, rule: TailRule) -> Result<
         Some(text) => DenseLayers::parse(&text)?,
     };
     let tail = read_tail(params, default.tail, rule)?;
-    Ok(Policy { sink, local, dense_layers, tail })
+    Ok(Policy { sink, local, dense_layers, tail, schedule: Schedule::default() })
+}
+
+/// The parameter that says how a budget is dealt out to layers.
+const SCHEDULE: &str = "schedule";
+
+/// How the budget is dealt out to layers, if the method has one in tokens.
+fn read_schedule(params: &mut Params) -> Result<Schedule, UsageError> {
+    let given: Option<Schedule> = params.take(SCHEDULE).map(|text| text.parse()).transpose()?;
+    if params.has_layer_budgets() {
+        let schedule = given.unwrap_or_default();
+        params.note_unless_default(SCHEDULE, &schedule, &Schedule::default());
+        return Ok(schedule);
+    }
+    match given {
+        None | Some(Schedule::Uniform) => Ok(Schedule::default()),
+        Some(schedule) => {
+            Err(UsageError::new(format!("method `{}` has no `{SCHEDULE}={schedule}`", params.method())).hint(
+                "shares of layers are shares of a budget in tokens (k, ratio, density) that the method does not deal out itself",
+            ))
+        }
+    }
 }
 
 /// What becomes of the tail under a method with this rule: what is asked of all methods, as far as this one can do it;

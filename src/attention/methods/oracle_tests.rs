@@ -21,7 +21,8 @@ use crate::attention::calibration::PrefillChunk;
 use crate::attention::engine::head_seed;
 use crate::attention::kmeans::kmeans;
 use crate::attention::{
-    Context, Depth, HeadPrefix, IndexCache, Picks, PromptShape, PromptStats, Selection, Step, Weighting, mix_seed,
+    Context, Depth, HeadPrefix, IndexCache, LayerShare, Picks, PromptShape, PromptStats, Selection, Step, Weighting,
+    mix_seed,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -213,7 +214,7 @@ impl Scene {
         let seed = head_seed(seed, layer, kv_head);
         let index = method.method.build(&HeadPrefix {
             layer,
-            depth: Depth { rank: layer, of: LAYERS },
+            depth: Depth { rank: layer, of: LAYERS, share: LayerShare::default() },
             rotation: None,
             kv_head,
             keys,
@@ -227,7 +228,7 @@ impl Scene {
         let [key, value] = &self.own[layer];
         let step = Step {
             layer,
-            depth: Depth { rank: layer, of: LAYERS },
+            depth: Depth { rank: layer, of: LAYERS, share: LayerShare::default() },
             kv_head,
             queries: &self.queries[layer][kv_head * GROUP * D..][..GROUP * D],
             d: D,
@@ -1409,6 +1410,110 @@ fn oracle_sampling_draws_by_the_softmax_of_each_head() {
                 "head {i} by the softmax of {j}: χ² = {statistic} at {degrees} degrees of freedom"
             );
         }
+    }
+}
+
+/// With `proposal=value_norm` tokens are drawn in proportion to `w‖v‖` and weigh `w/u` times their share of the draws.
+#[test]
+fn value_norms_are_part_of_what_is_drawn_by_and_taken_out_again() {
+    const SEEDS: u64 = 60;
+    const BUDGET: usize = 64;
+    let scene = Scene::with_clusters();
+    let spec = format!("oracle_sampling:budget={BUDGET},proposal=value_norm");
+    let method = Scene::method(&spec, &Policy { sink: SINK, local: LOCAL, ..none() });
+    let stats = scene.stats(&method);
+    for place in [(0, 1), (1, 0)] {
+        let head = scene.head(place.0, place.1, SINK..TOKENS - LOCAL);
+        for h in 0..GROUP {
+            let weight = |t: usize| if head.candidates.contains(&t) { (scale() * head.dot(h, t)).exp() } else { 0.0 };
+            let mass: f64 = (0..TOKENS).map(weight).sum();
+            let proposed: Vector = (0..TOKENS).map(|t| weight(t) * norm(&head.values[t])).collect();
+            let all: f64 = proposed.iter().sum();
+            let mut drawn = vec![0.0; TOKENS];
+            for seed in 0..SEEDS {
+                let Selection::PerHead(picks) = scene.picks(&method, &stats, place, &head.candidates, seed) else {
+                    panic!("draws for each query head")
+                };
+                let Weighting::Direct { weights, log_mass } = &picks[h].weighting else { panic!("given weights") };
+                assert!((f64::from(*log_mass) - mass.ln()).abs() < 1e-4, "{log_mass} for {}", mass.ln());
+                let mut draws = 0.0;
+                for (t, given) in picks[h].tokens.iter().map(|t| *t as usize).zip(weights) {
+                    let times = f64::from(*given) * BUDGET as f64 * (proposed[t] / all) / (weight(t) / mass);
+                    assert!((times - times.round()).abs() < 1e-3 && times > 0.5, "token {t}: {times} draws");
+                    drawn[t] += times.round();
+                    draws += times.round();
+                }
+                assert_eq!(draws, BUDGET as f64);
+            }
+            let total = (SEEDS * BUDGET as u64) as f64;
+            let fits = |probabilities: &[f64]| {
+                let often = |t: &usize| total * probabilities[*t] >= 5.0;
+                let pooled = |of: &[f64], factor: f64| -> Vector {
+                    let mut cells: Vector = (0..TOKENS).filter(often).map(|t| of[t] * factor).collect();
+                    cells.push((0..TOKENS).filter(|t| !often(t)).map(|t| of[t] * factor).sum());
+                    cells
+                };
+                let (counts, expected) = (pooled(&drawn, 1.0), pooled(probabilities, total));
+                chi_square(&counts, &expected) < quantile(counts.len() as f64 - 1.0)
+            };
+            assert!(fits(&proposed.iter().map(|u| u / all).collect::<Vector>()), "{place:?}, head {h}");
+            let by_weight: Vector = (0..TOKENS).map(|t| weight(t) / mass).collect();
+            assert!(!fits(&by_weight), "the test can tell them apart: {place:?}, head {h}");
+        }
+    }
+}
+
+/// With `draw_from=all` nothing is exact: outputs are means of values drawn from the whole softmax (Definition 3.1), which on average
+/// over seeds are exact attention's; so are those of draws by value norms, and of draws beside static tokens.
+#[test]
+fn draws_from_all_tokens_have_exact_attention_as_their_mean() {
+    const SEEDS: u64 = 600;
+    let scene = Scene::with_clusters();
+    let policy = Policy { sink: SINK, local: LOCAL, ..none() };
+    let exact = scene.outputs(&Scene::method("full", &policy));
+    for (spec, is_all) in [
+        ("oracle_sampling:budget=40,draw_from=all", true),
+        ("oracle_sampling:budget=40,draw_from=all,proposal=value_norm", true),
+        ("oracle_sampling:budget=40,proposal=value_norm", false),
+        ("oracle_sampling:budget=40", false),
+    ] {
+        let method = Scene::method(spec, &policy);
+        let mut outputs: Vec<Vec<Vector>> = Vec::new();
+        let mut attended_last = 0;
+        for seed in 0..SEEDS {
+            let mut fork = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false);
+            let [key, value] = &scene.own[0];
+            let mut out = vec![f32::NAN; HEADS * D];
+            let picked = {
+                let mut other = IndexCache::new(scene.prefix.clone(), KvDtype::F32, seed).fork(&method, false);
+                other.pick(0, &scene.queries[0], key, value)
+            };
+            fork.step(0, &scene.queries[0], key, value, &mut out);
+            outputs.push(vec![wide(&out).concat()]);
+            for picked in &picked {
+                assert_eq!(picked.exact.tokens(TOKENS + 1) == 0, is_all, "{spec}");
+                let Some(Selection::PerHead(heads)) = &picked.selection else { panic!("{spec}: draws for each head") };
+                attended_last += heads.iter().filter(|p| p.tokens.contains(&(TOKENS as u32))).count();
+                if is_all && !spec.contains("value_norm") {
+                    // The output is what the weights say, and nothing else.
+                    let Weighting::Direct { weights, .. } = &heads[0].weighting else { panic!("given weights") };
+                    assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5 && heads[0].tokens.len() <= 40);
+                }
+            }
+        }
+        assert_eq!(attended_last > 0, is_all, "{spec}: the current token is drawn like any other");
+        let expected = exact[0].concat();
+        let mut distance = 0.0;
+        for (c, expected) in expected.iter().enumerate() {
+            let values: Vector = outputs.iter().map(|out| out[0][c]).collect();
+            let mean = values.iter().sum::<f64>() / SEEDS as f64;
+            let deviation = (values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (SEEDS - 1) as f64).sqrt();
+            let error = deviation / (SEEDS as f64).sqrt();
+            assert!(error > 0.0, "{spec}: it is drawn");
+            distance += ((mean - expected) / error).powi(2);
+        }
+        // Of independent numbers this would be χ² with as many degrees of freedom; those of a head depend on each other.
+        assert!(distance < 2.0 * expected.len() as f64, "{spec}: {distance} for {}", expected.len());
     }
 }
 

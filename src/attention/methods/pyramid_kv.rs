@@ -48,6 +48,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     build: |params| {
         let snapkv = SnapKv::read(params, 2040, 8)?;
         let beta = params.get_minor("beta", 20)?;
+        params.deals_to_layers_itself();
         Ok(Arc::new(snapkv.with_layers(LayerBudgets::Pyramid(beta))))
     },
 };
@@ -79,7 +80,9 @@ mod tests {
         {
             let (mean, candidates) = ((capacity - window) as usize, (tokens - window) as usize);
             let ours: Vec<usize> = (0..layers as usize)
-                .map(|rank| pyramid(mean, beta as usize, candidates, Depth { rank, of: layers as usize }))
+                .map(|rank| {
+                    pyramid(mean, beta as usize, candidates, Depth { rank, of: layers as usize, ..Depth::default() })
+                })
                 .collect();
             let expected = of_the_code(capacity, window, tokens, layers, beta);
             for (layer, (ours, expected)) in ours.iter().zip(expected).enumerate() {
@@ -90,8 +93,12 @@ mod tests {
             assert!(sum.abs_diff(mean * layers as usize) <= layers as usize / 2, "{ours:?} for a mean of {mean}");
             assert!(ours[0] > 3 * ours[layers as usize - 1] / 2 && ours.is_sorted_by(|a, b| a >= b), "{ours:?}");
         }
-        assert_eq!(pyramid(60, 20, 100, Depth { rank: 1, of: 4 }), 60, "more than half: all keep as many");
-        assert_eq!(pyramid(60, 20, 1000, Depth { rank: 0, of: 1 }), 60, "a layer alone");
+        assert_eq!(
+            pyramid(60, 20, 100, Depth { rank: 1, of: 4, ..Depth::default() }),
+            60,
+            "more than half: all keep as many"
+        );
+        assert_eq!(pyramid(60, 20, 1000, Depth::default()), 60, "a layer alone");
     }
 
     /// What each layer attends is the output of exact attention over the tokens with the most votes, by loops.

@@ -147,7 +147,7 @@ pub(super) fn window_tokens(window: Tuned<NonZero<usize>>, policy: &Policy, tota
     match window {
         Tuned::Value(window) => window.get(),
         Tuned::Density(density) => {
-            Context { tokens: total_tokens, fixed: policy.sink.min(total_tokens) }.missing(density).max(1)
+            Context::new(total_tokens, &(policy.sink.min(total_tokens)..total_tokens)).missing(density).max(1)
         }
     }
 }

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::attention::artefact::{Artefact, ArtefactInfo, FORMAT, ModelShape, write};
-use crate::attention::calibration::{Assignment, Collector, PrefillChunk};
+use crate::attention::calibration::{Assignment, Collector, PrefillChunk, TextKind};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
     Context, Depth, Fork, HeadPrefix, IndexCache, PromptHead, PromptShape, PromptStats, RecentQueries, Rotation,
@@ -48,9 +48,11 @@ pub(super) fn collector(spec: &str, model: &ModelShape, tokens: usize) -> Box<dy
     let spec = expand_grid(spec).unwrap().remove(0);
     let calibration = CALIBRATIONS.iter().find(|c| c.kind == spec.name).unwrap();
     let mut params = Params::new(&spec);
-    let collector =
-        (calibration.start)(&Assignment { rotation: Some(Arc::new(Turn)), model, seed: 3, tokens }, &mut params)
-            .unwrap();
+    let collector = (calibration.start)(
+        &Assignment { rotation: Some(Arc::new(Turn)), model, seed: 3, tokens, text: TextKind::Tasks },
+        &mut params,
+    )
+    .unwrap();
     params.finish().unwrap();
     collector
 }
@@ -637,6 +639,11 @@ const ORDINARY: &[&str] = &[
     "hash_attention:ratio=0.1,per=kv_head",
     "knn:index=flat,k=8",
     "knn:index=flat,k=8,schedule=linear",
+    "oracle_sampling:draw_from=all",
+    "oracle_sampling:proposal=value_norm",
+    "oracle_sampling:draw_from=all,proposal=value_norm,density=0.1",
+    "hip:k=8,schedule=0",
+    "quest:page=8,k=16,schedule=linear",
     "knn:k=8",
     "knn:ratio=0.1,ef=1k,M=2,ef_construction=2,per=kv_head",
     "knn:k=5,ef=100,schedule=linear",
@@ -809,6 +816,95 @@ fn density_is_what_the_budget_says() {
         let (_, fork) = run(&prefix, spec, &policy, 2, 1);
         let measured = fork.costs().total(|_| true).density();
         assert!((measured - density).abs() < 1e-9, "{spec}: {measured} instead of {density}");
+    }
+}
+
+/// A schedule gives each layer what a method with that budget at all layers has there: the same tokens, the same output. Every
+/// method takes one, or says that it has no budget that could be dealt out.
+#[test]
+fn every_budget_of_tokens_is_dealt_out_to_layers_by_a_schedule() {
+    const WEIGHTS: [usize; 4] = [0, 4, 2, 2];
+    let prefix = prefix(4, 2, 400, D);
+    let policy = Policy { sink: 4, local: 16, ..none() };
+    let fine = |name: &'static str| match name {
+        "infllm" => "infllm:page=8",
+        "quest" => "quest:page=8",
+        "snapkv" => "snapkv:window=9",
+        "ada_kv" => "ada_kv:window=9",
+        "h2o" => "h2o:recent=16",
+        name => name,
+    };
+    let (mut dealt, mut refused) = (Vec::new(), Vec::new());
+    let more =
+        ["topk:per=kv_head,reduce=max", "knn:index=flat", "hip:b_k=4,per=kv_head", "topk:pick=sample,epsilon=0.4"];
+    for base in METHODS.iter().filter(|m| !m.params.is_empty()).map(|m| fine(m.name)).chain(more) {
+        let with = |more: &str| format!("{base}{}{more}", if base.contains(':') { "," } else { ":" });
+        let scheduled = with("k=16,schedule=0+4+2+2");
+        let is_taken = |spec: &str| configure(&expand_grid(spec).unwrap()[0], &policy);
+        if let Err(e) = is_taken(&with("schedule=linear")) {
+            assert!(e.what.contains("has no `schedule=linear`"), "{base}: {}", e.what);
+            refused.push(base);
+            continue;
+        }
+        dealt.push(base);
+        let (out, fork) = run(&prefix, &scheduled, &policy, 4, 1);
+        assert!(out.iter().all(|x| x.is_finite()), "{scheduled}");
+        let width = out.len() / 4;
+        for (layer, weight) in WEIGHTS.into_iter().enumerate().skip(1) {
+            let (own, alone) = run(&prefix, &with(&format!("k={}", 16 * weight / 2)), &policy, 4, 1);
+            let of = |out: &[f32]| out[layer * width..][..width].to_vec();
+            assert_eq!(of(&out), of(&own), "{scheduled}, layer {layer}");
+            let [with_all, alone] = [&fork, &alone].map(|fork| fork.costs().layers()[layer].attended_tokens);
+            assert_eq!(with_all, alone, "{scheduled}, layer {layer}");
+        }
+        // With nothing to pick, a layer attends what is static.
+        let nothing = &fork.costs().layers()[0];
+        let draws_more = |name: &&str| base.starts_with(*name);
+        if !["rocketkv", "vattention", "topk:pick=sample"].iter().any(|name| draws_more(name)) {
+            assert!(nothing.attended_tokens <= nothing.steps * 40, "{scheduled}: {}", nothing.attended_tokens);
+        }
+    }
+    assert!(dealt.len() >= 20, "{dealt:?}");
+    for own in ["magicpig", "pyramid_kv", "topp", "streaming_llm", "oracle_sampling"] {
+        assert!(refused.contains(&own), "{refused:?}");
+    }
+    assert_eq!(configured("topk:schedule=uniform,k=3", &policy).label(), "topk:k=3,local=16");
+    let e = configure(&expand_grid("full:schedule=linear").unwrap()[0], &policy).unwrap_err();
+    assert!(e.what.contains("has no `schedule=linear`"), "{}", e.what);
+}
+
+/// What is kept of a prefix when it ends hangs on the schedule, so runs with others share no index.
+#[test]
+fn runs_with_other_schedules_have_indexes_of_their_own() {
+    let (layers, heads) = (2, 2);
+    let prefix = prefix(layers, 1, 300, D);
+    let attended: Vec<Vec<u64>> = {
+        let methods =
+            ["snapkv:k=16,window=9", "snapkv:k=16,window=9,schedule=1+3", "snapkv:k=16,window=9,schedule=3+1"]
+                .map(|spec| configured(spec, &none()));
+        let stats = random_stats(&methods[0].method, &prefix, heads);
+        let mut cache = cache(&prefix, heads, 5).with_stats(stats);
+        let attended = |method: &Configured| {
+            let mut fork = cache.fork(method, false);
+            let (q, k, v) = (noise(heads * D, 1), noise(D, 2), noise(D, 3));
+            (0..layers).for_each(|layer| fork.step(layer, &q, &k, &v, &mut vec![0.0; heads * D]));
+            fork.costs().layers().iter().map(|cost| cost.attended_tokens / heads as u64 - 10).collect()
+        };
+        methods.iter().map(attended).collect()
+    };
+    assert_eq!(attended, [[16, 16], [8, 24], [24, 8]]);
+}
+
+/// Dense layers are left out of a schedule's total, and a density is met by all sparse layers together.
+#[test]
+fn a_schedule_meets_a_density_over_the_layers_that_are_not_dense() {
+    let prefix = prefix(4, 1, 1000, D);
+    let policy = Policy { sink: 4, local: 16, dense_layers: DenseLayers::parse("1").unwrap(), ..none() };
+    for schedule in ["uniform", "linear", "1+9+3+2"] {
+        let spec = format!("topk:density=0.2,schedule={schedule}");
+        let (_, fork) = run(&prefix, &spec, &policy, 2, 1);
+        let achieved = fork.costs().total(|layer| !fork.is_dense(layer)).density();
+        assert!((achieved - 0.2).abs() < 1e-3, "{spec}: {achieved}");
     }
 }
 
@@ -1567,7 +1663,7 @@ fn specs_are_checked_and_canonical() {
     );
     assert_eq!(label("magicpig"), "magicpig:K=10,L=150");
     assert_eq!(label("magicpig:center=true,L=75,K=8,seed=1"), "magicpig:K=8,L=75");
-    assert_eq!(label("magicpig:preset=repo,seed=2"), "magicpig:K=10,L=150,u_floor=0.0001,seed=2,dense_layers=0+50%");
+    assert_eq!(label("magicpig:preset=repo,seed=2"), "magicpig:K=10,L=150,u_floor=0.0001,seed=2,dense_layers=0-48/16");
     assert_eq!(label("double_sparsity"), "double_sparsity:channels=d/4,label_bits=4,k=64");
     assert_eq!(label("double_sparsity:channels=08,kind=q,k=1"), "double_sparsity:channels=8,label_bits=4,kind=q,k=1");
     assert_eq!(label("loki:rank=d"), "loki:rank=d,ratio=0.03");

@@ -38,8 +38,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     presets: &[
         Preset {
             name: "paper",
-            values: &[("sink", "4"), ("local", "64"), ("dense_layers", "0+50%")],
-            source: "MagicPIG §5 (baselines): 4 sink and 64 local tokens, layers 0 and 16 of 32 kept dense",
+            values: &[("sink", "4"), ("local", "64"), ("dense_layers", "0-48/16")],
+            source: "MagicPIG §5 (baselines): 4 sink and 64 local tokens, layers 0 and 16 kept dense (of 80 layers 0, 16, 32, 48)",
         },
         Preset {
             name: "repo",

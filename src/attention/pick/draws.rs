@@ -1,6 +1,9 @@
 //! Independent draws from the distribution that the scores, taken for logits, give to the candidates (MagicPIG,
 //! Definition 3.1 and eq. 4–5): a token weighs as often as it was drawn.
 //!
+//! With `proposal=value_norm` tokens are drawn with probability `u_i ∝ w_i‖v_i‖` (MagicPIG, Appendix C), and a token that was drawn
+//! `f_i` times weighs `(f_i/B)·(w_i/u_i)`: unbiased as well, with the least variance that independent draws can have about zero.
+//!
 //! With `density=` one number of draws is solved for all heads of an example: the least from which the expected
 //! number of distinct tokens, `Σ 1 − (1 − w_i)^B`, is large enough on the last queries of its prefix. Where
 //! attention is sharp no number of draws is; the most tried is 16 for each candidate.
@@ -18,7 +21,7 @@ use crate::attention::device::{DevicePicker, LeastPages};
 use crate::attention::device::{DeviceRoom, DeviceStep, RowSeed};
 #[cfg(feature = "cuda")]
 use crate::attention::method::mix_seed;
-use crate::attention::{Context, Histogram, Picks, Probe, Solved, Tuned, Weighting, least_reaching};
+use crate::attention::{Context, Histogram, Picks, Probe, ProbeHead, Solved, Tuned, Weighting, least_reaching};
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{DRAW_KEY, GpuError, Pages, Scores};
@@ -27,6 +30,17 @@ use crate::kernels::cuda::{DRAW_KEY, GpuError, Pages, Scores};
 pub(in crate::attention) struct Draws {
     /// Draws for each query.
     pub budget: Tuned<NonZero<usize>>,
+    /// What draws are made in proportion to.
+    pub proposal: Proposal,
+}
+
+/// What a token's probability of being drawn is in proportion to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attention) enum Proposal {
+    /// Its weight `w`.
+    Attention,
+    /// `w‖v‖`, its weight times the norm of its value.
+    ValueNorm,
 }
 
 /// Scores are written, and passed over for the largest and for the sums.
@@ -41,6 +55,24 @@ fn expected_distinct(weights: &Histogram, draws: usize) -> f64 {
     weights.mean(|x| -(draws as f64 * (-(-SMALLEST_LOG_WEIGHT * x).exp()).ln_1p()).exp_m1())
 }
 
+impl Proposal {
+    /// What is added to the logarithm of each candidate's weight.
+    fn log_norms(self, head: &ProbeHead<'_>) -> Vec<f64> {
+        let (prefix, candidates) = (&head.prefix, head.prefix.candidates.clone());
+        match self {
+            Self::Attention => vec![0.0; candidates.len()],
+            Self::ValueNorm => {
+                let values = prefix.values.slice(candidates, prefix.d).to_f32();
+                let log_norm = |v: &[f32]| {
+                    let square: f64 = v.iter().map(|x| f64::from(*x).powi(2)).sum();
+                    0.5 * square.max(f64::MIN_POSITIVE).ln()
+                };
+                values.chunks_exact(prefix.d).map(log_norm).collect()
+            }
+        }
+    }
+}
+
 impl Picker for Draws {
     fn is_known(&self) -> bool {
         self.budget.density().is_none()
@@ -51,49 +83,66 @@ impl Picker for Draws {
         let wanted = probe.tokens(self.budget.density()?) / probe.candidates() as f64;
         let weights = Histogram::pooled(probe.measure(|head| {
             let mut weights = Histogram::new();
+            let norms = self.proposal.log_norms(head);
             head.each_logits(|logits| {
-                let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-                let log_sum = max + logits.iter().map(|x| (f64::from(*x) - max).exp()).sum::<f64>().ln();
-                logits.iter().for_each(|x| weights.add((log_sum - f64::from(*x)) / SMALLEST_LOG_WEIGHT));
+                let logs: Vec<f64> = logits.iter().zip(&norms).map(|(x, norm)| f64::from(*x) + norm).collect();
+                let max = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let log_sum = max + logs.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
+                logs.iter().for_each(|x| weights.add((log_sum - x) / SMALLEST_LOG_WEIGHT));
             });
             weights
         }));
         let draws = 1..=MOST_DRAWS * probe.candidates();
         let budget = least_reaching(draws, wanted, |draws| expected_distinct(&weights, draws));
-        let picker = Self { budget: Tuned::Value(NonZero::new(budget)?) };
+        let picker = Self { budget: Tuned::Value(NonZero::new(budget)?), ..*self };
         Some(Solved { method: Arc::new(picker), params: format!("budget={budget}") })
     }
 
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
+        // Of a prefix without a candidate no number of draws follows: what comes after it is attended whole.
+        let Tuned::Value(budget) = self.budget else {
+            return Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
+        };
         cost.select_bytes += PASSES * row.pass();
         let max = row.scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let norms = match self.proposal {
+            Proposal::Attention => Vec::new(),
+            Proposal::ValueNorm => (row.value_norms)(cost),
+        };
         let mut cumulative = Vec::with_capacity(row.scores.len());
-        let mut total = 0.0f64;
-        for s in row.scores {
-            total += f64::from((row.scale * (s - max)).exp());
+        let (mut total, mut mass) = (0.0f64, 0.0f64);
+        for (i, s) in row.scores.iter().enumerate() {
+            let weight = f64::from((row.scale * (s - max)).exp());
+            mass += weight;
+            total += norms.get(i).map_or(weight, |norm| weight * f64::from(*norm));
             cumulative.push(total);
         }
         let mut rng = row.rng();
-        let budget = self.budget.value().get();
+        let budget = budget.get();
         let mut draws: Vec<u32> = (0..budget)
             .map(|_| {
                 let x = rng.random::<f64>() * total;
                 cumulative.partition_point(|c| *c <= x).min(row.scores.len() - 1) as u32
             })
             .collect();
+        // What a token drawn with `u` in place of `w` weighs; values that are all zero add nothing, whatever they weigh.
+        let correction = |token: u32| match norms.get(token as usize) {
+            Some(norm) if *norm > 0.0 => (total / (f64::from(*norm) * mass)) as f32,
+            _ => 1.0,
+        };
         draws.sort_unstable();
         let first = row.candidates.start as u32;
         let mut picks: (Vec<u32>, Vec<f32>) = Default::default();
         for run in draws.chunk_by(|a, b| a == b) {
             picks.0.push(run[0] + first);
-            picks.1.push(run.len() as f32 / budget as f32);
+            picks.1.push(correction(run[0]) * (run.len() as f32 / budget as f32));
         }
-        let log_mass = row.scale * max + (total as f32).ln();
+        let log_mass = row.scale * max + (mass as f32).ln();
         Picks { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } }
     }
 
     fn device(&self) -> Option<&dyn DevicePicker> {
-        self.is_known().then_some(self as &dyn DevicePicker)
+        (self.is_known() && self.proposal == Proposal::Attention).then_some(self as &dyn DevicePicker)
     }
 }
 

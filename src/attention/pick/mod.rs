@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-pub(super) use draws::Draws;
+pub(super) use draws::{Draws, Proposal};
 pub(super) use rescored::{Finer, Rescored};
 pub(super) use sample::Sample;
 pub(super) use share::TopShare;
@@ -218,6 +218,9 @@ pub(super) trait BlindPicker {
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
 pub(super) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
 
+/// Norms of the candidates' values.
+pub(super) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Vec<f32> + Sync + 'a;
+
 /// The candidates of one query with their scores.
 #[derive(Clone)]
 pub(super) struct ScoredRow<'a> {
@@ -245,6 +248,8 @@ pub(super) struct ScoredRow<'a> {
     pub keys: Joined<'a>,
     /// Scores tokens again.
     pub rescore: &'a Rescore<'a>,
+    /// `‖v‖` of every candidate; counts what reading all values costs.
+    pub value_norms: &'a ValueNorms<'a>,
 }
 
 impl ScoredRow<'_> {

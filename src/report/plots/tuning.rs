@@ -1,4 +1,5 @@
-//! What `spattn tune` found, drawn: loss against the budget, with the limit as a line.
+//! What `spattn tune` found, drawn: loss against the budget with the limit as a line, error against density of tables, and what
+//! layers get of a budget with the errors that they have.
 
 use anyhow::Result;
 
@@ -6,6 +7,7 @@ use super::Figure;
 use super::axis::{Axis, tick_label};
 use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::pen::Look;
+use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
 use crate::tune::shapes::{ShapeOutcome, Target};
 use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
 
@@ -130,6 +132,51 @@ pub fn shapes(outcome: &ShapeOutcome) -> Result<Figure> {
                 points(chosen),
             ],
         }],
+    };
+    Ok(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? })
+}
+
+/// What each layer gets of the budget, and the error that it then has, by schedule.
+///
+/// # Errors
+/// If the drawing fails, for which text output gives no cause.
+pub fn schedules(outcome: &ScheduleOutcome) -> Result<Figure> {
+    let title = format!("Budgets and errors by layer: {}", outcome.base);
+    let panel = |title: &str, numbers: fn(&Dealt) -> &Vec<f64>| {
+        let line = |of: &Dealt| {
+            let point = |(layer, y): (&usize, &f64)| Measured { x: *layer as f64, y: *y, ends: None };
+            let points: Vec<Measured> = outcome.layers.iter().zip(numbers(of)).map(point).collect();
+            Data { line: (0..points.len()).collect(), points }
+        };
+        let heights = outcome.schedules.iter().flat_map(|of| numbers(of).iter().copied());
+        Panel {
+            title: title.to_owned(),
+            x: Axis::of_values(&outcome.layers.iter().map(|layer| *layer as f64).collect::<Vec<f64>>()),
+            y: Axis::from_zero(heights.fold(0.0, f64::max)),
+            level: None,
+            focus: None,
+            labels: Vec::new(),
+            data: outcome.schedules.iter().map(line).collect(),
+        }
+    };
+    let name = |(at, of): (usize, &Dealt)| {
+        let mark = if at == outcome.chosen { ", chosen" } else { "" };
+        (format!("{} (mean error {:.4}{mark})", of.name, of.error.mean), Look::Method(at, 0))
+    };
+    let chart = Chart {
+        title: title.clone(),
+        x_label: "layer".to_owned(),
+        y_label: String::new(),
+        x_tick: tick_label,
+        y_tick: tick_label,
+        least_panel: SMALL,
+        has_roles: false,
+        has_level: false,
+        panels: vec![
+            panel("budget, multiples of the mean", |of| &of.multiples),
+            panel("relative error of the output", |of| &of.errors),
+        ],
+        series: outcome.schedules.iter().enumerate().map(name).collect(),
     };
     Ok(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? })
 }

@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Re
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 31] = [
+pub const READERS: [Reader; 32] = [
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -69,6 +69,11 @@ pub const READERS: [Reader; 31] = [
         r#"{"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}"#,
     ),
     reader("gen/gsm8k_cot", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
+    reader(
+        "gen/mmlu_flan_cot",
+        "mmlu/test/all.jsonl",
+        r#"{"question": "Q?", "subject": "world_religions", "choices": ["a", "b", "c", "d"], "answer": 3}"#,
+    ),
     reader("gen/gsm8k:shots=0", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
     reader(
         "gen/coqa",

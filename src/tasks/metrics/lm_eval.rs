@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::qa_f1;
+use super::{python, qa_f1};
 
 /// What lm-eval scores where nothing was found.
 const NOTHING: &str = "[invalid]";
@@ -44,6 +44,20 @@ fn same_number(number: &str, answer: &str) -> f64 {
         text.strip_suffix('.').map_or(text.clone(), str::to_owned)
     };
     f64::from(u8::from(bare(number) == bare(answer)))
+}
+
+/// `get-answer` of MMLU as it is thought through: what follows the first "answer is " up to the last character but one of its line,
+/// compared by `exact_match` whatever the case and without punctuation.
+pub fn answer_is(prediction: &str, answer: &str) -> f64 {
+    const SAID: &str = "answer is ";
+    let behind = |(at, _): (usize, &str)| {
+        let line = prediction[at + SAID.len()..].split('\n').next().unwrap_or_default();
+        let (last, _) = line.char_indices().next_back()?;
+        Some(&line[..last])
+    };
+    let said = prediction.match_indices(SAID).find_map(behind).map_or(NOTHING, python::strip);
+    let bare = |text: &str| text.to_lowercase().replace(|c: char| c.is_ascii_punctuation(), "");
+    f64::from(u8::from(bare(said) == bare(answer)))
 }
 
 /// Answers that differ by more than capitals, in their order: what lm-eval makes of CoQA's before it scores, so that an

@@ -100,6 +100,8 @@ pub enum Metric {
     ContainsInCapitals,
     /// SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents.
     ContainsAllPercent,
+    /// lm-eval's MMLU as it is thought through, `get-answer`: 1 if what follows "answer is" is the reference.
+    AnswerIs,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -118,7 +120,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 37] = [
+static RULES: [Rule; 38] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -171,6 +173,7 @@ static RULES: [Rule; 37] = [
         best(r, |r| infinitebench::contains_in_capitals(p, r))
     }),
     rule(Metric::ContainsAllPercent, "contains_all_percent", |p, r, _| infinitebench::contains_all_percent(p, r)),
+    rule(Metric::AnswerIs, "answer_is", |p, r, _| best(r, |r| lm_eval::answer_is(p, r))),
 ];
 
 impl Metric {
@@ -326,6 +329,7 @@ mod tests {
                     Metric::Name => (metric, words.clone(), words.split(' ').next().unwrap().to_uppercase()),
                     Metric::FunctionChoice => (metric, format!("The answer is: {words}."), words),
                     Metric::Gsm8kStrict => (metric, format!("So it is. The answer is {number}.\n"), number.to_string()),
+                    Metric::AnswerIs => (metric, format!("So the answer is {words}.\n\nQ: more"), words),
                     Metric::Gsm8kFlexible => (metric, format!("3 and more make {number}"), number.to_string()),
                     Metric::Rouge2 => same(format!("{words} end")),
                     _ => same(words),

@@ -23,6 +23,7 @@
 //! function of [`training`](super::training).
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -34,10 +35,10 @@ use super::super::signatures::{Signatures, Ties, pack_signs, words_of};
 use super::super::{ParamInfo, Params, Preset};
 use super::net::SignNet;
 use super::training::{Adam, Batch, GroupNets, LossMean, LossRule, Shape, SoftNet, Wanted};
-use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TRAINING, in_blocks};
+use super::{BITS, ENTRY, KEY_NETS, LABEL, NAME, NETS, NetKind, TEXT, TRAINING, in_blocks, text_name};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape, NamedTensor, Precision};
 use crate::attention::calibration::{
-    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText,
+    Assignment, Calibration, Collected, Collector, PrefillChunk, Reading, ReadingText, TextKind,
 };
 use crate::attention::{MethodSpec, mix_seed};
 use crate::error::UsageError;
@@ -58,6 +59,12 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         BITS,
         LABEL,
         KEY_NETS,
+        ParamInfo {
+            key: TEXT,
+            default: "tasks",
+            about: "tasks | general: what is read if no text is given: training rows that are like the tasks, or running text \
+                    (general with preset=paper and preset=repo)",
+        },
         ParamInfo { key: "steps", default: "16", about: "steps of gradient descent on each chunk of a prompt" },
         ParamInfo { key: "queries", default: "64", about: "queries of the chunk in a step" },
         ParamInfo { key: "top", default: "64", about: "largest tokens that a query should find" },
@@ -90,19 +97,32 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
         },
     ],
     reading: Reading { text: ReadingText::Rows, tokens: 500_000, length: 8192, held_out: 8, resumable: true },
-    start: |assignment, params| Ok(Box::new(Trainer::new(assignment, Settings::read(params)?))),
+    text: Some(|spec| match Settings::read(&mut Params::new(spec))?.text {
+        TextKind::General => Ok(ReadingText::Essays),
+        TextKind::Tasks => Ok(ReadingText::Rows),
+    }),
+    start: |assignment, params| {
+        let settings = Settings::read(params)?;
+        settings.check_text(params, assignment.text)?;
+        Ok(Box::new(Trainer::new(assignment, settings)))
+    },
+    import: Some(super::import::import),
 };
+
+/// What an artefact says of its training where nets were trained elsewhere.
+pub(super) const RELEASED: &str = "by the authors of HashAttention, as released";
 
 /// Settings of the trainings that were published, beside those that the method's preset of the same name has too. The
 /// first is what the defaults are.
 const TRAININGS: [(&str, &[(&str, &str)]); 3] = [("tuned", &[]), ("paper", &PUBLISHED), ("repo", &OF_CODE)];
 
-const PUBLISHED: [(&str, &str); 11] = published("64");
-const OF_CODE: [(&str, &str); 11] = published("32");
+const PUBLISHED: [(&str, &str); 12] = published("64");
+const OF_CODE: [(&str, &str); 12] = published("32");
 
 /// Steps and labels are of HashAttention §4.2, the rest of the authors' `train_hashattention.py`.
-const fn published(top: &str) -> [(&str, &str); 11] {
+const fn published(top: &str) -> [(&str, &str); 12] {
     [
+        (TEXT, "general"),
         ("steps", "1"),
         ("queries", "128"),
         ("top", top),
@@ -153,6 +173,10 @@ const POINTS: usize = 8;
 #[derive(Debug, Clone, PartialEq)]
 struct Settings {
     kind: NetKind,
+    /// What is read if no text is given, or the kind of what was.
+    text: TextKind,
+    /// Whether the user asked for that kind.
+    asks_for_text: bool,
     steps: usize,
     queries: usize,
     top: usize,
@@ -194,9 +218,14 @@ impl std::fmt::Display for Widths {
 
 impl Settings {
     fn read(params: &mut Params) -> Result<Self, UsageError> {
+        let asks_for_text = params.is_given(TEXT);
         let preset = params.choice("preset", &["tuned", "paper", "repo"])?;
         params.fill(&preset_values(preset));
         let kind = NetKind::read(params)?;
+        let text = match params.choice(TEXT, &["tasks", "general"])? {
+            "general" => TextKind::General,
+            _ => TextKind::Tasks,
+        };
         let positive = |params: &mut Params, key: &'static str, default: f32| {
             let value = params.get(key, default, "a number above 0")?;
             match value > 0.0 && value.is_finite() {
@@ -228,6 +257,8 @@ impl Settings {
         let rule = LossRule { scale, mean };
         Ok(Self {
             kind,
+            text,
+            asks_for_text,
             steps,
             queries,
             top,
@@ -242,6 +273,16 @@ impl Settings {
             local,
             against,
         })
+    }
+
+    /// Makes sure that what will be read is what was asked for.
+    fn check_text(&self, params: &Params, read: TextKind) -> Result<(), UsageError> {
+        if !self.asks_for_text || self.text == read {
+            return Ok(());
+        }
+        let (asked, given) = (text_name(self.text), text_name(read));
+        Err(UsageError::new(format!("`{}:{TEXT}={asked}`, and the text that is given is `{given}`", params.method()))
+            .hint(format!("leave `{TEXT}` out: what is learned from a given text is named by it")))
     }
 
     /// The wanted keys of a query with what they weigh: `α + β·context` (eq. 4) on average.
@@ -275,11 +316,16 @@ impl Settings {
 
     /// For [`ArtefactInfo::settings`](crate::attention::artefact::ArtefactInfo::settings).
     fn told(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([
+        let mut told = BTreeMap::from([
             (NETS.to_owned(), self.kind.to_string()),
             (TRAINING.to_owned(), self.training()),
             ("vectors".to_owned(), "after RoPE, as cached".to_owned()),
-        ])
+        ]);
+        // Artefacts that say nothing of it were trained on what is like tasks.
+        if self.text == TextKind::General {
+            told.insert(TEXT.to_owned(), text_name(self.text).to_owned());
+        }
+        told
     }
 }
 
@@ -338,6 +384,8 @@ struct Found {
 struct Examined {
     nets: Vec<Vec<UsedNets>>,
     learned: Vec<Mean>,
+    /// By layer, of the signatures that training sees.
+    soft: Vec<SoftSums>,
     random: Vec<Random>,
 }
 
@@ -353,6 +401,65 @@ struct Random {
     bits: usize,
     planes: RandomPlanes,
     found: Vec<Mean>,
+}
+
+/// Sums of what training looks at, and how queries lie to the tokens that they attend most.
+#[derive(Debug, Clone, Copy, Default)]
+struct SoftSums {
+    loss: f64,
+    /// KV heads whose loss this is.
+    groups: usize,
+    /// Cosines of keys and queries, of their soft signatures, and of the signs of these.
+    cosines: [f64; 3],
+    pairs: usize,
+}
+
+impl SoftSums {
+    fn loss(&self) -> f64 {
+        self.loss / self.groups.max(1) as f64
+    }
+
+    fn cosines(&self) -> [f64; 3] {
+        self.cosines.map(|sum| sum / self.pairs.max(1) as f64)
+    }
+
+    /// Takes in what nets make of some queries of their group.
+    fn add(&mut self, nets: &GroupNets, asked: &Asked, settings: &Settings, d: usize) {
+        self.loss += nets.loss(&asked.batch(settings), settings.rule).0;
+        self.groups += 1;
+        let bits = settings.kind.bits;
+        let soft = |net: &SoftNet, x: &[f32]| net.forward(x).signature;
+        let keys: Vec<Vec<f32>> = nets.keys.iter().map(|net| soft(net, &asked.keys)).collect();
+        for (h, net) in nets.queries.iter().enumerate() {
+            let (queries, keys) = (soft(net, &asked.queries[h]), of_head(&keys, h));
+            for (i, wanted) in asked.wanted[h].iter().enumerate() {
+                let query = (&asked.queries[h][i * d..][..d], &queries[i * bits..][..bits]);
+                for key in nearest(wanted) {
+                    let key = (&asked.keys[key * d..][..d], &keys[key * bits..][..bits]);
+                    let signs = |x: &[f32]| x.iter().map(|x| if *x > 0.0 { 1.0 } else { -1.0 }).collect::<Vec<f32>>();
+                    let cosines =
+                        [cosine(query.0, key.0), cosine(query.1, key.1), cosine(&signs(query.1), &signs(key.1))];
+                    self.cosines.iter_mut().zip(cosines).for_each(|(sum, x)| *sum += x);
+                    self.pairs += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Tokens whose cosines with a query are measured: those it attends most (HashAttention, Table 7).
+const NEAREST: usize = 32;
+
+fn nearest(wanted: &[Largest]) -> impl Iterator<Item = usize> {
+    let mut order: Vec<&Largest> = wanted.iter().collect();
+    order.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.key.cmp(&b.key)));
+    order.into_iter().take(NEAREST).map(|wanted| wanted.key as usize)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let sum = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = (sum(a, a) * sum(b, b)).sqrt();
+    if lengths > 0.0 { sum(a, b) / lengths } else { 0.0 }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -521,7 +628,7 @@ impl Trainer {
         for (i, positions) in draws.iter().enumerate() {
             let asked = self.ask(chunk, kv_head, &keys, positions);
             let found = (i == 0).then(|| watched(&learner.nets, &asked));
-            let loss = learner.step(asked, &self.settings, rate);
+            let loss = learner.step(&asked, &self.settings, rate);
             if let Some(found) = found {
                 before = (loss, found);
             }
@@ -547,12 +654,8 @@ struct Keys {
 
 impl Learner {
     /// One step of all nets; the loss before it.
-    fn step(&mut self, asked: Asked, settings: &Settings, rate: f32) -> f64 {
-        let Asked { keys, queries, seen, wanted, context } = asked;
-        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
-        let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&context).map(of_query).collect();
-        let wanted = wanted.iter().map(of_head).collect();
-        let batch = Batch { keys, queries, seen, wanted };
+    fn step(&mut self, asked: &Asked, settings: &Settings, rate: f32) -> f64 {
+        let batch = asked.batch(settings);
         let (loss, gradients) = self.nets.loss(&batch, settings.rule);
         let all = self.tensors_mut().zip(gradients.keys.iter().chain(&gradients.queries));
         all.for_each(|((net, adam), gradient)| adam.step(&mut net.parameters, gradient, rate));
@@ -595,6 +698,18 @@ fn of_head<T>(nets: &[T], head: usize) -> &T {
 }
 
 impl Asked {
+    /// The same with what each wanted key weighs in the loss.
+    fn batch(&self, settings: &Settings) -> Batch {
+        let of_query = |(wanted, context): (&Vec<Largest>, &usize)| settings.weigh(wanted, *context);
+        let of_head = |head: &Vec<Vec<Largest>>| head.iter().zip(&self.context).map(of_query).collect();
+        Batch {
+            keys: self.keys.clone(),
+            queries: self.queries.clone(),
+            seen: self.seen.clone(),
+            wanted: self.wanted.iter().map(of_head).collect(),
+        }
+    }
+
     /// What of the wanted keys is among the nearest `1/PICKED_SHARE` of the context, or as many as are wanted, for
     /// every `every`-th query of a head; `queries: [query][word]`.
     fn found_by(&self, head: usize, keys: &Signatures, queries: &[u32], every: usize, mut tell: impl FnMut(Found)) {
@@ -667,6 +782,8 @@ impl Collector for Trainer {
                 let queries = net.signatures(&asked.queries[h]);
                 asked.found_by(h, of_head(&keys, h), &queries, 1, |found| learned.add(found));
             }
+            let soft = &self.layers[chunk.layer][kv_head].nets;
+            examined.soft[chunk.layer].add(soft, &asked, &self.settings, d);
             let further = &all_keys.further[..asked.keys.len() / d];
             examined.random.iter_mut().for_each(|random| random.examine(chunk.layer, &asked, further, d));
         }
@@ -681,7 +798,7 @@ impl Collector for Trainer {
             tensors.extend(SignNet::tensors(&keys.concat(), layer, "key"));
             tensors.extend(SignNet::tensors(&queries.concat(), layer, "query"));
         }
-        Collected { tensors, settings: self.settings.told(), notes: self.notes() }
+        Collected { tensors, settings: self.settings.told(), notes: self.notes(), held_out: self.held_out() }
     }
 
     fn checkpoint(&self) -> Option<Collected> {
@@ -710,7 +827,7 @@ impl Collector for Trainer {
             ("standardised".to_owned(), standardised.to_string()),
             ("curve".to_owned(), curve.join(";")),
         ]);
-        Some(Collected { tensors, settings, notes: Vec::new() })
+        Some(Collected { tensors, settings, notes: Vec::new(), held_out: None })
     }
 
     fn restore(&mut self, checkpoint: &Artefact) -> Result<(), ArtefactError> {
@@ -770,7 +887,8 @@ impl Trainer {
             given => given.clone(),
         };
         let random = |bits: usize| Random { bits, planes: RandomPlanes::new(bits, 1), found: none.clone() };
-        Examined { nets: self.used_nets(), random: widths.into_iter().map(random).collect(), learned: none }
+        let soft = vec![SoftSums::default(); self.model.layers];
+        Examined { nets: self.used_nets(), random: widths.into_iter().map(random).collect(), learned: none, soft }
     }
 
     /// The learning curve, and what the nets found in text that they did not learn from.
@@ -787,7 +905,7 @@ impl Trainer {
         for part in self.curve.chunks(self.curve.len().div_ceil(POINTS)) {
             notes.push(Point::told(part, top));
         }
-        if let Some(Examined { learned, random, .. }) = &self.examined {
+        if let Some(Examined { learned, random, soft, .. }) = &self.examined {
             let queries: usize = learned.iter().map(|mean| mean.count).sum();
             notes.push(format!(
                 "held out, {queries} queries, 1/{PICKED_SHARE} of the context picked, against random planes; mean, then by layer:",
@@ -803,8 +921,41 @@ impl Trainer {
                 notes.push(list(&nets, of, &format!("recall@{top}"), |found| found.recall));
                 notes.push(list(&nets, of, "of its attention", |found| found.mass));
             }
+            let told = |what: &str, of: &[f64]| {
+                let mean = of.iter().sum::<f64>() / of.len() as f64;
+                let layers: Vec<String> = of.iter().map(|x| format!("{x:.2}")).collect();
+                format!("  {:<12} {what:<18} {mean:.3}  {}", "", layers.join(" "))
+            };
+            notes.push(told("loss", &soft.iter().map(SoftSums::loss).collect::<Vec<_>>()));
+            notes.push(format!(
+                "cosines of queries with the {NEAREST} tokens that they attend most; mean, then by layer:"
+            ));
+            for (which, what) in ["of q and k", "of tanh", "of signs"].into_iter().enumerate() {
+                notes.push(told(what, &soft.iter().map(|sums| sums.cosines()[which]).collect::<Vec<_>>()));
+            }
         }
         notes
+    }
+}
+
+impl Trainer {
+    /// What was measured on text that nothing was learned from, a row for each layer and kind of signatures.
+    fn held_out(&self) -> Option<String> {
+        let Examined { learned, random, soft, .. } = self.examined.as_ref()?;
+        let mut text =
+            String::from("nets,bits,layer,queries,recall,of_attention,loss,cosine,cosine_tanh,cosine_sign\n");
+        for (layer, (found, soft)) in learned.iter().zip(soft).enumerate() {
+            let (Found { recall, mass }, [cosine, tanh, sign]) = (found.value(), soft.cosines());
+            let (bits, queries, loss) = (self.settings.kind.bits, found.count, soft.loss());
+            let _ = writeln!(text, "learned,{bits},{layer},{queries},{recall},{mass},{loss},{cosine},{tanh},{sign}");
+        }
+        for Random { bits, found, .. } in random {
+            for (layer, found) in found.iter().enumerate() {
+                let Found { recall, mass } = found.value();
+                let _ = writeln!(text, "random,{bits},{layer},{},{recall},{mass},,,,", found.count);
+            }
+        }
+        Some(text)
     }
 }
 
@@ -832,7 +983,7 @@ mod tests {
     fn trainer(spec: &str, model: &ModelShape) -> Trainer {
         let spec = crate::attention::expand_grid(&format!("{NAME}:{spec}")).unwrap().remove(0);
         let settings = Settings::read(&mut Params::new(&spec)).unwrap();
-        Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100 }, settings)
+        Trainer::new(&Assignment { rotation: None, model, seed: 1, tokens: 100, text: TextKind::Tasks }, settings)
     }
 
     /// The class weight of eq. 4, and how a share of it is dealt out.
@@ -848,6 +999,62 @@ mod tests {
         let by_share = weights("mass=0.5,alpha=8,beta=0.25", 16);
         for (weight, share) in by_share.iter().zip([0.7, 0.2, 0.1]) {
             assert!((f64::from(*weight) - 12.0 * (0.5 + 0.5 * 3.0 * share)).abs() < 1e-5, "{by_share:?}");
+        }
+    }
+
+    /// Held-out loss and cosines, against loops over what the nets give.
+    #[test]
+    fn loss_and_cosines_on_held_out_text_are_those_of_the_definitions() {
+        let (d, n) = (8, 420);
+        let model = ModelShape { weights_sha256: "x".into(), layers: 1, heads: 2, kv_heads: 1, head_dim: d };
+        let mut kv = LayerKv::new(KvDtype::F32, 1, d, n);
+        (0..n as u64).for_each(|t| kv.append(&noise(d, 500 + t), &noise(d, 9_900 + t)));
+        let queries: Vec<f32> = (0..2 * n as u64).flat_map(|i| noise(d, 20_000 + i)).collect();
+        let chunk = PrefillChunk::new(0, 0, &queries, 2, &kv);
+        for nets in ["kv_head", "query_head"] {
+            let spec = format!("bits=6,top=5,sink=2,local=3,alpha=7,mass=0.5,scale=0.4,mean=pairs,key_nets={nets}");
+            let mut trainer = trainer(&spec, &model);
+            trainer.examine(&chunk);
+            let positions = trainer.positions(&chunk, PICKED_SHARE * 5, EXAMINED, u64::MAX);
+            let asked = trainer.ask(&chunk, 0, &trainer.keys(&chunk, 0), &positions);
+            let found = &trainer.examined.as_ref().unwrap().soft[0];
+            let learner = &trainer.layers[0][0].nets;
+            let (mut loss, mut pairs, mut cosines, mut count) = (0.0, 0.0, [0.0; 3], 0.0);
+            for h in 0..2 {
+                let key_net = &learner.keys[if nets == "kv_head" { 0 } else { h }];
+                for (i, wanted) in asked.wanted[h].iter().enumerate() {
+                    let query = &asked.queries[h][i * d..][..d];
+                    let soft_query = learner.queries[h].forward(query).signature;
+                    for key in 0..asked.seen[i] {
+                        let own = &asked.keys[key * d..][..d];
+                        let soft = key_net.forward(own).signature;
+                        let inner: f64 = soft_query.iter().zip(&soft).map(|(a, b)| f64::from(a * b)).sum();
+                        let p = 1.0 / (1.0 + (-0.4 * inner).exp());
+                        pairs += 1.0;
+                        let Some(w) = wanted.iter().find(|w| w.key as usize == key) else {
+                            loss -= (1.0 - p).ln();
+                            continue;
+                        };
+                        loss -= 7.0 * (0.5 + 0.5 * 5.0 * f64::from(w.share)) * p.ln();
+                        let sign = |x: &[f32]| x.iter().map(|x| x.signum()).collect::<Vec<f32>>();
+                        let of = |a: &[f32], b: &[f32]| {
+                            let dot =
+                                |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+                            dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+                        };
+                        let all = [of(query, own), of(&soft_query, &soft), of(&sign(&soft_query), &sign(&soft))];
+                        cosines.iter_mut().zip(all).for_each(|(sum, x)| *sum += x);
+                        count += 1.0;
+                    }
+                }
+            }
+            assert!((found.loss() - loss / pairs).abs() < 1e-4, "{nets}: {} instead of {}", found.loss(), loss / pairs);
+            for (ours, sum) in found.cosines().into_iter().zip(cosines) {
+                assert!((ours - sum / count).abs() < 1e-4, "{nets}: {ours} instead of {}", sum / count);
+            }
+            let csv = trainer.held_out().unwrap();
+            assert_eq!(csv.lines().count(), 1 + 2, "{csv}");
+            assert!(csv.lines().nth(1).unwrap().starts_with("learned,6,0,"), "{csv}");
         }
     }
 

@@ -12,6 +12,7 @@
 mod collector;
 mod device;
 mod embeddings;
+mod import;
 mod net;
 mod training;
 
@@ -26,6 +27,7 @@ use self::net::SignNet;
 use super::signatures::{Signatures, Ties, words_of};
 use super::{Granularity, MethodEntry, ParamInfo, Params, Preset, Reduce, Role, SEED};
 use crate::attention::artefact::{Artefact, ArtefactError, ModelShape};
+use crate::attention::calibration::TextKind;
 use crate::attention::device::DeviceScorer;
 use crate::attention::pick::{BASE, Choice, DELTA, EPSILON, PICK_BY_ORDER, RESCORE, SECOND, SHARE};
 use crate::attention::scored::Scored;
@@ -44,6 +46,16 @@ const NETS: &str = "nets";
 
 /// Setting of an artefact that says how they were trained.
 const TRAINING: &str = "training";
+
+/// Setting that says on what kind of text, and the parameter that asks for one.
+const TEXT: &str = "text";
+
+fn text_name(text: TextKind) -> &'static str {
+    match text {
+        TextKind::General => "general",
+        TextKind::Tasks => "tasks",
+    }
+}
 
 const BITS: ParamInfo = ParamInfo { key: "bits", default: "32", about: "bits of a token's signature, 1 to 1024" };
 
@@ -71,7 +83,13 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo {
             key: "trained",
             default: "any",
-            about: "any | tuned | paper | repo: preset of `spattn calibrate` that the nets have to be trained with",
+            about: "any | tuned | paper | repo | released: preset of `spattn calibrate` that the nets have to be trained with, or \
+                    nets of the authors (calibrate --import)",
+        },
+        ParamInfo {
+            key: TEXT,
+            default: "any",
+            about: "any | general | tasks: text that the nets have to be trained on, running text or what is like the tasks",
         },
         ParamInfo { key: "seed", default: "1", about: "draw of the order of tokens at one distance" },
         Ties::INFO,
@@ -121,10 +139,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
     ],
     build: |params| {
         let kind = NetKind::read(params)?;
-        let trained = params.choice("trained", &["any", "tuned", "paper", "repo"])?;
+        let trained = params.choice("trained", &["any", "tuned", "paper", "repo", "released"])?;
+        let text = params.choice(TEXT, &["any", "general", "tasks"])?;
         let seed = params.get_minor_as("seed", 1u64, SEED)?;
         let ties = Ties::read(params, seed)?;
-        let learned = LearnedSignatures { kind, trained, ties, nets: None };
+        let learned = LearnedSignatures { kind, trained, text, ties, nets: None };
         Ok(Scored::read(params, learned, Choice::by_order(Budget::Tokens(64)))?.method())
     },
 };
@@ -169,6 +188,8 @@ struct LearnedSignatures {
     kind: NetKind,
     /// The preset of the training that is asked for, or `any`.
     trained: &'static str,
+    /// The text of the training that is asked for, or `any`.
+    text: &'static str,
     ties: Ties,
     nets: Option<Nets>,
 }
@@ -274,15 +295,26 @@ impl LearnedSignatures {
 
     /// That an artefact holds the nets that are asked for.
     fn check(&self, artefact: &Artefact) -> Result<(), ArtefactError> {
-        if self.trained == "any" {
+        if self.trained == "any" && self.text == "any" {
             return artefact.check_setting(NETS, &self.kind.to_string());
         }
         if artefact.setting(NETS)? != self.kind.to_string() {
             return artefact.check_setting(NETS, &self.asked());
         }
-        match artefact.setting(TRAINING)? == collector::training_of(self.trained) {
+        let training = artefact.setting(TRAINING)?;
+        if self.trained == "released" && training != collector::RELEASED {
+            return Err(artefact.not_imported(TRAINING, training));
+        }
+        let is_trained_so = match self.trained {
+            "any" | "released" => true,
+            preset => training == collector::training_of(preset),
+        };
+        if !is_trained_so {
+            return artefact.check_setting(TRAINING, &self.asked());
+        }
+        match self.text == "any" || self.text == text_of(artefact) {
             true => Ok(()),
-            false => artefact.check_setting(TRAINING, &self.asked()),
+            false => Err(artefact.of_other_setting(TEXT, text_of(artefact), &self.asked())),
         }
     }
 
@@ -290,7 +322,12 @@ impl LearnedSignatures {
     fn asked(&self) -> String {
         let NetKind { bits, by_norm, by_query_head } = self.kind;
         let (label, nets) = (if by_norm { "av" } else { "a" }, if by_query_head { "query_head" } else { "kv_head" });
-        format!("preset={},bits={bits},label={label},{}={nets}", self.trained, KEY_NETS.key)
+        let preset = match self.trained {
+            "any" | "released" => String::new(),
+            preset => format!("preset={preset},"),
+        };
+        let text = if self.text == "any" { String::new() } else { format!(",{TEXT}={}", self.text) };
+        format!("{preset}bits={bits},label={label},{}={nets}{text}", KEY_NETS.key)
     }
 
     fn with_nets(&self, artefact: &Artefact) -> Result<Self, ArtefactError> {
@@ -313,6 +350,12 @@ impl LearnedSignatures {
     fn layer(&self, layer: usize) -> &LayerNets {
         &self.nets.as_ref().expect("a run calibrates its methods before it builds").layers[layer]
     }
+}
+
+/// On what kind of text an artefact's nets were trained: what it says, or, of one that says nothing, what it names as its text.
+fn text_of(artefact: &Artefact) -> &str {
+    let is_of_rows = artefact.info().data.starts_with("training rows");
+    artefact.setting(TEXT).unwrap_or(if is_of_rows { "tasks" } else { "not known" })
 }
 
 /// Signatures of `x: [row][d]`, `[row][word]`, some rows at a time so that activations stay in the cache.

@@ -96,7 +96,7 @@ fn untrained(spec: &str, model: &ModelShape) -> Artefact {
 
 fn scorer(key_nets: bool, ties: Ties) -> LearnedSignatures {
     let kind = NetKind { bits: 32, by_norm: false, by_query_head: key_nets };
-    LearnedSignatures { kind, trained: "any", ties, nets: None }
+    LearnedSignatures { kind, trained: "any", text: "any", ties, nets: None }
 }
 
 #[test]
@@ -451,7 +451,11 @@ fn rounding_and_standardising_leave_the_signs() {
 fn what_is_written_is_read() {
     let shape = Shape { d: 8, bits: 40 };
     let nets: Vec<SignNet> = (0..3).map(|seed| soft_net(shape, seed).to_sign_net()).collect();
-    let info = artefact_info(NAME, &model(8), &Collected { tensors: vec![], settings: BTreeMap::new(), notes: vec![] });
+    let info = artefact_info(
+        NAME,
+        &model(8),
+        &Collected { tensors: vec![], settings: BTreeMap::new(), notes: vec![], held_out: None },
+    );
     let artefact = Artefact::parse("x", write(&info, &SignNet::tensors(&nets, 5, "query"))).unwrap();
     assert_eq!(SignNet::read(&artefact, 5, "query", 3, 8, 40).unwrap(), nets);
     assert!(SignNet::read(&artefact, 5, "query", 3, 8, 32).is_err());

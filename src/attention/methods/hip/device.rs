@@ -73,7 +73,7 @@ impl DeviceForm for Hip {
     }
 
     fn number(&self, context: Context, candidates: usize) -> u32 {
-        self.budget.blocks(context, self.key_block).min(candidates.div_ceil(self.key_block)) as u32
+        self.keep(context).min(candidates.div_ceil(self.key_block)) as u32
     }
 
     fn index_bytes(&self, _: &PromptShape, _: KvDtype) -> usize {
@@ -124,7 +124,7 @@ impl SearchedMask for Hip {
 
     fn searched(&self, block: &QueryBlock<'_>) -> (Range<usize>, usize) {
         let View { candidates, context, .. } = Window::Block.view(block);
-        let keep = self.budget.blocks(context, self.key_block);
+        let keep = self.keep(context);
         (candidates, keep)
     }
 

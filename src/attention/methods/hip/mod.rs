@@ -248,7 +248,7 @@ impl Window {
                 // Without a window the row itself still is in it.
                 let start = |position: usize| Exact::sliding(block.policy, position + 1).recent.min(position);
                 View {
-                    context: Context::new(last + 1, &candidates),
+                    context: Context::new(last + 1, &candidates).at(block.share),
                     candidates,
                     starts: (block.first..=last).map(start).collect(),
                 }
@@ -282,6 +282,11 @@ impl fmt::Display for Limit {
 }
 
 impl Hip {
+    /// Blocks of keys that are kept: one at least, as a search ends with one.
+    fn keep(&self, context: Context) -> usize {
+        self.budget.blocks(context, self.key_block).max(1)
+    }
+
     fn read(params: &mut Params) -> Result<Self, UsageError> {
         const LIMIT: &str = "a whole number from 1, or all";
         let budget = params.budget(Budget::Tokens(512))?;
@@ -377,7 +382,7 @@ impl Hip {
     fn estimate(&self, step: &Step<'_>, cost: &mut Cost) -> Selection {
         let blocks =
             KeyBlocks { keys: step.all_keys(), d: step.d, candidates: step.candidates.clone(), size: self.key_block };
-        let keep = self.budget.blocks(step.context, self.key_block);
+        let keep = self.keep(step.context);
         let mask = |head: usize, queries: &[f32], cost: &mut Cost| {
             let positions = vec![step.context.tokens - 1; queries.len() / step.d];
             let far = step.grouped.and_then(|grouped| FarQueries::new(grouped, queries, step.d, &positions));
@@ -513,7 +518,7 @@ impl BlockMask for Hip {
             candidates: candidates.clone(),
             size: self.key_block,
         };
-        let keep = self.budget.blocks(context, self.key_block);
+        let keep = self.keep(context);
         let mut mask = |first: usize, heads: Range<usize>| {
             let queries = self.sampled(block, heads, &starts);
             let picks = self.mask(&queries, &blocks, keep, (block.layer, block.rng(first)), cost);

@@ -9,7 +9,9 @@ use super::reference::{Ensemble, Found, Keys, Listing, Row, sampled};
 use super::tests::{PLACES, Shape, ensembles};
 use crate::attention::calibration::PrefillChunk;
 use crate::attention::engine::head_seed;
-use crate::attention::{Configured, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed};
+use crate::attention::{
+    Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, QueryBlock, SparsePrefill, mix_seed,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kv::{KvDtype, LayerKv};
@@ -69,6 +71,7 @@ impl Prompt {
             keys: Rows::F32(&self.keys[kv_head][..(first + rows) * D]),
             grouped: None,
             policy: &method.policy,
+            share: LayerShare::default(),
             seed: head_seed(SEED, 0, kv_head),
         }
     }

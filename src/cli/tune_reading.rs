@@ -1,0 +1,185 @@
+//! Prompts that `spattn tune` measures something of, each read at most once for all that is asked of it, and not at all where a
+//! journal knows the answers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::analyze::TASKS;
+use super::setup::{find_data, set_threads, stop_on_interrupt};
+use super::tune_args::TuneArgs;
+use crate::analyze::{Document, Loaded, Reader, Request};
+use crate::attention::PromptNeed;
+use crate::error::UsageError;
+use crate::eval::config::parse_dtype;
+use crate::eval::manifest::RESULTS_VERSION;
+use crate::model::device::Device;
+use crate::tune::journal::Journal;
+
+/// Tokens of a prompt if nothing is said.
+const LENGTH: usize = 4096;
+const SEED: u64 = 42;
+
+/// Which prompts: the first half of them, or the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    /// What is predicted is predicted from these.
+    First,
+    /// What is checked is checked on these.
+    Second,
+}
+
+/// The prompts of a command with `--prompts`.
+pub(super) struct Reading {
+    /// The model with its prompts.
+    pub loaded: Loaded,
+    length: usize,
+    prompts: usize,
+    quiet: bool,
+    stop: Arc<AtomicBool>,
+}
+
+/// The user stopped the program.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped")]
+pub(super) struct Stopped;
+
+impl Reading {
+    /// Finds and loads what the arguments name.
+    ///
+    /// # Errors
+    /// As [`Reader::open`] and [`Reader::load`]; if several lengths are given to `flag`.
+    pub fn open(args: &TuneArgs, flag: &str) -> Result<Self> {
+        set_threads(args.threads)?;
+        let device: Device = match &args.device {
+            Some(text) => {
+                text.parse().map_err(|e: UsageError| UsageError { what: format!("--device: {}", e.what), ..e })?
+            }
+            None => Device::Cpu,
+        };
+        let data = args.data.as_deref().map(find_data).transpose()?;
+        let tasks = if args.tasks.is_empty() { TASKS.map(str::to_owned).to_vec() } else { args.tasks.clone() };
+        let length = match args.lengths.as_slice() {
+            [] => LENGTH,
+            [length] => *length,
+            _ => {
+                return Err(UsageError::new(format!("{flag} takes prompts of one length"))
+                    .hint("what is found changes with the length: find it for each --length by itself")
+                    .into());
+            }
+        };
+        let request = Request {
+            model: &args.model,
+            device,
+            dtype: args.dtype.as_deref().map(parse_dtype).transpose()?,
+            tasks: &tasks,
+            text: None,
+            data: data.as_ref().map(|data| data.folder.as_path()),
+            length,
+            samples: 2 * args.prompts,
+            queries: args.queries,
+            layers: &[],
+            seed: args.seed.unwrap_or(SEED),
+        };
+        let loaded = Reader::open(&request)?.load()?;
+        loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet, stop: stop_on_interrupt()? })
+    }
+
+    /// The journal of `--out`, for measurements of `method`.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn journal(&self, args: &TuneArgs, what: &str, method: &str) -> Result<Journal> {
+        let (model, policy) = (&self.loaded.model, args.policy()?);
+        let identity = json!({
+            "results_version": RESULTS_VERSION,
+            "what": what,
+            "method": method,
+            "model": model.id,
+            "weights_sha256": model.weights_sha256,
+            "dtype": model.dimensions.dtype().name(),
+            "device": args.device.as_deref().unwrap_or("cpu"),
+            "sink": policy.sink,
+            "local": policy.local,
+            "dense_layers": policy.dense_layers.to_string(),
+            "read": self.loaded.tasks(),
+            "length": self.length,
+            "prompts": self.prompts,
+            "queries": args.queries,
+            "draws": args.draws,
+            "seed": args.seed.unwrap_or(SEED),
+        });
+        Journal::open(&args.out, args.mode(), &identity)
+    }
+
+    /// What is told of a run in its files.
+    pub fn facts(&self, args: &TuneArgs, program: Value) -> Value {
+        json!({
+            "program": program,
+            "model": self.loaded.model.id,
+            "weights_sha256": self.loaded.model.weights_sha256,
+            "read": self.loaded.tasks(),
+            "length": self.length,
+            "queries": args.queries,
+            "draws": args.draws,
+            "seed": args.seed.unwrap_or(SEED),
+        })
+    }
+
+    /// Numbers of `parts` on each prompt of a half, `[part][prompt]`: those that the journal knows, and what `look` makes of the
+    /// others, which is written down at once. `needs` is what methods ask to know of prompts.
+    ///
+    /// # Errors
+    /// [`Stopped`] if the user wants that; if a prompt cannot be read or looked at, or nothing can be written.
+    pub fn numbers(
+        &self,
+        journal: &mut Journal,
+        half: Half,
+        parts: &[String],
+        needs: &BTreeSet<PromptNeed>,
+        look: &mut dyn FnMut(&Document, usize) -> Result<Vec<f64>>,
+    ) -> Result<Vec<Vec<Vec<f64>>>> {
+        let mut all = vec![Vec::new(); parts.len()];
+        let tasks = self.loaded.tasks();
+        let is_of = |number: usize| (number < self.prompts) == (half == Half::First);
+        for (task, number) in self.loaded.documents().filter(|(_, number)| is_of(*number)) {
+            let name = |part: &String| format!("{part} | {} {number}", tasks[task]);
+            let is_known = |journal: &Journal| parts.iter().all(|part| journal.known(&name(part)).is_some());
+            if !is_known(journal) {
+                self.check_stop()?;
+                let document = self.loaded.read(task, number, needs)?;
+                for (at, part) in parts.iter().enumerate() {
+                    if journal.known(&name(part)).is_none() {
+                        self.check_stop()?;
+                        journal.add(&name(part), look(&document, at)?)?;
+                    }
+                }
+                if !self.quiet {
+                    let what = if half == Half::First { "predicted from" } else { "checked on" };
+                    eprintln!("{what}: {} {number}, {} tokens", document.task, document.ids.len());
+                }
+            }
+            for (numbers, part) in all.iter_mut().zip(parts) {
+                numbers.push(journal.known(&name(part)).unwrap_or_default().to_vec());
+            }
+        }
+        Ok(all)
+    }
+
+    fn check_stop(&self) -> Result<(), Stopped> {
+        if self.stop.load(Ordering::Relaxed) { Err(Stopped) } else { Ok(()) }
+    }
+}
+
+/// Whether an error is that the user stopped the program, who is told how to go on.
+pub(super) fn is_stop(error: &anyhow::Error) -> bool {
+    let is_stop = error.is::<Stopped>();
+    if is_stop {
+        eprintln!("interrupted: the same command with --resume goes on");
+    }
+    is_stop
+}

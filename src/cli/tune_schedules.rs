@@ -1,0 +1,71 @@
+//! `spattn tune --schedules`: how a method's budget is best dealt out to layers.
+
+use anyhow::Result;
+
+use super::output::{print, print_line};
+use super::tune_args::TuneArgs;
+use super::tune_reading::{Half, Reading, is_stop};
+use super::{Done, listed};
+use crate::attention::expand_grid;
+use crate::error::UsageError;
+use crate::report::schedules as drawing;
+use crate::tune::schedules::{Budgeted, LEVELS, ScheduleOutcome, outcome};
+use crate::version;
+
+/// Measures, compares, prints and writes.
+///
+/// # Errors
+/// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
+pub(super) fn run(args: &TuneArgs) -> Result<Done> {
+    let mut specs = Vec::new();
+    for text in &args.methods {
+        specs.extend(expand_grid(text)?);
+    }
+    let [spec] = specs.as_slice() else {
+        return Err(UsageError::new("--schedules takes one method").hint("find a schedule for each by itself").into());
+    };
+    let reading = Reading::open(args, "--schedules")?;
+    let method = Budgeted::new(spec, &args.policy()?, &reading.loaded.model)?;
+    let outcome = match found(args, &reading, &method) {
+        Err(error) if is_stop(&error) => return Ok(Done::Interrupted),
+        found => found?,
+    };
+    let facts = reading.facts(args, version::as_json());
+    let files = drawing::write(&outcome, &facts, &args.out)?;
+    match args.json {
+        true => print_line(drawing::json(&outcome, &facts)?.trim_end())?,
+        false => print(&drawing::terminal(&outcome))?,
+    }
+    eprintln!("Files:");
+    listed(&files).iter().for_each(|file| eprintln!("  {file}"));
+    Ok(Done::Completed)
+}
+
+fn found(args: &TuneArgs, reading: &Reading, method: &Budgeted) -> Result<ScheduleOutcome> {
+    let mut journal = reading.journal(args, "schedules", &method.base())?;
+    let (model, needs) = (&reading.loaded.model, method.method().method.prompt_needs().into_iter().collect());
+    let parts: Vec<String> =
+        std::iter::once("entropy".to_owned()).chain(LEVELS.map(|level| format!("error at {level}"))).collect();
+    let mut looked = reading.numbers(&mut journal, Half::First, &parts, &needs, &mut |document, at| match at {
+        0 => Ok(method.entropies(document)),
+        _ => method.errors_at(document, LEVELS[at - 1], model),
+    })?;
+    let levels = looked.split_off(1);
+    let entropies = means(&looked[0]);
+    let by_level: Vec<Vec<f64>> = levels.iter().map(|documents| means(documents)).collect();
+    let curves: Vec<Vec<f64>> =
+        (0..entropies.len()).map(|layer| by_level.iter().map(|errors| errors[layer]).collect()).collect();
+    let schedules = method.schedules(&entropies, &curves);
+    let parts: Vec<String> = schedules.iter().map(|named| format!("schedule={}", named.schedule)).collect();
+    let measured = reading.numbers(&mut journal, Half::Second, &parts, &needs, &mut |document, at| {
+        method.checked(document, &schedules[at].schedule, model)
+    })?;
+    Ok(outcome(method, entropies, curves, &schedules, &measured))
+}
+
+/// Means over documents, `[document][layer]`, by layer.
+fn means(documents: &[Vec<f64>]) -> Vec<f64> {
+    let layers = documents.first().map_or(0, Vec::len);
+    let of = |layer: usize| documents.iter().map(|numbers| numbers[layer]).sum::<f64>() / documents.len() as f64;
+    (0..layers).map(of).collect()
+}
