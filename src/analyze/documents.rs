@@ -189,6 +189,7 @@ mod tests {
     use super::super::head::testing::drawn;
     use super::super::reading::{Reader, Request};
     use super::*;
+    use crate::model::device::Device;
 
     #[test]
     fn documents_begin_in_order_at_lines() {
@@ -225,6 +226,7 @@ mod tests {
         let tasks = ["ruler/qa_synth".to_owned()];
         let request = Request {
             model: "builtin",
+            device: Device::Cpu,
             dtype: None,
             tasks: &tasks,
             text: None,

@@ -109,6 +109,7 @@ mod tests {
     use super::super::head::{dot, norm};
     use super::super::reading::{Reader, Request};
     use super::*;
+    use crate::model::device::Device;
     use std::collections::BTreeSet;
 
     /// Signs are those of the method's own signatures: their cosine is 1 − 2·distance/bits, the distance that of its score.
@@ -117,6 +118,7 @@ mod tests {
         let tasks = ["ruler/vt".to_owned()];
         let request = Request {
             model: "builtin",
+            device: Device::Cpu,
             dtype: None,
             tasks: &tasks,
             text: None,

@@ -16,6 +16,7 @@ use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::manifest::RESULTS_VERSION;
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
+use crate::model::device::Device;
 use crate::version;
 
 /// First tokens that count as the sink, draws of what is drawn, and seed: as `spattn analyze` has them by itself.
@@ -128,6 +129,7 @@ impl<'a> Order<'a> {
         let Observing { model, tasks, samples, queries, layers, .. } = self.observing;
         Reader::open(&Request {
             model,
+            device: Device::Cpu,
             dtype: None,
             tasks,
             text: None,

@@ -169,14 +169,15 @@ unsafe fn sums<S: Simd, const PER_BYTE: usize, const QUERIES: usize>(
                 let codes = [S::load_codes::<PER_BYTE>(own), S::load_codes::<PER_BYTE>(own.add(S::LANES))];
                 for (query, sums) in sums.iter_mut().enumerate() {
                     let step = S::splat(*steps.get_unchecked(query * columns + column));
-                    for (sums, codes) in sums.iter_mut().zip(codes) {
+                    // By reference: what hands out vectors may be compiled without these instructions, and is then a call each.
+                    for (sums, codes) in sums.iter_mut().zip(&codes) {
                         for (sum, code) in sums.iter_mut().zip(codes) {
-                            *sum = S::fma(step, code, *sum);
+                            *sum = S::fma(step, *code, *sum);
                         }
                     }
                 }
             }
-            for (scores, sums) in scores.iter_mut().zip(sums) {
+            for (scores, sums) in scores.iter_mut().zip(&sums) {
                 let to = scores.as_mut_ptr().add(first * PER_BYTE);
                 store_in_turn::<S, PER_BYTE>(to, sums[0]);
                 store_in_turn::<S, PER_BYTE>(to.add(S::LANES * PER_BYTE), sums[1]);

@@ -285,7 +285,7 @@ impl LearnedSignatures {
 
     /// Of nets of a kind, however they were trained, and without them yet.
     fn of_kind(kind: NetKind) -> Self {
-        Self { kind, trained: "any", ties: Ties::First, nets: None }
+        Self { kind, trained: "any", text: "any", ties: Ties::First, nets: None }
     }
 
     /// Signatures of `keys: [token][d]` by each net of the keys, `[token][word]`.
