@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::analyze::TASKS;
 use super::output::{print, print_line};
-use super::setup::{find_data, set_threads, stop_on_interrupt};
+use super::setup::{find_data, set_threads, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use super::{Done, listed};
 use crate::analyze::{Document, Loaded, Reader, Request};
@@ -43,11 +43,13 @@ pub(super) fn run(args: &TuneArgs, target: Target) -> Result<Done> {
                 .into());
         }
     };
+    let system = system_prompt(args.system_prompt.as_deref())?;
     let request = Request {
         model: &args.model,
         dtype: args.dtype.as_deref().map(parse_dtype).transpose()?,
         tasks: &tasks,
         text: None,
+        system: system.as_deref(),
         data: data.as_ref().map(|data| data.folder.as_path()),
         length,
         samples: 2 * args.prompts,
@@ -106,7 +108,7 @@ pub(super) fn run(args: &TuneArgs, target: Target) -> Result<Done> {
         prompts: args.prompts * loaded.tasks().len(),
         fixed: prediction.fixed(),
     };
-    finish(args, &outcome, &loaded, length)
+    finish(args, &outcome, &loaded, &request)
 }
 
 fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
@@ -121,16 +123,17 @@ fn sampler(args: &TuneArgs) -> Result<Sampler, UsageError> {
     Sampler::new(spec, &args.policy()?)
 }
 
-fn finish(args: &TuneArgs, outcome: &ShapeOutcome, loaded: &Loaded, length: usize) -> Result<Done> {
+fn finish(args: &TuneArgs, outcome: &ShapeOutcome, loaded: &Loaded, request: &Request) -> Result<Done> {
     let facts = json!({
         "program": version::as_json(),
         "model": loaded.model.id,
         "weights_sha256": loaded.model.weights_sha256,
         "read": loaded.tasks(),
-        "length": length,
-        "queries": args.queries,
+        "length": request.length,
+        "queries": request.queries,
         "draws": args.draws,
-        "seed": args.seed.unwrap_or(42),
+        "seed": request.seed,
+        "system_prompt": request.system,
     });
     let files = drawing::write(outcome, &facts, &args.out)?;
     match args.json {
