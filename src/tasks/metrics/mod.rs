@@ -7,6 +7,7 @@
 
 pub mod datasets;
 
+mod aime;
 mod chinese;
 mod classification;
 mod code_sim;
@@ -100,6 +101,8 @@ pub enum Metric {
     ContainsInCapitals,
     /// SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents.
     ContainsAllPercent,
+    /// lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way.
+    Aime,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -118,7 +121,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 37] = [
+static RULES: [Rule; 38] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -171,6 +174,7 @@ static RULES: [Rule; 37] = [
         best(r, |r| infinitebench::contains_in_capitals(p, r))
     }),
     rule(Metric::ContainsAllPercent, "contains_all_percent", |p, r, _| infinitebench::contains_all_percent(p, r)),
+    rule(Metric::Aime, "aime", |p, r, _| best(r, |r| aime::aime(p, r))),
 ];
 
 impl Metric {
