@@ -72,12 +72,19 @@ SCBENCH = {
         "{pre_ans}\n\nQuestion: {input}\n" + OPTIONS + "\n\nThe letter of the correct answer is",
     ),
     "mf": ("{first_input}\n\n{context}", "{prefix}\n\n{input}", "{prefix}\n\n{context}\n\n{input}", "{pre_ans}\n\n{prefix}\n\n{input}"),
-    **{name: ("{context}", "{input}", "{context}\n\n{input}", "{pre_ans}\n\n{input}") for name in ["prefix_suffix", "vt", "many_shot", "summary"]},
+    **{name: ("{context}", "{input}", "{context}\n\n{input}", "{pre_ans}\n\n{input}") for name in ["prefix_suffix", "vt", "many_shot", "summary", "summary_with_needles", "repoqa_and_kv"]},
 }  # fmt: skip
 SCBENCH_TOKENS = {
     "kv": 150, "qa_eng": 40, "qa_chn": 40, "choice_eng": 40, "mf": 5, "prefix_suffix": 150, "vt": 30, "many_shot": 10,
     "summary": 200,
 }  # fmt: skip
+
+# Of sets with questions of two kinds: the set, the kind of the task's own, and tokens to generate.
+SCBENCH_MIXED = {
+    "summary_with_needles_summary": ("summary_with_needles", "scbench_summary", 800),
+    "summary_with_needles_passkey": ("summary_with_needles", "scbench_passkey", 15),
+    "repoqa_and_kv_kv": ("repoqa_and_kv", "scbench_kv", 80),
+}
 
 
 def longbench_v2_prompt(task, row):
@@ -172,8 +179,23 @@ SCBENCH_ROWS = {
     "mf": {"context": "[3, 1, 2]", "multi_turns": [{"input": f"Answer with one number. The {w} number in the list is: ", "answer": a} for w, a in [("Largest", 3), ("smallest", 1), ("median", 2.5)]]},
 }  # fmt: skip
 
+MIXED_ROWS = {
+    "summary_with_needles": {"context": TEXT, "multi_turns": [{"input": "What is paper 1?", "answer": "A {paper}.", "task": "scbench_summary"}, {"input": "The pass key is ", "answer": "71432", "task": "scbench_passkey"}, {"input": "What is paper 2?", "answer": "Another.", "task": "scbench_summary"}]},
+    "repoqa_and_kv": {"context": TEXT, "lang": "python", "repo": "a/b", "multi_turns": [{"input": "Which function?", "answer": "def f(): pass", "name": "f", "task": "scbench_repoqa"}, {"input": "Key a?", "answer": "b", "task": "scbench_kv"}]},
+}  # fmt: skip
+
+
+def mixed_prompts():
+    for name, (mixed, kind, tokens) in SCBENCH_MIXED.items():
+        row = MIXED_ROWS[mixed]
+        own = [at for at, turn in enumerate(row["multi_turns"]) if turn["task"] == kind]
+        answers = [[row["multi_turns"][at]["answer"]] for at in own]
+        for group, made in zip(["scbench", "scbench_multi_turn"], scbench_prompts(mixed, row)):
+            yield f"{group}/{name}", row, [made[at] for at in own], answers, tokens
+
 
 def prompts():
+    yield from mixed_prompts()
     for task in LONGBENCH_V2:
         row = LONGBENCH_V2_ROW
         yield task, row, [longbench_v2_prompt(task, row)], [[row["answer"]]], 128

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
+use spattn::model::source::ModelSource;
+use spattn::model::tokenizer::{Tokenizer, TokenizerOptions};
 use tempfile::TempDir;
 
 fn eval(out: &Path, args: &[&str]) -> Output {
@@ -158,6 +160,64 @@ fn a_system_prompt_is_read_recorded_and_part_of_what_a_run_is() {
     let planned = sweep.args(["sweep", config.to_str().unwrap(), "--dry-run"]).args(base).output().unwrap();
     let said = String::from_utf8_lossy(&planned.stdout);
     assert!(said.contains("system prompt: \"Answer in one word.\""), "{said}{planned:?}");
+}
+
+#[test]
+fn every_command_that_makes_prompts_takes_a_system_prompt() {
+    let dir = TempDir::new().unwrap();
+    let model = model_with_chat(dir.path());
+    let text = "Answer in one word, and in lower case.";
+    let out = |name: &str| dir.path().join(name);
+    let run = |args: &[&str], name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+        let told = ["--model", &model, "--system-prompt", text, "-l", "1K"];
+        command.args(args).args(told).arg("--out").arg(out(name)).env("HF_HUB_OFFLINE", "1").stdin(Stdio::null());
+        let ran = command.output().unwrap();
+        assert!(ran.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    };
+    let read = |file: &str| fs::read_to_string(out(file)).unwrap();
+    let json = |file: &str| serde_json::from_str::<Value>(&read(file)).unwrap();
+
+    // What is exported is what is evaluated, which the kept prompt shows.
+    run(&["eval", "-q", "-t", "ruler/vt", "-n", "1", "--no-full", "-m", "streaming_llm", "--keep-prompts"], "run");
+    run(&["data", "export-eval", "-t", "ruler/vt", "-n", "1"], "rows.jsonl");
+    let row = json("rows.jsonl");
+    let mut prompt = String::new();
+    let kept = fs::read_dir(out("run").join("prompts")).unwrap().next().unwrap().unwrap().path();
+    flate2::read::GzDecoder::new(fs::File::open(kept).unwrap()).read_to_string(&mut prompt).unwrap();
+    let of = |key: &str| row[key].as_str().unwrap().to_owned();
+    let turn = format!("system: {text}\nuser: {}\nassistant:{}", of("input"), of("answer_prefix"));
+    assert!(prompt.contains(&turn), "{prompt}\n{turn}");
+    let tokens = records(&out("run"))[0]["prompt_tokens"].as_u64().unwrap();
+    assert!((tokens..=1024).contains(&row["length"].as_u64().unwrap()), "the system prompt is counted: {row}");
+
+    let tune = ["tune", "-q", "-t", "needle/number:depths=50", "-m"];
+    let search = ["topk", "--parameter", "k", "--range", "8..16", "--steps", "2", "-n", "8"];
+    run(&[&tune[..], &search].concat(), "tuned");
+    assert_eq!(json("tuned/manifest.json")["identity"]["system_prompt"], text);
+    let shapes = ["magicpig", "--target", "density=0.2", "--prompts", "1", "--queries", "1", "--draws", "1"];
+    run(&[&tune[..], &shapes].concat(), "shapes");
+    for file in ["tuned/tune.json", "shapes/tune.json"] {
+        assert!(read(file).contains(text), "{file}");
+    }
+
+    run(&["analyze", "mass", "-q", "-t", "ruler/vt", "-n", "1", "--seed", "42", "--dump"], "analysis");
+    assert_eq!(json("analysis/analyze.json")["manifest"]["system_prompt"], text);
+    let dump = fs::read_dir(out("analysis").join("dump")).unwrap().next().unwrap().unwrap().path();
+    let ids = dumped_tokens(&fs::read(dump).unwrap());
+    let source = ModelSource::parse(&model).unwrap().resolve_texts().unwrap();
+    let tokenizer = Tokenizer::load(&source, &source.config().unwrap(), TokenizerOptions::default()).unwrap();
+    assert!(tokenizer.spell(&ids).unwrap().contains(&turn), "analyze reads what eval does");
+}
+
+/// The tokens that the header of a dump states.
+fn dumped_tokens(bytes: &[u8]) -> Vec<u32> {
+    let (length, rest) = bytes.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&rest[..length]).unwrap();
+    let metadata = header["__metadata__"].as_object().unwrap();
+    let about: Value = metadata.values().find_map(|text| serde_json::from_str(text.as_str()?).ok()).unwrap();
+    about["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 #[test]

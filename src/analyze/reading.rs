@@ -40,6 +40,8 @@ pub struct Request<'a> {
     pub tasks: &'a [String],
     /// A text that is read in their place.
     pub text: Option<&'a Path>,
+    /// What the chat template is told before a task's prompt.
+    pub system: Option<&'a str>,
     /// Folder with the files that tasks are made of.
     pub data: Option<&'a Path>,
     /// Tokens of a prompt.
@@ -98,7 +100,8 @@ impl Reader {
             let hint = format!("take a --length of {} or more, or fewer --queries", queries + LEAST_CONTEXT);
             return Err(UsageError::new(what).hint(hint).into());
         }
-        let model = OpenModel::open(&ModelSource::parse(request.model)?, request.dtype, TokenizerOptions::default())?;
+        let options = TokenizerOptions { system: request.system.map(str::to_owned), ..TokenizerOptions::default() };
+        let model = OpenModel::open(&ModelSource::parse(request.model)?, request.dtype, options)?;
         let source = match request.text {
             Some(path) => {
                 let (label, ids) = read_text(path, "--text", &model.tokenizer)?;
@@ -470,6 +473,7 @@ mod tests {
             dtype: None,
             tasks,
             text: None,
+            system: None,
             data: None,
             length: 900,
             samples: 1,

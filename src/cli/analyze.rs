@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::output::{print, print_line};
-use super::setup::{find_data, set_threads, stop_on_interrupt};
+use super::setup::{find_data, set_threads, stop_on_interrupt, system_prompt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use crate::attention::Policy;
@@ -60,6 +60,12 @@ pub struct AnalyzeArgs {
     /// Example: --text book.txt
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+
+    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    ///
+    /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
+    #[arg(long, value_name = "TEXT|@FILE", conflicts_with = "text")]
+    system_prompt: Option<String>,
 
     /// Folder, or data set on the hub, with the files that tasks are made of
     ///
@@ -169,7 +175,9 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
     args.check_free()?;
     let data = args.data.as_deref().map(find_data).transpose()?;
     let data = data.as_ref().map(|data| data.folder.as_path());
-    let reader = Reader::open(&Request { data, ..args.request(args.dtype()?, &args.tasks()) })?;
+    let system = system_prompt(args.system_prompt.as_deref())?;
+    let system = system.as_deref();
+    let reader = Reader::open(&Request { data, system, ..args.request(args.dtype()?, &args.tasks()) })?;
     let methods = Method::read_all(&args.methods, &args.policy(), reader.model())?;
     let folder = args.folder()?;
     let stop = stop_on_interrupt()?;
@@ -199,7 +207,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
         }
     }
     let found = running.finish();
-    let manifest = args.manifest(&loaded, &analyses, &methods);
+    let manifest = args.manifest(&loaded, system, &analyses, &methods);
     let facts = drawing::facts(&loaded.model.id, &loaded.tasks(), args.length, documents, args.queries);
     match args.json {
         true => print_line(drawing::json(&found, &manifest)?.trim_end())?,
@@ -235,6 +243,7 @@ impl AnalyzeArgs {
             dtype,
             tasks,
             text: self.text.as_deref(),
+            system: None,
             data: None,
             length: self.length,
             samples: self.samples,
@@ -273,7 +282,13 @@ impl AnalyzeArgs {
         Ok(self.dump.then_some(dump))
     }
 
-    fn manifest(&self, loaded: &Loaded, analyses: &[&'static Analysis], methods: &[Method]) -> Value {
+    fn manifest(
+        &self,
+        loaded: &Loaded,
+        system: Option<&str>,
+        analyses: &[&'static Analysis],
+        methods: &[Method],
+    ) -> Value {
         let labels: Vec<String> = methods.iter().map(|method| method.configured.label()).collect();
         json!({
             "program": version::as_json(),
@@ -281,6 +296,7 @@ impl AnalyzeArgs {
             "revision": loaded.model.revision,
             "weights_sha256": loaded.model.weights_sha256,
             "read": loaded.tasks(),
+            "system_prompt": system,
             "length": self.length,
             "samples": self.samples,
             "queries": self.queries,

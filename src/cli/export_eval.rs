@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::numbers;
 use super::output::Export;
-use super::setup::find_data;
+use super::setup::{find_data, system_prompt};
 use crate::error::UsageError;
 use crate::eval::counter::Counter;
 use crate::model::source::ModelSource;
@@ -75,6 +75,14 @@ pub struct ExportEvalArgs {
     #[arg(long)]
     no_chat: bool,
 
+    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    ///
+    /// It counts as part of the length; rows hold the user's turn alone.
+    ///
+    /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
+    #[arg(long, value_name = "TEXT|@FILE", conflicts_with = "no_chat")]
+    system_prompt: Option<String>,
+
     /// Where to write; standard output if not given
     ///
     /// Example: --out vt.jsonl
@@ -121,9 +129,10 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
         let what = format!("`{}` is a prepared file: there is nothing to generate", file.name());
         return Err(UsageError::new(what).hint("give tasks that are generated, such as ruler/vt").into());
     }
+    let system = system_prompt(args.system_prompt.as_deref())?;
     let texts = ModelSource::parse(&args.model)?.resolve_texts()?;
     texts.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let tokenizer_options = TokenizerOptions { chat: !args.no_chat, ..TokenizerOptions::default() };
+    let tokenizer_options = TokenizerOptions { chat: !args.no_chat, system, ..TokenizerOptions::default() };
     let tokenizer = Tokenizer::load(&texts, &texts.config()?, tokenizer_options)?;
     let counter = Counter(&tokenizer);
     let mut out = Export::to(args.out.as_deref())?;

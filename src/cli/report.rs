@@ -1,27 +1,30 @@
 //! `spattn report`: tables, plots and the page from stored records.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::listed;
-use super::output::{print, width};
+use super::output::{print, print_line, width};
+use crate::error::UsageError;
 use crate::eval::checks::in_short;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::Figures;
 use crate::report::table::Form;
-use crate::report::{Report, csv, json, latex, markdown, merge, table};
+use crate::report::{Report, bench, csv, json, latex, markdown, merge, table};
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
 ///
 /// Needs no model. Shards and runs of other methods, tasks or lengths become one table; runs whose models or versions
-/// differ keep rows of their own, and it is said in what they differ. The same records give the same files.
+/// differ keep rows of their own, and it is said in what they differ. The same records give the same files. The folder of a
+/// `spattn bench` has its page and plots drawn again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn report results/qwen-4k                    draws its files again
   spattn report results/shard-* --out results/qwen
   spattn report results/qwen --rows method --columns task --format latex
+  spattn report results/bench                      a bench: bench.md and its plots
   spattn report results/lsh --rows K --columns L --value score,delta,density")]
 pub struct ReportArgs {
     /// Folders of runs, or folders that hold such folders
@@ -114,6 +117,19 @@ impl ReportArgs {
         Ok(layout?)
     }
 
+    /// Draws a stored bench again.
+    fn draw_bench(&self, dir: &Path) -> Result<()> {
+        if self.is_pivot() || self.no_times || self.no_ci || self.format.is_some() || self.json {
+            return Err(UsageError::new(format!("{} holds a bench, which is drawn as it is", dir.display()))
+                .hint("leave out all but --out; tables of your own can be made from its bench.csv")
+                .into());
+        }
+        let stored = bench::read(dir)?;
+        let files = bench::draw(&stored, self.out.as_deref().unwrap_or(dir))?;
+        print(&(bench::table(&stored) + "\n"))?;
+        listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
+    }
+
     /// Where to write: if nothing is said, a run's own folder, unless something is to be printed in a format.
     fn folder(&self) -> Option<PathBuf> {
         let own = || {
@@ -129,6 +145,11 @@ impl ReportArgs {
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
 pub fn run(args: ReportArgs) -> Result<()> {
+    if let [dir] = &args.dirs[..]
+        && bench::is_bench(dir)
+    {
+        return args.draw_bench(dir);
+    }
     let mut merged = merge::read(&args.dirs)?;
     if args.no_times {
         merged.leave_out_times();

@@ -59,7 +59,7 @@ pub struct ReproduceArgs {
     #[arg(long)]
     builtin: bool,
 
-    /// Judge and draw what was run before, and run nothing
+    /// Judge and draw what was run before, and run nothing; where no records are left, what came of them is drawn
     ///
     /// Example: spattn reproduce --builtin --draw-only
     #[arg(long, conflicts_with = "dry_run")]
@@ -322,9 +322,18 @@ impl ReproduceArgs {
         let judged = judge(name, &item_of_model, self.variant(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| format!("{error:#}").replace('\n', " "));
         let ran = [ran(records), looked(&seen), timed(item)?].concat();
-        let outcome = Outcome { ran, failure, ..judged };
+        let mut outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
-        papers::write(&outcome, item, &dir)?;
+        // Records need not be kept for what came of them to be drawn again.
+        match papers::read(&dir)?.filter(|_| self.draw_only && records.is_empty()) {
+            Some(stored) => {
+                outcome = stored;
+                papers::draw_again(&mut outcome, item, &dir)?;
+            }
+            None => {
+                papers::write(&mut outcome, item, &dir)?;
+            }
+        }
         if !records.is_empty() {
             write_manifest(&dir, &load_manifest(&folder).unwrap_or_default())?;
         } else if let Some(first) = seen.first() {

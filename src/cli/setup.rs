@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::error::UsageError;
+use crate::eval::config::system_text;
 use crate::model::data::{DataFolder, DataSource};
 use crate::tasks::assets;
 
@@ -24,6 +26,12 @@ pub(super) fn find_data(spec: &Path) -> Result<DataFolder> {
     let data = DataSource::parse(spec)?.resolve(&assets::patterns())?;
     data.notes.iter().for_each(|n| eprintln!("note: {n}"));
     Ok(data)
+}
+
+/// The text of `--system-prompt`.
+pub(super) fn system_prompt(given: Option<&str>) -> Result<Option<String>, UsageError> {
+    let of_flag = |e: UsageError| UsageError { what: format!("--system-prompt: {}", e.what), ..e };
+    given.map(system_text).transpose().map_err(of_flag)
 }
 
 /// A flag that Ctrl-C raises; a second Ctrl-C ends the program at once (records are whole lines).

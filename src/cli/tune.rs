@@ -117,6 +117,7 @@ impl TuneArgs {
             data: self.data.clone(),
             calibration: self.calibration.clone(),
             chat: self.no_chat.then_some(false),
+            system_prompt: self.system_prompt.clone(),
             allow_extrapolation: flag(self.allow_extrapolation),
             ..Settings::default()
         }
@@ -129,6 +130,7 @@ impl TuneArgs {
             "model": config.model,
             "sparse_from": config.protocols.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             "seed": config.seeds[0],
+            "system_prompt": config.system_prompt,
         })
     }
 }

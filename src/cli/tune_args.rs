@@ -208,6 +208,12 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(super) no_chat: bool,
 
+    /// What the model's chat template is told before the user's turn: a text, or @FILE for that of a file
+    ///
+    /// Example: --system-prompt 'Answer in one word.', --system-prompt @system.txt
+    #[arg(long, value_name = "TEXT|@FILE")]
+    pub(super) system_prompt: Option<String>,
+
     /// Allow lengths beyond the model's context
     ///
     /// Example: --length 65536 --allow-extrapolation

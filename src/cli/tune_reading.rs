@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::analyze::TASKS;
-use super::setup::{find_data, set_threads, stop_on_interrupt};
+use super::setup::{find_data, set_threads, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use crate::analyze::{Document, Loaded, Reader, Request};
 use crate::attention::PromptNeed;
@@ -39,6 +39,7 @@ pub(super) struct Reading {
     length: usize,
     prompts: usize,
     quiet: bool,
+    system: Option<String>,
     stop: Arc<AtomicBool>,
 }
 
@@ -71,12 +72,14 @@ impl Reading {
                     .into());
             }
         };
+        let system = system_prompt(args.system_prompt.as_deref())?;
         let request = Request {
             model: &args.model,
             device,
             dtype: args.dtype.as_deref().map(parse_dtype).transpose()?,
             tasks: &tasks,
             text: None,
+            system: system.as_deref(),
             data: data.as_ref().map(|data| data.folder.as_path()),
             length,
             samples: 2 * args.prompts,
@@ -86,7 +89,8 @@ impl Reading {
         };
         let loaded = Reader::open(&request)?.load()?;
         loaded.model.notes.iter().for_each(|note| eprintln!("note: {note}"));
-        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet, stop: stop_on_interrupt()? })
+        let stop = stop_on_interrupt()?;
+        Ok(Self { loaded, length, prompts: args.prompts, quiet: args.quiet, system, stop })
     }
 
     /// The journal of `--out`, for measurements of `method`.
@@ -112,6 +116,7 @@ impl Reading {
             "queries": args.queries,
             "draws": args.draws,
             "seed": args.seed.unwrap_or(SEED),
+            "system_prompt": self.system,
         });
         Journal::open(&args.out, args.mode(), &identity)
     }
@@ -127,6 +132,7 @@ impl Reading {
             "queries": args.queries,
             "draws": args.draws,
             "seed": args.seed.unwrap_or(SEED),
+            "system_prompt": self.system,
         })
     }
 

@@ -120,7 +120,7 @@ impl Warning {
 }
 
 /// From so many on, warnings of one kind are told of together.
-const MANY: usize = 4;
+pub const MANY: usize = 4;
 
 /// The warnings for someone who reads on: each by itself, but the first alone of many of a kind, with their number.
 pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {

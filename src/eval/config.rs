@@ -447,7 +447,11 @@ impl RunConfig {
 ///
 /// # Errors
 /// If the file cannot be read, or nothing is said.
-fn system_text(given: &str) -> Result<String, UsageError> {
+/// The system prompt that a user gives: a text, or `@FILE` for that of a file.
+///
+/// # Errors
+/// A file that cannot be read; a text that is empty.
+pub fn system_text(given: &str) -> Result<String, UsageError> {
     let text = match given.strip_prefix('@') {
         None => given.to_owned(),
         Some(file) => std::fs::read_to_string(file)

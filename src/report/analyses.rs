@@ -131,8 +131,7 @@ pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
 /// If one cannot be written.
 pub fn write(found: &[Found], facts: &Facts, manifest: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
     let draw = |found: &Found| found.findings.drawings.iter().map(figure).collect::<Result<Vec<_>>>();
-    let figures: Vec<Vec<Figure>> =
-        found.iter().map(|found| Ok(draw(found)?.into_iter().flatten().collect())).collect::<Result<_>>()?;
+    let figures: Vec<Vec<Figure>> = found.iter().map(|found| Ok(draw(found)?.concat())).collect::<Result<_>>()?;
     let mut files = vec![(RESULT.to_owned(), json(found, manifest)?), (PAGE.to_owned(), page(found, facts, &figures))];
     for table in found.iter().flat_map(|found| &found.findings.tables) {
         files.push((format!("tables/{}.csv", table.name), csv(table)?));

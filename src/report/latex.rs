@@ -1,11 +1,13 @@
 //! LaTeX tables for a paper: the rules of `booktabs`, numbers aligned by `siunitx`, as wide as an article's text at most.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Report;
 use super::best;
-use super::format::{Column, columns, fitting, setting, tokens, without_interval};
-use super::pivot::{Table, is_about};
+use super::format::{Column, capital, columns, fitting, setting, tokens, without_interval};
+use super::pivot::{ShownNotes, Table, is_about};
+use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
 
 /// What a document needs, and what makes bold numbers stay numbers.
@@ -20,30 +22,33 @@ const BOLD: &str =
 /// they concern.
 pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut text = NEEDS.to_owned();
-    for warning in report.warnings.iter().filter(|w| w.is_general()) {
-        text.push_str(&format!("\\par\\footnotesize {}\n", escaped(&warning.to_string())));
-    }
+    // What concerns all stands below the first.
+    let mut general: Vec<String> =
+        report.warnings.iter().filter(|w| w.is_general()).map(|warning| warning.to_string()).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
-        text.push_str(&of_place(report, rows, no_intervals));
+        text.push_str(&of_place(report, rows, std::mem::take(&mut general), no_intervals));
     }
     with_breaks(&text)
 }
 
-/// With a new page from time to time: of tables without text between them LaTeX holds no more than eighteen.
+/// With a new page from time to time: tables without text between them wait for the end of a page, and LaTeX holds no more than
+/// 52 (18 before 2015). A long file leaves none to the next.
 fn with_breaks(text: &str) -> String {
-    const HELD: usize = 12;
+    const HELD: usize = 6;
     const END: &str = "\\end{table}\n";
     let mut parts: Vec<String> = text.split_inclusive(END).map(str::to_owned).collect();
     let last = parts.len().saturating_sub(1);
-    for part in parts.iter_mut().take(last).skip(HELD - 1).step_by(HELD) {
-        part.push_str("\\clearpage\n");
+    for (at, part) in parts.iter_mut().enumerate() {
+        if (at + 1) % HELD == 0 || (at == last && at >= HELD) {
+            part.push_str("\\clearpage\n");
+        }
     }
     parts.concat()
 }
 
 /// The table of one task and length.
-fn of_place(report: &Report, rows: &[SummaryRow], no_intervals: bool) -> String {
+fn of_place(report: &Report, rows: &[SummaryRow], of_all: Vec<String>, no_intervals: bool) -> String {
     let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
     let shared_n = rows.iter().all(|r| (r.n, r.contexts) == (rows[0].n, rows[0].contexts));
     let names: Vec<Vec<String>> = rows.iter().map(|r| vec![name(&r.method, &r.params)]).collect();
@@ -55,20 +60,24 @@ fn of_place(report: &Report, rows: &[SummaryRow], no_intervals: bool) -> String 
     if let Some(score) = columns.iter_mut().find(|c| c.heading != "n") {
         score.bold.clone_from(&best);
     }
-    let mut notes = Vec::new();
-    let mut marks = vec![String::new(); rows.len()];
-    for (row, marks) in rows.iter().zip(&mut marks) {
-        for warning in report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row)) {
-            notes.push(warning.to_string());
-            marks.push_str(&mark(notes.len()));
-        }
-    }
+    let about = |row: &SummaryRow| report.warnings.iter().filter(|w| w.method.is_some() && is_about(w, row)).collect();
+    let about: Vec<Vec<&Warning>> = rows.iter().map(about).collect();
+    let notes: Vec<String> = about.iter().flatten().map(|warning| format!("`{}` {warning}", warning.code)).collect();
+    let shown = ShownNotes::of(&notes);
+    let mut before = 0;
+    let marks = about.iter().map(|warnings| {
+        let numbers: Vec<usize> = (before + 1..=before + warnings.len()).collect();
+        before += warnings.len();
+        marked(&shown.numbers(&numbers))
+    });
+    let marks = marks.collect();
     let mut general: Vec<String> = if best.is_empty() { Vec::new() } else { vec![BOLD.to_owned()] };
     general.extend((!left_out.is_empty()).then(|| format!("Not shown: {}.", left_out.join(", "))));
     general.extend(
         report.warnings.iter().filter(|w| w.method.is_none() && is_about(w, &rows[0])).map(ToString::to_string),
     );
-    let n = if shared_n { format!(", n = {}", rows[0].n) } else { String::new() };
+    general.extend(of_all);
+    let n = if shared_n { format!(", n\u{a0}=\u{a0}{}", rows[0].n) } else { String::new() };
     Tabular {
         caption: format!("{}: {}{length}{n}", setting(&rows[0]), rows[0].task),
         label: slug(&[&rows[0].model, &rows[0].protocol.to_string(), &rows[0].task, &tokens(rows[0].length)]),
@@ -76,7 +85,7 @@ fn of_place(report: &Report, rows: &[SummaryRow], no_intervals: bool) -> String 
         texts: names,
         marks,
         columns,
-        notes,
+        notes: shown.texts,
         general,
     }
     .text()
@@ -99,12 +108,12 @@ pub fn pivot(tables: &[Table], no_intervals: bool) -> String {
 }
 
 fn of_pivot(table: &Table, no_intervals: bool) -> String {
+    let shown = ShownNotes::of(&table.notes);
     let entries = |at: usize| table.cells.iter().map(move |line| line[at].as_ref());
     let column = |at: usize| {
         let texts = entries(at).map(|entry| entry.map_or(String::new(), |e| table.text(e)));
         let mut numbers = Numbers::new(&table.headings()[table.row_names.len() + at], texts.collect(), no_intervals);
-        numbers.marks =
-            entries(at).map(|e| e.map_or(String::new(), |e| e.notes.iter().map(|n| mark(*n)).collect())).collect();
+        numbers.marks = entries(at).map(|e| e.map_or(String::new(), |e| marked(&shown.numbers(&e.notes)))).collect();
         numbers.bold = best::of_column(table, at);
         numbers
     };
@@ -119,13 +128,13 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
         let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
         text += &Tabular {
-            caption: format!("{}{continued}", table.caption),
+            caption: format!("{}{continued}", capital(&table.caption)),
             label: slug(&[&table.caption, &if part > 1 { format!("columns {part}") } else { String::new() }]),
             text_headings: table.row_names.clone(),
             texts: rows.clone(),
             marks: vec![String::new(); table.rows.len()],
             columns: all[first..end].to_vec(),
-            notes: table.notes.clone(),
+            notes: shown.texts.clone(),
             general: if bold { vec![BOLD.to_owned()] } else { Vec::new() },
         }
         .text();
@@ -134,8 +143,16 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     text
 }
 
+/// The mark of a note, from 1: a letter, which several stand side by side of, or a number where letters do not do.
 fn mark(note: usize) -> String {
-    format!("\\textsuperscript{{{note}}}")
+    match u8::try_from(note).ok().filter(|note| (1..=26).contains(note)) {
+        Some(letter) => format!("\\textsuperscript{{{}}}", char::from(b'a' + letter - 1)),
+        None => format!("\\textsuperscript{{({note})}}"),
+    }
+}
+
+fn marked(notes: &[usize]) -> String {
+    notes.iter().map(|note| mark(*note)).collect()
 }
 
 /// The name of a table, for `\ref`.
@@ -224,7 +241,8 @@ impl Numbers {
         let heading = self.heading.split(' ').map(points).fold(0.0, f64::max);
         let marked =
             self.marks.iter().map(|mark| mark.matches("superscript").count() as f64 * CHARACTER).fold(0.0, f64::max);
-        (widest(&self.values).max(heading) + marked) + widest(&self.ends)
+        // A heading spans numbers and intervals.
+        (widest(&self.values) + marked + widest(&self.ends)).max(heading)
     }
 
     /// Whether all that it has are numbers.
@@ -260,7 +278,9 @@ impl Numbers {
         let value = match value.is_empty() {
             true => String::new(),
             // What is no part of a number is in braces.
-            false if !self.marks[line].is_empty() => format!("{bold}{}{{{}}}", escaped(value), self.marks[line]),
+            false if !self.marks[line].is_empty() => {
+                format!("{bold}{}{{\\mdseries{}}}", escaped(value), self.marks[line])
+            }
             false => format!("{bold}{}", escaped(value)),
         };
         match self.has_ends() {
@@ -269,9 +289,24 @@ impl Numbers {
         }
     }
 
+    /// The lines of the heading, no longer than its longest word or its cells.
+    fn heading_lines(&self) -> Vec<String> {
+        let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+        let word = self.heading.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+        let room = word.max(longest(&self.values) + longest(&self.ends));
+        let mut lines: Vec<String> = Vec::new();
+        for word in self.heading.split(' ') {
+            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= room) {
+                Some(line) => *line = format!("{line} {word}"),
+                None => lines.push(word.to_owned()),
+            }
+        }
+        lines.iter().map(|line| escaped(line)).collect()
+    }
+
     /// Of one column, or of two.
     fn heading(&self) -> String {
-        let lines: Vec<String> = self.heading.split(' ').map(escaped).collect();
+        let lines = self.heading_lines();
         let stacked = match lines.as_slice() {
             [one] => one.clone(),
             several => format!("\\shortstack{{{}}}", several.join("\\\\")),
@@ -325,7 +360,8 @@ impl Tabular {
             self.text_headings.iter().map(|h| escaped(h)).chain(self.columns.iter().map(Numbers::heading)).collect();
         let lines: Vec<String> = (0..self.texts.len()).map(|line| self.line(line)).collect();
         let heights = lines.iter().zip(&self.texts).map(|(line, texts)| self.height(line, texts, &widths));
-        let pages = pages(&heights.collect::<Vec<_>>());
+        let of_notes: Vec<usize> = self.notes.iter().map(|note| printed_lines(note, TEXT_WIDTH)).collect();
+        let pages = pages(&heights.collect::<Vec<_>>(), &of_notes);
         let mut text = String::new();
         for (at, page) in pages.iter().enumerate() {
             let lines = &lines[page.clone()];
@@ -336,7 +372,7 @@ impl Tabular {
             text.push_str(&format!(
                 "\n\\begin{{table}}\n\\centering\n\\footnotesize\n\\setlength{{\\tabcolsep}}{{3pt}}\n\
                  \\sisetup{{detect-weight=true}}\n\\caption{{{caption}}}\n\\label{{{label}}}\n\
-                 \\begin{{tabular}}{{@{{}}{alignment}@{{}}}}\n\\toprule\n{} \\\\\n\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n",
+                 \\begin{{tabular}}{{@{{}}{alignment}@{{}}}}\n\\toprule\n{} \\\\\n\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n\\par\\smallskip\\raggedright\n",
                 heading.join(" & "),
                 lines.concat(),
             ));
@@ -352,12 +388,11 @@ impl Tabular {
         text
     }
 
-    /// Printed lines that a line of the table takes: its longest text, and the notes that it is marked with.
-    fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> usize {
-        let broken = |text: &String, width: f64| (points(text) / width).ceil().max(1.0) as usize;
-        let own = texts.iter().zip(widths).map(|(text, width)| broken(text, *width)).max().unwrap_or(1);
-        let notes = (1..).map(mark).zip(&self.notes).filter(|(mark, _)| line.contains(mark));
-        own + notes.map(|(_, note)| broken(note, TEXT_WIDTH)).sum::<usize>()
+    /// What a line of the table takes: its longest text, and the notes that it is marked with.
+    fn height(&self, line: &str, texts: &[String], widths: &[f64]) -> Height {
+        let own = texts.iter().zip(widths).map(|(text, width)| printed_lines(text, *width)).max().unwrap_or(1);
+        let notes = (0..self.notes.len()).filter(|note| line.contains(&mark(note + 1)));
+        Height { own, notes: notes.collect() }
     }
 
     fn line(&self, line: usize) -> String {
@@ -373,15 +408,36 @@ impl Tabular {
 /// Printed lines that a page has room for beside a caption and a heading.
 const MOST_LINES: usize = 46;
 
-/// Lines of a table, given by their heights, as pages hold them: at least one each.
-fn pages(heights: &[usize]) -> Vec<Range<usize>> {
-    let (mut pages, mut first, mut used) = (Vec::new(), 0, 0);
+/// What a line of a table takes of a page.
+#[derive(Debug, Clone)]
+struct Height {
+    /// Printed lines of its own.
+    own: usize,
+    /// Numbers of the notes that have to be on its page, from 0.
+    notes: Vec<usize>,
+}
+
+/// Printed lines of a text that is broken at a width in points.
+fn printed_lines(text: &str, width: f64) -> usize {
+    (points(text) / width).ceil().max(1.0) as usize
+}
+
+/// Lines of a table as pages hold them, with each note of a page once, of which the printed lines are given: at least one line
+/// each.
+fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
+    let (mut pages, mut first, mut used, mut noted) = (Vec::new(), 0, 0, BTreeSet::new());
     for (line, height) in heights.iter().enumerate() {
-        if used + height > MOST_LINES && line > first {
+        let taken = |noted: &BTreeSet<usize>| {
+            height.own
+                + height.notes.iter().filter(|note| !noted.contains(note)).map(|note| of_notes[*note]).sum::<usize>()
+        };
+        if used + taken(&noted) > MOST_LINES && line > first {
             pages.push(first..line);
             (first, used) = (line, 0);
+            noted.clear();
         }
-        used += height;
+        used += taken(&noted);
+        noted.extend(&height.notes);
     }
     pages.push(first..heights.len());
     pages
@@ -401,6 +457,7 @@ fn escaped(text: &str) -> String {
             '<' => "\\textless{}".to_owned(),
             '>' => "\\textgreater{}".to_owned(),
             '|' => "\\textbar{}".to_owned(),
+            '\u{a0}' => "~".to_owned(),
             'Δ' => "$\\Delta$".to_owned(),
             '‖' => "$\\|$".to_owned(),
             '×' => "$\\times$".to_owned(),
@@ -442,9 +499,9 @@ mod tests {
         let text = summary(&report, false);
         for part in [
             "array,booktabs,siunitx}",
-            "\\caption{builtin, sparse from question: ruler/\\allowbreak{}vt, 4K tokens, n = 20}\n\\label{tab:builtin-question-ruler-vt-4k}",
+            "\\caption{builtin, sparse from question: ruler/\\allowbreak{}vt, 4K tokens, n~=~20}\n\\label{tab:builtin-question-ruler-vt-4k}",
             "p{114pt}S[table-format=3.1]lS[table-format=+2.1]lS[table-format=1.3]",
-            "setting & \\multicolumn{2}{c}{\\shortstack{score\\\\\\%}} & \\multicolumn{2}{c}{\\shortstack{$\\Delta$\\\\full}} & {density}",
+            "setting & \\multicolumn{2}{c}{score \\%} & \\multicolumn{2}{c}{$\\Delta$ full} & {density}",
             "full & 100.0 & [$83$, $100$] &  &  & ",
             "loki (density=0.0625, per=kv\\_\\allowbreak{}head) & \\bfseries 90.0 & [$68$, $99$] & -10.0 & ",
             " & 10.0 & [$1$, $32$] & -90.0 & [$-97$, $-59$]",
@@ -480,9 +537,10 @@ mod tests {
         let records = [record("vt", "full", 0, 1.0), empty(0), empty(1)];
         let text = summary(&Report::new(&records, &[]), false);
         for part in [
-            "most.\n\\par\\footnotesize n = 1: on one task no difference can be told",
-            "topk (per=kv\\_\\allowbreak{}head)\\textsuperscript{1} & 2 & 0.0 & [$0$, $84$] & -100.0 &",
-            "\\bottomrule\n\\end{tabular}\n\\par \\textsuperscript{1} vt at 4096, topk:per=kv",
+            "most.\n\n\\begin{table}",
+            "\\par n = 1: on one task no difference can be told",
+            "topk (per=kv\\_\\allowbreak{}head)\\textsuperscript{a} & 2 & 0.0 & [$0$, $84$] & -100.0 &",
+            "\\bottomrule\n\\end{tabular}\n\\par\\smallskip\\raggedright\n\\par \\textsuperscript{a} 'empty\\_\\allowbreak{}predictions' vt at 4096, topk:per=kv",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
@@ -507,7 +565,10 @@ mod tests {
         );
         let text = pivot(&crate::report::pivot::tables(&report, &layout.unwrap()), false);
         assert!(text.matches("\\begin{table}").count() > 1 && text.contains("(further columns)}"), "{text}");
-        assert!(text.contains("-columns-2}") && text.contains("0.0{\\textsuperscript{1}} & [$0.0$, $84.2$]"), "{text}");
+        assert!(
+            text.contains("-columns-2}") && text.contains("0.0{\\mdseries\\textsuperscript{a}} & [$0.0$, $84.2$]"),
+            "{text}"
+        );
         assert!(text.contains("\nquest & \\bfseries 100.0 & ") && text.contains("\nfull & 100.0 & "), "{text}");
         let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("\\label")).collect();
         let distinct: std::collections::BTreeSet<&&str> = labels.iter().collect();
@@ -525,8 +586,8 @@ mod tests {
         assert_eq!(numbers.format(), "r", "a star is no number");
         let mut marked = Numbers::new("x", vec!["1.5".into(), "2".into()], false);
         marked.marks[1] = mark(3);
-        assert_eq!(marked.format(), "S[table-format=1.1, table-space-text-post={\\textsuperscript{3}}]");
-        assert_eq!(marked.cell(1), "2{\\textsuperscript{3}}");
+        assert_eq!(marked.format(), "S[table-format=1.1, table-space-text-post={\\textsuperscript{c}}]");
+        assert_eq!(marked.cell(1), "2{\\mdseries\\textsuperscript{c}}");
         let density = Numbers::new("density", vec!["0.0312 (0.0625)".into()], false);
         assert_eq!((density.cell(0), density.format()), ("0.0312".to_owned(), "S[table-format=1.4]".to_owned()));
         assert_eq!(
@@ -539,10 +600,11 @@ mod tests {
     fn many_tables_are_not_more_than_latex_holds() {
         let table = "\\begin{table}\n\\end{table}\n";
         let of = |tables: usize| with_breaks(&format!("% head\n{}", table.repeat(tables)));
-        assert_eq!([1, 12, 13, 24, 25].map(|n| of(n).matches("\\clearpage").count()), [0, 0, 1, 1, 2]);
-        let text = of(40);
+        assert_eq!([1, 5, 6, 7, 12, 13].map(|n| of(n).matches("\\clearpage").count()), [0, 0, 1, 2, 2, 3]);
+        // Files that follow each other.
+        let text = of(20) + &of(5) + &of(5) + &of(7);
         let held = text.split("\\clearpage").map(|part| part.matches("\\begin{table}").count());
-        assert_eq!(held.collect::<Vec<_>>(), [12, 12, 12, 4]);
+        assert_eq!(held.max(), Some(16), "below 18");
     }
 
     #[test]
@@ -556,10 +618,14 @@ mod tests {
         let text = summary(&Report::new(&records, &[]), false);
         let (first, second) = text.split_at(text.find("(continued)}").unwrap());
         assert!(first.contains("(k=0)") && second.contains("(k=59)") && second.contains("-2}"), "{text}");
-        let note = "\\par \\textsuperscript{1} vt at 4096, topk:k=35";
+        let note = "\\par \\textsuperscript{a} 'empty\\_\\allowbreak{}predictions' vt at 4096, topk:k=35";
         let (with, without) = if first.contains("(k=35)") { (first, second) } else { (second, first) };
         assert!(with.contains(note) && !without.contains(note), "{text}");
-        assert_eq!(pages(&[20, 20, 20, 50, 1]), [0..2, 2..3, 3..4, 4..5], "a page has one line at least");
-        assert!(pages(&[]).iter().all(Range::is_empty), "no lines");
+        let of = |own: &[usize]| own.iter().map(|own| Height { own: *own, notes: Vec::new() }).collect::<Vec<_>>();
+        assert_eq!(pages(&of(&[20, 20, 20, 50, 1]), &[]), [0..2, 2..3, 3..4, 4..5], "a page has one line at least");
+        assert!(pages(&of(&[]), &[]).iter().all(Range::is_empty), "no lines");
+        // A note is on each page once, however many lines are marked with it.
+        let noted = vec![Height { own: 1, notes: vec![0] }; 90];
+        assert_eq!(pages(&noted, &[6]), [0..40, 40..80, 80..90]);
     }
 }

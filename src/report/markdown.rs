@@ -3,7 +3,7 @@
 use super::conclusion::{self, Conclusion};
 use super::format::{LEGEND, columns, detectable, direction, distinct, extra_legend, mean_columns, setting, tokens};
 use super::others::{OtherScore, other_scores};
-use super::pivot::{Entry, Table, is_about};
+use super::pivot::{Entry, ShownNotes, Table, is_about};
 use super::plots::{Figure, Figures};
 use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
@@ -139,22 +139,25 @@ fn task(rows: &[SummaryRow], report: &Report) -> String {
 /// Tables of a pivot, each under its caption and with its notes.
 pub fn pivot(tables: &[Table]) -> String {
     let one = |table: &Table| {
+        let shown = ShownNotes::of(&table.notes);
         let mut text = format!("**{}**\n\n", table.caption);
         text.push_str(&line(table.headings()));
         text.push_str(&rule(table.row_names.len(), table.columns.len()));
         for (row, cells) in table.rows.iter().zip(&table.cells) {
-            let cell = |entry: &Option<Entry>| entry.as_ref().map_or(String::new(), |e| table.text(e) + &marks(e));
+            let cell = |entry: &Option<Entry>| {
+                entry.as_ref().map_or(String::new(), |e| table.text(e) + &marks(&shown.numbers(&e.notes)))
+            };
             text.push_str(&line(row.iter().cloned().chain(cells.iter().map(cell))));
         }
-        let notes = table.notes.iter().enumerate().map(|(i, note)| format!("- <sup>{}</sup> {note}\n", i + 1));
+        let notes = shown.texts.iter().enumerate().map(|(i, note)| format!("- <sup>{}</sup> {note}\n", i + 1));
         let notes: String = notes.collect();
         if notes.is_empty() { text } else { format!("{text}\n{notes}") }
     };
     tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-fn marks(entry: &Entry) -> String {
-    let numbers: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
+fn marks(numbers: &[usize]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
     if numbers.is_empty() { String::new() } else { format!("<sup>{}</sup>", numbers.join(",")) }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::plots::papers::figure;
+use super::plots::papers::figures;
 use crate::eval::papers::claims::Verdict;
 use crate::eval::papers::item::Item;
 use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
@@ -20,15 +20,34 @@ pub const RESULT: &str = "result.json";
 const VERDICTS: [Verdict; 5] =
     [Verdict::Holds, Verdict::HoldsInPart, Verdict::DoesNotHold, Verdict::CannotBeTold, Verdict::NotTested];
 
-/// Writes what came of an item into its folder: `result.json`, `table.csv`, and `plot.svg` where there is something to draw.
+/// Writes what came of an item into its folder: `result.json`, `table.csv`, and `plot.svg` where there is something to draw,
+/// with further pages, whose names it notes in the outcome.
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write(outcome: &Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
-    let mut files =
-        vec![(RESULT, format!("{}\n", serde_json::to_string_pretty(outcome)?)), ("table.csv", csv(outcome)?)];
-    files.extend(figure(outcome, item)?.map(|svg| ("plot.svg", svg)));
+pub fn write(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
+    let figures = figures(outcome, item)?;
+    outcome.more_plots = figures.iter().skip(1).map(|figure| figure.file.clone()).collect();
+    let mut files = vec![
+        (RESULT.to_owned(), format!("{}\n", serde_json::to_string_pretty(outcome)?)),
+        ("table.csv".to_owned(), csv(outcome)?),
+    ];
+    files.extend(figures.into_iter().map(|figure| (figure.file, figure.svg)));
     super::write_files(files, &[], dir)
+}
+
+/// Draws a stored outcome again, into the folder that it was read from. All else is written only where the number of pages is
+/// another than was noted, as numbers that are read need not be written to the same digits.
+///
+/// # Errors
+/// As [`write`].
+pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
+    let figures = figures(outcome, item)?;
+    let more = figures.iter().skip(1).map(|figure| &figure.file);
+    if !more.eq(&outcome.more_plots) {
+        return write(outcome, item, dir);
+    }
+    super::write_files(figures.into_iter().map(|figure| (figure.file, figure.svg)).collect(), &[], dir)
 }
 
 /// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.
@@ -47,16 +66,22 @@ pub fn read_all(out: &Path) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     let folders = ITEMS.iter().flat_map(|item| [out.join(item.name), out.join(item.name).join("paper")]);
     for folder in folders {
-        let path = folder.join(RESULT);
-        if !path.exists() {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let outcome: Outcome =
-            serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))?;
-        outcomes.push(outcome);
+        outcomes.extend(read(&folder)?);
     }
     Ok(outcomes)
+}
+
+/// What came of the item whose folder this is; `None` where nothing is.
+///
+/// # Errors
+/// If a result is there and cannot be read.
+pub fn read(folder: &Path) -> Result<Option<Outcome>> {
+    let path = folder.join(RESULT);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Some(serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))?))
 }
 
 /// A line for each cell: row, column, published, measured, both ends of its interval, n.
@@ -147,7 +172,9 @@ pub fn item(outcome: &Outcome) -> String {
     }
     text += &claims(&outcome.claims);
     if outcome.rows.iter().any(|row| row.cells.iter().any(|cell| cell.measured.is_some())) {
-        let _ = write!(text, "\n![{name}]({}/plot.svg)\n", folder(outcome));
+        for plot in std::iter::once("plot.svg").chain(outcome.more_plots.iter().map(String::as_str)) {
+            let _ = write!(text, "\n![{name}]({}/{plot})\n", folder(outcome));
+        }
     }
     text
 }
@@ -285,15 +312,21 @@ missing = 'a wind tunnel'
         let (outcome, item_of) = outcome(&[]);
         assert!(item(&outcome).contains("| Full | 90.5 / – | 100 / – |"));
         assert_eq!(outcome.claims[0].measured, Verdict::NotTested);
-        assert!(figure(&outcome, &item_of).unwrap().is_some(), "published numbers can be drawn");
+        assert_eq!(figures(&outcome, &item_of).unwrap().len(), 1, "published numbers can be drawn");
     }
 
     #[test]
     fn results_are_written_and_read_again() {
         let dir = tempfile::tempdir().unwrap();
-        let (outcome, item) = outcome(&records());
-        let files = write(&outcome, &item, &dir.path().join("magicpig/table-1")).unwrap();
+        let (mut outcome, item) = outcome(&records());
+        let folder = dir.path().join("magicpig/table-1");
+        let files = write(&mut outcome, &item, &folder).unwrap();
         assert_eq!(files.len(), 3);
+        let mut stored = read(&folder).unwrap().unwrap();
+        assert_eq!(draw_again(&mut stored, &item, &folder).unwrap(), [folder.join("plot.svg")]);
+        stored.more_plots.push("plot-2.svg".to_owned());
+        assert_eq!(draw_again(&mut stored, &item, &folder).unwrap().len(), 3, "one page is not two");
+        assert!(stored.more_plots.is_empty());
         // The last digit of a number may be another.
         let read = read_all(dir.path()).unwrap();
         assert_eq!(page(&read), page(std::slice::from_ref(&outcome)));

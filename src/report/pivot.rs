@@ -16,7 +16,7 @@ use super::{means, stand_ins};
 use crate::attention::Role;
 use crate::error::UsageError;
 use crate::eval::cells::Cell;
-use crate::eval::checks::Warning;
+use crate::eval::checks::{MANY, Warning};
 use crate::eval::order::natural;
 use crate::eval::record::REFERENCE;
 use crate::eval::record::SummaryRow;
@@ -193,6 +193,48 @@ pub struct Entry {
     pub is_perplexity: bool,
     /// What its method is for.
     pub role: Role,
+}
+
+/// Notes as they are shown: many of one kind as one.
+pub struct ShownNotes {
+    /// Their texts, in order.
+    pub texts: Vec<String>,
+    /// For each note the number of the one that stands for it, from 1.
+    numbers: Vec<usize>,
+}
+
+impl ShownNotes {
+    /// Of all notes. A kind is what stands in backticks at their beginning.
+    pub fn of(notes: &[String]) -> Self {
+        let kinds: Vec<Option<&str>> =
+            notes.iter().map(|note| Some(note.strip_prefix('`')?.split_once('`')?.0)).collect();
+        let (mut texts, mut numbers, mut known) = (Vec::new(), Vec::new(), Vec::new());
+        for (note, kind) in notes.iter().zip(&kinds) {
+            let (Some(name), count) = (kind, kinds.iter().filter(|other| *other == kind).count()) else {
+                texts.push(note.clone());
+                numbers.push(texts.len());
+                continue;
+            };
+            if let Some((_, number)) = known.iter().find(|(other, _)| other == name && count >= MANY) {
+                numbers.push(*number);
+                continue;
+            }
+            let more =
+                if count >= MANY { format!("; and {} more that are `{name}`", count - 1) } else { String::new() };
+            texts.push(format!("{note}{more}"));
+            numbers.push(texts.len());
+            known.push((*name, texts.len()));
+        }
+        Self { texts, numbers }
+    }
+
+    /// The numbers that are shown for notes of these numbers, from 1, each once and in order.
+    pub fn numbers(&self, notes: &[usize]) -> Vec<usize> {
+        let mut shown: Vec<usize> = notes.iter().filter_map(|note| self.numbers.get(note - 1).copied()).collect();
+        shown.sort_unstable();
+        shown.dedup();
+        shown
+    }
 }
 
 /// A row of the summary: of all seeds, or of one.
@@ -629,6 +671,17 @@ mod tests {
     fn texts(table: &Table) -> Vec<Vec<String>> {
         let text = |e: &Option<Entry>| e.as_ref().map_or(String::new(), |e| table.text(e));
         table.cells.iter().map(|line| line.iter().map(text).collect()).collect()
+    }
+
+    #[test]
+    fn many_notes_of_a_kind_are_shown_as_one() {
+        let notes: Vec<String> =
+            ["`a` 1", "`b` 1", "`a` 2", "one of its own", "`a` 3", "`b` 2", "`a` 4"].map(str::to_owned).to_vec();
+        let shown = ShownNotes::of(&notes);
+        assert_eq!(shown.texts, ["`a` 1; and 3 more that are `a`", "`b` 1", "one of its own", "`b` 2"]);
+        assert_eq!(shown.numbers(&[1, 2, 7]), [1, 2]);
+        assert_eq!(shown.numbers(&[4, 6, 5]), [1, 3, 4]);
+        assert_eq!(ShownNotes::of(&notes[..4]).texts, notes[..4], "two of a kind are told apart");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::format::{
     Column, about_times, columns, detectable, direction, distinct, fitting, mean_columns, setting, tokens,
     without_interval,
 };
+use super::pivot::ShownNotes;
 use super::{MeanTable, Report, pivot};
 use crate::eval::record::SummaryRow;
 use comfy_table::{CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -39,6 +40,29 @@ impl Form {
         self.over(lines) == 0
     }
 
+    /// A line of words, broken between them where it is longer than it may be; what follows is set in.
+    fn wrapped(self, line: &str) -> String {
+        const SET_IN: &str = "\n  ";
+        let Some(width) = self.width else { return format!("{line}\n") };
+        let (mut text, mut used) = (String::new(), 0);
+        for word in line.split(' ') {
+            let length = word.chars().count();
+            match used {
+                0 => used = length,
+                used_before if used_before + 1 + length <= width => {
+                    text.push(' ');
+                    used += 1 + length;
+                }
+                _ => {
+                    text.push_str(SET_IN);
+                    used = SET_IN.len() - 1 + length;
+                }
+            }
+            text.push_str(word);
+        }
+        text + "\n"
+    }
+
     fn cell(self, text: String) -> String {
         if self.no_intervals { without_interval(&text) } else { text }
     }
@@ -61,8 +85,8 @@ pub fn render(report: &Report, form: Form) -> String {
             let (table, without) = one_table(rows, form);
             text.push_str(&format!("{}\n\n{table}", setting(&rows[0])));
             let is_timed = without.iter().all(|heading| !heading.ends_with("ms/token"));
-            text.push_str(&below(about_times(rows).filter(|_| is_timed).map(str::to_owned)));
-            text.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
+            text.push_str(&below(form, about_times(rows).filter(|_| is_timed).map(str::to_owned)));
+            text.push_str(&below(form, detectable(rows.iter().map(|r| (r.contexts, r.detectable)))));
             left_out.extend(without);
         }
         text.extend(report.means_of(&of_setting[0]).map(|table| {
@@ -73,23 +97,25 @@ pub fn render(report: &Report, form: Form) -> String {
     }
     if let Some(width) = form.width.filter(|_| !left_out.is_empty()) {
         let names = distinct(left_out).join(", ");
-        text.push_str(&format!("\nleft out in {width} columns: {names} (summary.md has all)\n"));
+        let line = format!("left out in {width} columns: {names} (summary.md has all)");
+        text.push_str(&format!("\n{}", form.wrapped(&line)));
     }
     text
 }
 
 /// A line below a table.
-fn below(line: Option<String>) -> String {
-    line.map_or(String::new(), |line| format!("{line}\n"))
+fn below(form: Form, line: Option<String>) -> String {
+    line.map_or(String::new(), |line| form.wrapped(&line))
 }
 
 /// Tables of a pivot, each under its caption and with its notes.
 /// Where lines are longer than they may be, columns go on below.
 pub fn pivot(tables: &[pivot::Table], form: Form) -> String {
     let one = |table: &pivot::Table| {
+        let shown = ShownNotes::of(&table.notes);
         let cell = |entry: &Option<pivot::Entry>| {
             let Some(entry) = entry else { return String::new() };
-            let marks: Vec<String> = entry.notes.iter().map(usize::to_string).collect();
+            let marks: Vec<String> = shown.numbers(&entry.notes).iter().map(usize::to_string).collect();
             let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(",")) };
             form.cell(table.text(entry)) + &marks
         };
@@ -103,8 +129,8 @@ pub fn pivot(tables: &[pivot::Table], form: Form) -> String {
         };
         let lines = parts(table.columns.len(), |columns| form.holds(&part(columns))).into_iter().map(part);
         let lines = lines.map(|lines| lines.concat()).collect::<Vec<_>>().join("\n");
-        let notes: String = (1..).zip(&table.notes).map(|(i, note)| format!("({i}) {note}\n")).collect();
-        format!("{}\n\n{lines}{notes}", table.caption)
+        let notes: String = (1..).zip(&shown.texts).map(|(i, note)| form.wrapped(&format!("({i}) {note}"))).collect();
+        format!("{}\n{lines}{notes}", form.wrapped(&table.caption))
     };
     tables.iter().map(one).collect::<Vec<_>>().join("\n")
 }
@@ -178,9 +204,9 @@ fn place(row: &SummaryRow) -> String {
 /// Means over tasks, below the tasks, and what was left out of them.
 fn means(table: &MeanTable, form: Form) -> (String, Vec<&'static str>) {
     let (lines, left_out) = fitted(&table.rows, mean_columns(&table.rows), form, str::to_owned);
-    let notes: String = table.notes.iter().map(|note| format!("note: {note}\n")).collect();
-    let title = format!("\n{}{}\n{notes}", table.title(), at(&table.rows[0]));
-    (title + &lines.concat() + &below(table.detectable()), left_out)
+    let notes: String = table.notes.iter().map(|note| form.wrapped(&format!("note: {note}"))).collect();
+    let title = form.wrapped(&format!("{}{}", table.title(), at(&table.rows[0])));
+    (format!("\n{title}{notes}{}{}", lines.concat(), below(form, table.detectable())), left_out)
 }
 
 /// The length of rows, after what they are of.
@@ -236,6 +262,25 @@ mod tests {
         assert!(lines[2].starts_with("method") && lines[4].starts_with("───"), "{text}");
         assert_eq!((lines[5], lines[8], lines[9]), ("ruler/vt, 4K tokens", "", "ruler/cwe, 4K tokens"), "{text}");
         assert!(lines[6].starts_with("full ") && lines[7].contains("100.0     0.0    0.100"), "{text}");
+    }
+
+    #[test]
+    fn no_line_of_words_is_longer_than_it_may_be() {
+        let form = Form { width: Some(20), no_intervals: false };
+        let line = "at n = 20, a true difference below 10 points is lost";
+        assert_eq!(form.wrapped(line), "at n = 20, a true\n  difference below\n  10 points is lost\n");
+        assert_eq!(form.wrapped("a_word_that_is_longer_than_a_line x"), "a_word_that_is_longer_than_a_line\n  x\n");
+        assert_eq!(Form::default().wrapped(line), format!("{line}\n"));
+        let records: Vec<_> = ["ruler/vt", "ruler/cwe"]
+            .iter()
+            .flat_map(|task| (0..20).flat_map(move |i| ["full", "topk"].map(|method| record(task, method, i, 1.0))))
+            .collect();
+        let report = Report::new(&records, &[]);
+        for width in [60, 80, 100] {
+            let text = render(&report, Form { width: Some(width), no_intervals: false });
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
+            assert!(text.replace("\n  ", " ").contains("is lost in noise more than once in five runs"), "{text}");
+        }
     }
 
     #[test]
@@ -334,7 +379,7 @@ mod tests {
             (80, "cost1, KB/token, ms/token, n, ends of params (summary.md has all)\n"),
         ] {
             let text = render(&report, Form { width: Some(width), ..Form::default() });
-            assert!(longest(&text) <= width && text.contains(said), "{text}");
+            assert!(longest(&text) <= width && text.replace("\n  ", " ").contains(said), "{text}");
             for part in ["score %", "Δ full", "density", "double_sparsity", "mean over 2 tasks"] {
                 assert!(text.contains(part), "{part} is missing in\n{text}");
             }

@@ -222,10 +222,10 @@ pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
 }
 
 /// The page: what was asked, and of each method what follows, its spec, its table, and the drawing.
-pub fn page(outcome: &Outcome, facts: &Value, figure: Option<&Figure>) -> String {
+pub fn page(outcome: &Outcome, facts: &Value, figures: &[Figure]) -> String {
     let mut text = format!("# The smallest budgets\n\n{}.\n\n", sentence(&question(outcome)));
     text.push_str(&facts_list(facts));
-    if let Some(Figure { file, title, .. }) = figure {
+    for Figure { file, title, .. } in figures {
         let _ = write!(text, "\n![{title}](plots/{file})\n");
     }
     for method in &outcome.methods {
@@ -265,11 +265,11 @@ pub(super) fn facts_list(facts: &Value) -> String {
 /// # Errors
 /// If one cannot be written.
 pub fn write(outcome: &Outcome, facts: &Value, folder: &Path) -> Result<Vec<PathBuf>> {
-    let figure = tuning::figure(outcome)?;
+    let figures = tuning::figure(outcome)?;
     let files = vec![
         ("tune.json", json(outcome, facts)?),
         ("tune.csv", csv(outcome)?),
-        ("tune.md", page(outcome, facts, figure.as_ref())),
+        ("tune.md", page(outcome, facts, &figures)),
     ];
-    super::write_files(files, figure.as_slice(), folder)
+    super::write_files(files, &figures, folder)
 }

@@ -403,6 +403,19 @@ mod tests {
     }
 
     #[test]
+    fn problems_of_a_contest_are_asked_as_they_are() {
+        let made =
+            task("gen/aime24", "aime24/train.jsonl", r#"{"Problem": "How many?", "Answer": 25}"#, false).unwrap();
+        let example = made.example(0, 0, 0, &Words).unwrap();
+        assert_eq!((example.user_turn().as_str(), example.max_new_tokens), ("Question: How many?\nAnswer:", 32768));
+        assert_eq!(example.references, ["25"]);
+        assert_eq!(example.score("Two times. So it is $\\boxed{25}$."), 1.0);
+        let written =
+            task("gen/aime25", "aime25/test.jsonl", r#"{"problem": "How many?", "answer": "025"}"#, false).unwrap();
+        assert_eq!(written.example(0, 0, 0, &Words).unwrap().references, ["025"], "as it is written");
+    }
+
+    #[test]
     fn fewer_examples_are_the_first_ones() {
         let row = r#"{"question": "How many?", "answer": "Well: #### 7"}"#;
         let made = |name: &str| task(name, "gsm8k/test.jsonl", row, false);

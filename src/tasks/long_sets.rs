@@ -56,6 +56,8 @@ struct Definition {
     prompt: Templates,
     /// Expression that gives an answer, or a list of them.
     answers: String,
+    /// Expression that tells which of a row's questions are its own, where another task has the others.
+    only_turns: Option<String>,
     /// The other mode, if it has one.
     multi_turn: Option<Templates>,
     #[serde(default)]
@@ -220,18 +222,26 @@ impl Name {
         }
     }
 
-    /// How many questions a row has, 0 if the row is not of this part.
-    fn count(&self, fields: &Fields) -> Result<usize> {
+    /// Which of a row's questions are asked, none if the row is not of this part.
+    fn turns(&self, fields: &mut Fields) -> Result<Vec<usize>> {
         if let Some(part) = self.part {
             let fits = fields.value(&part.only)?.is_true();
             if !fits {
-                return Ok(0);
+                return Ok(Vec::new());
             }
         }
-        let Some(turns) = &self.benchmark.turns else { return Ok(1) };
-        let turns = usize::try_from(fields.value(turns)?)?;
-        anyhow::ensure!(turns > 0, "there is no question");
-        Ok(turns)
+        let Some(turns) = &self.benchmark.turns else { return Ok(vec![0]) };
+        let count = usize::try_from(fields.value(turns)?)?;
+        anyhow::ensure!(count > 0, "there is no question");
+        let Some(only) = &self.definition.only_turns else { return Ok((0..count).collect()) };
+        let mut own = Vec::new();
+        for turn in 0..count {
+            fields.ask(turn);
+            if fields.value(only)?.is_true() {
+                own.push(turn);
+            }
+        }
+        Ok(own)
     }
 
     fn question(&self, fields: &Fields) -> Result<Question> {
@@ -247,15 +257,15 @@ impl Name {
         Ok(Question { context, question, answers })
     }
 
-    /// All questions of a row.
-    fn questions(&self, row: &Row) -> Result<Vec<Question>> {
+    /// All questions of a row, each with its place among those that the row has.
+    fn questions(&self, row: &Row) -> Result<Vec<(usize, Question)>> {
         let mut fields = Fields::new(&row.fields)?;
-        let count = self.count(&fields)?;
+        let turns = self.turns(&mut fields)?;
         let one = |turn: usize| {
             fields.ask(turn);
-            self.question(&fields)
+            Ok((turn, self.question(&fields)?))
         };
-        (0..count).map(one).collect()
+        turns.into_iter().map(one).collect()
     }
 
     /// The question of a row at `turn`, where it is known to have one.
@@ -292,11 +302,11 @@ impl LongSet {
         let (mut places, mut contexts, mut row_number) = (Vec::new(), HashMap::new(), 0);
         let rows = Rows::open(source, options.skip_bad, |row| {
             let questions = parsed.questions(row).map_err(|e| row.wrong(format!("{e:#}")).hint(parsed.hint()))?;
-            let Some(first) = questions.first() else { return Ok(false) };
+            let Some((_, first)) = questions.first() else { return Ok(false) };
             let mut context = DefaultHasher::new();
             first.context.hash(&mut context);
             let context = *contexts.entry(context.finish()).or_insert(places.len());
-            places.extend((0..questions.len()).map(|turn| Place { row: row_number, turn, context }));
+            places.extend(questions.iter().map(|(turn, _)| Place { row: row_number, turn: *turn, context }));
             row_number += 1;
             Ok(true)
         })?;
@@ -406,7 +416,12 @@ mod tests {
             let (group, set) = name.split_once('/').unwrap_or((name, ""));
             let file = match group {
                 "infinitebench" => format!("infinitebench/{set}.jsonl"),
-                "scbench" | "scbench_multi_turn" => format!("scbench/scbench_{set}.jsonl"),
+                "scbench" | "scbench_multi_turn" => {
+                    // Of mixed sets a task for each kind of question.
+                    let mixed =
+                        ["summary_with_needles", "repoqa_and_kv"].into_iter().find(|mixed| set.starts_with(mixed));
+                    format!("scbench/scbench_{}.jsonl", mixed.unwrap_or(set))
+                }
                 _ => "longbench_v2/data.json".to_owned(),
             };
             let text = if file.ends_with("json") { json!([case.row]) } else { case.row.clone() };
@@ -518,7 +533,7 @@ mod tests {
         let count = |name: &str| LongSets.expand(name, &TaskOptions::default()).map(|members| members.len());
         let names =
             ["infinitebench", "scbench", "scbench_multi_turn", "longbench_v2", "longbench_v2/by_length", "nothing"];
-        assert_eq!(names.map(count), [Some(12), Some(9), Some(9), Some(1), Some(3), None]);
+        assert_eq!(names.map(count), [Some(12), Some(12), Some(12), Some(1), Some(3), None]);
         let groups = LongSets.groups();
         assert_eq!(
             groups,

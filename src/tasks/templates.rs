@@ -206,8 +206,8 @@ pub(super) struct Hub {
     name: String,
     /// Its configuration, where it has several.
     config: Option<String>,
-    /// What `spattn data fetch` calls the published set.
-    set: String,
+    /// What `spattn data fetch` calls the published set, if it knows where its files are.
+    set: Option<String>,
 }
 
 impl Hub {
@@ -215,14 +215,18 @@ impl Hub {
     fn hint(&self, patterns: &[String]) -> String {
         let (file, split) = written(patterns);
         let config = self.config.as_ref().map_or_else(String::new, |config| format!(", '{config}'"));
+        let name = &self.name;
+        let (fetched, downloaded) = match &self.set {
+            Some(set) => (
+                format!("`spattn data fetch {set}` downloads what is published and says what to give as --data; "),
+                format!(", which --data hub:{name} downloads"),
+            ),
+            None => (String::new(), String::new()),
+        };
         format!(
-            "`spattn data fetch {set}` downloads what is published and says what to give as --data; \
-             rows have the fields of {name} on the Hugging Face hub, which --data hub:{name} downloads; in a data folder, \
-             this writes {file}: \
+            "{fetched}rows have the fields of {name} on the Hugging Face hub{downloaded}; in a data folder, this writes {file}: \
              python -c \"from datasets import load_dataset as d; \
-             d('{name}'{config}, split='{split}').to_json('{file}')\"",
-            set = self.set,
-            name = self.name
+             d('{name}'{config}, split='{split}').to_json('{file}')\""
         )
     }
 }

@@ -36,6 +36,9 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// The claims.
     pub claims: Vec<Judged>,
+    /// Files of the drawing beside the first, where it takes several pages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_plots: Vec<String>,
     /// What failed of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -123,6 +126,7 @@ pub fn judge(name: &str, item: &Item, variant: Variant, evidence: Evidence<'_>) 
         columns: item.columns.iter().map(|column| column.name.clone()).collect(),
         rows,
         claims,
+        more_plots: Vec::new(),
         failure: None,
     })
 }

@@ -2,15 +2,23 @@
 
 use std::fmt::Write as _;
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
 
 use super::columns::{columns, legend, method_name, notes, roof_line};
 use super::scene::{Scene, scenes};
-use crate::bench::Bench;
+use crate::bench::{Bench, BenchRow, Roof};
+use crate::error::UsageError;
 use crate::report::format::tokens;
 use crate::report::json;
 use crate::report::markdown::{line, rule};
 use crate::report::plots::Figure;
+
+/// The file of the rows, and that of how they came about.
+pub(super) const ROWS: &str = "bench.csv";
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// The columns of `bench.csv`: the fields of [`BenchRow`](crate::bench::BenchRow), in their order.
 pub const COLUMNS: [&str; 34] = [
@@ -70,6 +78,45 @@ pub fn csv(bench: &Bench) -> Result<String> {
 /// None in practice; the writer's signature has one.
 pub fn json(bench: &Bench) -> Result<String> {
     json::render(&bench.rows)
+}
+
+/// Whether a folder holds a bench.
+pub fn is_bench(folder: &Path) -> bool {
+    folder.join(ROWS).is_file() && folder.join(MANIFEST).is_file()
+}
+
+/// The bench that a folder holds: rows of `bench.csv`, what the machine reached and notes of `manifest.json`.
+///
+/// # Errors
+/// If a file cannot be read, or is none of a bench.
+pub fn read(folder: &Path) -> Result<Bench> {
+    let text = |name: &str| {
+        let path = folder.join(name);
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let wrong = |name: &str, why: &dyn std::fmt::Display| {
+        UsageError::new(format!("{}: {why}", folder.join(name).display()))
+            .hint("spattn bench --out DIR writes both bench.csv and manifest.json")
+    };
+    let rows = text(ROWS)?;
+    let rows: Vec<BenchRow> =
+        csv::Reader::from_reader(rows.as_bytes()).deserialize().collect::<Result<_, csv::Error>>().map_err(|e| {
+            let line = e.position().map_or_else(String::new, |at| format!("line {} ", at.line()));
+            wrong(ROWS, &format!("{line}is no row of a bench"))
+        })?;
+    let manifest: Value =
+        serde_json::from_str(&text(MANIFEST)?).map_err(|e| wrong(MANIFEST, &format!("not valid JSON: {e}")))?;
+    let machine = &manifest["machine"];
+    let reached = |key: &str| {
+        machine[key].as_f64().ok_or_else(|| wrong(MANIFEST, &format!("`machine.{key}` is missing: it is of no bench")))
+    };
+    let roof = Roof {
+        read_gbps: reached("read_gbps")?,
+        peak_gflops: reached("peak_gflops")?,
+        is_tiled: manifest["bench"]["matmul_precision"] == "bf16",
+    };
+    let notes = manifest["notes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+    Ok(Bench { rows, roof, notes: notes.collect() })
 }
 
 /// The page: what the machine reached, a table for each operation, shape, device, batch and context, what the columns mean,

@@ -6,9 +6,10 @@ use super::scene::Scene;
 use super::series::{Series, asked_density, named, series, time_tick, timed, times};
 use crate::bench::BenchRow;
 use crate::report::format::{distinct, tokens};
-use crate::report::plots::Figure;
+
 use crate::report::plots::axis::{Axis, tick_label};
-use crate::report::plots::chart::{Chart, Data, LARGE, Panel};
+use crate::report::plots::chart::{Chart, Data, LARGE, Panel, pages};
+use crate::report::plots::{Figure, paged};
 
 const TIME: &str = "median time";
 /// A share of the tokens that is all of them, but for rounding.
@@ -16,25 +17,26 @@ const ALL: f64 = 1.0 - 1e-9;
 
 /// Time against context, both logarithmic, with a panel for each density that settings were asked for; `None` for a scene
 /// of one context.
-pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Figure>> {
+pub fn against_context(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     if scene.contexts().len() < 2 {
         return None;
     }
-    Some(figure(context_chart(scene), scene.file_name("latency_vs_context", all)))
+    Some(pages_of(&context_chart(scene), &scene.file_name("latency_vs_context", all)))
 }
 
 /// Time against density at each context where a method has several, with `full` as a level; `None` where there is no such
 /// context.
-pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Figure>> {
+pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let contexts: Vec<usize> = scene.contexts().into_iter().filter(|c| has_densities(&scene.at(*c))).collect();
     if contexts.is_empty() {
         return None;
     }
-    Some(figure(density_chart(scene, &contexts), scene.file_name("latency_vs_density", all)))
+    Some(pages_of(&density_chart(scene, &contexts), &scene.file_name("latency_vs_density", all)))
 }
 
-fn figure(chart: Chart, file: String) -> Result<Figure> {
-    Ok(Figure { file, svg: chart.svg()?, title: chart.title })
+/// A chart on as many pages as its height takes.
+pub fn pages_of(chart: &Chart, file: &str) -> Result<Vec<Figure>> {
+    Ok(paged(file, &chart.title, pages(std::slice::from_ref(chart))?))
 }
 
 // ---- context ----
@@ -262,11 +264,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_higher_than_a_page_goes_on_in_another_file() {
+        let row = |density: usize, context| sparse("quest", density as f64 / 100.0, context);
+        let rows = (1..9).flat_map(|density| [row(density, 4096), row(density, 8192)]).collect();
+        let bench = bench(rows);
+        let scenes = scenes(&bench);
+        let figures = against_context(&scenes[0], &scenes).unwrap().unwrap();
+        let files: Vec<&str> = figures.iter().map(|figure| figure.file.as_str()).collect();
+        assert_eq!(files, ["latency_vs_context.svg", "latency_vs_context-2.svg"], "eight densities, six panels a page");
+        assert!(figures[1].title.ends_with("(2 of 2)") && figures[1].svg.contains("density 0.08"));
+    }
+
+    #[test]
     fn text_says_what_is_drawn() {
         let bench = two_contexts();
         let scenes = scenes(&bench);
         let context = against_context(&scenes[0], &scenes).unwrap().unwrap();
         let density = against_density(&scenes[0], &scenes).unwrap().unwrap();
+        let [context, density] = [&context[0], &density[0]];
         for text in
             ["Time against context: attention, llama3-8b", "\n4K\n", "\n16K\n", "full (dense)", "100 µs", "1 ms"]
         {

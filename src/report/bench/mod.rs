@@ -17,21 +17,22 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::Value;
 
-pub use self::files::{COLUMNS, csv, json, markdown};
+pub use self::files::{COLUMNS, csv, is_bench, json, markdown, read};
 pub use self::table::table;
 use super::plots::Figure;
 use crate::bench::Bench;
 
 /// All figures of a bench, in the order in which one looks at them: time against context where there are several, time
 /// against density where a method has several, the roofline where operations were counted, and speed-ups over `full`.
-/// There is one of each for each operation, shape, device and batch; what differs between several is in their file names.
+/// There is one of each for each operation, shape, device and batch; what differs between several is in their file names. What
+/// is higher than a page goes on in `name-2.svg` and so on.
 ///
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>> {
     let scenes = scene::scenes(bench);
-    let all = |draw: &dyn Fn(&scene::Scene) -> Option<Result<Figure>>| {
-        scenes.iter().filter_map(draw).collect::<Result<Vec<_>>>()
+    let all = |draw: &dyn Fn(&scene::Scene) -> Option<Result<Vec<Figure>>>| {
+        scenes.iter().filter_map(draw).collect::<Result<Vec<_>>>().map(|figures| figures.concat())
     };
     Ok([
         all(&|scene| latency::against_context(scene, &scenes))?,
@@ -51,11 +52,20 @@ pub fn write(bench: &Bench, manifest: &Value, folder: &Path) -> Result<Vec<PathB
     let figures = figures(bench)?;
     let files = vec![
         ("bench.json", json(bench)?),
-        ("bench.csv", csv(bench)?),
+        (files::ROWS, csv(bench)?),
         ("bench.md", markdown(bench, &figures)),
-        ("manifest.json", serde_json::to_string_pretty(manifest)? + "\n"),
+        (files::MANIFEST, serde_json::to_string_pretty(manifest)? + "\n"),
     ];
     super::write_files(files, &figures, folder)
+}
+
+/// Writes the page (`bench.md`) and the figures of a stored bench into a folder. Returns the paths of the files.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn draw(bench: &Bench, folder: &Path) -> Result<Vec<PathBuf>> {
+    let figures = figures(bench)?;
+    super::write_files(vec![("bench.md", markdown(bench, &figures))], &figures, folder)
 }
 
 #[cfg(test)]
@@ -169,5 +179,26 @@ mod tests {
         let read = |path: &Path| std::fs::read(path).unwrap();
         assert_eq!(read(&paths[3]), b"{\n  \"seed\": 1\n}\n");
         assert!(read(&paths[4]).starts_with(b"<svg") && read(&paths[5])[1..].starts_with(b"PNG"));
+    }
+
+    #[test]
+    fn a_stored_bench_is_drawn_to_the_same_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let solved = BenchRow { solved: "K=9".into(), time_low_us: Some(2.5), aux_bytes: Some(7), ..peer(8192) };
+        let bench = Bench { notes: vec!["a note, \"quoted\"".into()], ..bench(vec![full(4096), full(8192), solved]) };
+        let machine = serde_json::json!({"read_gbps": 20.0, "peak_gflops": 200.0});
+        let manifest = serde_json::json!({"machine": machine, "notes": bench.notes});
+        let first = write(&bench, &manifest, folder.path()).unwrap();
+        assert!(is_bench(folder.path()));
+        let stored = super::read(folder.path()).unwrap();
+        assert_eq!(stored, bench);
+        let out = tempfile::tempdir().unwrap();
+        let again = draw(&stored, out.path()).unwrap();
+        assert_eq!(again.len(), 3, "the page and a figure of two forms");
+        for path in again {
+            let name = path.strip_prefix(out.path()).unwrap();
+            let own = first.iter().find(|path| path.ends_with(name)).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(own).unwrap(), "{name:?}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::latency::pages_of;
 use super::scene::Scene;
 use super::series::{Series, named, series};
 use crate::bench::{BenchRow, Roof};
@@ -12,14 +13,12 @@ use crate::report::plots::chart::{Chart, Data, LARGE, Measured, Panel};
 use crate::report::plots::pen::Look;
 
 /// The rows whose operations and bytes were counted, with a panel for each context; `None` if there are none.
-pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Figure>> {
+pub fn figure(scene: &Scene, all: &[Scene], roof: &Roof) -> Option<Result<Vec<Figure>>> {
     let counted: Vec<&BenchRow> = scene.rows.iter().copied().filter(|row| place(row).is_some()).collect();
     if counted.is_empty() {
         return None;
     }
-    let chart = chart(&Scene { rows: counted }, roof);
-    let file = scene.file_name("roofline", all);
-    Some(chart.svg().map(|svg| Figure { file, svg, title: chart.title }))
+    Some(pages_of(&chart(&Scene { rows: counted }, roof), &scene.file_name("roofline", all)))
 }
 
 /// A row's operations a byte, and its 10⁹ operations a second.

@@ -1,4 +1,4 @@
-//! `speedup.svg`: how many times as fast as `full` a setting is, as bars.
+//! `speedup.svg`: how many times as fast as `full` a setting is, as bars in the colours that methods have in other figures.
 
 use anyhow::Result;
 use plotters::prelude::RGBColor;
@@ -9,33 +9,68 @@ use super::scene::Scene;
 use super::series::Series;
 use crate::bench::BenchRow;
 use crate::report::format::{distinct, setting_name, tokens};
-use crate::report::plots::Figure;
 use crate::report::plots::axis::Axis;
 use crate::report::plots::bars::{Field, LINE};
-use crate::report::plots::pen::{self, CHARACTER, INK, LEAST_WIDTH, Look, Pen, SIZE, TITLE_HEIGHT, title_width};
+use crate::report::plots::looks::looks;
+use crate::report::plots::pen::{
+    self, CHARACTER, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
+};
+use crate::report::plots::{Figure, paged};
 
-/// Shades that differ in grey too.
-const OWN: RGBColor = RGBColor(86, 160, 210);
+/// Of what is no method to be used: lighter than any of them, in grey too.
+const ORACLE: RGBColor = RGBColor(196, 196, 196);
+const FLOOR: RGBColor = RGBColor(230, 230, 230);
 const PEER: RGBColor = RGBColor(255, 255, 255);
 
 /// A setting with its speed-up at each context.
 #[derive(Debug, PartialEq)]
 struct Bar {
     name: String,
-    is_peer: bool,
+    kind: Kind,
     speedups: Vec<Option<f64>>,
 }
 
-/// A bar for each setting beside `full`, with a field for each context; peers come last and are hollow. `None` if nothing
-/// was compared with `full`.
-pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Figure>> {
+/// What a setting is, from which its shade follows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// A method to be used, in its colour.
+    Method(RGBColor),
+    Oracle,
+    Floor,
+    /// Another program.
+    Peer,
+}
+
+impl Kind {
+    fn of(method: &str, is_peer: bool) -> Self {
+        match looks(&[method])[0] {
+            _ if is_peer => Self::Peer,
+            Look::Oracle(..) => Self::Oracle,
+            Look::Floor(..) => Self::Floor,
+            look => Self::Method(look.colour()),
+        }
+    }
+
+    fn shade(self) -> RGBColor {
+        match self {
+            Self::Method(colour) => colour,
+            Self::Oracle => ORACLE,
+            Self::Floor => FLOOR,
+            Self::Peer => PEER,
+        }
+    }
+}
+
+/// A bar for each setting beside `full`, with a field for each context; peers come last and are hollow; on as many
+/// pages as bars take. `None` if nothing was compared with `full`.
+pub fn figure(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure>>> {
     let (contexts, bars) = bars(scene);
     if bars.is_empty() {
         return None;
     }
     let title = format!("Speed-up over full: {}", scene.title());
-    let file = scene.file_name("speedup", all);
-    Some(svg(&title, &contexts, &bars).map(|svg| Figure { file, svg, title }))
+    let drawn = pages(&title, &contexts, &bars);
+    Some(drawn.map(|pages| paged(&scene.file_name("speedup", all), &title, pages)))
 }
 
 /// The contexts at which something was compared, and the bars.
@@ -49,11 +84,12 @@ fn bars(scene: &Scene) -> (Vec<usize>, Vec<Bar>) {
             |row: &&&BenchRow| (method_name(row), row.params.as_str(), row.peer) == (method.clone(), *params, *is_peer);
         let at =
             |context: &usize| compared.iter().filter(is_same).find(|row| row.context == *context).and_then(speedup);
-        Bar { name: setting_name(method, params), is_peer: *is_peer, speedups: contexts.iter().map(at).collect() }
+        let (name, kind) = (setting_name(method, params), Kind::of(method, *is_peer));
+        Bar { name, kind, speedups: contexts.iter().map(at).collect() }
     };
     let settings = distinct(compared.iter().map(|row| (method_name(row), row.params.as_str(), row.peer)));
     let mut bars: Vec<Bar> = settings.iter().map(of).collect();
-    bars.sort_by_key(|bar| bar.is_peer);
+    bars.sort_by_key(|bar| bar.kind == Kind::Peer);
     (contexts, bars)
 }
 
@@ -64,16 +100,25 @@ const FIELD: i32 = 200;
 const RIGHT: i32 = 70;
 const LEGEND_LINE: i32 = 26;
 
-fn svg(title: &str, contexts: &[usize], bars: &[Bar]) -> Result<String> {
-    let longest = bars.iter().map(|bar| bar.name.chars().count() as i32).max().unwrap_or(0);
+/// Bars by pages; axes are those of all.
+fn pages(title: &str, contexts: &[usize], bars: &[Bar]) -> Result<Vec<String>> {
+    let beside = TITLE_HEIGHT + HEAD + FOOT + (1 + legend(bars).len() as i32) * LEGEND_LINE + 10;
+    let most = ((MOST_HEIGHT - beside) / LINE).max(1) as usize;
+    let parts: Vec<&[Bar]> = bars.chunks(most).collect();
+    let page = |(i, part): (usize, &&[Bar])| page(&page_title(title, i, parts.len()), contexts, part, bars);
+    parts.iter().enumerate().map(page).collect()
+}
+
+fn page(title: &str, contexts: &[usize], bars: &[Bar], all: &[Bar]) -> Result<String> {
+    let longest = all.iter().map(|bar| bar.name.chars().count() as i32).max().unwrap_or(0);
     let left = 20 + CHARACTER * longest;
     let width = (left + contexts.len() as i32 * (FIELD + RIGHT)).max(LEAST_WIDTH).max(title_width(title));
     let top = TITLE_HEIGHT + HEAD;
     let bottom = top + bars.len() as i32 * LINE;
-    let legend = legend(bars);
+    let legend = legend(all);
     let height = bottom + FOOT + (1 + legend.len() as i32) * LEGEND_LINE + 10;
     let field = |i: usize| {
-        let most = bars.iter().filter_map(|bar| bar.speedups[i]).fold(1.0, f64::max);
+        let most = all.iter().filter_map(|bar| bar.speedups[i]).fold(1.0, f64::max);
         Field { axis: Axis::from_zero(most), left: left + i as i32 * (FIELD + RIGHT), width: FIELD, top, bottom }
     };
     pen::draw((width, height), title, |pen| {
@@ -81,7 +126,7 @@ fn svg(title: &str, contexts: &[usize], bars: &[Bar]) -> Result<String> {
             pen.text(&bar.name, (left - 8, y + LINE / 2), SIZE, HPos::Right)?;
         }
         for (i, context) in contexts.iter().enumerate() {
-            draw_field(pen, &field(i), *context, bars.iter().map(|bar| (bar.speedups[i], shade(bar.is_peer))))?;
+            draw_field(pen, &field(i), *context, bars.iter().map(|bar| (bar.speedups[i], bar.kind.shade())))?;
         }
         let mut y = bottom + FOOT + 10;
         for (name, colour) in legend {
@@ -113,14 +158,15 @@ fn draw_field(
     pen.stroke(Look::Dense, &[(one, field.top), (one, field.bottom)])
 }
 
-fn shade(is_peer: bool) -> RGBColor {
-    if is_peer { PEER } else { OWN }
-}
-
-/// The shades that there are, where there are several.
+/// The shades that there are beside those of methods.
 fn legend(bars: &[Bar]) -> Vec<(&'static str, RGBColor)> {
-    let has_peers = bars.iter().any(|bar| bar.is_peer);
-    if has_peers { vec![("own methods", OWN), ("peers: other programs", PEER)] } else { Vec::new() }
+    let shades = [
+        ("oracles, which see all exact scores before they choose", Kind::Oracle),
+        ("floors, which choose without looking", Kind::Floor),
+        ("peers: other programs", Kind::Peer),
+    ];
+    let there = shades.into_iter().filter(|(_, kind)| bars.iter().any(|bar| bar.kind == *kind));
+    there.map(|(name, kind)| (name, kind.shade())).collect()
 }
 
 #[cfg(test)]
@@ -144,23 +190,36 @@ mod tests {
         let scenes = scenes(&bench);
         let (contexts, bars) = bars(&scenes[0]);
         assert_eq!(contexts, [4096, 16384]);
-        let bar = |name: &str, is_peer, speedups: [Option<f64>; 2]| Bar {
-            name: name.into(),
-            is_peer,
-            speedups: speedups.into(),
-        };
+        let bar =
+            |name: &str, kind, speedups: [Option<f64>; 2]| Bar { name: name.into(), kind, speedups: speedups.into() };
         assert_eq!(
             bars,
             [
-                bar("quest density=0.05", false, [Some(2.0), Some(4.0)]),
-                bar("topk density=0.05", false, [None, Some(3.0)]),
-                bar("torch_sdpa_bf16 (peer)", true, [Some(0.5), None]),
+                bar("quest density=0.05", Kind::Method(looks(&["quest"])[0].colour()), [Some(2.0), Some(4.0)]),
+                bar("topk density=0.05", Kind::Oracle, [None, Some(3.0)]),
+                bar("torch_sdpa_bf16 (peer)", Kind::Peer, [Some(0.5), None]),
             ],
             "full itself and what was not compared have none"
         );
-        let figure = figure(&scenes[0], &scenes).unwrap().unwrap();
-        for text in ["16K tokens", "torch_sdpa_bf16 (peer)", "peers: other programs", "\n4.00\n"] {
+        let [figure] = &figure(&scenes[0], &scenes).unwrap().unwrap()[..] else { panic!("one page") };
+        for text in ["16K tokens", "torch_sdpa_bf16 (peer)", "peers: other programs", "oracles, which", "\n4.00\n"] {
             assert!(figure.svg.contains(text), "{text}");
+        }
+        assert!(!figure.svg.contains("floors, which"));
+    }
+
+    #[test]
+    fn many_bars_go_on_in_other_files_under_the_same_axis() {
+        let row = |i: usize| BenchRow { speedup_vs_full: Some(i as f64), ..sparse("quest", i as f64 / 100.0, 4096) };
+        let bench = bench((1..=60).map(row).collect());
+        let scenes = scenes(&bench);
+        let figures = figure(&scenes[0], &scenes).unwrap().unwrap();
+        let files: Vec<&str> = figures.iter().map(|figure| figure.file.as_str()).collect();
+        assert_eq!(files, ["speedup.svg", "speedup-2.svg"]);
+        assert!(figures.iter().all(|figure| figure.svg.contains("\n60\n")), "the last tick is on both");
+        for i in 1..=60 {
+            let name = format!("density={}\n", i as f64 / 100.0);
+            assert_eq!(figures.iter().filter(|figure| figure.svg.contains(&name)).count(), 1, "{name}");
         }
     }
 }

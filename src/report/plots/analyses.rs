@@ -3,33 +3,31 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
+use super::chart::{self, Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::grid::{self, Grid, Scale};
-use super::pen::Look;
-use super::{Figure, as_file_name};
+use super::{Figure, as_file_name, looks, paged};
 use crate::analyze::findings::{Cells, Drawing, Lines, Map};
 use crate::report::format::distinct;
 
-/// A drawing as a figure; `None` where there is nothing to draw.
+/// A drawing as a figure, on as many pages as it takes; none where there is nothing to draw.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figure(drawing: &Drawing) -> Result<Option<Figure>> {
-    let (name, title, svg) = match drawing {
+pub fn figure(drawing: &Drawing) -> Result<Vec<Figure>> {
+    let (name, title, pages) = match drawing {
         Drawing::Lines(lines) => (&lines.name, &lines.title, of_lines(lines)?),
         Drawing::Map(map) => (&map.name, &map.title, of_map(map)?),
     };
-    let file = format!("{}.svg", as_file_name(name));
-    Ok(svg.map(|svg| Figure { file, title: title.clone(), svg }))
+    Ok(paged(&format!("{}.svg", as_file_name(name)), title, pages))
 }
 
-fn of_lines(lines: &Lines) -> Result<Option<String>> {
+fn of_lines(lines: &Lines) -> Result<Vec<String>> {
     let names: Vec<&String> =
         distinct(lines.panels.iter().flat_map(|panel| panel.series.iter().map(|series| &series.0)));
     let all = || lines.panels.iter().flat_map(|panel| panel.series.iter().flat_map(|series| &series.1));
     let xs: Vec<f64> = all().map(|point| point.x).collect();
     if xs.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let x_axis = || if lines.log_x { Axis::of_rates(xs.iter().copied()) } else { Axis::of_values(&xs) };
     let panel = |panel: &crate::analyze::findings::Panel| {
@@ -51,6 +49,8 @@ fn of_lines(lines: &Lines) -> Result<Option<String>> {
             data: data.collect(),
         }
     };
+    let texts: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+    let looks = looks::of_names(&texts);
     let chart = Chart {
         title: lines.title.clone(),
         x_label: lines.x_label.clone(),
@@ -58,12 +58,12 @@ fn of_lines(lines: &Lines) -> Result<Option<String>> {
         x_tick: tick_label,
         y_tick: small_tick,
         least_panel: if names.len() > 3 { LARGE } else { SMALL },
-        has_roles: false,
+        has_roles: true,
         has_level: false,
         panels: lines.panels.iter().map(panel).collect(),
-        series: names.iter().enumerate().map(|(i, name)| ((*name).clone(), Look::Method(i, 0))).collect(),
+        series: texts.iter().map(|name| (*name).to_owned()).zip(looks).collect(),
     };
-    chart.svg().map(Some)
+    chart::pages(&[chart])
 }
 
 /// A tick that may be far below 1.
@@ -71,11 +71,11 @@ fn small_tick(tick: f64) -> String {
     if tick != 0.0 && tick.abs() < 1e-3 { format!("{tick:.0e}") } else { tick_label(tick) }
 }
 
-fn of_map(map: &Map) -> Result<Option<String>> {
+fn of_map(map: &Map) -> Result<Vec<String>> {
     let cells = || map.panels.iter().flat_map(|panel| &panel.1);
     let (layers, heads) = (distinct(cells().map(|cell| cell.0)), distinct(cells().map(|cell| cell.1)));
     if layers.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let ordered = |mut numbers: Vec<usize>| {
         numbers.sort_unstable();
@@ -99,7 +99,7 @@ fn of_map(map: &Map) -> Result<Option<String>> {
         panels: map.panels.iter().map(panel).collect(),
         scale: Scale::up_to(&map.label, cells().map(|cell| cell.2), false),
     };
-    grid.svg().map(Some)
+    grid.pages()
 }
 
 #[cfg(test)]
@@ -112,18 +112,18 @@ mod tests {
         let series =
             vec![("cos".to_owned(), vec![Point::at(0.0, -0.5), Point { x: 3.0, y: 0.25, ends: Some((-0.75, 0.5)) }])];
         let lines = Lines { name: "a b".into(), panels: vec![Panel { title: "p".into(), series }], ..Lines::default() };
-        let drawn = figure(&Drawing::Lines(lines)).unwrap().unwrap();
+        let drawn = figure(&Drawing::Lines(lines)).unwrap().remove(0);
         assert_eq!(drawn.file, "a-b.svg");
         for text in ["\ncos\n", "\n-0.6\n", "\n0.2\n", "\np\n"] {
             assert!(drawn.svg.contains(text), "{text} is missing in\n{}", drawn.svg);
         }
         let map =
             |cells| Map { name: "m".into(), title: "t".into(), label: "x".into(), panels: vec![("q".into(), cells)] };
-        let drawn = figure(&Drawing::Map(map(vec![(3, 1, 0.25), (7, 0, 0.5)]))).unwrap().unwrap();
+        let drawn = figure(&Drawing::Map(map(vec![(3, 1, 0.25), (7, 0, 0.5)]))).unwrap().remove(0);
         for text in ["\n3\n", "\n7\n", "\n.25\n", "\nq\n"] {
             assert!(drawn.svg.contains(text), "{text} is missing in\n{}", drawn.svg);
         }
-        assert_eq!(figure(&Drawing::Map(map(vec![]))).unwrap(), None);
-        assert_eq!(figure(&Drawing::Lines(Lines::default())).unwrap(), None);
+        assert_eq!(figure(&Drawing::Map(map(vec![]))).unwrap(), []);
+        assert_eq!(figure(&Drawing::Lines(Lines::default())).unwrap(), []);
     }
 }

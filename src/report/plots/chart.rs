@@ -245,17 +245,26 @@ impl Chart {
             .filter(|(series, _)| seen(*series))
             .flat_map(|(_, data)| data.points.iter().map(place))
             .collect();
+        let intervals: Vec<(i32, i32, i32)> = (0..)
+            .zip(&panel.data)
+            .filter(|(series, _)| seen(*series))
+            .flat_map(|(_, data)| &data.points)
+            .filter_map(|point| {
+                let (low, high) = point.ends?;
+                let y = |end| frame.place(panel, point.x, end).1;
+                Some((place(point).0, y(high), y(low)))
+            })
+            .collect();
         let mut taken: Vec<(Point, i32)> = Vec::new();
         for (series, labels) in &panel.labels {
             let ink = if panel.focus.is_some() { INK } else { self.series[*series].1.colour() };
             for (point, label) in panel.data[*series].points.iter().zip(labels) {
                 let ((x, y), half) = (place(point), label.chars().count() as i32 * (CHARACTER - 1) / 2);
-                // Beside the point, where its interval does not run, or else above or below it; nowhere where another one or a
-                // marker is.
+                // Beside the point, where no interval runs, or else above or below it; nowhere where another one or a marker is.
                 let (aside, near) =
                     (half + 9, x.clamp(frame.left + half + 2, (frame.right - half - 3).max(frame.left + half + 2)));
                 let beside = [(x + aside, y - 9), (x - aside, y - 9), (x + aside, y + 9), (x - aside, y + 9)];
-                let mut sides = beside.into_iter().chain([(near, y - 16), (near, y + 18)]);
+                let sides = beside.into_iter().chain([(near, y - 16), (near, y + 18)]);
                 let is_apart =
                     |a: &Point, b: &Point, room: Point| (a.0 - b.0).abs() > room.0 || (a.1 - b.1).abs() > room.1;
                 let free = |place: &Point| {
@@ -266,7 +275,13 @@ impl Chart {
                     (frame.top + 8..frame.bottom - 6).contains(&place.1)
                         && (frame.left + half + 2..frame.right - half).contains(&place.0)
                 };
-                if let Some(side) = sides.find(|side| inside(side) && free(side)) {
+                let is_clear = |(x, y): &Point| {
+                    intervals
+                        .iter()
+                        .all(|(at, top, bottom)| (at - x).abs() > half + 1 || y + 8 < *top || y - 8 > *bottom)
+                };
+                let sides: Vec<Point> = sides.filter(|side| inside(side) && free(side)).collect();
+                if let Some(side) = sides.iter().find(|side| is_clear(side)).or(sides.first()).copied() {
                     pen.coloured(label, side, SIZE - 3, HPos::Center, ink)?;
                     taken.push((side, half));
                 }

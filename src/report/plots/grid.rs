@@ -116,6 +116,7 @@ impl Grid {
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
+    #[cfg(test)]
     pub fn svg(&self) -> Result<String> {
         self.page(&Page { panels: &self.panels, lines: 0..self.lines.len(), title: self.title.clone() })
     }
@@ -124,7 +125,7 @@ impl Grid {
     /// than a page.
     ///
     /// # Errors
-    /// As [`svg`](Self::svg).
+    /// If the drawing fails, for which text output gives no cause.
     pub fn pages(&self) -> Result<Vec<String>> {
         let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
         let most_lines = ((room - TOP - BOTTOM) / self.cell().1).max(1) as usize;

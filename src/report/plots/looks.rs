@@ -21,6 +21,37 @@ pub fn looks(of: &[&str]) -> Vec<Look> {
     places.iter().enumerate().map(look).collect()
 }
 
+/// The looks of series that may be methods: those of the registry where all are, and others in their order where one is none.
+pub fn of_names(names: &[&str]) -> Vec<Look> {
+    if names.iter().all(|name| is_known(name)) {
+        looks(names)
+    } else {
+        (0..names.len()).map(|i| Look::Method(i, 0)).collect()
+    }
+}
+
+/// The looks of lines of which each may be about a method, all of one dash, since others mean something else there: those of
+/// the registry where no two are alike, and others in their order (but for dense attention) where two are.
+pub fn of_lines(methods: &[Option<&str>]) -> Vec<Look> {
+    let known: Option<Vec<&str>> = methods.iter().copied().collect();
+    let own = known.filter(|names| names.iter().all(|name| is_known(name))).map(|names| looks(&names));
+    let is_seen = |(i, look): (usize, &Look), all: &[Look]| {
+        all[..i].iter().any(|other| (other.colour(), other.mark()) == (look.colour(), look.mark()))
+    };
+    match own.filter(|own| !own.iter().enumerate().any(|look| is_seen(look, own))) {
+        Some(own) => own,
+        None => {
+            let is_dense = |method: &Option<&str>| method.is_some_and(|method| deciding(method) == REFERENCE);
+            let look = |(i, method)| if is_dense(method) { Look::Dense } else { Look::Method(i, 0) };
+            methods.iter().enumerate().map(look).collect()
+        }
+    }
+}
+
+fn is_known(name: &str) -> bool {
+    methods::all().any(|entry| entry.name == deciding(name))
+}
+
 /// A method's name in a legend, with what it is if it is none to be used.
 pub fn legend_name(method: &str) -> String {
     match Role::of(method) {
@@ -96,6 +127,17 @@ mod tests {
         let [own, other] = looks(&["theirs", "another"])[..] else { panic!("two looks") };
         assert_ne!(own, other);
         assert!(methods::all().all(|entry| look(entry.name) != own), "a stranger takes nobody's look");
+    }
+
+    #[test]
+    fn lines_that_are_methods_look_like_them() {
+        assert_eq!(of_names(&["quest:density=0.1", "topk"]), looks(&["quest", "topk"]));
+        assert_eq!(of_names(&["quest", "mean of heads"]), [Look::Method(0, 0), Look::Method(1, 0)]);
+        let lines = |names: &[&str]| of_lines(&names.iter().map(|name| Some(*name)).collect::<Vec<_>>());
+        assert_eq!(lines(&["full", "topk:k=8", "quest"]), looks(&["full", "topk", "quest"]));
+        // Settings of one method would differ in dashes alone.
+        assert_eq!(lines(&["full", "topk:k=8", "topk:k=16"]), [Look::Dense, Look::Method(1, 0), Look::Method(2, 0)]);
+        assert_eq!(of_lines(&[Some("quest"), None]), [Look::Method(0, 0), Look::Method(1, 0)]);
     }
 
     #[test]

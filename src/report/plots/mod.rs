@@ -39,6 +39,16 @@ pub struct Figure {
     pub svg: String,
 }
 
+/// The pages of a figure as files: `name.svg`, `name-2.svg` and so on.
+pub(super) fn paged(file: &str, title: &str, pages: Vec<String>) -> Vec<Figure> {
+    let (name, of) = (file.trim_end_matches(".svg"), pages.len());
+    let page = |(i, svg): (usize, String)| {
+        let file = if i == 0 { file.to_owned() } else { format!("{name}-{}.svg", i + 1) };
+        Figure { file, title: page_title(title, i, of), svg }
+    };
+    pages.into_iter().enumerate().map(page).collect()
+}
+
 /// Figures of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -79,12 +89,9 @@ impl Figures {
         Ok(())
     }
 
-    /// Takes the pages of a figure: `name.svg`, `name-2.svg` and so on. Of the first figure the first page comes first.
+    /// Takes the pages of a figure. Of the first figure the first page comes first.
     fn pages(&mut self, file: &str, title: &str, pages: Vec<String>) {
-        let (name, of) = (file.trim_end_matches(".svg"), pages.len());
-        for (i, svg) in pages.into_iter().enumerate() {
-            let file = if i == 0 { file.to_owned() } else { format!("{name}-{}.svg", i + 1) };
-            let page = Figure { file, title: page_title(title, i, of), svg };
+        for page in paged(file, title, pages) {
             if self.first.is_empty() { self.first.push(page) } else { self.others.push(page) }
         }
     }

@@ -1,13 +1,22 @@
 //! A paper's table as a drawing: columns (or rows) from left to right, a line for each row (or column), measured with
 //! intervals and filled, published dashed and hollow.
+//!
+//! Lines and points that are of one method each have its colour and mark (`looks.rs`); lines that are settings of one method
+//! have others in their order, since dashes tell what was published.
+
+use std::ops::Range;
 
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::{Axis, tick_label};
-use super::pen::{CHARACTER, GRID, INK, LEAST_WIDTH, Look, Pen, Point, SIZE, TITLE_HEIGHT, draw, title_width};
+use super::looks::of_lines;
+use super::pen::{
+    CHARACTER, GRID, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, draw, page_title, title_width,
+};
+use super::{Figure, paged};
 use crate::eval::papers::item::{Item, Line};
-use crate::eval::papers::outcome::{CellOutcome, Outcome};
+use crate::eval::papers::outcome::{CellOutcome, Outcome, Row};
 use crate::eval::papers::seen::Found;
 use crate::eval::papers::times::Timed;
 use crate::eval::papers::values::Value;
@@ -15,26 +24,33 @@ use crate::eval::papers::values::Value;
 /// Height of the plotted area, and of a line of the legend.
 const HEIGHT: i32 = 320;
 const LEGEND_LINE: i32 = 24;
-/// Room for the numbers of the axis, and for the names below.
+/// Room for the numbers of the axis, behind the last column, and for the names below.
 const LEFT: i32 = 84;
-const BELOW: i32 = 40;
-/// Between two columns.
+const RIGHT: i32 = 20;
+const BELOW: i32 = 48;
+/// Between two columns at least.
 const STEP: i32 = 110;
+/// Of a row of columns; further ones go on below.
+const MOST_WIDTH: i32 = 1320;
+const NOTE: &str = "filled: measured, with 95 % interval; hollow and dashed: published";
 
 /// Cells along a line.
 struct Series {
     name: String,
+    look: Look,
+    /// How each point looks, if not as the line.
+    points: Option<Vec<Look>>,
     cells: Vec<CellOutcome>,
 }
 
-/// The drawing of an item; `None` where no number could be drawn.
+/// The drawing of an item, on as many pages as it takes; none where no number could be drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
+pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     let drawn = drawn_columns(item);
     let (Some(first), over_rows) = (drawn.first(), item.plot.as_ref().is_some_and(|plot| plot.over_rows)) else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
@@ -42,10 +58,10 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
     // A correlation is no number of the others' kind.
     let rows: Vec<usize> = (0..item.rows.len()).filter(|i| item.rows[*i].correlation.is_none()).collect();
     let (names, series) =
-        if over_rows { along_rows(outcome, &rows, &drawn) } else { along_columns(outcome, &rows, &drawn) };
+        if over_rows { along_rows(outcome, item, &rows, &drawn) } else { along_columns(outcome, item, &rows, &drawn) };
     let series: Vec<Series> = series.into_iter().filter(|s| !numbers(&s.cells).is_empty()).collect();
     if series.is_empty() || names.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
     let axis = match kind {
@@ -56,17 +72,9 @@ pub fn figure(outcome: &Outcome, item: &Item) -> Result<Option<String>> {
         _ if all.iter().any(|x| *x < 0.0) => Axis::of_values(&all),
         _ => Axis::of_costs(&all),
     };
-    let wide = names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP);
     let title = format!("{}: {}", outcome.name, kind.label(column.percent, &item.title));
-    let width = (LEFT + wide * names.len() as i32 + 20).max(LEAST_WIDTH).max(title_width(&title));
-    let height = TITLE_HEIGHT + HEIGHT + BELOW + LEGEND_LINE * (series.len() as i32 + 1) + 10;
-    let frame = Frame { axis, width, columns: names.len() as i32 };
-    let svg = draw((width, height), &title, |pen| {
-        frame.draw(pen, &names)?;
-        series.iter().enumerate().try_for_each(|(i, one)| frame.series(pen, look(i, &one.name), one))?;
-        frame.legend(pen, &series)
-    })?;
-    Ok(Some(svg))
+    let drawing = Drawing { title: &title, axis, names, series };
+    Ok(paged("plot.svg", &title, drawing.pages()?))
 }
 
 /// What is drawn upwards.
@@ -138,22 +146,37 @@ fn drawn_columns(item: &Item) -> Vec<usize> {
     }
 }
 
-fn along_columns(outcome: &Outcome, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_columns(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = drawn.iter().map(|i| outcome.columns[*i].clone()).collect();
-    let one = |row: &crate::eval::papers::outcome::Row| Series {
-        name: row.name.clone(),
-        cells: drawn.iter().map(|i| row.cells[*i]).collect(),
+    let looks = of_lines(&methods_of(outcome, item, rows));
+    let one = |(i, look): (&usize, Look)| {
+        let row: &Row = &outcome.rows[*i];
+        Series { name: row.name.clone(), look, points: None, cells: drawn.iter().map(|i| row.cells[*i]).collect() }
     };
-    (names, rows.iter().map(|i| one(&outcome.rows[*i])).collect())
+    (names, rows.iter().zip(looks).map(one).collect())
 }
 
-fn along_rows(outcome: &Outcome, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
+fn along_rows(outcome: &Outcome, item: &Item, rows: &[usize], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
     let names = rows.iter().map(|row| outcome.rows[*row].name.clone()).collect();
-    let one = |i: &usize| Series {
+    let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
+    // Of one line alone, points can say what they are of.
+    let points =
+        (drawn.len() == 1).then(|| methods_of(outcome, item, rows)).filter(|of| of.iter().all(Option::is_some));
+    let points = points.map(|of| of.iter().map(|method| of_lines(&[*method])[0]).collect::<Vec<_>>());
+    let one = |(i, look): (&usize, Look)| Series {
         name: outcome.columns[*i].clone(),
+        look: if points.is_some() { Look::Other } else { look },
+        points: points.clone(),
         cells: rows.iter().map(|row| outcome.rows[*row].cells[*i]).collect(),
     };
-    (names, drawn.iter().map(one).collect())
+    (names, drawn.iter().zip(of_lines(&columns)).map(one).collect())
+}
+
+/// The method of each of some rows, as it was run or else as the paper has it.
+fn methods_of<'a>(outcome: &'a Outcome, item: &'a Item, rows: &[usize]) -> Vec<Option<&'a str>> {
+    let in_paper = |name: &str| item.rows.iter().find(|row| row.name == name).and_then(|row| row.method.as_deref());
+    let of = |row: &'a Row| row.method.as_deref().or_else(|| in_paper(&row.name));
+    rows.iter().map(|i| of(&outcome.rows[*i])).collect()
 }
 
 /// All numbers of a line, ends of intervals too.
@@ -165,72 +188,191 @@ fn numbers(cells: &[CellOutcome]) -> Vec<f64> {
     cells.iter().flat_map(of).flatten().filter(|x| x.is_finite()).collect()
 }
 
-fn look(i: usize, name: &str) -> Look {
-    if name.to_lowercase().starts_with("full") { Look::Dense } else { Look::Method(i, 0) }
-}
-
-/// The plotted area.
-struct Frame {
+/// What is drawn, on whatever pages.
+struct Drawing<'a> {
+    title: &'a str,
     axis: Axis,
-    width: i32,
-    columns: i32,
+    /// From left to right.
+    names: Vec<String>,
+    series: Vec<Series>,
 }
 
-impl Frame {
-    const TOP: i32 = TITLE_HEIGHT;
-    const BOTTOM: i32 = TITLE_HEIGHT + HEIGHT;
+/// A row of columns.
+struct Frame<'a> {
+    drawing: &'a Drawing<'a>,
+    columns: Range<usize>,
+    step: i32,
+    top: i32,
+}
+
+impl Drawing<'_> {
+    /// Pixels of a column.
+    fn step(&self) -> i32 {
+        self.names.iter().map(|name| (name.chars().count() as i32 + 2) * CHARACTER).max().unwrap_or(0).max(STEP)
+    }
+
+    /// The columns of each row, about as many as each other.
+    fn rows(&self) -> Vec<Range<usize>> {
+        let most = ((MOST_WIDTH - LEFT - RIGHT) / self.step()).max(1) as usize;
+        let rows = self.names.len().div_ceil(most);
+        let most = self.names.len().div_ceil(rows.max(1)).max(1);
+        (0..self.names.len()).step_by(most).map(|first| first..(first + most).min(self.names.len())).collect()
+    }
+
+    fn pages(&self) -> Result<Vec<String>> {
+        let rows = self.rows();
+        let columns = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(1) as i32;
+        let own = LEFT + self.step() * columns + RIGHT;
+        let width = own.max(LEAST_WIDTH).max(title_width(&page_title(self.title, 0, rows.len())));
+        let step = (width - LEFT - RIGHT) / columns;
+        let legend = (self.legend(width).last().map_or(0, |(_, (_, line))| line + 1) + 1) * LEGEND_LINE + 10;
+        let most = ((MOST_HEIGHT - TITLE_HEIGHT - legend) / (HEIGHT + BELOW)).max(1);
+        let pages: Vec<&[Range<usize>]> = rows.chunks(most as usize).collect();
+        let draw_page = |(i, rows): (usize, &&[Range<usize>])| {
+            let below = TITLE_HEIGHT + (HEIGHT + BELOW) * rows.len() as i32;
+            draw((width, below + legend), &page_title(self.title, i, pages.len()), |pen| {
+                for (i, columns) in (0..).zip(*rows) {
+                    let top = TITLE_HEIGHT + i * (HEIGHT + BELOW);
+                    Frame { drawing: self, columns: columns.clone(), step, top }.draw(pen)?;
+                }
+                self.draw_legend(pen, width, below)
+            })
+        };
+        pages.iter().enumerate().map(draw_page).collect()
+    }
+
+    /// Series that have a look of their own, each with the pixel where its entry starts and its line.
+    fn legend(&self, width: i32) -> Vec<(&Series, Point)> {
+        let named: Vec<&Series> = self.series.iter().filter(|series| series.points.is_none()).collect();
+        let longest = named.iter().map(|series| series.name.chars().count() as i32).max().unwrap_or(0);
+        let entry = longest * CHARACTER + 44;
+        let columns = ((width - LEFT) / entry).clamp(1, named.len().max(1) as i32);
+        named.into_iter().zip((0..).map(|i| (LEFT + i % columns * entry, i / columns))).collect()
+    }
+
+    fn draw_legend(&self, pen: &Pen, width: i32, top: i32) -> Result<()> {
+        let y = |line: i32| top + LEGEND_LINE / 2 + LEGEND_LINE * line;
+        let entries = self.legend(width);
+        for (series, (x, line)) in &entries {
+            pen.filled(series.look, (x + 10, y(*line)))?;
+            pen.text(&series.name, (x + 26, y(*line)), SIZE, HPos::Left)?;
+        }
+        let below = entries.last().map_or(0, |(_, (_, line))| line + 1);
+        pen.text(NOTE, (LEFT, y(below)), SIZE - 2, HPos::Left)
+    }
+}
+
+impl Frame<'_> {
+    fn bottom(&self) -> i32 {
+        self.top + HEIGHT
+    }
 
     fn x(&self, column: usize) -> i32 {
-        let step = (self.width - LEFT - 20) / self.columns.max(1);
-        LEFT + step / 2 + step * column as i32
+        LEFT + self.step / 2 + self.step * (column - self.columns.start) as i32
     }
 
     fn y(&self, value: f64) -> i32 {
-        self.axis.at(value, Self::BOTTOM - 6, Self::TOP + 6)
+        self.drawing.axis.at(value, self.bottom() - 6, self.top + 6)
     }
 
-    fn draw(&self, pen: &Pen, names: &[String]) -> Result<()> {
-        let right = self.width - 20;
-        for tick in &self.axis.ticks {
+    fn draw(&self, pen: &Pen) -> Result<()> {
+        let right = LEFT + self.step * self.columns.len() as i32;
+        for tick in &self.drawing.axis.ticks {
             pen.line(&[(LEFT, self.y(*tick)), (right, self.y(*tick))], GRID, 1)?;
             pen.text(&tick_label(*tick), (LEFT - 8, self.y(*tick)), SIZE, HPos::Right)?;
         }
-        pen.edge((LEFT, Self::TOP), (right, Self::BOTTOM), INK)?;
-        let label =
-            |(i, name): (usize, &String)| pen.text(name, (self.x(i), Self::BOTTOM + BELOW / 2), SIZE, HPos::Center);
-        names.iter().enumerate().try_for_each(label)
+        pen.edge((LEFT, self.top), (right, self.bottom()), INK)?;
+        for column in self.columns.clone() {
+            let name = &self.drawing.names[column];
+            pen.text(name, (self.x(column), self.bottom() + 20), SIZE, HPos::Center)?;
+        }
+        self.drawing.series.iter().try_for_each(|series| self.series(pen, series))
     }
 
-    fn series(&self, pen: &Pen, look: Look, series: &Series) -> Result<()> {
-        let points = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<Point> {
-            let point = |(i, cell): (usize, &CellOutcome)| Some((self.x(i), self.y(of(cell)?)));
-            series.cells.iter().enumerate().filter_map(point).collect()
+    fn series(&self, pen: &Pen, series: &Series) -> Result<()> {
+        let points = |of: fn(&CellOutcome) -> Option<f64>| -> Vec<(Look, Point)> {
+            let look = |column: usize| series.points.as_ref().map_or(series.look, |points| points[column]);
+            let point = |column: usize| Some((look(column), (self.x(column), self.y(of(&series.cells[column])?))));
+            self.columns.clone().filter_map(point).collect()
         };
+        let places = |points: &[(Look, Point)]| points.iter().map(|(_, at)| *at).collect::<Vec<_>>();
         let published = points(|cell| cell.published);
-        pen.faint(look, &published)?;
-        published.iter().try_for_each(|at| pen.hollow(look, *at))?;
+        pen.faint(series.look, &places(&published))?;
+        published.iter().try_for_each(|(look, at)| pen.hollow(*look, *at))?;
         let measured = points(|cell| cell.measured.map(|m| m.mean));
-        pen.stroke(look, &measured)?;
-        for (i, cell) in series.cells.iter().enumerate() {
-            if let Some((low, high)) = cell.measured.and_then(|m| m.ends) {
-                pen.interval(look, self.x(i), (self.y(low), self.y(high)))?;
+        pen.line(&places(&measured), series.look.colour(), 2)?;
+        for (look, (x, y)) in &measured {
+            let is_here = |column: &usize| self.x(*column) == *x;
+            let cell = self.columns.clone().find(is_here).and_then(|column| series.cells[column].measured);
+            if let Some((low, high)) = cell.and_then(|m| m.ends) {
+                pen.interval(*look, *x, (self.y(low), self.y(high)))?;
             }
+            pen.filled(*look, (*x, *y))?;
         }
-        measured.iter().try_for_each(|at| pen.marker(look, *at))
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::papers::item::Variant;
+    use crate::eval::papers::outcome::judge;
+
+    /// An item of so many rows, `rows` of TOML each, drawn over rows or columns.
+    fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
+        let mut text = format!("title = 't'\n{plot}\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n[builtin]\n");
+        for (name, method) in rows {
+            text += &format!("[[row]]\nname = '{name}'\nmethod = '{method}'\n");
+        }
+        text += "[[column]]\nname = 'VT'\n[[column]]\nname = 'CWE'\n";
+        for (name, _) in rows {
+            text += &format!("[[published]]\nrow = '{name}'\nvalues = {{ VT = 50, CWE = 60 }}\n");
+        }
+        let item = Item::parse(&text, "item.toml").unwrap();
+        figures(&judge("p/t", &item, Variant::Builtin, &[]).unwrap(), &item).unwrap()
     }
 
-    fn legend(&self, pen: &Pen, series: &[Series]) -> Result<()> {
-        let line = |i: usize| Self::BOTTOM + BELOW + LEGEND_LINE / 2 + LEGEND_LINE * i as i32;
-        for (i, one) in series.iter().enumerate() {
-            pen.marker(look(i, &one.name), (LEFT + 10, line(i)))?;
-            pen.text(&one.name, (LEFT + 26, line(i)), SIZE, HPos::Left)?;
+    fn colours(svg: &str) -> Vec<String> {
+        let hollow = |look: Look| {
+            let colour = look.colour();
+            format!("fill=\"#{:02X}{:02X}{:02X}\"", colour.0, colour.1, colour.2)
+        };
+        let known = ["quest", "magicpig", "topk"];
+        let has = |name: &&str| svg.contains(&hollow(of_lines(&[Some(name)])[0]));
+        known.iter().filter(|name| has(name)).map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn rows_that_are_methods_have_their_colours() {
+        let [page] = &drawn("", &[("Quest", "quest"), ("Ours", "magicpig")])[..] else { panic!("one page") };
+        assert_eq!(colours(&page.svg), ["quest", "magicpig"]);
+        let [page] = &drawn(
+            "plot = { columns = ['VT'], over_rows = true }",
+            &[("A", "quest"), ("B", "topk:k=8"), ("C", "topk:k=9")],
+        )[..] else {
+            panic!("one page")
+        };
+        assert_eq!(colours(&page.svg), ["quest", "topk"], "points of one line too");
+    }
+
+    #[test]
+    fn many_columns_go_on_below_and_on_other_pages() {
+        let names: Vec<String> = (0..70).map(|i| format!("row{i}x")).collect();
+        let rows: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "quest")).collect();
+        let pages = drawn("plot = { columns = ['VT'], over_rows = true }", &rows);
+        assert!(
+            pages.len() > 1 && pages[1].file == "plot-2.svg" && pages[1].title.contains("(2 of"),
+            "{}",
+            pages.len()
+        );
+        let sizes = |svg: &str, key: &str| -> i32 {
+            svg.split(&format!(" {key}=\"")).nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        for page in &pages {
+            assert!(sizes(&page.svg, "width") <= MOST_WIDTH && sizes(&page.svg, "height") <= MOST_HEIGHT);
         }
-        let below = line(series.len());
-        pen.text(
-            "filled: measured, with 95 % interval; hollow and dashed: published",
-            (LEFT + 26, below),
-            SIZE,
-            HPos::Left,
-        )
+        let on = |name: &String| pages.iter().filter(|page| page.svg.contains(&format!("\n{name}\n"))).count();
+        assert!(names.iter().all(|name| on(name) == 1), "each once");
     }
 }

@@ -262,11 +262,14 @@ impl<'b> Pen<'_, 'b> {
         match look {
             Look::Roof | Look::Other => Ok(()),
             _ if look.is_hollow() => self.hollow(look, at),
-            _ => {
-                self.shape(look, at, RADIUS + 1, WHITE)?;
-                self.shape(look, at, RADIUS, look.colour())
-            }
+            _ => self.filled(look, at),
         }
+    }
+
+    /// The marker of a series, filled whatever the look, with a thin white rim.
+    pub fn filled(&self, look: Look, at: Point) -> Result<()> {
+        self.shape(look, at, RADIUS + 1, WHITE)?;
+        self.shape(look, at, RADIUS, look.colour())
     }
 
     fn shape(&self, look: Look, (x, y): Point, radius: i32, colour: RGBColor) -> Result<()> {

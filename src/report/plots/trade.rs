@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, Measured, Panel, SMALL};
+use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::looks::{legend_name, looks};
 use super::pen::Look;
 use super::{Figures, end_of, suffix};
@@ -100,10 +100,13 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
             }
             let mut drawn = Figures::default();
             let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
-            drawn.charts(&file, &[chart(scene, cost, &shown)], true)?;
-            if let Some(chart) = (cost.name == "density").then(|| by_method(scene, cost, &shown)).flatten() {
+            let (all, of_each) = (chart(scene, cost, &shown), by_method(scene, cost, &shown));
+            let file_of_each = scene.file_name("of_each", &scenes);
+            let all = if of_each.is_some() { without_crowd(all, &file_of_each) } else { all };
+            drawn.charts(&file, &[all], true)?;
+            if let Some(chart) = of_each.filter(|_| cost.name == "density") {
                 let mut each = Figures::default();
-                each.charts(&scene.file_name("of_each", &scenes), &[chart], true)?;
+                each.charts(&file_of_each, &[chart], true)?;
                 drawn.take(each);
             }
             if figures.first.is_empty() { figures.take(drawn) } else { figures.take_behind(drawn) }
@@ -179,8 +182,21 @@ fn chart(scene: &Scene, cost: &Cost, rows: &[&SummaryRow]) -> Chart {
     }
 }
 
+/// A chart of so many methods that intervals would hide them: larger, without those, which another file has.
+fn without_crowd(mut chart: Chart, file_of_each: &str) -> Chart {
+    let methods = chart.series.iter().filter(|(_, look)| matches!(look, Look::Method(..))).count();
+    if methods < CROWD {
+        return chart;
+    }
+    let points = chart.panels.iter_mut().flat_map(|panel| &mut panel.data).flat_map(|data| &mut data.points);
+    points.for_each(|point| point.ends = None);
+    Chart { title: format!("{} (intervals: {file_of_each})", chart.title), least_panel: LARGE, ..chart }
+}
+
 /// Methods from which on lines in one panel cannot be followed.
 const MANY: usize = 5;
+/// Methods from which on intervals in one panel hide more than they say.
+const CROWD: usize = 10;
 
 /// A panel for each method, in which it stands before all others, its points named by what they are set to: of the mean
 /// over tasks, or of the only task. `None` where a panel for all is clear enough.

@@ -3,21 +3,21 @@
 
 use anyhow::Result;
 
-use super::Figure;
 use super::axis::{Axis, tick_label};
-use super::chart::{Chart, Data, LARGE, Measured, Panel, SMALL};
+use super::chart::{self, Chart, Data, LARGE, Measured, Panel, SMALL};
 use super::pen::Look;
+use super::{Figure, paged};
 use crate::tune::schedules::{Measured as Dealt, ScheduleOutcome};
 use crate::tune::shapes::{ShapeOutcome, Target};
 use crate::tune::{MethodOutcome, Outcome, Row, Verdict};
 
-/// The drawing, a panel a method; `None` where nothing was measured.
+/// The drawing, a panel a method, on as many pages as they take; none where nothing was measured.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figure(outcome: &Outcome) -> Result<Option<Figure>> {
+pub fn figure(outcome: &Outcome) -> Result<Vec<Figure>> {
     let methods: Vec<&MethodOutcome> = outcome.methods.iter().filter(|method| !method.rows.is_empty()).collect();
-    let Some(first) = methods.first() else { return Ok(None) };
+    let Some(first) = methods.first() else { return Ok(Vec::new()) };
     let limit = 100.0 * outcome.goal.limit;
     let title = format!("Loss to full by {}", first.parameter);
     let chart = Chart {
@@ -38,7 +38,7 @@ pub fn figure(outcome: &Outcome) -> Result<Option<Figure>> {
             ("chosen".to_owned(), Look::Peer(0)),
         ],
     };
-    Ok(Some(Figure { file: "tune.svg".to_owned(), title, svg: chart.svg()? }))
+    Ok(paged("tune.svg", &title, chart::pages(&[chart])?))
 }
 
 fn panel(method: &MethodOutcome, limit: f64) -> Panel {

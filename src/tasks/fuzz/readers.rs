@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Re
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 32] = [
+pub const READERS: [Reader; 35] = [
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -68,6 +68,9 @@ pub const READERS: [Reader; 32] = [
         "rows.jsonl",
         r#"{"ordered_kv_records": [["a", "1"], ["b", "2"]], "key": "a", "value": "1"}"#,
     ),
+    reader("gen/aime", "aime/train.jsonl", r#"{"Question": "How many?", "Answer": "204"}"#),
+    reader("gen/aime25", "aime25/test.jsonl", r#"{"problem": "How many?", "answer": "204"}"#),
+    reader("gen/aime24", "aime24/train.jsonl", r#"{"Problem": "How many?", "Answer": 204}"#),
     reader("gen/gsm8k_cot", "gsm8k/test.jsonl", r#"{"question": "How many?", "answer": "Two.\n#### 2"}"#),
     reader(
         "gen/mmlu_flan_cot",

@@ -7,6 +7,7 @@
 
 pub mod datasets;
 
+mod aime;
 mod chinese;
 mod classification;
 mod code_sim;
@@ -102,6 +103,8 @@ pub enum Metric {
     ContainsAllPercent,
     /// lm-eval's MMLU as it is thought through, `get-answer`: 1 if what follows "answer is" is the reference.
     AnswerIs,
+    /// lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way.
+    Aime,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -120,7 +123,7 @@ const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 38] = [
+static RULES: [Rule; 39] = [
     Rule {
         postprocess: string_match::postprocess,
         ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
@@ -174,6 +177,7 @@ static RULES: [Rule; 38] = [
     }),
     rule(Metric::ContainsAllPercent, "contains_all_percent", |p, r, _| infinitebench::contains_all_percent(p, r)),
     rule(Metric::AnswerIs, "answer_is", |p, r, _| best(r, |r| lm_eval::answer_is(p, r))),
+    rule(Metric::Aime, "aime", |p, r, _| best(r, |r| aime::aime(p, r))),
 ];
 
 impl Metric {
