@@ -40,7 +40,7 @@ pub fn write(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathB
 /// another than was noted, as numbers that are read need not be written to the same digits.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<PathBuf>> {
     let figures = figures(outcome, item)?;
     let more = figures.iter().skip(1).map(|figure| &figure.file);
