@@ -230,6 +230,7 @@ mod tests {
             dtype: None,
             tasks: &tasks,
             text: None,
+            system: None,
             data: None,
             length: 900,
             samples: 3,

@@ -122,6 +122,7 @@ mod tests {
             dtype: None,
             tasks: &tasks,
             text: None,
+            system: None,
             data: None,
             length: 900,
             samples: 1,

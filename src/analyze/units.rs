@@ -133,6 +133,7 @@ impl<'a> Order<'a> {
             dtype: None,
             tasks,
             text: None,
+            system: None,
             data: self.data,
             length,
             samples: *samples,

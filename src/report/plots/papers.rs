@@ -317,6 +317,7 @@ impl Frame<'_> {
 mod tests {
     use super::*;
     use crate::eval::papers::item::Variant;
+    use crate::eval::papers::measure::Evidence;
     use crate::eval::papers::outcome::judge;
 
     /// An item of so many rows, `rows` of TOML each, drawn over rows or columns.
@@ -330,7 +331,7 @@ mod tests {
             text += &format!("[[published]]\nrow = '{name}'\nvalues = {{ VT = 50, CWE = 60 }}\n");
         }
         let item = Item::parse(&text, "item.toml").unwrap();
-        figures(&judge("p/t", &item, Variant::Builtin, &[]).unwrap(), &item).unwrap()
+        figures(&judge("p/t", &item, Variant::Builtin, Evidence { records: &[], seen: &[] }).unwrap(), &item).unwrap()
     }
 
     fn colours(svg: &str) -> Vec<String> {
