@@ -160,6 +160,14 @@ def gsm8k_flexible(prediction, answer, _classes):
     return same_sum([group for group in found[-1] if group][0] if found else "[invalid]", answer)
 
 
+def answer_is(prediction, answer, _classes):
+    # The filter `get-answer` of mmlu_flan_cot_fewshot, then exact_match with ignore_case and ignore_punctuation.
+    found = re.compile(r"(?<=answer is )(.*)(?=.)").findall(prediction)
+    said = found[0].strip() if found else "[invalid]"
+    bare = [x.lower().translate(str.maketrans("", "", string.punctuation)) for x in (said, answer)]
+    return float(bare[0] == bare[1])
+
+
 def squad_f1(prediction, answer):
     p, a = normalize(prediction).split(), normalize(answer).split()
     return f1(p, a) if p and a else float(p == a)
@@ -184,6 +192,7 @@ PER_ANSWER = {
     "digit_match": digit_match,
     "gsm8k_strict": gsm8k_strict,
     "gsm8k_flexible": gsm8k_flexible,
+    "answer_is": answer_is,
     "exact_match": exact_match,
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_zh,
@@ -317,6 +326,22 @@ NUMBERS = [
         "",
     )
 ]
+# Of answers that are thought through: where what is looked for begins and ends.
+THOUGHTS = [
+    "Two and two are four. The answer is (B).",
+    "The answer is (B)",
+    "The answer is (a). The answer is (B).",
+    "the answer is B\nor so",
+    "The answer is  ( B ) .",
+    "The answer is: (B).",
+    "An answer is \nanswer is (B)).",
+    "The answer is (B) because (A) is wrong.",
+    "(B)",
+    "answer is .",
+    "answer is ",
+    "The answer is b.",
+    "answer is answer is (B).",
+]
 SUMS = [
     ("3 + 4 = 7. The answer is 7.", ["7"]),
     ("The answer is 1,234.\n", ["1234"]),
@@ -408,6 +433,7 @@ def cases():
     for metric in ("code_sim", "code_sim_levenshtein"):
         yield from ((metric, p, refs, []) for p, refs in code_pairs())
     yield from (("code_sim_levenshtein", p, refs, []) for p, refs in CODE)
+    yield from (("answer_is", p, [letter], []) for p in THOUGHTS for letter in ("(A)", "(B)"))
 
 
 def score(metric, prediction, references, classes):

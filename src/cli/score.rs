@@ -41,7 +41,8 @@ pub struct ScoreArgs {
     /// rouge_l_zh, rouge_1, rouge_2, classification, retrieval, retrieval_zh, count, code_sim, first_number, last_number,
     /// digit_match, gsm8k_strict, gsm8k_flexible, coqa_f1, coqa_em, code_sim_levenshtein,
     /// gsm8k_hashes, correct_letter, word, name, first_digits, last_word_number, first_value, leading_numbers, choice,
-    /// function_choice, qa_f1_zh_characters, rouge_lsum, contains, contains_in_capitals, contains_all_percent.
+    /// function_choice, qa_f1_zh_characters, rouge_lsum, contains, contains_in_capitals, contains_all_percent,
+    /// answer_is, aime.
     #[arg(long, value_name = "NAME", conflicts_with = "dataset")]
     pub metric: Option<String>,
 

@@ -82,6 +82,9 @@ impl SubjectFile {
     }
 }
 
+/// The description of each subject, and its examples as they are shown.
+type Subjects = BTreeMap<String, (String, Vec<String>)>;
+
 /// What comes before the questions of a subject.
 #[derive(Debug, Clone, Deserialize)]
 struct Subject {
@@ -92,12 +95,12 @@ struct Subject {
 
 impl BySubject {
     /// The description of each subject, and its examples as they are shown.
-    fn read(&self) -> Result<BTreeMap<String, (String, Vec<String>)>> {
+    fn read(&self) -> Result<Subjects> {
         #[derive(Deserialize)]
-        struct Subjects {
+        struct File {
             subjects: BTreeMap<String, Subject>,
         }
-        let all: Subjects = serde_json::from_str(self.file.text()).context("examples of subjects")?;
+        let all: File = serde_json::from_str(self.file.text()).context("examples of subjects")?;
         let shown = |[question, target]: &[String; 2]| {
             let row = Map::from_iter([
                 ("question".to_owned(), question.as_str().into()),
@@ -205,14 +208,13 @@ impl Definition {
         &self,
         shots: Shots,
         name: &str,
-        questions: usize,
+        (questions, subjects): (usize, Subjects),
         options: &TaskOptions,
     ) -> Result<(Examples, Vec<String>)> {
         let (all, notes) = match &self.drawn {
             Some(drawn) if shots.count > 0 => drawn.read(name, &self.hub, options)?,
             _ => (self.examples.clone(), Vec::new()),
         };
-        let subjects = self.by_subject.as_ref().map(BySubject::read).transpose()?.unwrap_or_default();
         let there = subjects.values().map(|(_, examples)| examples.len()).min().unwrap_or(all.len());
         if there < shots.count {
             let what = format!("`{name}`: there are {there} examples");
@@ -273,17 +275,10 @@ struct Examples {
     /// Those of each question, where they are drawn; else they are the first.
     draws: Option<Vec<Vec<usize>>>,
     /// What every subject has of its own: a description and examples, of which the first are shown.
-    subjects: BTreeMap<String, (String, Vec<String>)>,
+    subjects: Subjects,
 }
 
 impl Examples {
-    /// Makes sure that a question's subject has examples, if subjects have them.
-    fn check(&self, question: &Question) -> Result<()> {
-        let is_known = self.subjects.is_empty() || self.subjects.contains_key(&question.subject);
-        anyhow::ensure!(is_known, "there are no examples of the subject `{}`", question.subject);
-        Ok(())
-    }
-
     fn before(&self, question: usize, subject: &str) -> String {
         if let Some((description, examples)) = self.subjects.get(subject) {
             return format!("{description}{}", examples[..self.count].concat());
@@ -311,8 +306,18 @@ impl Questions {
         let name = format!("{PREFIX}{}{}", definition.name, shots.suffix(definition.shots));
         let files = templates::found(options, &definition.files, &name, &definition.hub)?;
         let published = (definition.files.as_slice(), &definition.hub);
-        let Made { items, mut notes, .. } =
-            templates::make_all(&files, options.skip_bad, published, |row, path| definition.questions(row, path))?;
+        let subjects = definition.by_subject.as_ref().map(BySubject::read).transpose()?.unwrap_or_default();
+        let read = |row, path: &Path| {
+            let questions = definition.questions(row, path)?;
+            let unknown = questions.iter().find(|q| !subjects.is_empty() && !subjects.contains_key(&q.subject));
+            match unknown {
+                Some(question) => {
+                    anyhow::bail!("there are no examples of the subject `{}`: {SUBJECTS}", question.subject)
+                }
+                None => Ok(questions),
+            }
+        };
+        let Made { items, mut notes, .. } = templates::make_all(&files, options.skip_bad, published, read)?;
         let items = templates::alternating(items, |row: &Vec<Question>| row.first().map_or("", |q| q.subject.as_str()));
         let mut questions: Vec<(usize, Question)> = Vec::new();
         for row in items {
@@ -320,11 +325,8 @@ impl Questions {
             questions.extend(row.into_iter().map(|question| (first, question)));
         }
         let source = files[0].file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let (examples, of_examples) = definition.examples(shots, &name, questions.len(), options)?;
+        let (examples, of_examples) = definition.examples(shots, &name, (questions.len(), subjects), options)?;
         notes.extend(of_examples);
-        for (_, question) in &questions {
-            examples.check(question).map_err(|e| UsageError::new(format!("`{name}`: {e}")).hint(SUBJECTS))?;
-        }
         Ok(Self { definition, name, source, questions, examples, notes })
     }
 }
