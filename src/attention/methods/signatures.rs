@@ -199,6 +199,29 @@ mod tests {
     use super::*;
     use crate::kernels::cpu::topk::top_k;
 
+    /// Also where an order among equals is drawn: what it adds for the heads of a group stays below one bit.
+    #[test]
+    fn sums_of_a_group_are_its_scores_added_and_in_the_order_of_distances() {
+        let word = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) ^ (i as u32 + 7).wrapping_mul(0x85eb_ca6b);
+        for (words, group) in [(1, 4), (2, 3), (1, 8), (4, 1)] {
+            let by_candidate: Vec<u32> = (0..500 * words).map(word).collect();
+            let queries: Vec<u32> = (0..group * words).map(|i| word(i + 10_000)).collect();
+            let signatures = Signatures::new(&by_candidate, words);
+            for ties in [Ties::First, Ties::Seeded(5)] {
+                let each = signatures.counted_scores(&queries, group, ties, &mut Cost::default());
+                let sums = signatures.counted_sums(&queries, ties, &mut Cost::default());
+                for (candidate, sum) in sums.iter().enumerate() {
+                    let added: f32 = each.iter().skip(candidate).step_by(500).sum();
+                    assert_eq!(*sum, added, "{group} queries of {words} words, {ties:?}, candidate {candidate}");
+                    let own = &by_candidate[candidate * words..][..words];
+                    let apart = |query: &[u32]| query.iter().zip(own).map(|(q, k)| (q ^ k).count_ones()).sum::<u32>();
+                    let distance: u32 = queries.chunks(words).map(apart).sum();
+                    assert!((0.0..1.0).contains(&(sum + distance as f32)), "{sum} for {distance}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn signs_are_packed_from_the_lowest_bit_and_cut_words_keep_their_order() {
         let numbers: Vec<f32> = (0..40).map(|i| if i % 3 == 0 { 1.0 } else { -(i as f32) }).collect();
