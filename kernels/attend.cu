@@ -1,7 +1,7 @@
 // Decode attention over any selection: exact ranges, picked tokens, whose logits may be lowered, given weights, a vector that
 // stands for what was not picked. All of it ends in one softmax.
 //
-// The work comes as units (attend.cuh), and ends there, too. Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other
+// The work comes as units, whose partial sums are merged (attend.cuh). Within a warp `LANES` lanes hold a token's row in pieces of 8 channels and the other
 // lanes other tokens. Each keeps its own maximum and sums, so lanes talk to each other only to sum a dot product.
 #include "attend.cuh"
 

@@ -49,9 +49,9 @@ struct Series {
 /// If the drawing fails, for which text output gives no cause.
 pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     let drawn = drawn_columns(item);
-    let (Some(first), over_rows) = (drawn.first(), item.plot.as_ref().is_some_and(|plot| plot.over_rows)) else {
-        return Ok(Vec::new());
-    };
+    let Some(first) = drawn.first() else { return Ok(Vec::new()) };
+    // Points of a single column would lie on one another.
+    let over_rows = drawn.len() == 1 || item.plot.as_ref().is_some_and(|plot| plot.over_rows);
     let column = &item.columns[*first];
     let columns: Vec<&Line> = drawn.iter().map(|i| &item.columns[*i]).collect();
     let kind = Kind::of(item, &columns);
