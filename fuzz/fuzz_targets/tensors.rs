@@ -5,7 +5,7 @@ use std::path::Path;
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use spattn::attention::artefact::{Artefact, ModelShape};
-use spattn::attention::calibration::Assignment;
+use spattn::attention::calibration::{Assignment, TextKind};
 use spattn::attention::methods::{CALIBRATIONS, METHODS, configure};
 use spattn::attention::{MethodSpec, Params, Policy};
 use spattn::kv::KvDtype;
@@ -82,7 +82,7 @@ fn artefact(bytes: &[u8]) {
     }
     let small = ModelShape { weights_sha256: String::new(), layers: 2, heads: 4, kv_heads: 2, head_dim: 8 };
     for calibration in CALIBRATIONS {
-        let assignment = Assignment { rotation: None, model: &small, seed: 1, tokens: 64 };
+        let assignment = Assignment { rotation: None, model: &small, seed: 1, tokens: 64, text: TextKind::Tasks };
         let spec = MethodSpec::bare(calibration.kind);
         let mut collector = (calibration.start)(&assignment, &mut Params::new(&spec)).expect("settings of the program");
         if let Err(error) = collector.restore(&artefact) {
