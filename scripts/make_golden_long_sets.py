@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/long_sets.json: what the published programs of LongBench v2, InfiniteBench and SCBench make of rows
-made up here (prompts and answers), and what their scorers give for predictions made up here.
+"""Writes tests/golden/long_sets.json: what the published programs of LongBench v2, InfiniteBench, SCBench, ZeroSCROLLS and
+LooGLE make of rows made up here (prompts and answers), and what their scorers give for predictions made up here.
 
-The rules are written out independently of the Rust ones, in the language they were published in; rougeLsum is that of the
-package which `evaluate` calls:
+The rules are written out independently of the Rust ones, in the language they were published in, on the packages that the
+published ones call:
 
-    pip install rouge-score==0.1.2
+    pip install rouge-score==0.1.2 rouge==1.0.1 nltk==3.9.1 lifelines==0.30.0 Unidecode==1.4.0
     python3 scripts/make_golden_long_sets.py > tests/golden/long_sets.json
 
-Prompts are the published format strings (sources: the heads of tasks/longbench_v2.toml, infinitebench.toml, scbench.toml).
+Prompts are the published format strings (sources: the heads of tasks/longbench_v2.toml, infinitebench.toml, scbench.toml, zeroscrolls.toml,
+loogle.toml).
 """
 
 import json
@@ -16,9 +17,16 @@ import random
 import re
 import string
 import sys
+import warnings
 from collections import Counter
 
+from lifelines.utils import concordance_index
+from nltk.translate.bleu_score import sentence_bleu
+from rouge import Rouge
 from rouge_score import rouge_scorer
+from unidecode import unidecode
+
+warnings.filterwarnings("ignore")
 
 # ---- prompts ----
 
@@ -85,6 +93,20 @@ SCBENCH_MIXED = {
     "summary_with_needles_passkey": ("summary_with_needles", "scbench_passkey", 15),
     "repoqa_and_kv_kv": ("repoqa_and_kv", "scbench_kv", 80),
 }
+
+
+ZEROSCROLLS_TOKENS = {
+    "gov_report": 1024, "summ_screen_fd": 512, "qmsum": 512, "squality": 512, "qasper": 128, "narrative_qa": 64, "quality": 10,
+    "musique": 32, "space_digest": 36, "book_sum_sort": 256,
+}  # fmt: skip
+
+LOOGLE = {
+    "shortdep_qa": "Please answer the question based on the long texts below. \n{input}\nQuestion: {Q}\nAnswer: ",
+    "longdep_qa": "Please answer the question based on the long texts below. \n{input}\nQuestion: {Q}\nAnswer: ",
+    "longdep_summarization": "Please generate a summary of the below paper. \n{input}\n Summarization: ",
+    "shortdep_cloze": "Please fill in the clozes based on the given long texts below. Each of the placeholder '<mask-n>' in the question could be an entity of Person, Location or Organiocation. The same masks represent the same entity. Output a json format answer, for example: {{'<mask-0>': 'Bob', '<mask-1>': 'Gorrosion Magazine','<mask-2>': 'Bethel Horizon'}}\n{input}\n Question: {Q} What are the masked entities? \nAnswer:",
+}
+LOOGLE_TOKENS = {"shortdep_qa": 300, "longdep_qa": 500, "longdep_summarization": 500, "shortdep_cloze": 50}
 
 
 def longbench_v2_prompt(task, row):
@@ -185,6 +207,44 @@ MIXED_ROWS = {
 }  # fmt: skip
 
 
+# Whole prompts, as the rows of the data set hold them; indexes are those of characters.
+INSTRUCTION = "You are given a text in which é counts as one. Answer.\n\nText:\n"
+DOCUMENT = TEXT + " Ünïcode 王五.\n\n"
+QUERY = "Question:\nWho?\n\nAnswer:\n"
+ZEROSCROLLS_ROW = {
+    "id": "1", "pid": "1_0", "input": INSTRUCTION + DOCUMENT + QUERY, "output": "Wang Wu", "document_start_index": len(INSTRUCTION),
+    "document_end_index": len(INSTRUCTION + DOCUMENT), "query_start_index": len(INSTRUCTION + DOCUMENT),
+    "query_end_index": len(INSTRUCTION + DOCUMENT) + 18, "truncation_seperator": "... [The rest of the text is omitted]\n\n",
+}  # fmt: skip
+
+PAIRS = [{"Q": "Who's {there}?", "A": 'He said "é".', "S": ["x"]}, {"Q": 'What is "that"?', "A": "It's\nthis", "S": "y"}]
+CLOZES = [{"Q": "<mask-0> met <mask-1>.", "A": {"<mask-0>": "Bob's", "<mask-1>": 'The "X"'}}, {"Q": "<mask-0> left.", "A": {"<mask-0>": "Meg"}}]
+# Rows of the repository, whose questions are written in Python, and rows of the hub, one question each.
+LOOGLE_ROWS = [
+    ("shortdep_qa", {"input": TEXT, "title": "t", "qa_pairs": repr(PAIRS), "output": "none"}),
+    ("longdep_qa", {"input": TEXT, "title": "t", "qa_pairs": repr(PAIRS), "output": "none"}),
+    ("longdep_qa", {"context": TEXT, "question": PAIRS[0]["Q"], "answer": PAIRS[0]["A"], "type": "Computation"}),
+    ("longdep_summarization", {"input": TEXT, "title": "t", "qa_pairs": "none", "output": "A {short} text."}),
+    ("shortdep_cloze", {"input": TEXT, "title": "t", "qa_pairs": repr(CLOZES), "output": "None"}),
+    ("shortdep_cloze", {"context": TEXT, "question": CLOZES[0]["Q"], "answer": repr(CLOZES[0]["A"])}),
+]
+
+
+def loogle_prompts():
+    for name, row in LOOGLE_ROWS:
+        text = row.get("input", row.get("context"))
+        pairs = [{"Q": row["question"], "A": row["answer"]}] if "question" in row else [{}]
+        if "qa_pairs" in row and row["qa_pairs"] != "none":
+            pairs = eval(row["qa_pairs"])
+        made = [LOOGLE[name].format(input=text, Q=pair.get("Q")) for pair in pairs]
+        answers = [pair.get("A", row.get("output")) for pair in pairs]
+        if name == "shortdep_cloze":
+            # A dictionary is a reference as JSON, with the marks of HTML by their codes.
+            answers = [json.dumps(eval(a) if isinstance(a, str) else a, ensure_ascii=False) for a in answers]
+            answers = [a.replace("<", "\\u003c").replace(">", "\\u003e").replace("'", "\\u0027") for a in answers]
+        yield f"loogle/{name}", row, made, [[a] for a in answers], LOOGLE_TOKENS[name]
+
+
 def mixed_prompts():
     for name, (mixed, kind, tokens) in SCBENCH_MIXED.items():
         row = MIXED_ROWS[mixed]
@@ -196,6 +256,10 @@ def mixed_prompts():
 
 def prompts():
     yield from mixed_prompts()
+    yield from loogle_prompts()
+    for name, tokens in ZEROSCROLLS_TOKENS.items():
+        row = ZEROSCROLLS_ROW
+        yield f"zeroscrolls/{name}", row, [row["input"]], [[row["output"]]], tokens
     for task in LONGBENCH_V2:
         row = LONGBENCH_V2_ROW
         yield task, row, [longbench_v2_prompt(task, row)], [[row["answer"]]], 128
@@ -369,15 +433,106 @@ def gsm8k_hashes(prediction, labels):
     return bare(found.group(1) if found else "[invalid]") == bare(labels[0])
 
 
-RULES = {
+def qa_f1_ascii(prediction, labels):
+    bare = lambda text: unidecode(normalize_answer(text)).split()  # noqa: E731
+    return max(f1(bare(prediction), bare(label)) for label in labels)
+
+
+def first_letter(prediction, labels):
+    letter = lambda text: (re.search(r"\b[A-D]\b", text) or [None])[0]  # noqa: E731
+    return letter(prediction) == letter(labels[0])
+
+
+def percent_similarity(prediction, labels):
+    found = [re.search(r"\d+\.?\d*%", text) for text in [prediction, labels[0]]]
+    if found[0] is None:
+        return 0.0
+    said, right = [float(one[0].replace("%", "")) for one in found]
+    return 0.5 ** (abs(right - said) / 10)
+
+
+def order_concordance(prediction, labels):
+    def numbers(text):
+        return [int(number) for number in re.sub(r"[^0-9\s,]", "", text).replace(",", " ").split()]
+
+    def places(order):
+        return [order.index(number) + 1 for number in sorted(order)]
+
+    said, right = numbers(prediction), numbers(labels[0])
+    return concordance_index(places(right), places(said)) if sorted(said) == sorted(right) else 0.0
+
+
+GOOGLE = rouge_scorer.RougeScorer(rouge_types=["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+
+
+def google(which):
+    return lambda prediction, labels: max(GOOGLE.score(label, prediction)[which].fmeasure for label in labels)
+
+
+def rouge_score_mean(prediction, labels):
+    one, two, longest = [google(which)(prediction, labels) for which in ["rouge1", "rouge2", "rougeL"]]
+    return (one * two * longest) ** (1.0 / 3.0)
+
+
+def loogle_said(prediction):
+    return "None" if prediction == "" else prediction
+
+
+def recall(which):
+    return lambda prediction, labels: Rouge().get_scores(hyps=[loogle_said(prediction)], refs=[labels[0]])[0][which]["r"]
+
+
+def bleu(weights):
+    words = lambda text: text.replace("\n", " ").split()  # noqa: E731
+    return lambda prediction, labels: sentence_bleu([words(labels[0])], words(loogle_said(prediction)), weights=weights)
+
+
+def cloze(fits):
+    def score(prediction, labels):
+        right = json.loads(labels[0])
+        try:
+            said = eval(loogle_said(prediction))
+            assert isinstance(said, dict)
+        except Exception:
+            return 0.0
+        return sum(key in said and fits(said[key], name) for key, name in right.items()) / len(right)
+
+    return score
+
+
+NAMED = {
+    "rouge_score_1": google("rouge1"), "rouge_score_2": google("rouge2"), "rouge_score_l": google("rougeL"),
+    "rouge_1_recall": recall("rouge-1"), "rouge_2_recall": recall("rouge-2"), "rouge_l_recall": recall("rouge-l"),
+    "bleu_1": bleu((1, 0, 0, 0)), "bleu_4": bleu((0, 0, 0, 1)), "cloze_exact": cloze(lambda said, right: said == right),
+    "cloze_partial": cloze(lambda said, right: bool(set(str(said).split()) & set(right.split()))),
+}  # fmt: skip
+RULES = NAMED | {
     rule.__name__: rule
     for rule in [
         gsm8k_hashes, correct_letter, word, name, first_digits, last_word_number, first_value, leading_numbers, choice,
         function_choice, qa_f1_zh_characters, rouge_lsum, contains, contains_in_capitals, contains_all_percent,
+        qa_f1_ascii, first_letter, percent_similarity, order_concordance, rouge_score_mean,
     ]
 }  # fmt: skip
 
+CAT = "The cat sat on the mat. It was happy, and it slept."
+SAID = [CAT, "the CAT was happy", "It slept. The cat. On the mat it sat", "é", "cat cat cat cat", "mat the on sat cat the", "The cat sat on the mat", "happy", "on the mat. It was\nhappy, and it slept. More and more words than that there are here."]
+MASKS = json.dumps({"<mask-0>": "Bob's", "<mask-1>": "New York Times"})
+CLOZED = [
+    "{'<mask-0>': \"Bob's\", '<mask-1>': 'New York Times'}", ' {"<mask-0>": "Bob\'s", "<mask-1>": "York"}\n', "{'<mask-1>': 'the Times'}", "{}", "",
+    "The answer is {'<mask-0>': 'x'}", "{'<mask-0>': \"Bob's\"} and so on", "[1]", "{'<mask-0>': r\"Bob's\", '<mask-2>': 'x'}", "{'<mask-0>': 'Bob' \"'s\", }",
+    "{'<mask-0>': 'bob\\'s', '<mask-1>': 'New\\x20York Times'}", '{"<mask-0>": null}', "{'<mask-0>': '''Bob's''', 2: 3}", "{'<mask-0>': \"Bob\\u0027s\"",
+]  # fmt: skip
 BY_HAND = [
+    ("qa_f1_ascii", ["Café de l’Élan"], ["cafe de l'elan", "Café de l’Élan", "the café", "CAFE", "", "Straße", "“Café”", "cafe—de"]),
+    ("qa_f1_ascii", ["Łódź", "Žižek", "Ελένη", "Чехов"], ["Lodz", "Zizek", "Elene", "Chekhov", "Łodz and more"]),
+    ("first_letter", ["(B) the second"], ["B", "(B)", "b", "A or B", "Because B", "The answer is: B.", "AB B", "", "_B_ B", "E", "éB B"]),
+    ("percent_similarity", ["60%"], ["60%", "55%", "It is 70.5% of them", "60", "0.6", "12.5% or 60%", "100%", "", "1.2.60%", "60.%", "6 0%"]),
+    ("order_concordance", ["2, 1, 4, 3"], ["2, 1, 4, 3", "1, 2, 3, 4", "3,4,1,2", "2 1 4 3", "2, 1, 4", "2, 1, 4, 3, 3", "Summary 2, 1, 4, 3.", "2-1, 4, 3", "[4, 3, 2, 1]", "", "1, 1, 2, 2"]),
+    *[(rule, [CAT], SAID + [""]) for rule in ["rouge_score_1", "rouge_score_2", "rouge_score_l", "rouge_score_mean", "bleu_1", "bleu_4"]],
+    ("rouge_score_mean", ["One good summary.", "Another summary that is good"], ["another summary", "one good summary that is good"]),
+    *[(rule, [CAT], SAID) for rule in ["rouge_1_recall", "rouge_2_recall", "rouge_l_recall"]],
+    *[(rule, [MASKS], CLOZED) for rule in ["cloze_exact", "cloze_partial"]],
     ("gsm8k_hashes", ["1,234"], ["So 1.\n#### 1234", "#### 1,234.", "####1234", "The answer is 1234", "#### 12\n#### 1234"]),
     ("correct_letter", ["C"], ["The correct answer is (C).", "**The correct answer is C**", "The *correct* answer is (C)", "the correct answer is (C)", "The correct answer is (D) or The correct answer is (C)", "The correct answer is D. The correct answer is (C)", "C", "", "The correct answer is (insert answer here) C", "The correct answer is Cats"]),
     ("word", ["a1-b2"], ['"a1-b2".', "a1-b2x", "the value: 'a1-b2'", "{a1-b2}", "A1-B2", "", "a1-b2;", "x,a1-b2,y", "x\u3000a1-b2"]),
@@ -399,6 +554,7 @@ BY_HAND = [
     ("contains_all_percent", ["AB", "CD", "EF"], ["ab", "ab cd", "EFabCD", "", "a b"]),
     ("contains_all_percent", [f"V{i}X" for i in range(8)], ["v0x", "v0x v1x v2x", "v0x v1x v2x v3x v4x", "v0x v1x v2x v3x v4x v5x v6x"]),
 ]  # fmt: skip
+WORDS = ["the ", "cat ", "sat ", "on the mat. ", "It ", "was ", "happy, ", "and it slept."]
 PIECES = {
     "choice": ["A", "B", "answer is:", "answer:", "option is", " ", "\n", "'", "gate", "a blue gate", ".", "AB"],
     "function_choice": ["C", "run", "answer is:", "is:", "Option", " ", "`", "*", "C.", "-", "é"],
@@ -409,6 +565,10 @@ PIECES = {
     "word": ["a1-b2", " ", ".", "x", "'", "\n"],
     "qa_f1_zh_characters": ["王", "五", "李", "四", "，", " ", "x", "》"],
     "correct_letter": ["The correct answer is ", "(C)", "(D)", "C", "*", " ", "("],
+    **{rule: WORDS for rule in ["rouge_score_1", "rouge_score_2", "rouge_score_l", "rouge_score_mean", "bleu_1", "bleu_4", "rouge_l_recall"]},
+    "order_concordance": ["1", "2", "3", "4", ", ", " "],
+    "first_letter": ["A", "B", "C", " ", ".", "é", "("],
+    "percent_similarity": ["6", "0", ".", "%", " ", "59%"],
 }
 
 

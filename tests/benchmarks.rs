@@ -410,7 +410,7 @@ const MADE: [Benchmark; 13] = [
 ];
 
 /// What is read from files and answered, in each benchmark's own fields.
-const ANSWERED: [Benchmark; 30] = [
+const ANSWERED: [Benchmark; 37] = [
     Benchmark {
         samples: 10,
         ..read("kv_retrieval:file={}/kv.jsonl,steps=2", "string_match_all", || jsonl("kv.jsonl", pairs))
@@ -474,6 +474,27 @@ const ANSWERED: [Benchmark; 30] = [
     }),
     read("infinitebench/code_debug", "function_choice", || {
         jsonl("infinitebench/code_debug.jsonl", |i| infinite(i, "", json!(["cold"])))
+    }),
+    read("zeroscrolls/qmsum", "rouge_score_mean", || jsonl("qmsum/validation.jsonl", |i| scroll(i, "Ann spoke."))),
+    read("zeroscrolls/musique", "qa_f1_ascii", || {
+        jsonl("zeroscrolls/musique/validation.jsonl", |i| scroll(i, &format!("town {i}")))
+    }),
+    read("zeroscrolls/quality", "first_letter", || jsonl("quality/validation.jsonl", |i| scroll(i, "(B) wet"))),
+    read("zeroscrolls/space_digest", "percent_similarity", || {
+        jsonl("zeroscrolls/space_digest/validation.jsonl", |i| scroll(i, &format!("{}%", 3 * i)))
+    }),
+    read("zeroscrolls/book_sum_sort", "order_concordance", || {
+        jsonl("book_sum_sort/validation.jsonl", |i| scroll(i, "2, 1, 3"))
+    }),
+    read("loogle/longdep_qa", "rouge_l_recall", || {
+        jsonl(
+            "data/longdep_qa.jsonl",
+            |i| json!({"context": format!("Town {i}. "), "question": "Where?", "answer": "Here."}),
+        )
+    }),
+    read("loogle/shortdep_cloze", "cloze_exact", || {
+        let pairs = "[{'Q': '<mask-0> met Ann.', 'A': {'<mask-0>': \"Bob's\"}}]";
+        jsonl("LooGLE-testdata/shortdep_cloze.jsonl", |i| json!({"input": format!("Town {i}. "), "qa_pairs": pairs}))
     }),
     read("scbench/vt", "contains_all_percent", || {
         jsonl("scbench/scbench_vt.jsonl", |i| shared(i, json!(["AB", "CD"])))
@@ -608,6 +629,14 @@ fn lettered() -> String {
 fn infinite(i: usize, input: &str, answer: Value) -> Value {
     json!({"id": i, "context": format!("The river at town {i} is long."), "input": input, "answer": answer,
            "options": ["cold", "a hot stone", "wet", "dry"]})
+}
+
+/// A row of ZeroSCROLLS, whose prompt is whole.
+fn scroll(i: usize, output: &str) -> Value {
+    let text = format!("You are given a text.\n\nText:\nThe river at town {i} is long.\n\n");
+    let input = format!("{text}Answer:\n");
+    json!({"id": i.to_string(), "input": input, "output": output, "query_start_index": text.chars().count(),
+           "truncation_seperator": "... [The rest of the text is omitted]\n\n"})
 }
 
 /// A row of SCBench with two turns.

@@ -1496,12 +1496,16 @@ fn every_method_meets_a_density_on_the_builtin_model() {
 
 #[test]
 fn lists_are_text_and_json() {
-    for (what, name) in
-        [("tasks", "ruler/niah_multikey_3"), ("methods", "topk"), ("models", "builtin"), ("configs", "quick")]
-    {
+    for (what, name, used) in [
+        ("tasks", "ruler/niah_multikey_3", "eval"),
+        ("methods", "topk", "eval"),
+        ("metrics", "cloze_exact", "score"),
+        ("models", "builtin", "eval"),
+        ("configs", "quick", "eval"),
+    ] {
         let text = spattn(&["list", what]).ok();
         text.prints(name);
-        text.prints("Use with: spattn eval");
+        text.prints(&format!("Use with: spattn {used}"));
         let items = spattn(&["list", what, "--json"]).ok().json();
         assert!(items.as_array().unwrap().iter().any(|item| item["name"] == name), "{items}");
     }

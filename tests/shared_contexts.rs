@@ -56,7 +56,7 @@ fn run_before(
         methods,
         max_new_tokens: 6,
         line_end: None,
-        handling: Default::default(),
+        until: &[],
         seed: *seed,
         step_seed: *step_seed,
         fidelity: true,

@@ -11,9 +11,10 @@ use crate::error::UsageError;
 use crate::eval::config::{SHIPPED, Settings};
 use crate::eval::papers::ITEMS;
 use crate::eval::papers::item::{Item, Variant};
+use crate::tasks::metrics::Metric;
 use crate::tasks::{TaskInfo, catalog, groups};
 
-/// List tasks, methods, models, configs or analyses, with parameters and defaults.
+/// List tasks, methods, metrics, models, configs or analyses, with parameters and defaults.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   spattn list methods
@@ -43,6 +44,8 @@ enum What {
     Tasks,
     /// Attention methods, their parameters and presets
     Methods,
+    /// How predictions are scored (`spattn score --metric`, `jsonl:FILE:metric=`)
+    Metrics,
     /// Where models can come from
     Models,
     /// Run matrices shipped with the program
@@ -70,6 +73,8 @@ pub fn run(args: ListArgs) -> Result<()> {
         (What::Tasks, true) => serde_json::to_string_pretty(&catalog())?,
         (What::Methods, false) => methods_text(&methods),
         (What::Methods, true) => serde_json::to_string_pretty(&methods_json(&methods))?,
+        (What::Metrics, false) => metrics_text(),
+        (What::Metrics, true) => serde_json::to_string_pretty(&metrics_json())?,
         (What::Models, false) => models_text(),
         (What::Models, true) => serde_json::to_string_pretty(&models_json())?,
         (What::Analyses, false) => analyses_text(),
@@ -98,6 +103,17 @@ fn tasks_text() -> String {
          Use with: spattn eval --task NAME, or NAME:steps=5, NAME:depths=0+50 for tasks that have depths",
         groups.join(", ")
     )
+}
+
+fn metrics_text() -> String {
+    let all: String = Metric::all().map(|metric| format!("{:<22} {}\n", metric.name(), metric.about())).collect();
+    format!(
+        "{all}\nUse with: spattn score FILE --metric NAME, or spattn eval -t jsonl:FILE:metric=NAME; tasks have theirs: spattn list tasks"
+    )
+}
+
+fn metrics_json() -> Value {
+    Metric::all().map(|metric| json!({ "name": metric.name(), "about": metric.about() })).collect()
 }
 
 fn params_text(params: &[ParamInfo]) -> String {

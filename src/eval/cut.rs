@@ -1,14 +1,14 @@
-//! Prompts that are too long: the middle is cut out of them, as LongBench's `pred.py` does it.
+//! Prompts that are too long: their middle is cut out, as LongBench's `pred.py` does it, or the end of their context, as
+//! ZeroSCROLLS does it.
 //!
-//! The user's turn is split into tokens without chat template, with a BOS where the model has one; of more than `keep`
-//! tokens, half are kept from the beginning and half from the end, and both halves are made text again. The chat
-//! template comes after that, so that the whole prompt may have some tokens more.
+//! The user's turn is split into tokens without chat template, with a BOS where the model has one; what is kept of them is
+//! made text again. The chat template comes after that, so that the whole prompt may have some tokens more.
 
 use anyhow::Result;
 
 use crate::error::UsageError;
 use crate::model::tokenizer::{PromptTokens, Tokenizer};
-use crate::tasks::Example;
+use crate::tasks::{Cut, Example};
 
 /// The tokens of an example's prompt as the model reads it.
 ///
@@ -22,21 +22,34 @@ pub fn encode(tokenizer: &Tokenizer, example: &Example) -> Result<PromptTokens, 
     }
 }
 
-/// Cuts the middle out of the user's turn if it has more than `keep` tokens; gives the number of tokens cut out.
-///
-/// The question stays what it is where the kept end holds all of it; otherwise all of the kept end is the question.
+/// Cuts the user's turn to `keep` tokens if it has more; gives the number of tokens cut out.
 ///
 /// # Errors
 /// If so few are to be kept that nothing would be left, or the tokenizer fails.
-pub fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
+pub fn cut(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
+    match example.handling.cut.clone() {
+        Cut::Nothing => Ok(0),
+        Cut::Middle => cut_middle(example, keep, tokenizer),
+        Cut::EndOfContext(separator) => cut_end(example, &separator, keep, tokenizer),
+    }
+}
+
+fn too_few(example: &Example, keep: usize) -> UsageError {
+    UsageError::new(format!("{}: no prompt can be cut to {keep} tokens", example.task))
+        .hint("choose a greater --length")
+}
+
+/// Half of the tokens are kept from the beginning and half from the end.
+///
+/// The question stays what it is where the kept end holds all of it; otherwise all of the kept end is the question.
+fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
     let ids = tokenizer.encode_text(&example.user_turn(), true)?;
     if ids.len() <= keep {
         return Ok(0);
     }
     let half = keep / 2;
     if half == 0 {
-        return Err(UsageError::new(format!("{}: no prompt can be cut to {keep} tokens", example.task))
-            .hint("choose a greater --length"));
+        return Err(too_few(example, keep));
     }
     let front = tokenizer.decode(&ids[..half])?;
     let back = tokenizer.decode(&ids[ids.len() - half..])?;
@@ -45,6 +58,20 @@ pub fn cut_middle(example: &mut Example, keep: usize, tokenizer: &Tokenizer) -> 
         None => (example.context, example.question) = (front, back),
     }
     Ok(ids.len() - 2 * half)
+}
+
+/// The separator and the question are kept, and as much of the context's beginning as there is room for.
+fn cut_end(example: &mut Example, separator: &str, keep: usize, tokenizer: &Tokenizer) -> Result<usize, UsageError> {
+    let all = tokenizer.encode_text(&example.user_turn(), true)?.len();
+    if all <= keep {
+        return Ok(0);
+    }
+    let end = tokenizer.encode_text(&format!("{separator}{}", example.question), false)?.len();
+    let room = keep.checked_sub(end).filter(|room| *room > 0).ok_or_else(|| too_few(example, keep))?;
+    let context = tokenizer.encode_text(&example.context, true)?;
+    let kept = &context[..room.min(context.len())];
+    example.context = tokenizer.decode(kept)? + separator;
+    Ok(all.saturating_sub(kept.len() + end))
 }
 
 /// An example as it is run: cut if it has to be.
@@ -61,20 +88,20 @@ pub struct Fitted {
 /// beyond `context`, until prompt and answer fit `context` tokens.
 ///
 /// # Errors
-/// As [`cut_middle`].
+/// As [`cut`].
 pub fn fit(example: Example, context: usize, tokenizer: &Tokenizer) -> Result<Fitted, UsageError> {
-    if !example.handling.cut_middle {
+    if example.handling.cut == Cut::Nothing {
         return Ok(Fitted { prompt: encode(tokenizer, &example)?, example, cut_tokens: None });
     }
     let most = if example.length > context { usize::MAX } else { context };
     let room = most.saturating_sub(example.max_new_tokens);
     let mut keep = if example.length == 0 { room } else { room.min(example.length) };
     loop {
-        let mut cut = example.clone();
-        let cut_tokens = Some(cut_middle(&mut cut, keep, tokenizer)?);
-        let prompt = encode(tokenizer, &cut)?;
+        let mut shorter = example.clone();
+        let cut_tokens = Some(cut(&mut shorter, keep, tokenizer)?);
+        let prompt = encode(tokenizer, &shorter)?;
         match prompt.ids.len().saturating_sub(room) {
-            0 => return Ok(Fitted { example: cut, prompt, cut_tokens }),
+            0 => return Ok(Fitted { example: shorter, prompt, cut_tokens }),
             // The chat template, and tokens that became more where the halves meet.
             excess => keep = keep.saturating_sub(excess),
         }
@@ -110,7 +137,7 @@ mod tests {
             max_new_tokens: 10,
             depth: None,
             source: "test".to_owned(),
-            handling: Handling { cut_middle: true, ..Handling::default() },
+            handling: Handling { cut: Cut::Middle, ..Handling::default() },
         }
     }
 
@@ -125,7 +152,7 @@ mod tests {
         let ids = tokenizer.encode_text(&whole.user_turn(), true).unwrap();
         for keep in [2, 3, 99, 100, ids.len() - 1] {
             let mut cut = whole.clone();
-            let gone = cut_middle(&mut cut, keep, &tokenizer).unwrap();
+            let gone = super::cut(&mut cut, keep, &tokenizer).unwrap();
             let half = keep / 2;
             assert_eq!(gone, ids.len() - 2 * half, "an odd number loses one more, as published");
             let front = tokenizer.decode(&ids[..half]).unwrap();
@@ -134,18 +161,42 @@ mod tests {
             assert!(half < 50 || cut.question == whole.question);
         }
         let mut same = whole.clone();
-        assert_eq!(cut_middle(&mut same, ids.len(), &tokenizer).unwrap(), 0);
+        assert_eq!(super::cut(&mut same, ids.len(), &tokenizer).unwrap(), 0);
         assert_eq!(same, whole);
-        assert!(cut_middle(&mut same, 1, &tokenizer).is_err());
+        assert!(super::cut(&mut same, 1, &tokenizer).is_err());
     }
 
     #[test]
     fn a_question_that_is_cut_itself_is_all_that_is_kept_of_the_end() {
         let tokenizer = tokenizer();
         let mut cut = example("Before. ", &long(300));
-        cut_middle(&mut cut, 40, &tokenizer).unwrap();
+        super::cut(&mut cut, 40, &tokenizer).unwrap();
         assert!(cut.context.starts_with("Before.") && cut.question.ends_with("word299 "));
         assert!(tokenizer.encode_text(&cut.question, false).unwrap().len() <= 21);
+    }
+
+    #[test]
+    fn a_context_loses_its_end_and_says_so() {
+        let tokenizer = tokenizer();
+        let separator = "... [The rest of the text is omitted]\n\n";
+        let handling = Handling { cut: Cut::EndOfContext(separator.to_owned()), ..Handling::default() };
+        let whole = Example { handling, ..example(&long(400), "And the question?") };
+        let ids = tokenizer.encode_text(&whole.context, true).unwrap();
+        let end = tokenizer.encode_text(&format!("{separator}{}", whole.question), false).unwrap().len();
+        let all = tokenizer.encode_text(&whole.user_turn(), true).unwrap().len();
+        for keep in [end + 1, 100, all - 1] {
+            let mut shorter = whole.clone();
+            assert_eq!(cut(&mut shorter, keep, &tokenizer).unwrap(), all - keep);
+            let front = tokenizer.decode(&ids[..keep - end]).unwrap();
+            assert_eq!((shorter.context, &shorter.question), (format!("{front}{separator}"), &whole.question));
+        }
+        let mut same = whole.clone();
+        assert_eq!(cut(&mut same, all, &tokenizer).unwrap(), 0);
+        assert_eq!(same, whole);
+        assert!(cut(&mut same, end, &tokenizer).unwrap_err().what.contains("no prompt can be cut"));
+        let fitted = fit(Example { length: 100, ..whole.clone() }, 4096, &tokenizer).unwrap();
+        assert!(fitted.example.user_turn().ends_with(&format!("{separator}And the question?")), "the question stays");
+        assert!(fitted.prompt.ids.len() <= 104);
     }
 
     #[test]
@@ -172,7 +223,7 @@ mod tests {
             let tokenizer = tokenizer();
             let mut cut = example(&context, &question);
             let before = tokenizer.encode_text(&cut.user_turn(), true).unwrap().len();
-            let gone = cut_middle(&mut cut, keep, &tokenizer).unwrap();
+            let gone = super::cut(&mut cut, keep, &tokenizer).unwrap();
             prop_assert_eq!(gone == 0, before <= keep);
             prop_assert!(before - gone <= keep);
         }

@@ -196,7 +196,7 @@ impl Runner<'_> {
             methods: &self.config.methods,
             max_new_tokens: PROBE_ANSWER,
             line_end: None,
-            handling: Default::default(),
+            until: &[],
             seed: 0,
             step_seed: 0,
             fidelity: self.config.fidelity,

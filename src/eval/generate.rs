@@ -24,7 +24,7 @@ use crate::model::Model;
 use crate::model::decoder::Decoder;
 use crate::model::engine::{EngineError, READ_AT_ONCE, Stream};
 use crate::model::tokenizer::Tokenizer;
-use crate::tasks::Handling;
+use crate::tasks::ended;
 
 /// What to run an example with.
 #[derive(Debug, Clone, Copy)]
@@ -41,8 +41,8 @@ pub struct Request<'a> {
     pub max_new_tokens: usize,
     /// A token that ends the answer besides EOS; the first token is then neither of them.
     pub line_end: Option<u32>,
-    /// How the benchmark ends an answer besides.
-    pub handling: Handling,
+    /// Texts that end the answer where they come up in it.
+    pub until: &'static [String],
     /// Seed of the context, for what is drawn when indexes are built: the same for all examples on one context.
     pub seed: u64,
     /// Seed of the example, for what is drawn in its steps.
@@ -476,7 +476,7 @@ struct Lane<'a> {
     steps: usize,
     parts: Parts,
     tokenizer: &'a Tokenizer,
-    handling: Handling,
+    until: &'static [String],
     line_end: Option<u32>,
     max_new_tokens: usize,
 }
@@ -493,7 +493,7 @@ impl<'a> Lane<'a> {
             steps: 0,
             parts: Parts::default(),
             tokenizer: &model.tokenizer,
-            handling: request.handling,
+            until: request.until,
             line_end: request.line_end,
             max_new_tokens,
         };
@@ -539,11 +539,11 @@ impl<'a> Lane<'a> {
 
     /// Whether a text has come up that ends the answer.
     fn has_ended(&self) -> bool {
-        if self.handling.until.is_empty() {
+        if self.until.is_empty() {
             return false;
         }
         let text = self.tokenizer.decode(&self.tokens).unwrap_or_default();
-        self.handling.ended(&text).len() < text.len()
+        ended(&text, self.until).len() < text.len()
     }
 
     /// The likeliest token that does not end the answer.
@@ -767,7 +767,7 @@ mod tests {
             methods,
             max_new_tokens: 6,
             line_end: None,
-            handling: Handling::default(),
+            until: &[],
             seed: 1,
             step_seed: 2,
             fidelity: true,
@@ -892,7 +892,7 @@ mod tests {
         let (passed, ..) = of(&|r| (r.line_end, r.max_new_tokens) = (Some(free[0]), 1));
         assert!(passed.len() == 1 && passed[0] != free[0]);
         let until: &'static [String] = Box::leak(Box::new(["no such text".to_owned()]));
-        assert_eq!(of(&|r| r.handling.until = until).0, free, "a text that does not come up");
+        assert_eq!(of(&|r| r.until = until).0, free, "a text that does not come up");
         let raised = AtomicBool::new(true);
         assert!(run_example(&model, request(prompt, 170, &methods), &mut None, &raised).unwrap().is_none());
     }

@@ -394,7 +394,7 @@ impl Runner<'_> {
             methods,
             max_new_tokens: example.max_new_tokens,
             line_end: if example.handling.ends_at_line { self.line_end()? } else { None },
-            handling: example.handling,
+            until: example.handling.until,
             seed: example_seed(variant.seed, task.name(), place.length, task.context_of(index)),
             step_seed: example_seed(variant.seed, task.name(), place.length, index),
             fidelity: self.config.fidelity,
@@ -694,7 +694,7 @@ mod tests {
     use crate::model::source::ModelSource;
     use crate::model::tokenizer::TokenizerOptions;
     use crate::tasks::likelihood::{Continuation, LikelihoodTask, TextEncoder};
-    use crate::tasks::{Example, Handling, PromptCounter, TaskOptions, resolve};
+    use crate::tasks::{Cut, Example, Handling, PromptCounter, TaskOptions, resolve};
 
     /// A method that fails in its first step.
     struct Faulty;
@@ -805,7 +805,7 @@ mod tests {
                 max_new_tokens: 3,
                 depth: Some(25.0),
                 source: "by hand".into(),
-                handling: Handling { cut_middle: true, first_line: true, ..Handling::default() },
+                handling: Handling { cut: Cut::Middle, first_line: true, ..Handling::default() },
             }
         }
 

@@ -26,8 +26,8 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
-    Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longbench, longeval, ruler,
-    summary, turns,
+    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longbench, longeval,
+    ruler, summary, turns,
 };
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
@@ -165,7 +165,7 @@ impl Prepared {
             let prompts: Vec<Prompt> =
                 (0..count).map(|question| Prompt::read(row, question, spec)).collect::<Result<_, _>>()?;
             for (question, prompt) in prompts.iter().enumerate() {
-                is_cut |= prompt.handling.cut_middle;
+                is_cut |= prompt.handling.cut != Cut::Nothing;
                 let mut context = DefaultHasher::new();
                 prompt.context.hash(&mut context);
                 contexts.push(*seen.entry(context.finish()).or_insert(places.len()));

@@ -1,6 +1,6 @@
-//! Benchmarks of long rows in their published files: LongBench v2, InfiniteBench, SCBench.
+//! Benchmarks of long rows in their published files: LongBench v2, InfiniteBench, SCBench, ZeroSCROLLS, LooGLE.
 //!
-//! What they ask is data (`tasks/longbench_v2.toml`, `infinitebench.toml`, `scbench.toml`, where sources are named). Rows are
+//! What they ask is data (`tasks/longbench_v2.toml` and others, where sources are named). Rows are
 //! checked when a file is opened, and read one at a time, as a row may have millions of characters. The questions of one
 //! row share its context, and so do rows that have the same.
 
@@ -15,13 +15,15 @@ use serde_json::Value;
 use super::metrics::Metric;
 use super::rows::{Row, RowSource, Rows, text_or_number};
 use super::templates::Fields;
-use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
 use crate::error::UsageError;
 
-const FILES: [&str; 3] = [
+const FILES: [&str; 5] = [
     include_str!("../../tasks/longbench_v2.toml"),
     include_str!("../../tasks/infinitebench.toml"),
     include_str!("../../tasks/scbench.toml"),
+    include_str!("../../tasks/zeroscrolls.toml"),
+    include_str!("../../tasks/loogle.toml"),
 ];
 /// What the multi-turn mode of `scbench/NAME` is called.
 const MULTI_TURN: &str = "_multi_turn/";
@@ -35,11 +37,21 @@ struct Benchmark {
     /// Whether prompts are plain text even for a model with a chat template.
     #[serde(default)]
     plain: bool,
-    /// Whether the middle of a prompt that is too long is cut out.
-    cut_middle: bool,
+    /// What of a prompt that is too long is cut out.
+    cut: Shortening,
+    /// What stands where the end of a context was, where that is cut off.
+    separator: Option<String>,
     /// Expression for the number of a row's questions, if it has several.
     turns: Option<String>,
     task: Vec<Definition>,
+}
+
+/// What of a prompt that is too long is cut out.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Shortening {
+    Middle,
+    Document,
 }
 
 /// A task as a file defines it.
@@ -52,6 +64,9 @@ struct Definition {
     files: Vec<String>,
     max_new_tokens: usize,
     metric: Metric,
+    /// Metrics that are recorded beside it.
+    #[serde(default)]
+    also: Vec<Metric>,
     #[serde(flatten)]
     prompt: Templates,
     /// Expression that gives an answer, or a list of them.
@@ -107,7 +122,12 @@ fn definitions() -> impl Iterator<Item = (&'static Benchmark, &'static Definitio
 
 /// All that is looked for in a data folder.
 pub(super) fn patterns() -> impl Iterator<Item = &'static str> {
-    definitions().flat_map(|(_, task)| &task.files).map(String::as_str)
+    // Of an archive's member, the archive too: that is the file which a hub has.
+    let with_archive = |path: &'static String| {
+        let archive = path.find(".zip/").map(|at| &path[..at + ".zip".len()]);
+        archive.into_iter().chain([path.as_str()])
+    };
+    definitions().flat_map(|(_, task)| &task.files).flat_map(with_archive)
 }
 
 /// A task's name, taken apart.
@@ -200,6 +220,7 @@ struct Question {
     context: String,
     question: String,
     answers: Vec<String>,
+    cut: Cut,
 }
 
 impl Name {
@@ -254,7 +275,14 @@ impl Name {
         let answers: Option<Vec<String>> = answers.filter(|answers: &Vec<String>| !answers.is_empty());
         let answers = answers.ok_or_else(|| anyhow::anyhow!("there is no answer, or one that is no text"))?;
         anyhow::ensure!(answers.iter().all(|answer| !answer.is_empty()), "an answer is empty");
-        Ok(Question { context, question, answers })
+        let cut = match self.benchmark.cut {
+            Shortening::Middle => Cut::Middle,
+            Shortening::Document => {
+                let separator = self.benchmark.separator.as_deref().map(|text| fields.text(text)).transpose()?;
+                Cut::EndOfContext(separator.unwrap_or_default())
+            }
+        };
+        Ok(Question { context, question, answers, cut })
     }
 
     /// All questions of a row, each with its place among those that the row has.
@@ -336,7 +364,7 @@ impl Task for LongSet {
     }
 
     fn is_cut(&self) -> bool {
-        self.parsed.benchmark.cut_middle
+        true
     }
 
     fn notes(&self) -> Vec<String> {
@@ -349,7 +377,7 @@ impl Task for LongSet {
                 .hint("ask for fewer samples (--samples)")
         })?;
         let Name { benchmark, definition, .. } = self.parsed;
-        let Question { context, question, answers } = self.parsed.question_at(&self.rows.read(row)?, turn)?;
+        let Question { context, question, answers, cut } = self.parsed.question_at(&self.rows.read(row)?, turn)?;
         Ok(Example {
             task: self.name.clone(),
             length,
@@ -360,13 +388,13 @@ impl Task for LongSet {
             references: answers,
             all_classes: Vec::new(),
             metric: definition.metric,
-            also: Vec::new(),
+            also: definition.also.clone(),
             max_new_tokens: definition.max_new_tokens,
             depth: None,
             source: self.rows.source().file_name(),
             handling: Handling {
                 plain: benchmark.plain || definition.name.contains(MULTI_TURN),
-                cut_middle: benchmark.cut_middle,
+                cut,
                 ..Handling::default()
             },
         })
@@ -415,7 +443,8 @@ mod tests {
             let name = &case.task;
             let (group, set) = name.split_once('/').unwrap_or((name, ""));
             let file = match group {
-                "infinitebench" => format!("infinitebench/{set}.jsonl"),
+                "infinitebench" | "loogle" => format!("{group}/{set}.jsonl"),
+                "zeroscrolls" => format!("zeroscrolls/{set}/validation.jsonl"),
                 "scbench" | "scbench_multi_turn" => {
                     // Of mixed sets a task for each kind of question.
                     let mixed =
@@ -432,7 +461,7 @@ mod tests {
                 assert_eq!((&example.user_turn(), &example.references), (prompt, answers), "{name}");
                 assert_eq!(example.max_new_tokens, case.max_new_tokens, "{name}");
                 assert!(!example.question.is_empty() && !example.question.starts_with('\n'), "{name}");
-                assert_eq!(example.handling.plain, ["infinitebench", "scbench_multi_turn"].contains(&group), "{name}");
+                assert_eq!(example.handling.plain, group != "scbench" && !group.starts_with("longbench_v2"), "{name}");
             }
         }
         for (_, definition) in definitions() {
@@ -531,13 +560,29 @@ mod tests {
     #[test]
     fn groups_have_their_tasks() {
         let count = |name: &str| LongSets.expand(name, &TaskOptions::default()).map(|members| members.len());
-        let names =
-            ["infinitebench", "scbench", "scbench_multi_turn", "longbench_v2", "longbench_v2/by_length", "nothing"];
-        assert_eq!(names.map(count), [Some(12), Some(12), Some(12), Some(1), Some(3), None]);
+        let names = [
+            "infinitebench",
+            "scbench",
+            "scbench_multi_turn",
+            "longbench_v2",
+            "longbench_v2/by_length",
+            "zeroscrolls",
+            "loogle",
+            "nothing",
+        ];
+        assert_eq!(names.map(count), [Some(12), Some(12), Some(12), Some(1), Some(3), Some(10), Some(4), None]);
         let groups = LongSets.groups();
         assert_eq!(
             groups,
-            ["longbench_v2/by_length", "longbench_v2/by_difficulty", "infinitebench", "scbench", "scbench_multi_turn"]
+            [
+                "longbench_v2/by_length",
+                "longbench_v2/by_difficulty",
+                "infinitebench",
+                "scbench",
+                "scbench_multi_turn",
+                "zeroscrolls",
+                "loogle"
+            ]
         );
     }
 }

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::metrics::datasets::{Dataset, LENGTH_RANGES, LengthRange};
 use super::rows::{Row, Rows};
 use super::ruler::template::substitute;
-use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
 use crate::error::UsageError;
 
 const PREFIX: &str = "longbench/";
@@ -116,7 +116,7 @@ impl Set {
     pub fn handling(&self) -> Handling {
         Handling {
             plain: !self.chat,
-            cut_middle: true,
+            cut: Cut::Middle,
             ends_at_line: self.ends_at_line,
             first_line: self.scoring().first_line,
             until: &[],
@@ -407,7 +407,7 @@ mod tests {
             (e.references, e.length, e.metric, e.max_new_tokens),
             (vec!["x".to_owned(), "y".to_owned()], 4096, Metric::QaF1, 32)
         );
-        assert_eq!(e.handling, Handling { cut_middle: true, ..Handling::default() });
+        assert_eq!(e.handling, Handling { cut: Cut::Middle, ..Handling::default() });
     }
 
     #[test]

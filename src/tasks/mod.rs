@@ -103,12 +103,12 @@ pub struct Example {
 
 /// What a benchmark's own program does with a prompt and a prediction, where it differs from the usual: all of the
 /// prompt in the model's chat template, and all of the prediction scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Handling {
     /// The prompt is plain text, even for a model with a chat template.
     pub plain: bool,
-    /// The middle of a prompt that is too long is cut out.
-    pub cut_middle: bool,
+    /// What is cut out of a prompt that is too long.
+    pub cut: Cut,
     /// A line break ends the answer, which has at least one token.
     pub ends_at_line: bool,
     /// Only the first line of the prediction is scored.
@@ -117,12 +117,29 @@ pub struct Handling {
     pub until: &'static [String],
 }
 
+/// What a benchmark cuts out of a prompt that is too long.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Cut {
+    /// Nothing: such a prompt does not fit.
+    #[default]
+    Nothing,
+    /// The middle of the user's turn.
+    Middle,
+    /// The end of the context, in whose place a text says so.
+    EndOfContext(String),
+}
+
 impl Handling {
     /// A prediction up to where it ends.
     pub fn ended<'a>(&self, prediction: &'a str) -> &'a str {
-        let end = self.until.iter().filter_map(|text| prediction.find(text.as_str())).min();
-        &prediction[..end.unwrap_or(prediction.len())]
+        ended(prediction, self.until)
     }
+}
+
+/// A prediction up to the first of the texts that end it.
+pub fn ended<'a>(prediction: &'a str, until: &[String]) -> &'a str {
+    let end = until.iter().filter_map(|text| prediction.find(text.as_str())).min();
+    &prediction[..end.unwrap_or(prediction.len())]
 }
 
 impl Example {
@@ -167,7 +184,7 @@ pub trait Task: Send + Sync {
     }
     /// Whether examples are generated to a length (then `example` fills `length` tokens).
     fn is_sized(&self) -> bool;
-    /// Whether examples that are too long may be cut ([`Handling::cut_middle`]): lengths are then limits.
+    /// Whether examples that are too long may be cut ([`Handling::cut`]): lengths are then limits.
     fn is_cut(&self) -> bool {
         false
     }
@@ -426,10 +443,10 @@ mod tests {
     #[test]
     fn the_catalog_names_every_task_once() {
         let mut all: Vec<String> = catalog().into_iter().map(|t| t.name).collect();
-        assert_eq!(all.len(), 128);
+        assert_eq!(all.len(), 142);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 128);
+        assert_eq!(all.len(), 142);
         let vt = catalog().into_iter().find(|t| t.name == "ruler/vt").unwrap();
         assert_eq!((vt.metric, vt.max_new_tokens), (Some(Metric::StringMatchAll), Some(30)));
         assert_eq!(vt.parameters, [("chains".to_owned(), "1".to_owned()), ("hops".to_owned(), "4".to_owned())]);

@@ -229,7 +229,7 @@ mod tests {
     fn every_set_can_be_had_or_says_how() {
         let names: Vec<&str> = SETS.iter().map(|s| s.name.as_str()).collect();
         let chosen = ["mmlu", "arc_easy", "arc_challenge", "hellaswag", "piqa", "openbookqa", "gsm8k"];
-        let long = ["longbench_v2", "infinitebench", "scbench"];
+        let long = ["longbench_v2", "infinitebench", "scbench", "zeroscrolls", "loogle", "loogle_sample"];
         let official = ["winogrande", "boolq", "coqa", "wikitext2"];
         assert_eq!(
             names,

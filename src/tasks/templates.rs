@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::metrics::python;
+use super::metrics::{python, python_literal};
 use super::rows::{Malformed, RowSource, Rows};
 use super::{TaskOptions, assets};
 use crate::error::UsageError;
@@ -57,6 +57,7 @@ impl Fields {
         env.add_filter("found", found_in);
         env.add_filter("with_letter", with_letter);
         env.add_filter("number_list", number_list);
+        env.add_filter("literal", literal);
         let row = Filled::from(Serde(row));
         Ok(Self { env, seen: row.clone(), row })
     }
@@ -131,6 +132,14 @@ fn with_letter(answer: &Filled, options: Vec<String>) -> Result<Vec<String>, Err
         }
         _ => Err(Error::new(ErrorKind::InvalidOperation, "an answer is a text, or a text and its letter")),
     }
+}
+
+/// The value that a text in Python stands for; what is no text is a value already.
+fn literal(field: Filled) -> Result<Filled, Error> {
+    let Some(text) = field.as_str() else { return Ok(field) };
+    let value = python_literal::parse(text);
+    let value = value.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "a field is no literal of Python"))?;
+    Ok(Filled::from(Serde(value)))
 }
 
 /// All numbers of a list, or of the lists in it, as one text.

@@ -16,7 +16,7 @@ const fn reader(task: &'static str, file: &'static str, row: &'static str) -> Re
 }
 
 /// All readers of JSON lines.
-pub const READERS: [Reader; 35] = [
+pub const READERS: [Reader; 38] = [
     reader(
         "jsonl:{}/rows.jsonl",
         "rows.jsonl",
@@ -155,6 +155,17 @@ pub const READERS: [Reader; 35] = [
         "longbench_v2_no_context",
         "longbench_v2/data.jsonl",
         r#"{"question": "Q?", "choice_A": "a", "choice_B": "b", "choice_C": "c", "choice_D": "d", "answer": "A"}"#,
+    ),
+    reader(
+        "zeroscrolls/qasper",
+        "qasper/validation.jsonl",
+        r#"{"id": "1", "input": "Read.\n\nText é.\n\nWho?", "query_start_index": 16, "output": "Ann", "truncation_seperator": "... [Left out]\n\n"}"#,
+    ),
+    reader("loogle/longdep_qa", "data/longdep_qa.jsonl", r#"{"context": "x", "question": "Q?", "answer": "b"}"#),
+    reader(
+        "loogle/shortdep_cloze",
+        "LooGLE-testdata/shortdep_cloze.jsonl",
+        r#"{"input": "x", "qa_pairs": "[{'Q': '<mask-0> left.', 'A': {'<mask-0>': \"Bob's\"}}]", "output": "None"}"#,
     ),
 ];
 

@@ -13,12 +13,15 @@ mod classification;
 mod code_sim;
 mod infinitebench;
 pub(in crate::tasks) mod lm_eval;
+mod loogle;
 mod numbers;
 pub(in crate::tasks) mod python;
+pub(in crate::tasks) mod python_literal;
 mod qa_f1;
 mod rouge;
 mod rouge_sum;
 mod string_match;
+mod zeroscrolls;
 
 use crate::error::UsageError;
 use serde::{Deserialize, Serialize};
@@ -105,6 +108,36 @@ pub enum Metric {
     AnswerIs,
     /// lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way.
     Aime,
+    /// ZeroSCROLLS `f1`: F1 of the bags of normalised words, written in ASCII.
+    QaF1Ascii,
+    /// ZeroSCROLLS `accuracy`: 1 if the first letter of A to D that is a word is that of the reference.
+    FirstLetter,
+    /// ZeroSCROLLS `exp_similarity`: halved for each ten points between two percentages.
+    PercentSimilarity,
+    /// ZeroSCROLLS `concordance_index`: share of the pairs that stand in the right order.
+    OrderConcordance,
+    /// F of ROUGE-1 of the Python package `rouge_score`.
+    RougeScore1,
+    /// F of ROUGE-2 of the same package.
+    RougeScore2,
+    /// F of ROUGE-L of the same package.
+    RougeScoreL,
+    /// ZeroSCROLLS' summaries: geometric mean of the three, here of an example, there of their means.
+    RougeScoreMean,
+    /// LooGLE: recall of ROUGE-1 of the package `rouge`.
+    Rouge1Recall,
+    /// LooGLE: recall of ROUGE-2 of the same package.
+    Rouge2Recall,
+    /// LooGLE: recall of ROUGE-L of the same package.
+    RougeLRecall,
+    /// LooGLE: BLEU of words, as NLTK computes it.
+    Bleu1,
+    /// LooGLE: BLEU of runs of four words, as NLTK computes it.
+    Bleu4,
+    /// LooGLE `get_exact_match`: share of the masked names that a dictionary in Python has as they are.
+    ClozeExact,
+    /// LooGLE `get_partial_match`: the same of names of which it has a word.
+    ClozePartial,
 }
 
 type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]) -> f64;
@@ -113,71 +146,315 @@ type Scorer = fn(prediction: &str, references: &[String], all_classes: &[String]
 struct Rule {
     metric: Metric,
     name: &'static str,
+    about: &'static str,
     score: Scorer,
     postprocess: fn(&str) -> String,
     needs_classes: bool,
 }
 
-const fn rule(metric: Metric, name: &'static str, score: Scorer) -> Rule {
-    Rule { metric, name, score, postprocess: unchanged, needs_classes: false }
+const fn rule(metric: Metric, name: &'static str, about: &'static str, score: Scorer) -> Rule {
+    Rule { metric, name, about, score, postprocess: unchanged, needs_classes: false }
 }
 
 /// The one place where a metric is registered, in the order of the enum.
-static RULES: [Rule; 39] = [
+static RULES: [Rule; 54] = [
     Rule {
         postprocess: string_match::postprocess,
-        ..rule(Metric::StringMatchAll, "string_match_all", |p, r, _| string_match::all(p, r))
+        ..rule(
+            Metric::StringMatchAll,
+            "string_match_all",
+            "RULER: share of the references found in the prediction, case-insensitively",
+            |p, r, _| string_match::all(p, r),
+        )
     },
     Rule {
         postprocess: string_match::postprocess,
-        ..rule(Metric::StringMatchPart, "string_match_part", |p, r, _| string_match::part(p, r))
+        ..rule(
+            Metric::StringMatchPart,
+            "string_match_part",
+            "RULER: 1 if any reference is found in the prediction, case-insensitively",
+            |p, r, _| string_match::part(p, r),
+        )
     },
-    rule(Metric::ExactMatch, "exact_match", |p, r, _| best(r, |r| qa_f1::exact_match(p, r))),
-    rule(Metric::QaF1, "qa_f1", |p, r, _| best(r, |r| qa_f1::qa_f1(p, r))),
-    rule(Metric::QaF1Zh, "qa_f1_zh", |p, r, _| best(r, |r| chinese::qa_f1_zh(p, r))),
-    rule(Metric::RougeL, "rouge_l", |p, r, _| best(r, |r| rouge::rouge_l(p, r))),
-    rule(Metric::RougeLZh, "rouge_l_zh", |p, r, _| best(r, |r| chinese::rouge_l_zh(p, r))),
-    rule(Metric::Rouge1, "rouge_1", |p, r, _| best(r, |r| rouge::rouge_n(1, p, r))),
-    rule(Metric::Rouge2, "rouge_2", |p, r, _| best(r, |r| rouge::rouge_n(2, p, r))),
+    rule(
+        Metric::ExactMatch,
+        "exact_match",
+        "SQuAD: 1 if the prediction equals a reference after both are normalised",
+        |p, r, _| best(r, |r| qa_f1::exact_match(p, r)),
+    ),
+    rule(Metric::QaF1, "qa_f1", "LongBench `qa_f1_score`: F1 of the bags of normalised words", |p, r, _| {
+        best(r, |r| qa_f1::qa_f1(p, r))
+    }),
+    rule(
+        Metric::QaF1Zh,
+        "qa_f1_zh",
+        "LongBench `qa_f1_zh_score`: F1 of the bags of words of Chinese text",
+        |p, r, _| best(r, |r| chinese::qa_f1_zh(p, r)),
+    ),
+    rule(
+        Metric::RougeL,
+        "rouge_l",
+        "LongBench `rouge_score`: F of the summary-level ROUGE-L of the Python package `rouge` 1.0.1",
+        |p, r, _| best(r, |r| rouge::rouge_l(p, r)),
+    ),
+    rule(
+        Metric::RougeLZh,
+        "rouge_l_zh",
+        "LongBench `rouge_zh_score`: F of ROUGE-L of the words of Chinese text",
+        |p, r, _| best(r, |r| chinese::rouge_l_zh(p, r)),
+    ),
+    rule(Metric::Rouge1, "rouge_1", "F of ROUGE-1 of the Python package `rouge` 1.0.1", |p, r, _| {
+        best(r, |r| rouge::rouge_n(1, p, r))
+    }),
+    rule(Metric::Rouge2, "rouge_2", "F of ROUGE-2 of the Python package `rouge` 1.0.1", |p, r, _| {
+        best(r, |r| rouge::rouge_n(2, p, r))
+    }),
     Rule {
         needs_classes: true,
-        ..rule(Metric::Classification, "classification", |p, r, classes| {
-            best(r, |r| classification::classification(p, r, classes))
-        })
+        ..rule(
+            Metric::Classification,
+            "classification",
+            "LongBench `classification_score`: 1 over the number of class names left in the prediction",
+            |p, r, classes| best(r, |r| classification::classification(p, r, classes)),
+        )
     },
-    rule(Metric::Retrieval, "retrieval", |p, r, _| best(r, |r| numbers::retrieval("Paragraph ", p, r))),
-    rule(Metric::RetrievalZh, "retrieval_zh", |p, r, _| best(r, |r| numbers::retrieval("段落", p, r))),
-    rule(Metric::Count, "count", |p, r, _| best(r, |r| numbers::count(p, r))),
-    rule(Metric::CodeSim, "code_sim", |p, r, _| best(r, |r| code_sim::code_sim(p, r))),
-    rule(Metric::FirstNumber, "first_number", |p, r, _| best(r, |r| numbers::first(p, r))),
-    rule(Metric::LastNumber, "last_number", |p, r, _| best(r, |r| numbers::last(p, r))),
-    rule(Metric::DigitMatch, "digit_match", |p, r, _| best(r, |r| numbers::digit_match(p, r))),
-    rule(Metric::Gsm8kStrict, "gsm8k_strict", |p, r, _| best(r, |r| lm_eval::gsm8k_strict(p, r))),
-    rule(Metric::Gsm8kFlexible, "gsm8k_flexible", |p, r, _| best(r, |r| lm_eval::gsm8k_flexible(p, r))),
-    rule(Metric::CoqaF1, "coqa_f1", |p, r, _| lm_eval::coqa_f1(p, r)),
-    rule(Metric::CoqaEm, "coqa_em", |p, r, _| lm_eval::coqa_em(p, r)),
-    rule(Metric::CodeSimLevenshtein, "code_sim_levenshtein", |p, r, _| {
-        best(r, |r| code_sim::code_sim_levenshtein(p, r))
+    rule(
+        Metric::Retrieval,
+        "retrieval",
+        "LongBench `retrieval_score`: share of the numbers in the prediction that name the right paragraph",
+        |p, r, _| best(r, |r| numbers::retrieval("Paragraph ", p, r)),
+    ),
+    rule(
+        Metric::RetrievalZh,
+        "retrieval_zh",
+        "LongBench `retrieval_zh_score`: as retrieval, with the Chinese word for paragraph",
+        |p, r, _| best(r, |r| numbers::retrieval("段落", p, r)),
+    ),
+    rule(
+        Metric::Count,
+        "count",
+        "LongBench `count_score`: share of the numbers in the prediction that are the right one",
+        |p, r, _| best(r, |r| numbers::count(p, r)),
+    ),
+    rule(
+        Metric::CodeSim,
+        "code_sim",
+        "LongBench `code_sim_score`: edit similarity of the first line of code",
+        |p, r, _| best(r, |r| code_sim::code_sim(p, r)),
+    ),
+    rule(
+        Metric::FirstNumber,
+        "first_number",
+        "Passkey (landmark attention, Quest): 1 if the first number in the prediction is the reference",
+        |p, r, _| best(r, |r| numbers::first(p, r)),
+    ),
+    rule(
+        Metric::LastNumber,
+        "last_number",
+        "LongEval lines: 1 if the last number in the prediction is the reference",
+        |p, r, _| best(r, |r| numbers::last(p, r)),
+    ),
+    rule(
+        Metric::DigitMatch,
+        "digit_match",
+        "HiP's passkey: share of the reference's digits that the prediction's digits equal, place by place",
+        |p, r, _| best(r, |r| numbers::digit_match(p, r)),
+    ),
+    rule(
+        Metric::Gsm8kStrict,
+        "gsm8k_strict",
+        "lm-eval's GSM8K, `strict-match`: 1 if the number after \"The answer is\" is the reference",
+        |p, r, _| best(r, |r| lm_eval::gsm8k_strict(p, r)),
+    ),
+    rule(
+        Metric::Gsm8kFlexible,
+        "gsm8k_flexible",
+        "lm-eval's GSM8K, `flexible-extract`: 1 if the last number is the reference",
+        |p, r, _| best(r, |r| lm_eval::gsm8k_flexible(p, r)),
+    ),
+    rule(
+        Metric::CoqaF1,
+        "coqa_f1",
+        "lm-eval's CoQA: F1 of the first line, each of several answers left out in turn",
+        |p, r, _| lm_eval::coqa_f1(p, r),
+    ),
+    rule(
+        Metric::CoqaEm,
+        "coqa_em",
+        "lm-eval's CoQA: exact match of the first line, each of several answers left out in turn",
+        |p, r, _| lm_eval::coqa_em(p, r),
+    ),
+    rule(
+        Metric::CodeSimLevenshtein,
+        "code_sim_levenshtein",
+        "LongBench `code_sim_score` where `python-Levenshtein` is installed",
+        |p, r, _| best(r, |r| code_sim::code_sim_levenshtein(p, r)),
+    ),
+    rule(
+        Metric::Gsm8kHashes,
+        "gsm8k_hashes",
+        "lm-eval's GSM8K as its training rows are answered, `strict-match`: 1 if the number after `####` is the reference",
+        |p, r, _| best(r, |r| lm_eval::gsm8k_hashes(p, r)),
+    ),
+    rule(
+        Metric::CorrectLetter,
+        "correct_letter",
+        "LongBench v2: 1 if the letter after \"The correct answer is\" is the reference",
+        |p, r, _| best(r, |r| infinitebench::correct_letter(p, r)),
+    ),
+    rule(
+        Metric::Word,
+        "word",
+        "InfiniteBench `kv_retrieval`: 1 if the reference is a word of the prediction",
+        |p, r, _| best(r, |r| infinitebench::word(p, r)),
+    ),
+    rule(
+        Metric::Name,
+        "name",
+        "InfiniteBench `longdialogue_qa_eng`: 1 if the reference, in capitals, is a word of the prediction",
+        |p, r, _| best(r, |r| infinitebench::name(p, r)),
+    ),
+    rule(
+        Metric::FirstDigits,
+        "first_digits",
+        "InfiniteBench `passkey`, `number_string`: 1 if the first digits are written like the reference",
+        |p, r, _| best(r, |r| infinitebench::first_digits(p, r)),
+    ),
+    rule(
+        Metric::LastWordNumber,
+        "last_word_number",
+        "InfiniteBench `code_run`: 1 if the last word is the number",
+        |p, r, _| best(r, |r| infinitebench::last_word_number(p, r)),
+    ),
+    rule(
+        Metric::FirstValue,
+        "first_value",
+        "InfiniteBench `math_find`: 1 if the first number has the value of the reference",
+        |p, r, _| best(r, |r| infinitebench::first_value(p, r)),
+    ),
+    rule(
+        Metric::LeadingNumbers,
+        "leading_numbers",
+        "InfiniteBench `math_calc`: share of the reference's numbers before the first mistake",
+        |p, r, _| best(r, |r| infinitebench::leading_numbers(p, r)),
+    ),
+    rule(
+        Metric::Choice,
+        "choice",
+        "InfiniteBench `longbook_choice_eng`: 1 if the option is given by its letter or its text, which the references are",
+        |p, r, _| infinitebench::choice(p, r),
+    ),
+    rule(
+        Metric::FunctionChoice,
+        "function_choice",
+        "InfiniteBench `code_debug`: 1 if the function is given by its letter or its name, which the references are",
+        |p, r, _| infinitebench::function_choice(p, r),
+    ),
+    rule(
+        Metric::QaF1ZhCharacters,
+        "qa_f1_zh_characters",
+        "InfiniteBench `longbook_qa_chn`: F1 of the bags of characters",
+        |p, r, _| best(r, |r| chinese::qa_f1_zh_characters(p, r)),
+    ),
+    rule(
+        Metric::RougeLSum,
+        "rouge_lsum",
+        "InfiniteBench `longbook_sum_eng`: `rougeLsum` of the Python package `rouge_score`",
+        |p, r, _| best(r, |r| rouge_sum::rouge_lsum(p, r)),
+    ),
+    rule(Metric::Contains, "contains", "SCBench `scbench_kv`: 1 if the reference is in the prediction", |p, r, _| {
+        best(r, |r| infinitebench::contains(p, r))
     }),
-    rule(Metric::Gsm8kHashes, "gsm8k_hashes", |p, r, _| best(r, |r| lm_eval::gsm8k_hashes(p, r))),
-    rule(Metric::CorrectLetter, "correct_letter", |p, r, _| best(r, |r| infinitebench::correct_letter(p, r))),
-    rule(Metric::Word, "word", |p, r, _| best(r, |r| infinitebench::word(p, r))),
-    rule(Metric::Name, "name", |p, r, _| best(r, |r| infinitebench::name(p, r))),
-    rule(Metric::FirstDigits, "first_digits", |p, r, _| best(r, |r| infinitebench::first_digits(p, r))),
-    rule(Metric::LastWordNumber, "last_word_number", |p, r, _| best(r, |r| infinitebench::last_word_number(p, r))),
-    rule(Metric::FirstValue, "first_value", |p, r, _| best(r, |r| infinitebench::first_value(p, r))),
-    rule(Metric::LeadingNumbers, "leading_numbers", |p, r, _| best(r, |r| infinitebench::leading_numbers(p, r))),
-    rule(Metric::Choice, "choice", |p, r, _| infinitebench::choice(p, r)),
-    rule(Metric::FunctionChoice, "function_choice", |p, r, _| infinitebench::function_choice(p, r)),
-    rule(Metric::QaF1ZhCharacters, "qa_f1_zh_characters", |p, r, _| best(r, |r| chinese::qa_f1_zh_characters(p, r))),
-    rule(Metric::RougeLSum, "rouge_lsum", |p, r, _| best(r, |r| rouge_sum::rouge_lsum(p, r))),
-    rule(Metric::Contains, "contains", |p, r, _| best(r, |r| infinitebench::contains(p, r))),
-    rule(Metric::ContainsInCapitals, "contains_in_capitals", |p, r, _| {
-        best(r, |r| infinitebench::contains_in_capitals(p, r))
+    rule(
+        Metric::ContainsInCapitals,
+        "contains_in_capitals",
+        "SCBench `scbench_qa_eng`: 1 if the reference is in the prediction, whatever the case",
+        |p, r, _| best(r, |r| infinitebench::contains_in_capitals(p, r)),
+    ),
+    rule(
+        Metric::ContainsAllPercent,
+        "contains_all_percent",
+        "SCBench `scbench_vt`: share of the references in the prediction whatever the case, in whole percents",
+        |p, r, _| infinitebench::contains_all_percent(p, r),
+    ),
+    rule(
+        Metric::AnswerIs,
+        "answer_is",
+        "lm-eval's MMLU as it is thought through, `get-answer`: 1 if what follows \"answer is\" is the reference",
+        |p, r, _| best(r, |r| lm_eval::answer_is(p, r)),
+    ),
+    rule(
+        Metric::Aime,
+        "aime",
+        "lm-eval's AIME: 1 if what is boxed, or in dollars, or all of it, is the reference after LaTeX is written in one way",
+        |p, r, _| best(r, |r| aime::aime(p, r)),
+    ),
+    rule(
+        Metric::QaF1Ascii,
+        "qa_f1_ascii",
+        "ZeroSCROLLS `f1`: F1 of the bags of normalised words, written in ASCII",
+        |p, r, _| best(r, |r| zeroscrolls::qa_f1_ascii(p, r)),
+    ),
+    rule(
+        Metric::FirstLetter,
+        "first_letter",
+        "ZeroSCROLLS `accuracy`: 1 if the first letter of A to D that is a word is that of the reference",
+        |p, r, _| best(r, |r| zeroscrolls::first_letter(p, r)),
+    ),
+    rule(
+        Metric::PercentSimilarity,
+        "percent_similarity",
+        "ZeroSCROLLS `exp_similarity`: halved for each ten points between two percentages",
+        |p, r, _| best(r, |r| zeroscrolls::percent_similarity(p, r)),
+    ),
+    rule(
+        Metric::OrderConcordance,
+        "order_concordance",
+        "ZeroSCROLLS `concordance_index`: share of the pairs that stand in the right order",
+        |p, r, _| best(r, |r| zeroscrolls::order_concordance(p, r)),
+    ),
+    rule(Metric::RougeScore1, "rouge_score_1", "F of ROUGE-1 of the Python package `rouge_score`", |p, r, _| {
+        best(r, |r| rouge_sum::rouge_score_n(1, p, r))
     }),
-    rule(Metric::ContainsAllPercent, "contains_all_percent", |p, r, _| infinitebench::contains_all_percent(p, r)),
-    rule(Metric::AnswerIs, "answer_is", |p, r, _| best(r, |r| lm_eval::answer_is(p, r))),
-    rule(Metric::Aime, "aime", |p, r, _| best(r, |r| aime::aime(p, r))),
+    rule(Metric::RougeScore2, "rouge_score_2", "F of ROUGE-2 of the Python package `rouge_score`", |p, r, _| {
+        best(r, |r| rouge_sum::rouge_score_n(2, p, r))
+    }),
+    rule(Metric::RougeScoreL, "rouge_score_l", "F of ROUGE-L of the Python package `rouge_score`", |p, r, _| {
+        best(r, |r| rouge_sum::rouge_score_l(p, r))
+    }),
+    rule(
+        Metric::RougeScoreMean,
+        "rouge_score_mean",
+        "ZeroSCROLLS' summaries: geometric mean of ROUGE-1, -2 and -L of `rouge_score`",
+        |p, r, _| zeroscrolls::rouge_score_mean(p, r),
+    ),
+    rule(Metric::Rouge1Recall, "rouge_1_recall", "LooGLE: recall of ROUGE-1 of the package `rouge`", |p, r, _| {
+        best(r, |r| loogle::rouge_n_recall(1, p, r))
+    }),
+    rule(Metric::Rouge2Recall, "rouge_2_recall", "LooGLE: recall of ROUGE-2 of the package `rouge`", |p, r, _| {
+        best(r, |r| loogle::rouge_n_recall(2, p, r))
+    }),
+    rule(Metric::RougeLRecall, "rouge_l_recall", "LooGLE: recall of ROUGE-L of the package `rouge`", |p, r, _| {
+        best(r, |r| loogle::rouge_l_recall(p, r))
+    }),
+    rule(Metric::Bleu1, "bleu_1", "LooGLE: BLEU of words, as NLTK computes it", |p, r, _| {
+        best(r, |r| loogle::bleu(1, p, r))
+    }),
+    rule(Metric::Bleu4, "bleu_4", "LooGLE: BLEU of runs of four words, as NLTK computes it", |p, r, _| {
+        best(r, |r| loogle::bleu(4, p, r))
+    }),
+    rule(
+        Metric::ClozeExact,
+        "cloze_exact",
+        "LooGLE `get_exact_match`: share of the masked names that a dictionary in Python has as they are",
+        |p, r, _| best(r, |r| loogle::cloze_exact(p, r)),
+    ),
+    rule(
+        Metric::ClozePartial,
+        "cloze_partial",
+        "LooGLE `get_partial_match`: share of the masked names of which a dictionary in Python has a word",
+        |p, r, _| best(r, |r| loogle::cloze_partial(p, r)),
+    ),
 ];
 
 impl Metric {
@@ -196,6 +473,11 @@ impl Metric {
     /// The name used on the command line and in files.
     pub fn name(self) -> &'static str {
         self.rule().name
+    }
+
+    /// What it measures, in a line.
+    pub fn about(self) -> &'static str {
+        self.rule().about
     }
 
     /// Every metric, in the order in which they are listed to users.
@@ -335,7 +617,14 @@ mod tests {
                     Metric::Gsm8kStrict => (metric, format!("So it is. The answer is {number}.\n"), number.to_string()),
                     Metric::AnswerIs => (metric, format!("So the answer is {words}.\n\nQ: more"), words),
                     Metric::Gsm8kFlexible => (metric, format!("3 and more make {number}"), number.to_string()),
-                    Metric::Rouge2 => same(format!("{words} end")),
+                    Metric::Rouge2 | Metric::Rouge2Recall | Metric::RougeScore2 | Metric::RougeScoreMean => {
+                        same(format!("{words} end"))
+                    }
+                    Metric::Bleu4 => same(format!("{words} and so they end")),
+                    Metric::FirstLetter => (metric, format!("(B) {words}"), "B".to_owned()),
+                    Metric::PercentSimilarity => (metric, format!("{words}: {number}%"), format!("{number}%")),
+                    Metric::OrderConcordance => same("2, 3, 1".to_owned()),
+                    Metric::ClozeExact | Metric::ClozePartial => same(format!("{{'<mask-0>': '{words}'}}")),
                     _ => same(words),
                 }
             },

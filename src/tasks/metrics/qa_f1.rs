@@ -48,7 +48,7 @@ pub fn squad_f1(prediction: &str, reference: &str) -> f64 {
 
 /// `normalize_answer`, split into words: lower case, ASCII punctuation removed, articles removed, split at
 /// white space. Curly quotes and dashes stay.
-fn normalize(text: &str) -> Vec<String> {
+pub(super) fn normalize(text: &str) -> Vec<String> {
     let text: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
     words(&without_articles(&text)).map(str::to_owned).collect()
 }

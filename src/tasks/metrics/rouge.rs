@@ -8,31 +8,73 @@ use std::collections::{HashMap, HashSet};
 
 /// F of ROUGE-N over sets of n-grams; 0 if either text has no sentence.
 pub fn rouge_n(n: usize, prediction: &str, reference: &str) -> f64 {
-    let (prediction, reference) = (sentences(prediction), sentences(reference));
-    if prediction.is_empty() || reference.is_empty() {
-        return 0.0;
-    }
-    let (prediction, reference) = (prediction.concat(), reference.concat());
-    let of_prediction: HashSet<&[&str]> = prediction.windows(n).collect();
-    let of_reference: HashSet<&[&str]> = reference.windows(n).collect();
-    let both = of_prediction.intersection(&of_reference).count();
-    f_score(both, of_prediction.len(), of_reference.len())
+    overlap_of_ngrams(n, prediction, reference).map_or(0.0, Overlap::f)
+}
+
+/// Recall of the same.
+pub fn rouge_n_recall(n: usize, prediction: &str, reference: &str) -> f64 {
+    overlap_of_ngrams(n, prediction, reference).map_or(0.0, Overlap::recall)
 }
 
 /// F of the summary-level ROUGE-L; 0 where the package raises, which LongBench's scorer turns into 0:
 /// a text without a sentence, and a walk too deep for Python's stack.
 pub fn rouge_l(prediction: &str, reference: &str) -> f64 {
+    overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::f)
+}
+
+/// Recall of the same.
+pub fn rouge_l_recall(prediction: &str, reference: &str) -> f64 {
+    overlap_of_lcs(prediction, reference).map_or(0.0, Overlap::recall)
+}
+
+/// What two texts have in common, and how much each has.
+#[derive(Clone, Copy)]
+struct Overlap {
+    both: usize,
+    of_prediction: usize,
+    of_reference: usize,
+}
+
+impl Overlap {
+    fn share(self, whole: usize) -> f64 {
+        if whole == 0 { 0.0 } else { self.both as f64 / whole as f64 }
+    }
+
+    fn recall(self) -> f64 {
+        self.share(self.of_reference)
+    }
+
+    /// The package's F, with its 1e-8 against a division by zero, in its order of operations.
+    fn f(self) -> f64 {
+        let (precision, recall) = (self.share(self.of_prediction), self.recall());
+        2.0 * ((precision * recall) / (precision + recall + 1e-8))
+    }
+}
+
+/// `None` if either text has no sentence.
+fn overlap_of_ngrams(n: usize, prediction: &str, reference: &str) -> Option<Overlap> {
     let (prediction, reference) = (sentences(prediction), sentences(reference));
     if prediction.is_empty() || reference.is_empty() {
-        return 0.0;
+        return None;
+    }
+    let (prediction, reference) = (prediction.concat(), reference.concat());
+    let of_prediction: HashSet<&[&str]> = prediction.windows(n).collect();
+    let of_reference: HashSet<&[&str]> = reference.windows(n).collect();
+    let both = of_prediction.intersection(&of_reference).count();
+    Some(Overlap { both, of_prediction: of_prediction.len(), of_reference: of_reference.len() })
+}
+
+/// `None` if either text has no sentence, or a walk is too deep.
+fn overlap_of_lcs(prediction: &str, reference: &str) -> Option<Overlap> {
+    let (prediction, reference) = (sentences(prediction), sentences(reference));
+    if prediction.is_empty() || reference.is_empty() {
+        return None;
     }
     let mut ids = HashMap::new();
     let prediction = numbered(&prediction, &mut ids);
     let reference = numbered(&reference, &mut ids);
-    match union_of_lcs(&prediction, &reference) {
-        Some(union) => f_score(union.len(), distinct(&prediction), distinct(&reference)),
-        None => 0.0,
-    }
+    let both = union_of_lcs(&prediction, &reference)?.len();
+    Some(Overlap { both, of_prediction: distinct(&prediction), of_reference: distinct(&reference) })
 }
 
 /// The words of the pieces between full stops. As in the package, a piece of white space only is a
@@ -57,13 +99,6 @@ fn numbered<'a>(sentences: &[Vec<&'a str>], ids: &mut HashMap<&'a str, u32>) -> 
 
 fn distinct(sentences: &[Vec<u32>]) -> usize {
     sentences.iter().flatten().collect::<HashSet<_>>().len()
-}
-
-/// The package's F, with its 1e-8 against a division by zero, in its order of operations.
-fn f_score(both: usize, of_prediction: usize, of_reference: usize) -> f64 {
-    let share = |whole: usize| if whole == 0 { 0.0 } else { both as f64 / whole as f64 };
-    let (precision, recall) = (share(of_prediction), share(of_reference));
-    2.0 * ((precision * recall) / (precision + recall + 1e-8))
 }
 
 /// The words in the longest common subsequence of any pair of sentences; `None` if a walk is too deep.

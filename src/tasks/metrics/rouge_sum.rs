@@ -1,7 +1,7 @@
-//! `rougeLsum` of Google's Python package `rouge_score` 0.1.2, as Hugging Face's `evaluate` takes it: without stemming.
+//! ROUGE of Google's Python package `rouge_score` 0.1.2, as Hugging Face's `evaluate` takes it: without stemming.
 //!
-//! Unlike the package `rouge`, it takes lines for sentences, lower-cases, keeps the letters and digits of ASCII alone, and
-//! counts each word as often as it is in both texts.
+//! Unlike the package `rouge`, it takes lines for sentences (for `rougeLsum` alone, the others know none), lower-cases, keeps the
+//! letters and digits of ASCII alone, and counts each word as often as it is in both texts.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -26,7 +26,38 @@ fn counts(lines: &[Vec<u32>]) -> HashMap<u32, usize> {
     counts
 }
 
-/// F of the summary-level longest common subsequences.
+/// `rougeN`: F of the bags of n-grams.
+pub fn rouge_score_n(n: usize, prediction: &str, reference: &str) -> f64 {
+    let mut ids = HashMap::new();
+    let [of_prediction, of_reference] = [prediction, reference].map(|text| lines(text, &mut ids).concat());
+    let bag = |words: &[u32]| {
+        let mut bag: HashMap<Vec<u32>, usize> = HashMap::new();
+        words.windows(n).for_each(|gram| *bag.entry(gram.to_vec()).or_default() += 1);
+        bag
+    };
+    let (of_prediction, of_reference) = (bag(&of_prediction), bag(&of_reference));
+    let both = |(gram, count): (&Vec<u32>, &usize)| *count.min(of_reference.get(gram).unwrap_or(&0));
+    let hits = of_prediction.iter().map(both).sum();
+    f_score(hits, of_prediction.values().sum(), of_reference.values().sum())
+}
+
+/// `rougeL`: F of the longest common subsequence of the words.
+pub fn rouge_score_l(prediction: &str, reference: &str) -> f64 {
+    let mut ids = HashMap::new();
+    let [prediction, reference] = [prediction, reference].map(|text| lines(text, &mut ids).concat());
+    f_score(common_places(&reference, &prediction).len(), prediction.len(), reference.len())
+}
+
+/// F of what two texts have in common.
+fn f_score(hits: usize, of_prediction: usize, of_reference: usize) -> f64 {
+    if hits == 0 {
+        return 0.0;
+    }
+    let (precision, recall) = (hits as f64 / of_prediction as f64, hits as f64 / of_reference as f64);
+    2.0 * precision * recall / (precision + recall)
+}
+
+/// `rougeLsum`: F of the summary-level longest common subsequences.
 pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
     let mut ids = HashMap::new();
     let (prediction, reference) = (lines(prediction, &mut ids), lines(reference, &mut ids));
@@ -46,8 +77,7 @@ pub fn rouge_lsum(prediction: &str, reference: &str) -> f64 {
             }
         }
     }
-    let (precision, recall) = (hits as f64 / of_prediction as f64, hits as f64 / of_reference as f64);
-    if hits == 0 { 0.0 } else { 2.0 * precision * recall / (precision + recall) }
+    f_score(hits, of_prediction, of_reference)
 }
 
 /// Places in `x` of a longest common subsequence, chosen as the package chooses among equals.
