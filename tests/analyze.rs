@@ -134,6 +134,105 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
     assert!(page.contains("### topk/figure-5: ") && page.contains("### double-sparsity/figure-5: "));
 }
 
+#[test]
+fn an_item_of_what_calibrations_learn_trains_them_and_goes_on_with_the_next() {
+    const ITEM: &str = r#"
+title = "Loss by bits"
+
+[learn.builtin]
+model = "builtin"
+calibrations = ["hash_attention:top=8,bits=4", "hash_attention:top=8,bits=8"]
+tokens = 1024
+length = 512
+
+[[row]]
+name = "four"
+found = { keys = { bits = "4" } }
+
+[[row]]
+name = "eight"
+found = { keys = { bits = "8" } }
+
+[[column]]
+name = "Loss"
+found = { table = "held_out", keys = { nets = "learned" }, column = "loss" }
+
+[[claim]]
+says = "Losses differ"
+test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = true } }
+"#;
+    let temp = TempDir::new().unwrap();
+    let (file, out) = (temp.path().join("bits.toml"), temp.path().join("out"));
+    fs::write(&file, ITEM).unwrap();
+    let item = format!("{} --builtin", file.display());
+    let run = |args: &str| {
+        let ran = reproduce(&out, args);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let planned = run(&format!("{item} --dry-run"));
+    assert!(
+        planned.contains("builtin has 2 calibrations learned, each of 1024 tokens in blocks of up to 512"),
+        "{planned}"
+    );
+    let printed = run(&item);
+    assert!(printed.contains("- learned: hash_attention:top=8,bits=4; hash_attention:top=8,bits=8"), "{printed}");
+    assert!(printed.contains("- measured on: 8 blocks of held-out text, by layer: 10 layers"), "{printed}");
+    let judged = || fs::read_to_string(out.join("own/bits/result.json")).unwrap();
+    let first = judged();
+    // A cell is the mean over layers of what `spattn calibrate` measures.
+    let calibrated = temp.path().join("calibrated");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+    command.args([
+        "calibrate",
+        "hash_attention:top=8,bits=8",
+        "--tokens",
+        "1024",
+        "--length",
+        "512",
+        "--quiet",
+        "--out",
+    ]);
+    assert!(command.arg(&calibrated).output().unwrap().status.success());
+    let csv = fs::read_to_string(calibrated.join("hash_attention.held_out.csv")).unwrap();
+    let losses: Vec<f64> = csv.lines().skip(1).map(|line| line.split(',').nth(6).unwrap().parse().unwrap()).collect();
+    let result: Value = serde_json::from_str(&first).unwrap();
+    let cell = &result["rows"][1]["cells"][0]["measured"];
+    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(
+        losses.len() == 10 && cell["n"] == 10 && (mean - cell["mean"].as_f64().unwrap()).abs() < 1e-9,
+        "{mean} {cell}"
+    );
+    // What was lost is learned again; the rest is as it was.
+    let learned = out.join("runs/builtin/own/bits/learned");
+    let kept = fs::metadata(learned.join("00.json")).unwrap().modified().unwrap();
+    fs::remove_file(learned.join("01.json")).unwrap();
+    run(&item);
+    assert_eq!((judged(), fs::metadata(learned.join("00.json")).unwrap().modified().unwrap()), (first, kept));
+    // Other settings are refused.
+    fs::write(&file, ITEM.replace("tokens = 1024", "tokens = 2048")).unwrap();
+    let refused = reproduce(&out, &item);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("was made with other settings"), "{said}");
+    for (wrong, what) in [
+        (ITEM.replace("bits=4\"", "bitz=4\""), "`bitz`"),
+        (ITEM.replace("hash_attention:top=8,bits=4", "loki"), "is measured on no held-out text"),
+        (ITEM.replace("top=8,", ""), "too short to measure on"),
+        (
+            ITEM.replace(
+                "calibrations = [\"hash_attention:top=8,bits=4\", \"hash_attention:top=8,bits=8\"]",
+                "calibrations = []",
+            ),
+            "`calibrations` is empty",
+        ),
+    ] {
+        fs::write(&file, wrong).unwrap();
+        let refused = reproduce(&temp.path().join("elsewhere"), &item);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && said.contains(what), "{said}");
+    }
+}
+
 /// The Python with numpy that is there: `SPATTN_PYTHON`, or `python3`.
 fn python() -> Option<String> {
     let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
@@ -18,7 +18,9 @@ use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
+use crate::eval::learned::Lesson;
 use crate::eval::papers::item::{Item, Variant};
+use crate::eval::papers::learning::Learning;
 use crate::eval::papers::measure::Evidence;
 use crate::eval::papers::outcome::{Outcome, judge};
 use crate::eval::papers::seen::{Observing, Seen};
@@ -33,12 +35,14 @@ const OUT: &str = "results/papers";
 const RUNS: &str = "runs";
 /// The folder of what analyses found, in that of an item's run.
 const FOUND: &str = "found";
+/// The folder of what calibrations learned, beside it.
+const LEARNED: &str = "learned";
 
 /// Reproduce the papers' tables and figures: published numbers beside ours, and whether what is claimed holds.
 ///
 /// Each item is a file (`spattn list configs` shows them): a run at the paper's own setting, a run on the built-in model,
 /// the published numbers, and claims that are tested by paired intervals. What is of attention itself is looked at as `spattn analyze`
-/// does; latencies are judged by times that were taken on a GPU. Runs are resumed where they stopped; the page of
+/// does, of what calibrations learn they are trained; latencies are judged by times that were taken on a GPU. Runs are resumed where they stopped; the page of
 /// all items is RESULTS.md in --out, with a table, a plot and the verdicts of each beside it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -232,11 +236,23 @@ impl ReproduceArgs {
         })
     }
 
-    /// Prints what would be run and looked at.
+    /// What an item has learned, as flags have it.
+    fn learning(&self, item: &Item) -> Option<Learning> {
+        let own = item.learning(self.variant())?.clone();
+        Some(Learning { model: self.model.clone().unwrap_or(own.model), ..own })
+    }
+
+    fn lesson<'a>(&self, learning: &'a Learning, folder: &'a Path) -> Result<Lesson<'a>, UsageError> {
+        let device = self.device.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+        Ok(Lesson { learning, folder, device, overwrite: self.overwrite })
+    }
+
+    /// Prints what would be run, looked at and learned.
     fn outline(&self, name: &str, item: &Item) -> Result<()> {
         let settings = item.settings(self.variant());
         let observing = self.observing(item);
-        if settings.is_none() && observing.is_none() {
+        let learning = self.learning(item);
+        if settings.is_none() && observing.is_none() && learning.is_none() {
             return print_line(&format!("nothing to run ({})\n", why_not(item)));
         }
         if let Some(observing) = &observing {
@@ -254,13 +270,21 @@ impl ReproduceArgs {
                 observing.analyses.join(" "),
             ))?;
         }
+        if let Some(learning) = &learning {
+            let Learning { model, tokens, length, .. } = learning;
+            let count = self.lesson(learning, &self.run_folder(name).join(LEARNED))?.check()?;
+            print_line(&format!(
+                "{model} has {count} calibrations learned, each of {tokens} tokens in blocks of up to {length}: {}\n",
+                learning.calibrations.join(", ")
+            ))?;
+        }
         if let Some(settings) = settings {
             self.prepare(name, settings)?.outline()?;
         }
         Ok(())
     }
 
-    /// Runs what an item runs, and looks at what it looks at.
+    /// Runs what an item runs, looks at what it looks at, and has learned what it measures.
     fn measure(&self, name: &str, item: &Item) -> Result<Done> {
         if let Some(settings) = item.settings(self.variant()) {
             match self.prepare(name, settings)?.record()? {
@@ -268,33 +292,54 @@ impl ReproduceArgs {
                 stopped => return Ok(stopped),
             }
         }
-        match self.observing(item) {
-            Some(observing) => self.look(name, &observing),
-            None => Ok(Done::Completed),
+        let (observing, learning) = (self.observing(item), self.learning(item));
+        if observing.is_none() && learning.is_none() {
+            return Ok(Done::Completed);
         }
-    }
-
-    fn look(&self, name: &str, observing: &Observing) -> Result<Done> {
         let stop = Arc::new(AtomicBool::new(false));
         let is_preempted = raise_on_preemption(&stop, &Arc::new(AtomicBool::new(false)))?;
         raise_on_interrupt(&stop)?;
-        let data = self.data.as_deref().map(find_data).transpose()?;
-        let data = data.as_ref().map(|data| data.folder.as_path());
-        let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: self.overwrite };
-        let tell = |text: &str| {
-            if !self.quiet {
-                eprintln!("{text}");
-            }
-        };
-        match order.see(&stop, tell)? {
-            Ended::Whole(_) => Ok(Done::Completed),
-            Ended::Stopped if is_preempted.load(std::sync::atomic::Ordering::Relaxed) => Ok(Done::Preempted),
-            Ended::Stopped => Ok(Done::Interrupted),
+        let looked = observing.map_or(Ok(true), |observing| self.look(name, &observing, &stop))?;
+        let whole = looked && learning.map_or(Ok(true), |learning| self.learn(name, &learning, &stop))?;
+        Ok(match (whole, is_preempted.load(Ordering::Relaxed)) {
+            (true, _) => Done::Completed,
+            (false, true) => Done::Preempted,
+            (false, false) => Done::Interrupted,
+        })
+    }
+
+    fn tell(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("{text}");
         }
     }
 
-    /// What was found so far of what an item looks at.
+    /// Has learned what was not learned yet; whether all of it is.
+    fn learn(&self, name: &str, learning: &Learning, stop: &AtomicBool) -> Result<bool> {
+        let folder = self.run_folder(name).join(LEARNED);
+        Ok(self.lesson(learning, &folder)?.learn(stop, |text| self.tell(text))?.is_some())
+    }
+
+    /// Looks at what was not looked at yet; whether all of it is.
+    fn look(&self, name: &str, observing: &Observing, stop: &AtomicBool) -> Result<bool> {
+        let data = self.data.as_deref().map(find_data).transpose()?;
+        let data = data.as_ref().map(|data| data.folder.as_path());
+        let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: self.overwrite };
+        Ok(matches!(order.see(stop, |text| self.tell(text))?, Ended::Whole(_)))
+    }
+
+    /// What was found so far of what an item looks at and has learned.
     fn seen(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+        Ok([self.found(name, item)?, self.learned(name, item)?].concat())
+    }
+
+    fn learned(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
+        let folder = self.run_folder(name).join(LEARNED);
+        let Some(learning) = self.learning(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
+        self.lesson(&learning, &folder)?.kept_all()
+    }
+
+    fn found(&self, name: &str, item: &Item) -> Result<Vec<Seen>> {
         let folder = self.run_folder(name).join(FOUND);
         let Some(observing) = self.observing(item).filter(|_| folder.exists()) else { return Ok(Vec::new()) };
         let data = self.data.as_deref().map(find_data).transpose()?;
@@ -321,7 +366,11 @@ impl ReproduceArgs {
         };
         let judged = judge(name, &item_of_model, self.variant(), Evidence { records, seen: &seen })?;
         let failure = failure.map(|error| format!("{error:#}").replace('\n', " "));
-        let ran = [ran(records), looked(&seen), timed(item)?].concat();
+        let observed = match self.learning(item) {
+            Some(learning) => taught(&seen, &learning),
+            None => looked(&seen),
+        };
+        let ran = [ran(records), observed, timed(item)?].concat();
         let mut outcome = Outcome { ran, failure, ..judged };
         let dir = self.out.join(papers::folder(&outcome));
         // Records need not be kept for what came of them to be drawn again.
@@ -371,6 +420,21 @@ fn ran(records: &[Record]) -> Vec<(String, String)> {
         ("lengths".to_owned(), lengths.join(", ")),
         ("sparse from".to_owned(), list(&|r| r.protocol.to_string())),
         ("examples".to_owned(), format!("{}, {} records", examples.len(), records.len())),
+    ]
+}
+
+/// What units say was learned.
+fn taught(seen: &[Seen], learning: &Learning) -> Vec<(String, String)> {
+    let Some(first) = seen.first() else { return Vec::new() };
+    let Learning { calibrations, tokens, length, .. } = learning;
+    vec![
+        ("learned".to_owned(), calibrations.join("; ")),
+        ("model".to_owned(), first.model.clone()),
+        ("of".to_owned(), format!("{tokens} tokens in blocks of up to {length}")),
+        (
+            "measured on".to_owned(),
+            format!("{} blocks of held-out text, by layer: {} layers", first.documents, seen.len()),
+        ),
     ]
 }
 

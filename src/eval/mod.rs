@@ -13,6 +13,7 @@ pub mod cut;
 pub mod deal;
 pub mod estimate;
 pub mod generate;
+pub mod learned;
 pub mod lease;
 pub mod likelihood;
 pub mod manifest;

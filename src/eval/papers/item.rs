@@ -3,7 +3,8 @@
 //! `[run]` and `[builtin]` are settings as configs have them: the run at the paper's own setting, and one nearest to it that
 //! needs no download. `[[row]]` and `[[column]]` say which records a cell is made of; methods, tasks and lengths that the
 //! settings do not list are those that rows and columns name. What is no score of a run is taken from what analyses found
-//! (`[analyze.run]`, `[analyze.builtin]`) or from a table of times (`[bench]`), or derived of other cells. `[[published]]` are
+//! (`[analyze.run]`, `[analyze.builtin]`), from what calibrations learned (`[learn.run]`, `[learn.builtin]`) or from a table of
+//! times (`[bench]`), or derived of other cells. `[[published]]` are
 //! facts, `[[claim]]` tests on cells.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,7 @@ use serde::Deserialize;
 
 use super::claims::Test;
 use super::derived::{Correlation, Reaching};
+use super::learning::Learning;
 use super::seen::{Found, Observing};
 use super::times::{Bench, Timed};
 use super::values::Value;
@@ -40,6 +42,9 @@ pub struct Item {
     /// What is looked at where the measurement is of attention itself.
     #[serde(default)]
     pub analyze: Analyze,
+    /// What is learned where the measurement is of what a calibration learned.
+    #[serde(default)]
+    pub learn: Learn,
     /// Tables of times, where the measurement is a latency.
     pub bench: Option<Bench>,
     /// Rows, in the paper's order.
@@ -66,6 +71,16 @@ pub struct Analyze {
     pub run: Option<Observing>,
     /// On the built-in model.
     pub builtin: Option<Observing>,
+}
+
+/// What is learned: at the paper's own setting, and on the built-in model.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Learn {
+    /// At the paper's own setting.
+    pub run: Option<Learning>,
+    /// On the built-in model.
+    pub builtin: Option<Learning>,
 }
 
 /// A row or a column: a name, and what is in it.
@@ -249,9 +264,17 @@ impl Item {
         }
     }
 
+    /// What is learned under a variant; `None` if nothing is.
+    pub fn learning(&self, variant: Variant) -> Option<&Learning> {
+        match variant {
+            Variant::Paper => self.learn.run.as_ref(),
+            Variant::Builtin => self.learn.builtin.as_ref(),
+        }
+    }
+
     /// Whether there is anything to run under a variant.
     pub fn is_run(&self, variant: Variant) -> bool {
-        self.settings(variant).is_some() || self.observing(variant).is_some()
+        self.settings(variant).is_some() || self.observing(variant).is_some() || self.learning(variant).is_some()
     }
 
     /// The method of a spec as it is configured under a variant's settings.
@@ -351,6 +374,10 @@ impl Item {
         for (table, observing) in [("analyze.run", &self.analyze.run), ("analyze.builtin", &self.analyze.builtin)] {
             let Some(observing) = observing else { continue };
             observing.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
+        }
+        for (table, learning) in [("learn.run", &self.learn.run), ("learn.builtin", &self.learn.builtin)] {
+            let Some(learning) = learning else { continue };
+            learning.check().map_err(|e| UsageError { what: format!("[{table}]: {}", e.what), ..e })?;
         }
         let table = self.bench.as_ref().map(Bench::read).transpose()?;
         for line in self.lines() {

@@ -2,11 +2,12 @@
 //!
 //! An item is one file, `configs/papers/PAPER/ITEM.toml` ([`item`]). Of a run's records, [`measure`] makes the cells of its
 //! table, [`claims`] the tests, and [`outcome`] puts both beside the published numbers. What is no score of a run is found by
-//! analyses ([`seen`]), timed ([`times`]) or derived of other cells ([`derived`]). Nothing here runs or draws.
+//! analyses ([`seen`]), learned ([`learning`]), timed ([`times`]) or derived of other cells ([`derived`]). Nothing here runs or draws.
 
 pub mod claims;
 pub mod derived;
 pub mod item;
+pub mod learning;
 pub mod measure;
 pub mod outcome;
 pub mod seen;

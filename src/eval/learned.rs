@@ -1,0 +1,180 @@
+//! Trains the calibrations of a paper's item, each kept as a file when it is done, so that a run that was stopped goes on with
+//! the next.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::calibration::{Order, Plan, Text};
+use super::manifest::RESULTS_VERSION;
+use super::papers::learning::{Learned, Learning, by_layer};
+use super::papers::seen::Seen;
+use crate::disk::write_whole;
+use crate::error::UsageError;
+use crate::model::device::Device;
+use crate::model::source::ModelSource;
+use crate::model::tokenizer::TokenizerOptions;
+use crate::model::{Model, OpenModel};
+use crate::version;
+
+/// Calibrations that are to be learned, and where what they are measured to be is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Lesson<'a> {
+    /// What is learned.
+    pub learning: &'a Learning,
+    /// The folder of its files.
+    pub folder: &'a Path,
+    /// Where to compute.
+    pub device: Device,
+    /// Whether what is there is thrown away.
+    pub overwrite: bool,
+}
+
+impl Lesson<'_> {
+    /// Makes sure that it can be learned, without weights; gives the number of calibrations.
+    ///
+    /// # Errors
+    /// Calibrations that are unknown or measure nothing, and a model that is not there.
+    pub fn check(&self) -> Result<usize> {
+        self.model()?;
+        Ok(self.orders()?.len())
+    }
+
+    /// Learns what was not learned yet; `None` if it was stopped. `tell` hears of each.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
+    pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<Seen>>> {
+        if self.overwrite && self.folder.exists() {
+            std::fs::remove_dir_all(self.folder).with_context(|| format!("cannot remove {}", self.folder.display()))?;
+        }
+        std::fs::create_dir_all(self.folder).map_err(|e| {
+            UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
+                .hint("choose another --out folder")
+        })?;
+        let (open, orders) = (self.model()?, self.orders()?);
+        let (mut all, mut model, count) = (Vec::new(), None, orders.len());
+        for (at, order) in orders.iter().enumerate() {
+            if let Some(kept) = self.kept(at, &open)? {
+                all.push(kept);
+                continue;
+            }
+            let model = match &mut model {
+                Some(model) => model,
+                empty => empty.insert(self.model()?.load(self.device)?),
+            };
+            let Some(csv) = self.measured(order, model, stop)? else { return Ok(None) };
+            let learned = Learned {
+                identity: self.identity(at, &open)?,
+                program: version::as_json(),
+                model: open.id.clone(),
+                calibration: self.learning.calibrations[at].clone(),
+                length: self.learning.length,
+                held_out: self.held_out(at)?,
+                csv,
+            };
+            let path = self.path(at);
+            write_whole(&path, format!("{}\n", serde_json::to_string(&learned)?).as_bytes())
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            tell(&format!("{} of {count}: {}", at + 1, learned.calibration));
+            all.push(learned);
+        }
+        Ok(Some(by_layer(&all)?))
+    }
+
+    /// What was learned before of these settings; nothing if not all of it is there.
+    ///
+    /// # Errors
+    /// If what is there cannot be read, or is of other settings.
+    pub fn kept_all(&self) -> Result<Vec<Seen>> {
+        let open = self.model()?;
+        let all = (0..self.learning.calibrations.len()).map(|at| self.kept(at, &open));
+        let all: Option<Vec<Learned>> = all.collect::<Result<_>>()?;
+        Ok(all.map(|all| by_layer(&all)).transpose()?.unwrap_or_default())
+    }
+
+    fn model(&self) -> Result<OpenModel> {
+        OpenModel::open(&ModelSource::parse(&self.learning.model)?, None, TokenizerOptions::default())
+    }
+
+    fn orders(&self) -> Result<Vec<Order>, UsageError> {
+        let orders = self.learning.calibrations.iter().map(|spec| {
+            let mut orders = Order::parse(std::slice::from_ref(spec))?;
+            let order = orders.pop().filter(|_| orders.is_empty());
+            let order = order.ok_or_else(|| UsageError::new(format!("`{spec}` stands for several calibrations")))?;
+            match Order::reading(std::slice::from_ref(&order)).held_out {
+                0 => Err(UsageError::new(format!("`{spec}` is measured on no held-out text"))
+                    .hint("hash_attention is what learns and is measured")),
+                _ => Ok(order),
+            }
+        });
+        orders.collect()
+    }
+
+    fn held_out(&self, at: usize) -> Result<usize, UsageError> {
+        Ok(Order::reading(&self.orders()?[at..=at]).held_out)
+    }
+
+    fn path(&self, at: usize) -> std::path::PathBuf {
+        self.folder.join(format!("{at:02}.json"))
+    }
+
+    fn identity(&self, at: usize, model: &OpenModel) -> Result<Value> {
+        let Learning { calibrations, tokens, length, seed, .. } = self.learning;
+        Ok(json!({
+            "results_version": RESULTS_VERSION,
+            "model": model.id,
+            "weights_sha256": model.weights_sha256,
+            "calibration": calibrations[at],
+            "tokens": tokens,
+            "length": length,
+            "held_out": self.held_out(at)?,
+            "seed": seed,
+        }))
+    }
+
+    /// What a file holds of these settings; `None` if there is no file.
+    fn kept(&self, at: usize, model: &OpenModel) -> Result<Option<Learned>> {
+        let path = self.path(at);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let learned: Learned =
+            serde_json::from_str(&text).with_context(|| format!("{} is nothing that was learned", path.display()))?;
+        match learned.identity == self.identity(at, model)? {
+            true => Ok(Some(learned)),
+            false => Err(UsageError::new(format!("{} was made with other settings", path.display()))
+                .hint("add --overwrite, or choose another --out folder")
+                .into()),
+        }
+    }
+
+    /// Learns, and gives what was measured on text that nothing was learned from; `None` if it was stopped.
+    fn measured(&self, order: &Order, model: &Model, stop: &AtomicBool) -> Result<Option<String>> {
+        let orders = std::slice::from_ref(order);
+        let plan = Plan {
+            orders,
+            texts: &[Text::from(order.text()?)],
+            tokens: self.learning.tokens,
+            length: self.learning.length,
+            held_out: Order::reading(orders).held_out,
+            seed: self.learning.seed,
+        };
+        plan.check(model)?;
+        let outcome = plan.run(model, None, |_, _| match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })?;
+        let Some(outcome) = outcome else { return Ok(None) };
+        let csv = outcome.made.into_iter().find_map(|made| made.held_out);
+        let too_short = || {
+            UsageError::new(format!("held-out blocks of {} tokens are too short to measure on", self.learning.length))
+                .hint("raise `length`, or lower what a query should find (`top`)")
+        };
+        Ok(Some(csv.ok_or_else(too_short)?))
+    }
+}
