@@ -65,6 +65,7 @@ pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
     let axis = match kind {
+        Kind::Perplexity => Axis::of_perplexities(all.iter().copied()),
         Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
             Axis::of_scores(all.iter().copied())
         }
@@ -81,6 +82,8 @@ pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
 enum Kind {
     /// A number of records.
     Value(Value),
+    /// The score of texts whose every token is scored.
+    Perplexity,
     /// A number of what was found, by its name where all lines have the same.
     Found(Option<String>),
     /// How many times as fast as what, where all lines have the same.
@@ -105,7 +108,10 @@ impl Kind {
         match (found.is_empty(), columns) {
             (true, [column, ..]) => {
                 let row = item.rows.first().and_then(|row| row.value);
-                Self::Value(column.value.or(row).unwrap_or(Value::Score))
+                match column.value.or(row).unwrap_or(Value::Score) {
+                    Value::Score if columns.iter().all(|column| is_of_perplexity(item, column)) => Self::Perplexity,
+                    value => Self::Value(value),
+                }
             }
             _ => Self::Found(common(found.into_iter().map(|found| found.column))),
         }
@@ -116,6 +122,7 @@ impl Kind {
         let unit = if percent { ", %" } else { "" };
         match self {
             Self::Value(value) => value.label(percent),
+            Self::Perplexity => "perplexity".to_owned(),
             Self::Found(Some(name)) => format!("{name}{unit}"),
             Self::Found(None) => format!("{title}{unit}"),
             Self::Ratio(Some(other)) => format!("times as fast as {other}"),
@@ -124,6 +131,13 @@ impl Kind {
             Self::Time(None) => title.to_owned(),
         }
     }
+}
+
+/// Whether a column's scores are perplexities in the paper: of all tasks that it is of, and of no other model's.
+fn is_of_perplexity(item: &Item, column: &Line) -> bool {
+    let tasks = column.tasks.as_ref().or(item.run.as_ref().and_then(|run| run.tasks.as_ref()));
+    let is_perplexity = |task: &String| task.starts_with("ppl/");
+    column.model.as_deref() != Some("builtin") && tasks.is_some_and(|tasks| tasks.iter().all(is_perplexity))
 }
 
 /// What all of some have, if it is the same.
@@ -322,7 +336,12 @@ mod tests {
 
     /// An item of so many rows, `rows` of TOML each, drawn over rows or columns.
     fn drawn(plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
-        let mut text = format!("title = 't'\n{plot}\n[run]\nmodel = 'x/y'\ntasks = ['ruler/vt']\n[builtin]\n");
+        drawn_of("ruler/vt", plot, rows)
+    }
+
+    /// The same of a task.
+    fn drawn_of(task: &str, plot: &str, rows: &[(&str, &str)]) -> Vec<Figure> {
+        let mut text = format!("title = 't'\n{plot}\n[run]\nmodel = 'x/y'\ntasks = ['{task}']\n[builtin]\n");
         for (name, method) in rows {
             text += &format!("[[row]]\nname = '{name}'\nmethod = '{method}'\n");
         }
@@ -332,6 +351,13 @@ mod tests {
         }
         let item = Item::parse(&text, "item.toml").unwrap();
         figures(&judge("p/t", &item, Variant::Builtin, Evidence { records: &[], seen: &[] }).unwrap(), &item).unwrap()
+    }
+
+    #[test]
+    fn perplexities_are_no_scores() {
+        let rows = [("Quest", "quest"), ("Ours", "magicpig")];
+        let titles = ["ruler/vt", "ppl/wikitext2"].map(|task| drawn_of(task, "", &rows).remove(0).title);
+        assert_eq!(titles, ["p/t: score, %", "p/t: perplexity"]);
     }
 
     fn colours(svg: &str) -> Vec<String> {
