@@ -65,7 +65,7 @@ pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
     }
     let all: Vec<f64> = series.iter().flat_map(|s| numbers(&s.cells)).collect();
     let axis = match kind {
-        Kind::Perplexity => Axis::of_perplexities(all.iter().copied()),
+        Kind::Several(_) => Axis::of_perplexities(all.iter().copied()),
         Kind::Value(Value::Score) if all.iter().all(|x| (0.0..=100.0).contains(x)) => {
             Axis::of_scores(all.iter().copied())
         }
@@ -82,8 +82,8 @@ pub fn figures(outcome: &Outcome, item: &Item) -> Result<Vec<Figure>> {
 enum Kind {
     /// A number of records.
     Value(Value),
-    /// The score of texts whose every token is scored.
-    Perplexity,
+    /// Numbers of records of which some are perplexities, as their rows say; in words.
+    Several(Vec<String>),
     /// A number of what was found, by its name where all lines have the same.
     Found(Option<String>),
     /// How many times as fast as what, where all lines have the same.
@@ -107,11 +107,18 @@ impl Kind {
             cells().filter_map(|(column, row)| Found::over(column.found.clone(), row.found.clone())).collect();
         match (found.is_empty(), columns) {
             (true, [column, ..]) => {
-                let row = item.rows.first().and_then(|row| row.value);
-                match column.value.or(row).unwrap_or(Value::Score) {
-                    Value::Score if columns.iter().all(|column| is_of_perplexity(item, column)) => Self::Perplexity,
-                    value => Self::Value(value),
+                let mut labels: Vec<String> = Vec::new();
+                for (column, row) in cells().filter(|(_, row)| row.correlation.is_none()) {
+                    let label = value_label(item, row, column);
+                    if !labels.contains(&label) {
+                        labels.push(label);
+                    }
                 }
+                if labels.iter().any(|label| label == PERPLEXITY) {
+                    return Self::Several(labels);
+                }
+                let row = item.rows.first().and_then(|row| row.value);
+                Self::Value(column.value.or(row).unwrap_or(Value::Score))
             }
             _ => Self::Found(common(found.into_iter().map(|found| found.column))),
         }
@@ -122,7 +129,7 @@ impl Kind {
         let unit = if percent { ", %" } else { "" };
         match self {
             Self::Value(value) => value.label(percent),
-            Self::Perplexity => "perplexity".to_owned(),
+            Self::Several(labels) => labels.join("; "),
             Self::Found(Some(name)) => format!("{name}{unit}"),
             Self::Found(None) => format!("{title}{unit}"),
             Self::Ratio(Some(other)) => format!("times as fast as {other}"),
@@ -133,11 +140,18 @@ impl Kind {
     }
 }
 
-/// Whether a column's scores are perplexities in the paper: of all tasks that it is of, and of no other model's.
-fn is_of_perplexity(item: &Item, column: &Line) -> bool {
-    let tasks = column.tasks.as_ref().or(item.run.as_ref().and_then(|run| run.tasks.as_ref()));
-    let is_perplexity = |task: &String| task.starts_with("ppl/");
-    column.model.as_deref() != Some("builtin") && tasks.is_some_and(|tasks| tasks.iter().all(is_perplexity))
+const PERPLEXITY: &str = "perplexity";
+
+/// What a cell is, in words: a score is a perplexity where the paper's run is of texts whose every token is scored.
+fn value_label(item: &Item, row: &Line, column: &Line) -> String {
+    let value = item.value(row, column);
+    let tasks = column.tasks.as_ref().or(row.tasks.as_ref()).or(item.run.as_ref().and_then(|run| run.tasks.as_ref()));
+    let is_of_texts = tasks.is_some_and(|tasks| tasks.iter().all(|task| task.starts_with("ppl/")));
+    let is_ours = [row, column].iter().any(|line| line.model.as_deref() == Some("builtin"));
+    match value == Value::Score && is_of_texts && !is_ours {
+        true => PERPLEXITY.to_owned(),
+        false => value.label(row.percent || column.percent),
+    }
 }
 
 /// What all of some have, if it is the same.
@@ -358,6 +372,8 @@ mod tests {
         let rows = [("Quest", "quest"), ("Ours", "magicpig")];
         let titles = ["ruler/vt", "ppl/wikitext2"].map(|task| drawn_of(task, "", &rows).remove(0).title);
         assert_eq!(titles, ["p/t: score, %", "p/t: perplexity"]);
+        let ours = [("Quest", "quest"), ("Ours", "magicpig'\nmodel = 'builtin")];
+        assert_eq!(drawn_of("ppl/wikitext2", "", &ours).remove(0).title, "p/t: perplexity; score, %");
     }
 
     fn colours(svg: &str) -> Vec<String> {
