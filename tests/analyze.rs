@@ -234,6 +234,38 @@ test = { falls = { rows = ["four", "eight"], columns = ["Loss"], over_rows = tru
     }
 }
 
+/// What would be looked at and learned is said of a model whose weights are not there, with about how long it takes and how much
+/// memory, and of one that this machine could not hold.
+#[test]
+fn items_are_outlined_for_a_model_without_weights() {
+    const CONFIG: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192,
+        "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 2}"#;
+    let temp = TempDir::new().unwrap();
+    let model = temp.path().join("model");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("config.json"), CONFIG).unwrap();
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/builtin");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(ours.join(file), model.join(file)).unwrap();
+    }
+    let out = temp.path().join("out");
+    for (item, what) in [
+        ("topk/figure-5", "for spattn analyze entropy: in about "),
+        ("hashattention/table-9", "3 calibrations learned, each of 8192000 tokens in blocks of up to 32768"),
+        ("magicpig/figure-8", "records to make, in about "),
+    ] {
+        let ran = reproduce(&out, &format!("{item} --dry-run --model {}", model.display()));
+        let said = String::from_utf8(ran.stdout).unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        // 70.6 billion weights of 2 bytes, and what a prompt takes.
+        let megabytes = said.split("with up to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
+        assert!(said.contains(what) && megabytes.is_some_and(|mb| (141_000.0..200_000.0).contains(&mb)), "{said}");
+        assert!(!out.exists(), "a dry run leaves nothing");
+    }
+}
+
 /// The Python with numpy that is there: `SPATTN_PYTHON`, or `python3`.
 fn python() -> Option<String> {
     let python = std::env::var("SPATTN_PYTHON").unwrap_or_else(|_| "python3".to_owned());

@@ -104,6 +104,15 @@ impl Method {
     /// If a spec is wrong, a method attends at other positions than tokens were read at or decodes densely, or the model has no
     /// calibration for one that needs it.
     pub fn read_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
+        let mut all = Self::parse_all(specs, policy, model)?;
+        for method in &mut all {
+            supply(std::slice::from_mut(&mut method.configured), model, None)?;
+        }
+        Ok(all)
+    }
+
+    /// As [`read_all`](Self::read_all), without what methods have to have learned: enough to say that they can be looked at.
+    fn parse_all(specs: &[String], policy: &Policy, model: &OpenModel) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for spec in specs {
             for spec in expand_grid(spec)? {
@@ -113,10 +122,7 @@ impl Method {
                 all.push(Self { spec, configured });
             }
         }
-        for method in &mut all {
-            method.check()?;
-            supply(std::slice::from_mut(&mut method.configured), model, None)?;
-        }
+        all.iter().try_for_each(Self::check)?;
         Ok(all)
     }
 

@@ -94,6 +94,23 @@ impl Reader {
     /// As [`OpenModel::open`]; names of tasks or numbers of layers that are none; a text that cannot be read or is too short;
     /// prompts that are too long for the model or for the machine.
     pub fn open(request: &Request<'_>) -> Result<Self> {
+        let reader = Self::of(request, OpenModel::open)?;
+        reader.check_memory()?;
+        Ok(reader)
+    }
+
+    /// As [`open`](Self::open) of a model whose weights need not be there, for any machine: enough to say what would be read.
+    ///
+    /// # Errors
+    /// As [`OpenModel::open_without_weights`], and [`open`](Self::open) but for memory.
+    pub fn planned(request: &Request<'_>) -> Result<Self> {
+        Self::of(request, OpenModel::open_without_weights)
+    }
+
+    fn of(
+        request: &Request<'_>,
+        open: impl FnOnce(&ModelSource, Option<KvDtype>, TokenizerOptions) -> Result<OpenModel>,
+    ) -> Result<Self> {
         let Request { device, length, samples, queries, seed, .. } = *request;
         if length < queries + LEAST_CONTEXT {
             let what = format!("a prompt of {length} tokens is too short to look at the queries of its last {queries}");
@@ -101,7 +118,7 @@ impl Reader {
             return Err(UsageError::new(what).hint(hint).into());
         }
         let options = TokenizerOptions { system: request.system.map(str::to_owned), ..TokenizerOptions::default() };
-        let model = OpenModel::open(&ModelSource::parse(request.model)?, request.dtype, options)?;
+        let model = open(&ModelSource::parse(request.model)?, request.dtype, options)?;
         let source = match request.text {
             Some(path) => {
                 let (label, ids) = read_text(path, "--text", &model.tokenizer)?;
@@ -132,9 +149,19 @@ impl Reader {
                 return Err(UsageError::new(what).hint("give a longer --text, or take a smaller --length or --samples"));
             }
         }
+        Ok(())
+    }
+
+    /// Memory that reading takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        let dimensions = &self.model.dimensions;
         let c = dimensions.config();
         let queries = 4 * self.queries * c.layers * (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let needed = (dimensions.weight_bytes() + dimensions.prefill_bytes(length, false) + queries) as u64;
+        dimensions.weight_bytes() + dimensions.prefill_bytes(self.length, false) + queries
+    }
+
+    fn check_memory(&self) -> Result<(), UsageError> {
+        let (length, needed) = (self.length, self.bytes() as u64);
         match most_bytes() {
             Some(most) if needed > most => {
                 let gb = |bytes: u64| bytes as f64 / 1e9;

@@ -14,6 +14,7 @@ use crate::analyze::findings::Table;
 use crate::attention::Policy;
 use crate::disk::write_whole;
 use crate::error::UsageError;
+use crate::eval::estimate::reading_seconds;
 use crate::eval::manifest::RESULTS_VERSION;
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
 use crate::model::device::Device;
@@ -33,6 +34,17 @@ pub enum Ended {
     Stopped,
 }
 
+/// What looking will take.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Outlook {
+    /// Prompts.
+    pub documents: usize,
+    /// Seconds of reading them, about; what is computed of them comes on top.
+    pub seconds: f64,
+    /// Most memory, in bytes.
+    pub bytes: usize,
+}
+
 /// Units that are to be seen, and where they are kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Order<'a> {
@@ -47,19 +59,25 @@ pub struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Makes sure that it can be looked at, without weights; gives the number of prompts.
+    /// Makes sure that it can be looked at, of a model whose weights need not be there, and says what it would take.
     ///
     /// # Errors
     /// Unknown analyses, tasks, layers; methods that cannot be looked at; prompts that are too long for the model.
-    pub fn check(&self) -> Result<usize> {
+    pub fn check(&self) -> Result<Outlook> {
         select(&self.observing.analyses)?;
-        let mut documents = 0;
-        for length in &self.observing.lengths {
-            let reader = self.reader(*length)?;
-            Method::read_all(&self.observing.methods, &policy(), reader.model())?;
-            documents += reader.documents();
+        let lengths = &self.observing.lengths;
+        let readers = lengths.iter().map(|length| Reader::planned(&self.request(*length)));
+        let readers: Vec<Reader> = readers.collect::<Result<_>>()?;
+        for reader in &readers {
+            Method::parse_all(&self.observing.methods, &policy(), reader.model())?;
         }
-        Ok(documents)
+        let Some(first) = readers.first() else { return Ok(Outlook::default()) };
+        let prompts: Vec<(usize, usize)> = readers.iter().map(Reader::documents).zip(lengths.iter().copied()).collect();
+        Ok(Outlook {
+            documents: prompts.iter().map(|(count, _)| count).sum(),
+            seconds: reading_seconds(&first.model().dimensions, &prompts)?,
+            bytes: readers.iter().map(Reader::bytes).max().unwrap_or(0),
+        })
     }
 
     /// Looks at all units that were not yet seen, and gives all; `tell` hears of each.
@@ -126,8 +144,12 @@ impl<'a> Order<'a> {
     }
 
     fn reader(&self, length: usize) -> Result<Reader> {
+        Reader::open(&self.request(length))
+    }
+
+    fn request(&self, length: usize) -> Request<'a> {
         let Observing { model, tasks, samples, queries, layers, .. } = self.observing;
-        Reader::open(&Request {
+        Request {
             model,
             device: Device::Cpu,
             dtype: None,
@@ -140,7 +162,7 @@ impl<'a> Order<'a> {
             queries: *queries,
             layers,
             seed: SEED,
-        })
+        }
     }
 
     fn path(&self, task: &str, length: usize, unit: usize) -> PathBuf {
@@ -299,7 +321,8 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let observing = observing();
         let order = Order { observing: &observing, folder: temp.path(), data: None, overwrite: false };
-        assert_eq!(order.check().unwrap(), 4);
+        let outlook = order.check().unwrap();
+        assert!(outlook.documents == 4 && outlook.seconds > 0.0 && outlook.bytes > 1 << 20, "{outlook:?}");
         let go = AtomicBool::new(false);
         let mut told = Vec::new();
         let first = whole(order.see(&go, |text| told.push(text.to_owned())).unwrap());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
-use super::numbers::duration;
+use super::numbers::{duration, megabytes};
 use super::output::{print, print_line, width};
 use super::progress::Meter;
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
@@ -583,10 +583,6 @@ fn size(model: &OpenModel, config: &RunConfig) -> String {
 fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
     let longest = config.lengths.iter().copied().max().filter(|longest| *longest > 0)?;
     config.device.free_bytes().map(|_| gpu_need(config, model, longest))
-}
-
-fn megabytes(bytes: usize) -> String {
-    format!("{:.0} MB", bytes as f64 / 1e6)
 }
 
 // ---- looking on ----

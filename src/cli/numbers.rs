@@ -138,6 +138,11 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
+/// Memory, for people.
+pub(super) fn megabytes(bytes: usize) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

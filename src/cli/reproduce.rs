@@ -10,10 +10,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::matrix::{OnFailure, Run};
+use super::numbers::{duration, megabytes};
 use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Done, numbers};
-use crate::analyze::units::{Ended, Order};
+use crate::analyze::units::{Ended, Order, Outlook};
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
@@ -259,23 +260,29 @@ impl ReproduceArgs {
             let data = self.data.as_deref().map(find_data).transpose()?;
             let data = data.as_ref().map(|data| data.folder.as_path());
             let order = Order { observing, folder: &self.run_folder(name).join(FOUND), data, overwrite: false };
-            let documents = order.check()?;
+            let Outlook { documents, seconds, bytes } = order.check()?;
             let list = |names: &[String]| names.join(", ");
             let lengths: Vec<String> = observing.lengths.iter().map(ToString::to_string).collect();
             print_line(&format!(
-                "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}\n",
+                "{} reads {documents} prompts of {} tokens ({}) for spattn analyze {}: in about {}, with up to {}\n",
                 observing.model,
                 list(&lengths),
                 list(&observing.tasks),
                 observing.analyses.join(" "),
+                duration(seconds),
+                megabytes(bytes),
             ))?;
         }
         if let Some(learning) = &learning {
             let Learning { model, tokens, length, .. } = learning;
-            let count = self.lesson(learning, &self.run_folder(name).join(LEARNED))?.check()?;
+            let (seconds, bytes) = self.lesson(learning, &self.run_folder(name).join(LEARNED))?.check()?;
             print_line(&format!(
-                "{model} has {count} calibrations learned, each of {tokens} tokens in blocks of up to {length}: {}\n",
-                learning.calibrations.join(", ")
+                "{model} has {} calibrations learned, each of {tokens} tokens in blocks of up to {length}: {}; they are read in about \
+                 {}, with up to {}, and training comes on top\n",
+                learning.calibrations.len(),
+                learning.calibrations.join(", "),
+                duration(seconds),
+                megabytes(bytes),
             ))?;
         }
         if let Some(settings) = settings {

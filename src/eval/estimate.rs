@@ -19,6 +19,7 @@ use super::run::{Runner, products};
 use super::solo;
 use crate::attention::Configured;
 use crate::model::Model;
+use crate::model::decoder::Dimensions;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 
@@ -82,6 +83,16 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estima
         estimate.steps += runs * steps * (weights + per_token * tokens as f64) / rate;
     }
     Ok(estimate)
+}
+
+/// About how long reading prompts densely takes, in seconds: by multiplications, at the rate that the built-in model reads with.
+/// `prompts` are numbers of prompts with their tokens.
+///
+/// # Errors
+/// If the built-in model cannot be run.
+pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> Result<f64> {
+    let all: f64 = prompts.iter().map(|(count, tokens)| *count as f64 * products(dimensions, *tokens)).sum();
+    Ok(all / built_in_rate()?)
 }
 
 /// Multiplications a second of this machine, as the built-in model reads.

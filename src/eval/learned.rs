@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::calibration::{Order, Plan, Text};
+use super::estimate::reading_seconds;
 use super::manifest::RESULTS_VERSION;
 use super::papers::learning::{Learned, Learning, by_layer};
 use super::papers::seen::Seen;
@@ -34,13 +35,21 @@ pub struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// Makes sure that it can be learned, without weights; gives the number of calibrations.
+    /// Makes sure that it can be learned, of a model whose weights need not be there; gives about how long reading takes in all,
+    /// in seconds, and memory in bytes. What training takes besides depends on the calibration.
     ///
     /// # Errors
     /// Calibrations that are unknown or measure nothing, and a model that is not there.
-    pub fn check(&self) -> Result<usize> {
-        self.model()?;
-        Ok(self.orders()?.len())
+    pub fn check(&self) -> Result<(f64, usize)> {
+        let source = ModelSource::parse(&self.learning.model)?;
+        let model = OpenModel::open_without_weights(&source, None, TokenizerOptions::default())?;
+        let (dimensions, Learning { tokens, length, .. }) = (&model.dimensions, self.learning);
+        let mut prompts = Vec::new();
+        for at in 0..self.orders()?.len() {
+            prompts.push((tokens.div_ceil(*length) + self.held_out(at)?, *length));
+        }
+        let bytes = dimensions.weight_bytes() + dimensions.prefill_bytes(*length, false);
+        Ok((reading_seconds(dimensions, &prompts)?, bytes))
     }
 
     /// Learns what was not learned yet; `None` if it was stopped. `tell` hears of each.
