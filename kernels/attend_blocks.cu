@@ -4,9 +4,11 @@
 // of all heads of a part, share a list of tokens, ascending; a row attends
 //   the tokens of the list that lie before its start, and all tokens from its start up to its own position.
 // So each token counts once, whatever list and stretch have in common. Every row sees itself.
+// With diagonals, a row attends all tokens at some distances before it as well.
 //
 // Kernels: attend_blocks_{bf16,f16}_{64,128,256}_{32,64}, by element type, head width up to which they go, and rows of a
-// tile; sm_80 and up; d a multiple of 8. Products are mma.m16n8k16 with f32 sums; weights are rounded to the element type.
+// tile, and attend_lines_{bf16,f16}_{64,128,256}, with diagonals and 64 rows of a tile; sm_80 and up; d a multiple of 8.
+// Products are mma.m16n8k16 with f32 sums; weights are rounded to the element type.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
 //   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i stands at position first + i.
@@ -14,18 +16,23 @@
 //   out    [rows][heads * d].
 //   tokens u32 [block][list][most], counts u32 [block][list]: all below the block's first position plus its rows.
 //   starts u32 [list or 1][rows]: list l has row i at l * starts_stride + i; at most the row's position.
+//   distances u32 [list][distance_words]: bit j % 32 of word j / 32 says whether list l has the diagonal at distance j; for
+//          every distance up to the last row's position. Not read without diagonals.
 //
 // Launch, with TILE rows of a tile (32 or 64) and w the kernel's width
 //   grid    x = blocks * ceil(block_rows * heads / lists / TILE), y = lists
 //   block   128 threads
-//   shared  dynamic, (TILE + 128) * 2 * w bytes (raise the kernel's limit first)
+//   shared  dynamic, (TILE + 128) * 2 * w bytes, and with diagonals a bit for each 64 tokens up to the last row's position, in
+//           whole words (raise the kernel's limit first)
 //   scale   positive
 //
 // How it works. A block of threads owns a tile of rows and walks through the tiles of 64 tokens of the list, then of the
 // stretch. Keys and values are gathered token by token, 16 bytes a copy; the values of a tile are copied while its scores are
 // computed, the next keys while the weighted sum is. With 64 rows each of 4 warps owns 16 of them; with 32, two warps share
 // 16 rows and each takes half of the tokens, and their sums are merged at the end. Blocks that are worked on together are
-// those of one list, whose keys so stay in the second-level cache.
+// those of one list, whose keys so stay in the second-level cache. Diagonals are walked through between list and stretch, in
+// aligned tiles of 64 tokens, of which those that no diagonal of any row meets are passed over; what a diagonal gives to a row
+// the list does not give again.
 
 #include <climits>
 
@@ -43,8 +50,27 @@ constexpr uint32_t NOBODY = ~0u;
 
 // What the rows of a chunk see.
 struct Seen {
-    const uint32_t *tokens, *counts, *starts;
-    uint32_t most, starts_stride, block_rows, lists;
+    const uint32_t *tokens, *counts, *starts, *distances;
+    uint32_t most, starts_stride, block_rows, lists, distance_words;
+};
+
+// The distances of a list's diagonals.
+struct Diagonals {
+    const uint32_t* words;
+
+    __device__ __forceinline__ bool at(int distance) const {
+        return __ldg(words + distance / 32) >> (distance % 32) & 1;
+    }
+    // Whether there is one from distance `low` to `high`.
+    __device__ __forceinline__ bool within(int low, int high) const {
+        for (int word = low / 32; word <= high / 32; ++word) {
+            uint32_t bits = __ldg(words + word);
+            if (word == low / 32) bits &= ~0u << (low % 32);
+            if (word == high / 32) bits &= ~0u >> (31 - high % 32);
+            if (bits) return true;
+        }
+        return false;
+    }
 };
 
 template <typename T> struct Problem {
@@ -81,7 +107,7 @@ __device__ __forceinline__ void gather(uint32_t tile, const T* from, const uint3
     }
 }
 
-template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void attend(const Problem<T>& problem) {
+template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forceinline__ void attend(const Problem<T>& problem) {
     constexpr int KEY_WARPS = 4 / ROW_WARPS, QUERIES = 16 * ROW_WARPS, OWN = KEYS / KEY_WARPS;
     constexpr uint32_t ROW_BYTES = (WIDTH + 63) / 64 * 128;
     extern __shared__ __align__(1024) uint8_t shared_raw[];
@@ -124,13 +150,38 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
     const uint32_t* listed = seen.tokens + index * seen.most;
     const int count = static_cast<int>(seen.counts[index]);
     const int list_tiles = (count + KEYS - 1) / KEYS;
-    const int tiles = list_tiles + (end - first_start + KEYS - 1) / KEYS;
+    const Diagonals diagonals{seen.distances + static_cast<size_t>(list) * seen.distance_words};
+    // A bit for each aligned tile of tokens that a row may see by a diagonal: those before the last start.
+    uint32_t* const met = reinterpret_cast<uint32_t*>(shared_raw + (QUERIES + 2 * KEYS) * ROW_BYTES);
+    int line_tiles = 0, last_met = -1;
+    if constexpr (LINES) {
+        const int aligned = (last_start + KEYS - 1) / KEYS, words = (aligned + 31) / 32;
+        for (int word = warp; word < words; word += 4) {
+            const int key0 = (32 * word + lane) * KEYS;
+            const bool meets = key0 < last_start && diagonals.within(max(0, first_position - key0 - KEYS + 1), end - 1 - key0);
+            const uint32_t bits = __ballot_sync(~0u, meets);
+            if (lane == 0) met[word] = bits;
+        }
+        __syncthreads();
+        for (int word = 0; word < words; ++word) line_tiles += __popc(met[word]);
+    }
+    const int before_stretch = list_tiles + line_tiles;
+    const int tiles = before_stretch + (end - first_start + KEYS - 1) / KEYS;
+    // The tokens of a tile, which is asked for after the one before it.
     auto id_of = [&](int tile, int slot) -> uint32_t {
         if (tile < list_tiles) {
             const int i = tile * KEYS + slot;
             return i < count ? listed[i] : NOBODY;
         }
-        const int key = first_start + (tile - list_tiles) * KEYS + slot;
+        if (LINES && tile < before_stretch) {
+            int word = ++last_met / 32;
+            uint32_t bits = met[word] & ~0u << (last_met % 32);
+            while (!bits) bits = met[++word];
+            last_met = 32 * word + __ffs(bits) - 1;
+            const int key = last_met * KEYS + slot;
+            return key < last_start ? static_cast<uint32_t>(key) : NOBODY;
+        }
+        const int key = first_start + (tile - before_stretch) * KEYS + slot;
         return key < end ? static_cast<uint32_t>(key) : NOBODY;
     };
     __syncthreads();  // the last row is read
@@ -181,22 +232,26 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
         float s[OWN / 2];
         score_tiles<T, WIDTH, OWN>(s, q_tile, k_tile, 16 * row_warp, own_key, lane);
 
-        const bool is_list = at < list_tiles;
-        const int begin = first_start + (at - list_tiles) * KEYS;
+        const bool is_list = at < list_tiles, is_line = LINES && !is_list && at < before_stretch;
+        const int begin = first_start + (at - before_stretch) * KEYS;
         // Every row sees all tokens: of a list those before the first start, of a stretch those behind the last.
-        const bool is_whole = is_list ? own[KEYS - 1] < static_cast<uint32_t>(first_start)
-                                      : begin >= last_start && begin + KEYS - 1 <= first_position;
+        const bool is_whole = is_line   ? false
+                              : is_list ? line_tiles == 0 && own[KEYS - 1] < static_cast<uint32_t>(first_start)
+                                        : begin >= last_start && begin + KEYS - 1 <= first_position;
         if (!is_whole) {
 #pragma unroll
             for (int i = 0; i < OWN / 8; ++i) {
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     const int slot = own_key + 8 * i + 2 * t + c;
-                    const uint32_t id = is_list ? own[slot] : static_cast<uint32_t>(begin + slot);
+                    const bool is_before = is_list || is_line;
+                    const uint32_t id = is_before ? own[slot] : static_cast<uint32_t>(begin + slot);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        const bool sees = is_list ? id < static_cast<uint32_t>(start[r])
-                                                  : static_cast<int>(id) >= start[r] && static_cast<int>(id) <= position[r];
+                        bool sees = is_before ? id < static_cast<uint32_t>(start[r])
+                                              : static_cast<int>(id) >= start[r] && static_cast<int>(id) <= position[r];
+                        if (LINES && is_before && line_tiles > 0 && sees)
+                            sees = diagonals.at(position[r] - static_cast<int>(id)) == is_line;
                         if (!sees) s[4 * i + 2 * r + c] = -INFINITY;
                     }
                 }
@@ -257,18 +312,19 @@ template <typename T, int WIDTH, int ROW_WARPS> __device__ __forceinline__ void 
 
 }  // namespace attend_blocks
 
-#define ATTEND_BLOCKS(T, NAME, WIDTH, TILE)                                                                             \
+#define ATTEND(T, NAME, WIDTH, TILE, LINES)                                                                             \
     extern "C" __global__ void __launch_bounds__(attend_blocks::THREADS, WIDTH > 128 ? 1 : TILE == 32 ? 4 : 3)          \
-        attend_blocks_##NAME##_##WIDTH##_##TILE(const T* q, const T* k, const T* v, T* out, int d, int q_stride,        \
-                                                long long kv_stride, int rows, int first, int heads, int kv_heads,      \
-                                                float scale, const attend_blocks::Seen seen) {                          \
-        attend_blocks::attend<T, WIDTH, TILE / 16>(attend_blocks::Problem<T>{q, k, v, out, d, q_stride, kv_stride,      \
-                                                                             rows, first, heads, kv_heads, scale,       \
-                                                                             seen});                                    \
+        NAME(const T* q, const T* k, const T* v, T* out, int d, int q_stride, long long kv_stride, int rows, int first, \
+             int heads, int kv_heads, float scale, const attend_blocks::Seen seen) {                                    \
+        attend_blocks::attend<T, WIDTH, TILE / 16, LINES>(attend_blocks::Problem<T>{                                    \
+            q, k, v, out, d, q_stride, kv_stride, rows, first, heads, kv_heads, scale, seen});                          \
     }
 
-#define TILES(T, NAME, WIDTH) ATTEND_BLOCKS(T, NAME, WIDTH, 32) ATTEND_BLOCKS(T, NAME, WIDTH, 64)
-#define WIDTHS(T, NAME) TILES(T, NAME, 64) TILES(T, NAME, 128) TILES(T, NAME, 256)
+#define KERNELS(T, NAME, WIDTH)                               \
+    ATTEND(T, attend_blocks_##NAME##_##WIDTH##_32, WIDTH, 32, false) \
+    ATTEND(T, attend_blocks_##NAME##_##WIDTH##_64, WIDTH, 64, false) \
+    ATTEND(T, attend_lines_##NAME##_##WIDTH, WIDTH, 64, true)
+#define WIDTHS(T, NAME) KERNELS(T, NAME, 64) KERNELS(T, NAME, 128) KERNELS(T, NAME, 256)
 
 WIDTHS(__half, f16)
 WIDTHS(__nv_bfloat16, bf16)

@@ -3,8 +3,8 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small index decode llama2 crossover prefill prefill_density, and of the papers' settings ds_figure5 ds_figure6
-# hash_figure4 hash_figure4_steps hip_decoding hip_table5 magicpig_figure7.
+# TABLES names some of the tables (all): batch context small index decode llama2 crossover prefill prefill_density prefill_planned, and of the papers' settings
+# ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 magicpig_figure7.
 set -euo pipefail
 
 out=${1:?give a folder for the tables}
@@ -51,6 +51,9 @@ table prefill prefill -c 8K,32K,128K -m hip:k=512 -m hip:k=512,per=kv_head -m st
     --rounds 7 "${peers[@]/=gqa/=gqa,flex}"
 # How its time falls with what is kept.
 table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m hip:per=kv_head --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 7
+# Masks that the host plans by what the last queries attend, then sends.
+table prefill_planned prefill -c 8K,32K -m vertical_slash:vertical=1000,slash=1000 -m minference -m minference:k=7096,sink=30,local=100 \
+    -m flexprefill --rounds 5
 
 # The papers' own settings, against what they measured against: PyTorch's scaled_dot_product_attention, which copies KV heads where a
 # program before enable_gqa had to, and against cuDNN.
@@ -65,9 +68,15 @@ table hash_figure4 attention -c 4K,8K,16K,32K,64K,128K,256K -m hash_attention -m
     "${baselines[@]}"
 table hash_figure4_steps decode --layers 32 -c 4K,8K,16K,32K,64K,128K -m hash_attention -m hash_attention:per=kv_head --density 0.03125 \
     --rounds 9
+# HashAttention, Table 6: distances of packed bits and inner products, each alone, of 32 heads (so many times as many keys).
+table hash_table6 attention --shape llama-2-7b --dtype f16 -c 8K,16K,32K,64K,128K,256K -m topk -m lsh_bits:bits=64 -m lsh_bits:bits=128 -m lsh_bits:bits=256 \
+    -m lsh_bits:bits=512 --density 0.03125 --rounds 11
 # HiP, decoding of Figure 6 and Tables 2 and 3: 32 sequences, 512 keys of each; and Table 5: whole steps by r_m.
 table hip_decoding attention -c 4K,8K,16K,32K,64K,128K --batch 32 -m hip:k=512,r_m=1 -m hip:k=512,r_m=8 --rounds 11 "${baselines[@]}"
 table hip_table5 decode --layers 32 -c 32K,128K -m hip:k=512,r_m=1 -m hip:k=512,r_m=2 -m hip:k=512,r_m=4 -m hip:k=512,r_m=8 --rounds 9
+# HiP, Table 14: a query behind 12K tokens by the size of key blocks, 96 sequences whose heads have keys of their own.
+table hip_table14 attention --shape llama-2-7b --dtype f16 -c 12K --batch 96 -m hip:k=512,r_m=1,b_k=1,b_sk=1 -m hip:k=512,r_m=1,b_k=2 -m hip:k=512,r_m=1,b_k=4 \
+    -m hip:k=512,r_m=1,b_k=8 --rounds 11 "${baselines[@]}"
 # MagicPIG, Figure 7: (10,150) beside its context; the paper's tables are on the host.
 table magicpig_figure7 attention -c 16K,32K,64K,96K,128K -m magicpig:K=10,L=150 -m magicpig:K=9,L=120 -m magicpig:K=8,L=75 --rounds 15 \
     "${baselines[@]}"

@@ -1525,7 +1525,7 @@ fn prefill_attention_of_odd_sizes() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
                 gpu.prefill_attention(&rows_of, &cache(&buffers, total + 5, &kv, storage), &mut out).unwrap();
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
@@ -1534,7 +1534,8 @@ fn prefill_attention_of_odd_sizes() {
     }
 }
 
-/// Blocks whose lists are drawn: each row attends the tokens of its list before its start, and all from there to itself.
+/// Blocks whose lists are drawn, with and without diagonals: each row attends the tokens of its list and of the diagonals before
+/// its start, each once, and all from there to itself.
 #[test]
 #[ignore = "needs a GPU"]
 fn blocks_of_rows_attend_lists_and_stretches() {
@@ -1571,16 +1572,31 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let share = f64::from(draws_of_starts[list * rows + row]).abs();
                     ((first + row) as f64 * share) as usize
                 };
-                let mut expected = Vec::new();
-                for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-                    let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
-                    let list = head * lists / heads;
-                    let (start, listed) = (start(list, row), listed(row / block_rows, list));
-                    let seen = listed.iter().map(|token| *token as usize).filter(|token| *token < start);
-                    let part = |t: usize| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t));
-                    let parts: Vec<(f64, &[f32])> = seen.chain(start..=first + row).map(part).collect();
-                    expected.extend(softmax(&parts, d).1);
-                }
+                // No diagonal, or of each list a third of the near distances, and few of the far ones.
+                let draws_of_distances = noise(lists * total, 95);
+                let distances = |list: usize| -> Vec<usize> {
+                    let bound = |distance: usize| if distance < 50 { 0.4 } else { 0.96 };
+                    let of = &draws_of_distances[list * total..][..total];
+                    (0..total).filter(|distance| list % 3 != 2 && of[*distance] > bound(*distance)).collect()
+                };
+                let expected = |has_diagonals: bool| {
+                    let mut expected = Vec::new();
+                    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                        let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
+                        let list = head * lists / heads;
+                        let (start, listed) = (start(list, row), listed(row / block_rows, list));
+                        let mut seen: std::collections::BTreeSet<usize> = listed.iter().map(|token| *token as usize).collect();
+                        let diagonals = if has_diagonals { distances(list) } else { Vec::new() };
+                        seen.extend(diagonals.iter().filter_map(|distance| (first + row).checked_sub(*distance)));
+                        let before = seen.into_iter().filter(|token| *token < start);
+                        let part =
+                            |t: usize| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t));
+                        let parts: Vec<(f64, &[f32])> = before.chain(start..=first + row).map(part).collect();
+                        expected.extend(softmax(&parts, d).1);
+                    }
+                    expected
+                };
+                let expected = [expected(false), expected(true)];
                 let all: Vec<Vec<Run>> =
                     (0..shape.blocks() * lists).map(|i| Run::of(&listed(i / lists, i % lists))).collect();
                 let most = (0..shape.blocks() * lists).map(|i| listed(i / lists, i % lists).len()).max().unwrap();
@@ -1594,10 +1610,19 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 }
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let queries = send(&gpu, &queries, storage);
-                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
-                gpu.attend_blocks(&rows_of, &cache(&buffers, total + 5, &kv, storage), &seen, &mut out).unwrap();
-                let what = format!("{storage:?} d {d} group {group} blocks of {block_rows}, {rows} rows from {first}");
-                assert_near(&fetch(&gpu, &out, rows * heads * d, storage), &expected, tolerance(storage), &what);
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
+                let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
+                for (has_diagonals, expected) in [false, true].into_iter().zip(&expected) {
+                    if has_diagonals {
+                        let all: Vec<&[usize]> = diagonals.iter().map(Vec::as_slice).collect();
+                        seen.set_diagonals(&gpu, &all, total - 1).unwrap();
+                    }
+                    gpu.attend_blocks(&rows_of, &cache(&buffers, total + 5, &kv, storage), &seen, &mut out).unwrap();
+                    let what = format!(
+                        "{storage:?} d {d} group {group} blocks of {block_rows}, {rows} rows from {first}, diagonals {has_diagonals}"
+                    );
+                    assert_near(&fetch(&gpu, &out, rows * heads * d, storage), expected, tolerance(storage), &what);
+                }
             }
         }
     }
@@ -1628,12 +1653,15 @@ fn read_there(
         storage,
     };
     let mut sparse = SparsePrefill::new(method, 1, 7).unwrap();
-    let mut all = Vec::new();
+    let (mut all, whole) = (Vec::new(), queries);
+    let chunk = sparse.chunk_rows(chunk);
     for (i, queries) in queries.chunks(chunk * width).enumerate() {
         let count = queries.len() / width;
         let (queries, mut out) = (send(gpu, queries, storage), send(gpu, &vec![f32::NAN; count * width], storage));
-        let rows = Rows { queries: &queries, stride: width, count, heads, first: i * chunk };
-        assert!(sparse.attend_there(gpu, (0, shape), &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
+        let rows = Rows { queries: &queries, skip: 0, stride: width, count, heads, first: i * chunk };
+        // Only a mask over the whole prompt is shown anything, and has it in one chunk.
+        let shown = PrefillChunk::new(0, 0, whole, heads, kv);
+        assert!(sparse.attend_there(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
     }
     sparse.settle_there(gpu, (heads, shape)).unwrap();
@@ -1654,6 +1682,14 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         "hip:k=48,b_k=4,b_sk=2,key_offset=last,representative=last",
         "hip:k=40,b_q=16,b_sq=1,b_k=1,representative=first",
         "hip:density=0.3,b_k=8,b_sk=3",
+        "hip:k=64,vd=true,vertical=30,slash=40",
+        "vertical_slash:vertical=30,slash=50",
+        "vertical_slash:vertical=100,slash=3,snapshot=5,per=kv_head",
+        "vertical_slash:vertical=0,slash=500",
+        "minference:k=100,block=64",
+        "minference:density=0.3,block=48,snapshot=16",
+        "flexprefill:gamma=0.4,tau=0",
+        "flexprefill:gamma=0.3,tau=1,block=32",
     ];
     for (dtype, d) in [(KvDtype::F16, 64), (KvDtype::Bf16, 128)] {
         let storage = if dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
@@ -1710,7 +1746,7 @@ fn what_keys_receive_from_a_prompt() {
                     expected[head * total..].iter_mut().zip(&weights).for_each(|(mass, weight)| *mass += weight / sum);
                 }
                 let queries = send(&gpu, &numbers, storage);
-                let rows_of = Rows { queries: &queries, stride, count: rows, heads, first };
+                let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
                 let cache = cache(&buffers, total + 5, &kv, storage);
                 let mut out = send(&gpu, &vec![f32::NAN; rows * heads * d], storage);
                 let mut log_sums = send(&gpu, &vec![f32::NAN; rows * heads], Storage::F32);

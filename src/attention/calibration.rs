@@ -134,6 +134,11 @@ impl<'a> PrefillChunk<'a> {
         self.first + self.tokens
     }
 
+    /// Shape of the keys and values of a token.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
     /// KV heads of the layer.
     pub fn kv_heads(&self) -> usize {
         self.shape.kv_heads

@@ -109,6 +109,21 @@ pub trait DeviceForm: Send + Sync {
         room: &mut DeviceRoom,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
+
+    /// Scores as [`select_all`](Self::select_all) does and picks nothing, for whoever times that alone. `false`, and nothing done,
+    /// where candidates are not all scored before some are picked.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[cfg(feature = "cuda")]
+    fn score_alone(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &DeviceIndex,
+        _scratch: &mut DeviceScratch,
+    ) -> Result<bool, GpuError> {
+        Ok(false)
+    }
 }
 
 /// What a device holds about the keys of one layer.

@@ -107,6 +107,12 @@ pub trait PromptMask: Send + Sync {
     /// Query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
+    /// Whether rows have [tokens of their own](Mask::own). If not, the diagonals of a list are those of all of its blocks, as far as
+    /// they reach.
+    fn has_own_tokens(&self) -> bool {
+        false
+    }
+
     /// What blocks attend at one layer and KV head. `prompt` is the block of all rows. Adds what scoring cost
     /// (`score_flops`) to `cost`; attending is counted by the caller.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
@@ -328,7 +334,13 @@ pub struct SparsePrefill<'a> {
 /// more than before it. Nothing where the host chooses.
 pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
-    let Some(PrefillPattern::Blocks(mask)) = method.reads().method.prefill_pattern() else { return 0 };
+    let mask = match method.reads().method.prefill_pattern() {
+        Some(PrefillPattern::Blocks(mask)) => mask,
+        Some(PrefillPattern::Whole(mask)) if !mask.has_own_tokens() => {
+            return planned_list_bytes(mask.query_rows(), heads, tokens);
+        }
+        _ => return 0,
+    };
     let policy = &method.reads().policy;
     let here = mask.query_rows().min(tokens.max(1));
     let block = QueryBlock::unseen(policy, (0, heads / kv_heads), (tokens.saturating_sub(here), here), d);
@@ -345,6 +357,15 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -
         (false, None) => (0, 0),
     };
     size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
+}
+
+/// Bytes that lists of a planned mask take at most, if those of a single block do not take more.
+pub(super) const PLANNED_LIST_BYTES: usize = 512 << 20;
+
+/// Bytes that the lists of a prompt of so many tokens take at most on a device, where blocks of `block_rows` attend by a plan.
+fn planned_list_bytes(block_rows: usize, heads: usize, tokens: usize) -> usize {
+    let of_block = size_of::<u32>() * heads * tokens;
+    of_block * tokens.div_ceil(block_rows).min((PLANNED_LIST_BYTES / of_block.max(1)).max(1))
 }
 
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
@@ -425,20 +446,26 @@ impl<'a> SparsePrefill<'a> {
     /// A chunk that is all of the prompt: what its blocks attend is planned first, for each KV head.
     fn attend_whole(&self, chunk: &PrefillChunk<'_>, mask: &dyn PromptMask, out: &mut [f32]) -> Vec<BlockCost> {
         assert_eq!(chunk.first, 0, "a mask over the whole prompt sees it in one chunk");
-        let group = chunk.heads / chunk.kv_heads();
-        let queries: Vec<Vec<f32>> = (0..chunk.kv_heads())
-            .map(|kv_head| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group))
-            .collect();
+        let queries = queries_by_group(chunk);
+        let (plans, costs) = self.plan(chunk, mask, &queries);
+        let masking = |block: &QueryBlock<'_>, _: &mut Cost| plans[block.kv_head](block);
+        let mut counted = self.attend_blocks(chunk, mask.query_rows(), &masking, out);
+        counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, chunk.heads)));
+        counted
+    }
+
+    /// What the blocks of a prompt attend, by KV head, and what it cost to plan that; `queries` are the chunk's, by group.
+    pub(super) fn plan<'p>(
+        &'p self,
+        chunk: &PrefillChunk<'p>,
+        mask: &'p dyn PromptMask,
+        queries: &'p [Vec<f32>],
+    ) -> (Vec<PromptPlan<'p>>, Vec<Cost>) {
         let plan = |kv_head: usize| {
             let mut cost = Cost::default();
             (mask.plan(&self.block(chunk, kv_head, 0, &queries[kv_head], chunk.tokens()), &mut cost), cost)
         };
-        let (plans, costs): (Vec<PromptPlan>, Vec<Cost>) = (0..queries.len()).into_par_iter().map(plan).unzip();
-        let masking = |block: &QueryBlock<'_>, _: &mut Cost| plans[block.kv_head](block);
-        let mut counted = self.attend_blocks(chunk, mask.query_rows(), &masking, out);
-        let planning = costs.into_iter().map(|cost| BlockCost { cost, attended: vec![0; chunk.heads], context: 0 });
-        counted.extend(planning);
-        counted
+        (0..queries.len()).into_par_iter().map(plan).unzip()
     }
 
     /// A layer that is dense by policy. Where positions are grouped, all tokens are seen so.
@@ -572,6 +599,11 @@ impl<'a> SparsePrefill<'a> {
 const DENSE_ROWS: usize = 256;
 
 impl BlockCost {
+    /// What planning a mask cost, of so many heads.
+    pub(super) fn planning(cost: Cost, heads: usize) -> Self {
+        Self { cost, attended: vec![0; heads], context: 0 }
+    }
+
     /// With what scoring cost.
     pub(super) fn with(mut self, scoring: Cost) -> Self {
         self.cost += scoring;
@@ -692,6 +724,13 @@ fn numbered(tokens: &[u32], is_one: impl Fn(usize) -> bool) -> (Vec<u32>, Vec<us
 /// Rows `[row][head][d]` of some heads as `[head][row][d]`.
 pub(super) fn by_head(queries: &[f32], heads: usize, d: usize, some: Range<usize>) -> Vec<f32> {
     some.flat_map(|head| queries.chunks_exact(heads * d).flat_map(move |row| &row[head * d..][..d])).copied().collect()
+}
+
+/// The queries of each KV head's group in a chunk, `[head][row][d]`.
+pub(super) fn queries_by_group(chunk: &PrefillChunk<'_>) -> Vec<Vec<f32>> {
+    let group = chunk.heads / chunk.kv_heads();
+    let of = |kv_head: usize| by_head(chunk.queries(), chunk.heads, chunk.d(), kv_head * group..(kv_head + 1) * group);
+    (0..chunk.kv_heads()).into_par_iter().map(of).collect()
 }
 
 fn scale(d: usize) -> f32 {

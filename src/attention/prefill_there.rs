@@ -1,36 +1,45 @@
 //! Sparse attention of a prompt on the device that reads it: what blocks of rows attend is worked out on the host where it follows
-//! from where they are, or searched for on the device; then a kernel gathers it. Masks that the host has to look at queries and
-//! keys for are not attended here.
+//! from where they are, searched for on the device, or, for a mask over the whole prompt, planned on the host, which is shown
+//! queries and keys for that; then a kernel gathers it. Masks with tokens of a row's own are not attended here.
 
 use rayon::prelude::*;
 
+use super::calibration::PrefillChunk;
 use super::device::MaskRoom;
 use super::engine::head_seed;
 use super::method::Positions;
-use super::prefill::{BlockCost, BlockMask, Mask, Masks, PrefillPattern, QueryBlock, SearchedMask, SparsePrefill};
+use super::prefill::{
+    BlockCost, BlockMask, Mask, Masks, PLANNED_LIST_BYTES, PrefillPattern, PromptMask, QueryBlock, SearchedMask,
+    SparsePrefill, queries_by_group,
+};
 use crate::cost::Cost;
-use crate::kernels::cuda::{BlockShape, Buffer, Cache, Gpu, GpuError, PromptSearch, Rows, Run, Searched, Timeline};
+use crate::kernels::cuda::{
+    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, PromptSearch, Rows, Run, Searched, Timeline,
+};
 use crate::kv::KvShape;
 
 /// Bytes of a pair of counters.
 const COUNTERS: usize = 2 * size_of::<u64>();
 
 impl SparsePrefill<'_> {
-    /// Attends rows of a layer on the device, into `out` `[row][head][d]`; the first begins a block. `false`, and nothing done, if
-    /// that takes the host. A timeline is marked between finding out what is attended and attending it.
+    /// Attends rows of a layer on the device, into `out` `[row][head][d]`; the first begins a block, and `chunk` shows the same rows to
+    /// the host. `false`, and nothing done, if attending takes the host. A timeline is marked between finding out what is attended
+    /// and attending it; where rows are attended in pieces, at the end of one and at the beginning of the next as well.
     ///
     /// # Errors
     /// If the device fails.
     pub fn attend_there(
         &mut self,
         gpu: &Gpu,
-        (layer, shape): (usize, KvShape),
+        chunk: &PrefillChunk<'_>,
         rows: &Rows<'_>,
         cache: &Cache<'_>,
         out: &mut Buffer,
         timeline: Option<&mut Timeline>,
     ) -> Result<bool, GpuError> {
-        let mark = || timeline.map_or(Ok(()), |timeline| gpu.mark(timeline));
+        let (layer, shape) = (chunk.layer, chunk.shape());
+        let mut timeline = timeline;
+        let mut mark = || timeline.as_mut().map_or(Ok(()), |timeline| gpu.mark(timeline));
         let last = rows.first + rows.count - 1;
         if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {
             mark()?;
@@ -39,12 +48,26 @@ impl SparsePrefill<'_> {
             self.count(layer, BlockCost::new(vec![context; rows.heads], context, rows.count, cache.d));
             return Ok(true);
         }
-        let PrefillPattern::Blocks(mask) = self.pattern else { return Ok(false) };
         if self.dense[layer] || self.positions != Positions::Original || !gpu.attends_blocks(cache.storage, cache.d) {
             return Ok(false);
         }
+        let mask = match self.pattern {
+            PrefillPattern::Blocks(mask) => mask,
+            PrefillPattern::Whole(mask) if !mask.has_own_tokens() => {
+                return self.attend_planned(gpu, chunk, mask, (rows, cache), out, &mut mark);
+            }
+            _ => return Ok(false),
+        };
         let is_known = match (mask.is_blind(), mask.device_form().filter(|form| form.fits(shape))) {
-            (true, _) => self.place(gpu, layer, mask, rows, cache)?,
+            (true, _) => {
+                let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
+                let mut lists = std::mem::take(&mut self.there.lists);
+                let placed = self.place(gpu, &mut lists, layer, (mask.query_rows(), &masks), rows, cache)?;
+                self.there.lists = lists;
+                let is_placed = placed.is_some();
+                placed.into_iter().for_each(|cost| self.count(layer, cost));
+                is_placed
+            }
             (false, Some(form)) => self.search(gpu, layer, (mask, form), rows, cache)?,
             (false, None) => false,
         };
@@ -53,6 +76,44 @@ impl SparsePrefill<'_> {
             gpu.attend_blocks(rows, cache, &self.there.lists, out)?;
         }
         Ok(is_known)
+    }
+
+    /// All rows of a prompt by a mask that the host plans: in pieces of as many rows as lists of all tokens have room for.
+    fn attend_planned(
+        &mut self,
+        gpu: &Gpu,
+        chunk: &PrefillChunk<'_>,
+        mask: &dyn PromptMask,
+        (rows, cache): (&Rows<'_>, &Cache<'_>),
+        out: &mut Buffer,
+        mark: &mut dyn FnMut() -> Result<(), GpuError>,
+    ) -> Result<bool, GpuError> {
+        let mut lists = std::mem::take(&mut self.there.lists);
+        chunk.show();
+        let queries = queries_by_group(chunk);
+        let (plans, costs) = self.plan(chunk, mask, &queries);
+        let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);
+        let block_rows = mask.query_rows();
+        let at_once = block_rows * (PLANNED_LIST_BYTES / (size_of::<u32>() * rows.heads * rows.count)).max(1);
+        let layer = chunk.layer;
+        let mut counted = Vec::new();
+        for skip in (0..rows.count).step_by(at_once) {
+            let count = at_once.min(rows.count - skip);
+            let piece = Rows { skip: rows.skip + skip, count, first: rows.first + skip, ..*rows };
+            if skip > 0 {
+                mark()?;
+                mark()?;
+            }
+            let placed = self.place(gpu, &mut lists, layer, (block_rows, &masks), &piece, cache)?;
+            counted.push(placed.expect("a mask with tokens of a row's own, or diagonals of a block's own, says so"));
+            mark()?;
+            gpu.attend_blocks(&piece, cache, &lists, out)?;
+        }
+        drop(plans);
+        self.there.lists = lists;
+        counted.extend(costs.into_iter().map(|cost| BlockCost::planning(cost, rows.heads)));
+        counted.into_iter().for_each(|cost| self.count(layer, cost));
+        Ok(true)
     }
 
     /// Counts what the device found, when all of the prompt has been read.
@@ -90,29 +151,30 @@ impl SparsePrefill<'_> {
         }
     }
 
-    /// Lists of blocks whose place says what they attend. `false` if a mask has more than a list and a stretch.
+    /// Lists of blocks of so many rows whose place says what they attend, and what that is. `None` if a mask has more than a list,
+    /// a stretch and diagonals that are those of all of its blocks.
     fn place(
-        &mut self,
+        &self,
         gpu: &Gpu,
+        to: &mut BlockLists,
         layer: usize,
-        mask: &dyn BlockMask,
+        (block_rows, masks): (usize, &Placing<'_>),
         rows: &Rows<'_>,
         cache: &Cache<'_>,
-    ) -> Result<bool, GpuError> {
+    ) -> Result<Option<BlockCost>, GpuError> {
         let (kv_heads, group) = (cache.kv_heads, rows.heads / cache.kv_heads);
-        let block_rows = mask.query_rows();
         let blocks = rows.count.div_ceil(block_rows);
         let of = |i: usize| {
             let (block, kv_head) = (i / kv_heads, i % kv_heads);
             let first = rows.first + block * block_rows;
             let here = block_rows.min(rows.first + rows.count - first);
-            match mask.masks(&self.unseen(layer, (kv_head, group), (first, here), cache.d), &mut Cost::default()) {
+            match masks(&self.unseen(layer, (kv_head, group), (first, here), cache.d)) {
                 Masks::Shared(mask) => Placed::of(&mask, first).map(|placed| vec![placed]),
                 Masks::PerHead(masks) => masks.iter().map(|mask| Placed::of(mask, first)).collect(),
             }
         };
         let placed: Option<Vec<Vec<Placed>>> = (0..blocks * kv_heads).into_par_iter().map(of).collect();
-        let Some(placed) = placed else { return Ok(false) };
+        let Some(placed) = placed else { return Ok(None) };
         let is_shared = placed.iter().all(|lists| lists.len() == 1);
         let sharing = if is_shared { group } else { 1 };
         let repeats = |lists: &Vec<Placed>| if lists.len() == 1 { group / sharing } else { 1 };
@@ -129,10 +191,13 @@ impl SparsePrefill<'_> {
         }
         let most = placed.iter().map(|placed| placed.tokens).max().unwrap_or(0);
         let runs: Vec<&[Run]> = placed.iter().map(|placed| &placed.runs[..]).collect();
-        self.there.lists.resize(gpu, shape, most, starts)?;
-        self.there.lists.write(gpu, &runs)?;
-        self.count(layer, BlockCost::new(attended, context(rows), rows.count, cache.d));
-        Ok(true)
+        to.resize(gpu, shape, most, starts)?;
+        to.write(gpu, &runs)?;
+        let Some(diagonals) = diagonals(&placed, lists, rows.first, block_rows) else { return Ok(None) };
+        if diagonals.iter().any(|distances| !distances.is_empty()) {
+            to.set_diagonals(gpu, &diagonals, rows.first + rows.count - 1)?;
+        }
+        Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
     }
 
     /// Lists that the device searches for. `false` if it cannot keep as much as is searched for.
@@ -186,11 +251,29 @@ fn context(rows: &Rows<'_>) -> usize {
     (rows.first..rows.first + rows.count).map(|position| position + 1).sum()
 }
 
+/// What says which tokens a block attends, of which nobody looks at queries or keys.
+type Placing<'a> = dyn Fn(&QueryBlock<'_>) -> Masks + Sync + 'a;
+
+/// The diagonals of each list, `placed` `[block][list]` from position `first` on: those of its last block, where every block has what
+/// reaches it of them. `None` if one does not.
+fn diagonals<'p>(placed: &[&'p Placed], lists: usize, first: usize, block_rows: usize) -> Option<Vec<&'p [usize]>> {
+    let last = &placed[placed.len() - lists..];
+    let is_alike = |(i, of): (usize, &&Placed)| {
+        let (block, all) = (i / lists, &last[i % lists].slashes);
+        let reached = all.partition_point(|distance| *distance < first + (block + 1) * block_rows);
+        of.slashes[..] == all[..reached]
+    };
+    let is_fit = placed.iter().enumerate().all(is_alike);
+    is_fit.then(|| last.iter().map(|of| &of.slashes[..]).collect())
+}
+
 /// A list of a block that was placed.
 struct Placed {
     runs: Vec<Run>,
     /// Tokens of the list.
     tokens: usize,
+    /// Distances of diagonals that reach the block, ascending.
+    slashes: Vec<usize>,
     /// Of each row.
     starts: Vec<u32>,
     /// Tokens that the rows attend together.
@@ -198,17 +281,29 @@ struct Placed {
 }
 
 impl Placed {
-    /// What a mask leaves rows from position `first` on; `None` if that is more than a list and a stretch.
+    /// What a mask leaves rows from position `first` on; `None` if some of it is a row's own.
     fn of(mask: &Mask, first: usize) -> Option<Self> {
-        if !mask.slashes.is_empty() || mask.own.iter().any(|own| !own.is_empty()) {
+        if mask.own.iter().any(|own| !own.is_empty()) {
             return None;
         }
+        let end = first + mask.starts.len();
+        let slashes = mask.slashes[..mask.slashes.partition_point(|distance| *distance < end)].to_vec();
+        let mut is_slash = vec![false; if slashes.is_empty() { 0 } else { end }];
+        slashes.iter().for_each(|distance| is_slash[*distance] = true);
         let starts: Vec<u32> =
             (first..).zip(&mask.starts).map(|(position, start)| (*start).min(position) as u32).collect();
         let seen = |(position, start): (usize, &u32)| {
-            mask.common.partition_point(|token| token < start) + position + 1 - *start as usize
+            let listed = &mask.common[..mask.common.partition_point(|token| token < start)];
+            // Diagonals that meet the row before its stretch.
+            let reached = slashes.partition_point(|distance| *distance <= position);
+            let met = reached - slashes.partition_point(|distance| *distance + (*start as usize) <= position);
+            let both = match met {
+                0 => 0,
+                _ => listed.iter().filter(|token| is_slash[position - **token as usize]).count(),
+            };
+            listed.len() + met - both + position + 1 - *start as usize
         };
         let seen = (first..).zip(&starts).map(seen).sum();
-        Some(Self { runs: Run::of(&mask.common), tokens: mask.common.len(), starts, seen })
+        Some(Self { runs: Run::of(&mask.common), tokens: mask.common.len(), slashes, starts, seen })
     }
 }

@@ -389,6 +389,33 @@ const ON_DEVICE: &str = "only a method with a form on a device is asked for it";
 #[cfg(feature = "cuda")]
 const SCORE_BYTES: usize = 64 << 20;
 
+/// Rows of a step whose scores are made together.
+#[cfg(feature = "cuda")]
+fn rows_at_once(step: &DeviceStep<'_>, pages: &Pages) -> impl Iterator<Item = Range<usize>> + use<> {
+    let rows = step.numbers.len();
+    let at_once = (SCORE_BYTES / Scores::row_bytes(step.queries.heads, pages.count()).max(1)).max(1);
+    (0..rows).step_by(at_once).map(move |first| first..(first + at_once).min(rows))
+}
+
+#[cfg(feature = "cuda")]
+impl<S: Scorer> Scored<S> {
+    /// The pages of a step's candidates.
+    fn pages(&self, step: &DeviceStep<'_>) -> Pages {
+        Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Reduce {
+    /// The same on a device.
+    fn there(self) -> Reduction {
+        match self {
+            Self::Sum => Reduction::Sum,
+            Self::Max => Reduction::Max,
+        }
+    }
+}
+
 impl<S: Scorer> DeviceForm for Scored<S> {
     fn fits(&self, shape: KvShape) -> bool {
         self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
@@ -441,23 +468,36 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
-        let (heads, kv_heads) = (step.queries.heads, step.prefix.cache.kv_heads);
-        let pages = Pages { tokens: step.prefix.candidates.clone(), size: self.scorer.page() };
-        let row_bytes = Scores::row_bytes(heads, pages.count());
-        let (rows, at_once) = (step.numbers.len(), (SCORE_BYTES / row_bytes.max(1)).max(1));
+        let pages = self.pages(step);
         let (lists, reduction) = match self.per {
-            Granularity::QueryHead => (heads, None),
-            Granularity::KvHead(Reduce::Sum) => (kv_heads, Some(Reduction::Sum)),
-            Granularity::KvHead(Reduce::Max) => (kv_heads, Some(Reduction::Max)),
+            Granularity::QueryHead => (step.queries.heads, None),
+            Granularity::KvHead(reduce) => (step.prefix.cache.kv_heads, Some(reduce.there())),
         };
         picker.prepare(step, &pages, lists, room)?;
-        for first in (0..rows).step_by(at_once) {
-            let some = first..(first + at_once).min(rows);
+        for some in rows_at_once(step, &pages) {
+            let first = some.start;
             scorer.score_all(step, some, index, reduction, scratch)?;
             picker.pick_all(step, (&pages, self.least), scratch.scores.of(reduction), first, room)?;
             scorer.weigh_all(step, index, first, scratch, room)?;
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn score_alone(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        scratch: &mut DeviceScratch,
+    ) -> Result<bool, GpuError> {
+        let (scorer, _) = self.on_device().expect(ON_DEVICE);
+        let reduction = match self.per {
+            Granularity::QueryHead => None,
+            Granularity::KvHead(reduce) => Some(reduce.there()),
+        };
+        rows_at_once(step, &self.pages(step))
+            .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
+        Ok(true)
     }
 }
 

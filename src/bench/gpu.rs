@@ -5,7 +5,7 @@
 //! timed, and the time is that of one.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -17,7 +17,7 @@ use super::turns::{Runs, Turn};
 use crate::attention::{Configured, IndexCache, Rotation};
 use crate::kernels::cuda::{Flood, Gpu, Into, Storage};
 use crate::kv::KvDtype;
-use crate::model::cuda::{BatchRoom, Following, LayerAlone, RunAlone};
+use crate::model::cuda::{AloneTimes, BatchRoom, Following, LayerAlone, RunAlone};
 use crate::model::decoder::Decoder;
 use crate::model::dimensions::Dimensions;
 
@@ -230,7 +230,7 @@ impl Runs for DecodingThere<'_> {
         let picking = step(true)?;
         let time = if refresh == 1 { picking } else { (picking + step(false)? * (refresh - 1)) / refresh };
         let (alone, layers) = (stepping.run.times()?, stepping.layer.copies() as u32);
-        Ok(Turn { time, select: alone.select * layers, attend: alone.attend * layers, ..Turn::default() })
+        Ok(turn(time, &alone, layers))
     }
 
     fn count(&self, row: &mut BenchRow) {
@@ -252,11 +252,18 @@ fn queries(sequences: &[Sequence], batch: usize, step: usize) -> Vec<f32> {
     (0..batch).flat_map(|i| sequences[i % sequences.len()].steps[step][0].queries.iter().copied()).collect()
 }
 
+/// A turn with its parts, each of which was timed by itself, at so many layers. Picking is what selecting takes beyond scoring.
+fn turn(time: Duration, alone: &AloneTimes, layers: u32) -> Turn {
+    let AloneTimes { select, attend, score, .. } = *alone;
+    let pick = if score.is_zero() { Duration::ZERO } else { select.saturating_sub(score) };
+    Turn { time, score: score * layers, pick: pick * layers, select: select * layers, attend: attend * layers }
+}
+
 impl Runs for SteppingThere<'_> {
     fn turn(&mut self, number: usize) -> Result<Turn> {
         self.layer.ask(queries(self.sequences, self.batch, number))?;
         let times = self.run.times()?;
-        Ok(Turn { time: times.whole, select: times.select, attend: times.attend, ..Turn::default() })
+        Ok(turn(times.whole, &times, 1))
     }
 
     fn count(&self, row: &mut BenchRow) {

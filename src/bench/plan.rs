@@ -414,7 +414,7 @@ impl At<'_> {
         Ok(entries)
     }
 
-    /// Methods that read a prompt by masks that the GPU finds, or that follow from where blocks are; and `full`.
+    /// Methods that read a prompt by masks that the GPU finds, that follow from where blocks are or are planned on the host; and `full`.
     #[cfg(feature = "cuda")]
     fn reading_there<'r>(
         &'r self,
@@ -430,7 +430,7 @@ impl At<'_> {
             }
         }
         let note =
-            format!("choose on the host what prompts attend, and are left out on a GPU: {}.", elsewhere.join(", "));
+            format!("have rows that attend tokens of their own, and are left out on a GPU: {}.", elsewhere.join(", "));
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }

@@ -90,7 +90,7 @@ pub struct AttendingThere<'p> {
 
 #[cfg(feature = "cuda")]
 impl<'p> AttendingThere<'p> {
-    /// Ready to read `prompt`, which `there` has on the device; `None` if the host has to look at its queries and keys for that.
+    /// Ready to read `prompt`, which `there` has on the device; `None` if attending it takes the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -108,7 +108,9 @@ impl<'p> AttendingThere<'p> {
     fn read(&mut self) -> Result<Option<Turn>> {
         let start = Instant::now();
         let mut sparse = SparsePrefill::new(self.here.method, 1, self.here.seed);
-        let times = self.there.lock().unwrap_or_else(PoisonError::into_inner).read(sparse.as_mut())?;
+        let Prompt { queries, heads, kv } = self.here.prompt;
+        let prompt = PrefillChunk::new(0, 0, queries, *heads, kv);
+        let times = self.there.lock().unwrap_or_else(PoisonError::into_inner).read(&prompt, sparse.as_mut())?;
         let time = start.elapsed();
         self.here.cost = match sparse {
             Some(sparse) => sparse.into_costs().total(|_| true),

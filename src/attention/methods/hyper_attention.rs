@@ -225,6 +225,10 @@ impl PromptMask for HyperAttention {
         64
     }
 
+    fn has_own_tokens(&self) -> bool {
+        true
+    }
+
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let (d, tokens) = (prompt.d, prompt.rows);
         let fixed = Static::new(prompt.policy, tokens);

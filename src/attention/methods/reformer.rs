@@ -194,6 +194,10 @@ impl PromptMask for Reformer {
         64
     }
 
+    fn has_own_tokens(&self) -> bool {
+        true
+    }
+
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let size = match self.bucket {
             Tuned::Value(bucket) => bucket,

@@ -13,6 +13,8 @@ const THREADS: u32 = 128;
 const WRITERS: u32 = 256;
 /// Keys of a tile.
 const TILE_KEYS: usize = 64;
+/// Bits of a word.
+const WORD_BITS: usize = 32;
 /// Rows of the smaller and the larger tile.
 const TILES: [usize; 2] = [32, 64];
 /// Rows that a product on tensor cores takes, and numbers between them in shared memory.
@@ -69,7 +71,8 @@ impl BlockShape {
     }
 }
 
-/// What the rows of a chunk see: of the tokens of their block's list those before their start, and all from there up to themselves.
+/// What the rows of a chunk see: of the tokens of their block's list, and of those at the distances of their list's diagonals, those
+/// before their start, and all from there up to themselves.
 #[derive(Debug, Default)]
 pub struct BlockLists {
     shape: BlockShape,
@@ -83,6 +86,10 @@ pub struct BlockLists {
     counts: Option<Buffer>,
     /// `[list][row]`, or `[row]` for all lists.
     starts: Mirrored<u32>,
+    /// Diagonals: `[list][word]`, a bit for each distance.
+    distances: Mirrored<u32>,
+    /// Words of a list's diagonals; none if no list has any.
+    distance_words: usize,
     runs: Option<Buffer>,
     begins: Option<Buffer>,
 }
@@ -99,11 +106,29 @@ impl BlockLists {
     pub fn resize(&mut self, gpu: &Gpu, shape: BlockShape, most: usize, starts: Vec<u32>) -> Result<(), GpuError> {
         let BlockShape { rows, lists, .. } = shape;
         assert!(starts.len() == rows || starts.len() == lists * rows, "{} starts of {rows} rows", starts.len());
-        (self.shape, self.most, self.end) = (shape, most.max(1), 0);
+        (self.shape, self.most, self.end, self.distance_words) = (shape, most.max(1), 0, 0);
         let count = shape.blocks() * lists;
         gpu.reserve(&mut self.tokens, (4 * count * self.most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, 4 * count)?;
         self.starts.set(gpu, starts)
+    }
+
+    /// Gives each list its diagonals, of all of its blocks: distances up to that of the last row, which stands at `last`. Lists that
+    /// are made room for anew have none.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are not as many lists, or a distance lies beyond.
+    pub fn set_diagonals(&mut self, gpu: &Gpu, diagonals: &[&[usize]], last: usize) -> Result<(), GpuError> {
+        assert_eq!(diagonals.len(), self.shape.lists, "lists of diagonals");
+        self.distance_words = (last + 1).div_ceil(WORD_BITS);
+        let mut words = vec![0; diagonals.len() * self.distance_words];
+        for (words, distances) in words.chunks_exact_mut(self.distance_words).zip(diagonals) {
+            distances.iter().for_each(|distance| words[distance / WORD_BITS] |= 1 << (distance % WORD_BITS));
+        }
+        self.distances.set(gpu, words)
     }
 
     /// Writes the lists, `[block][list]`, each in runs.
@@ -176,10 +201,12 @@ struct Seen {
     tokens: u64,
     counts: u64,
     starts: u64,
+    distances: u64,
     most: u32,
     starts_stride: u32,
     block_rows: u32,
     lists: u32,
+    distance_words: u32,
 }
 
 // SAFETY: as the kernel's struct.
@@ -276,24 +303,34 @@ impl Gpu {
         assert!(seen.shape.rows == rows.count && rows.first + rows.count <= cache.capacity, "{:?}", seen.shape);
         assert!(rows.heads.is_multiple_of(lists) && lists.is_multiple_of(cache.kv_heads), "{lists} lists");
         assert!(seen.end <= rows.first + rows.count, "tokens up to {}", seen.end);
+        let words = (rows.first + rows.count).div_ceil(WORD_BITS);
+        assert!([0, words].contains(&seen.distance_words), "diagonals of {} words", seen.distance_words);
         let (queries, out) = addresses(rows, cache, out);
         let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
         let [tokens, counts] = seen.addresses();
         let numbers = block_rows * rows.heads / lists;
-        let tile = if numbers <= TILES[0] { TILES[0] } else { TILES[1] };
+        let has_lines = seen.distance_words > 0;
+        let tile = if numbers <= TILES[0] && !has_lines { TILES[0] } else { TILES[1] };
         let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
-        let shared_bytes = ((tile + 2 * TILE_KEYS) * 2 * width) as u32;
-        let name = format!("attend_blocks_{}_{width}_{tile}", cache.storage.name());
+        let met_words = if has_lines { (rows.first + rows.count).div_ceil(TILE_KEYS * WORD_BITS) } else { 0 };
+        let shared_bytes = ((tile + 2 * TILE_KEYS) * 2 * width + size_of::<u32>() * met_words) as u32;
+        let storage = cache.storage.name();
+        let name = match has_lines {
+            true => format!("attend_lines_{storage}_{width}"),
+            false => format!("attend_blocks_{storage}_{width}_{tile}"),
+        };
         let function = self.with_shared("attend_blocks", &name, shared_bytes)?;
         let starts = seen.starts.numbers();
         let own = Seen {
             tokens,
             counts,
             starts: seen.starts.address(0..starts.len()),
+            distances: if has_lines { seen.distances.address(0..lists * seen.distance_words) } else { 0 },
             most: seen.most as u32,
             starts_stride: if starts.len() == rows.count { 0 } else { rows.count as u32 },
             block_rows: block_rows as u32,
             lists: lists as u32,
+            distance_words: seen.distance_words as u32,
         };
         let scale = 1.0 / (cache.d as f32).sqrt();
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
@@ -308,7 +345,7 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and above; lists hold tokens below their `end`, and
-        // stretches end with the rows.
+        // stretches end with the rows; diagonals have a bit for every distance between two tokens up to the last row.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's blocks"))
     }
 

@@ -15,6 +15,8 @@ use super::{Buffer, Gpu, GpuError, Storage, failed};
 pub struct Rows<'a> {
     /// Rotated queries `[row][stride]`, head `h` at `h * d`.
     pub queries: &'a Buffer,
+    /// Rows of the buffer before the first of these, and of what is attended as well.
+    pub skip: usize,
     /// Numbers from one row to the next.
     pub stride: usize,
     /// How many.
@@ -107,7 +109,7 @@ impl Gpu {
         let (bytes, some, end) = (cache.storage.bytes(), range.len(), rows.first + range.end);
         assert!(end <= cache.capacity && rows.stride.is_multiple_of(8), "rows up to {end} of {}", cache.capacity);
         let width = ((some - 1) * rows.stride + rows.heads * cache.d) * bytes;
-        let queries = rows.queries.address(range.start * rows.stride * bytes, width);
+        let queries = rows.queries.address((rows.skip + range.start) * rows.stride * bytes, width);
         let sums_bytes = size_of::<f32>() * ((rows.heads - 1) * rows.count + some);
         let sums = log_sums.address(size_of::<f32>() * range.start, sums_bytes);
         let (keys, mass) = (cache.key(0, 0), mass.address(0, size_of::<f32>() * rows.heads * end));
@@ -238,8 +240,9 @@ pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) ->
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
     assert!(rows.stride >= width && rows.stride.is_multiple_of(8) && rows.count > 0, "rows of {}", rows.stride);
-    let queries = rows.queries.address(0, ((rows.count - 1) * rows.stride + width) * bytes);
-    (queries, out.address(0, rows.count * width * bytes))
+    let queries =
+        rows.queries.address(rows.skip * rows.stride * bytes, ((rows.count - 1) * rows.stride + width) * bytes);
+    (queries, out.address(rows.skip * width * bytes, rows.count * width * bytes))
 }
 
 /// A map of a 16-bit tensor of four dimensions, with swizzled tiles of 128 bytes; byte strides are those of all dimensions

@@ -11,7 +11,9 @@ use super::host::Numbers;
 use super::kv::{DevicePrefix, Tail, shared};
 use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
-use crate::attention::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Fork, Learned, Selects};
+use crate::attention::{
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, Selects,
+};
 use crate::cost::Cost;
 use crate::kernels::cuda::{
     self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
@@ -223,6 +225,8 @@ pub struct AloneTimes {
     pub select: Duration,
     /// Attending alone, likewise.
     pub attend: Duration,
+    /// Scoring alone, likewise; nothing where a method does not score all candidates first.
+    pub score: Duration,
 }
 
 /// A method that steps again and again behind the same context.
@@ -241,7 +245,7 @@ pub struct RunAlone {
     attention: AttentionRoom,
     prepared: Option<Prepared>,
     out: Buffer,
-    /// Of the whole step, and of both halves where something is picked.
+    /// Of the whole step, of both halves where something is picked, and of scoring where that is apart.
     recordings: Vec<Recording>,
     timeline: Timeline,
 }
@@ -264,7 +268,7 @@ impl RunAlone {
     /// [`GpuError`].
     pub fn times(&mut self) -> Result<AloneTimes, GpuError> {
         let (layer, copies) = (self.layer.clone(), self.layer.copies() as u32);
-        let mut spans = [Duration::ZERO; 3];
+        let mut spans = [Duration::ZERO; 4];
         for (recording, span) in self.recordings.iter_mut().zip(&mut spans) {
             // The host is ahead of the device by the time that this takes, so nothing waits for a launch.
             layer.flood()?;
@@ -275,10 +279,13 @@ impl RunAlone {
             layer.gpu.synchronize()?;
             *span = self.timeline.spans()?[0] / copies;
         }
-        let ([whole, select, attend], steps) = (spans, self.refresh());
+        let ([whole, select, attend, score], steps) = (spans, self.refresh());
         Ok(match self.recordings.len() {
-            1 => AloneTimes { whole, select, attend: whole },
-            _ => AloneTimes { whole: (whole + attend * (steps - 1)) / steps, select: select / steps, attend },
+            1 => AloneTimes { whole, select, attend: whole, score },
+            _ => {
+                let whole = (whole + attend * (steps - 1)) / steps;
+                AloneTimes { whole, select: select / steps, attend, score: score / steps }
+            }
         })
     }
 
@@ -326,13 +333,38 @@ impl RunAlone {
             let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select(copy)))?;
             let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
             self.recordings.extend([select, attend]);
+            if self.score(0)? {
+                let score = gpu.record(|| copies.clone().try_for_each(|copy| self.score(copy).map(drop)))?;
+                self.recordings.push(score);
+            }
         }
         Ok(())
     }
 
     /// Picks for a copy, where anything is picked.
     pub(super) fn select(&mut self, copy: usize) -> Result<(), GpuError> {
-        let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
+        self.with_form(copy, |form, step, index, picks, scratch| form.select_all(step, index, picks, scratch)).map(drop)
+    }
+
+    /// Scores the candidates of a copy, where that is apart from picking.
+    fn score(&mut self, copy: usize) -> Result<bool, GpuError> {
+        let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_alone(step, index, scratch))?;
+        Ok(scored == Some(true))
+    }
+
+    /// Has a copy's step done by the method's form, if it has one.
+    fn with_form<T>(
+        &mut self,
+        copy: usize,
+        act: impl FnOnce(
+            &dyn DeviceForm,
+            &DeviceStep<'_>,
+            &DeviceIndex,
+            &mut DeviceRoom,
+            &mut DeviceScratch,
+        ) -> Result<T, GpuError>,
+    ) -> Result<Option<T>, GpuError> {
+        let Some((form, first)) = self.fork.device_form(0) else { return Ok(None) };
         let (layer, index) = (&self.layer, if copy == 0 { first } else { &self.indexes[copy - 1] });
         let cache = layer.caches().nth(copy).expect("there are so many copies");
         let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -344,7 +376,7 @@ impl RunAlone {
             numbers: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],
         };
-        form.select_all(&step, index, &mut self.picks.own, &mut self.scratch)
+        act(form, &step, index, &mut self.picks.own, &mut self.scratch).map(Some)
     }
 
     /// Counts what was picked.

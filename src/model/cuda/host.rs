@@ -164,7 +164,7 @@ impl<'a> HostView<'a> {
     fn rows(&self) -> Rows<'_> {
         let (width, stride) = self.widths;
         let heads = width / self.prefix.shape.d;
-        Rows { queries: self.qkv, stride, count: self.rows, heads, first: self.end - self.rows }
+        Rows { queries: self.qkv, skip: 0, stride, count: self.rows, heads, first: self.end - self.rows }
     }
 
     /// Attends the chunk for its sums alone.

@@ -535,7 +535,7 @@ impl Cuda {
             observe(&chunk);
         }
         let (queries, cache) =
-            (Rows { queries: qkv, stride: widths.1, count: rows, heads: c.heads, first }, prefix.cache(layer));
+            (Rows { queries: qkv, skip: 0, stride: widths.1, count: rows, heads: c.heads, first }, prefix.cache(layer));
         let Some(sparse) = reading.sparse.as_mut() else {
             return match view.close() {
                 Some(failure) => Err(failure),
@@ -544,7 +544,7 @@ impl Cuda {
         };
         let is_attended = {
             let mut attended = view.attended.lock().unwrap_or_else(PoisonError::into_inner);
-            sparse.attend_there(&self.gpu, (layer, self.shape()), &queries, &cache, &mut attended, None)?
+            sparse.attend_there(&self.gpu, &chunk, &queries, &cache, &mut attended, None)?
         };
         let masked = (!is_attended).then(|| {
             let mut out = vec![0.0; rows * widths.0];

@@ -7,6 +7,7 @@ use super::host::Numbers;
 use super::kv::DevicePrefix;
 use super::storage;
 use crate::attention::SparsePrefill;
+use crate::attention::calibration::PrefillChunk;
 use crate::kernels::cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
 use crate::kv::LayerKv;
 use crate::model::dimensions::GPU_PREFILL_CHUNK;
@@ -16,8 +17,7 @@ pub struct PromptAlone {
     gpu: Arc<Gpu>,
     prefix: DevicePrefix,
     heads: usize,
-    /// Of each chunk.
-    queries: Vec<Buffer>,
+    queries: Buffer,
     out: Buffer,
     timeline: Timeline,
 }
@@ -52,31 +52,37 @@ impl PromptAlone {
             gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head))?;
             gpu.upload_rows(values, head * tokens * row, kv.values.head(head))?;
         }
-        let chunk = |queries: &[f32]| -> Result<Buffer, GpuError> {
-            let mut buffer = gpu.alloc(queries.len() * shape.dtype.bytes())?;
-            Numbers::narrow(queries.to_vec(), storage(shape.dtype)).upload_to(&gpu, &mut buffer, 0)?;
-            Ok(buffer)
-        };
-        let queries = queries.chunks(GPU_PREFILL_CHUNK * width).map(chunk).collect::<Result<_, _>>()?;
-        let out = gpu.alloc(GPU_PREFILL_CHUNK.min(tokens) * heads * row)?;
-        Ok(Self { gpu, prefix, heads, queries, out, timeline: Timeline::default() })
+        let mut there = gpu.alloc(tokens * heads * row)?;
+        for (chunk, queries) in queries.chunks(GPU_PREFILL_CHUNK * width).enumerate() {
+            let numbers = Numbers::narrow(queries.to_vec(), storage(shape.dtype));
+            numbers.upload_to(&gpu, &mut there, chunk * GPU_PREFILL_CHUNK * heads * row)?;
+        }
+        let out = gpu.alloc(tokens * heads * row)?;
+        Ok(Self { gpu, prefix, heads, queries: there, out, timeline: Timeline::default() })
     }
 
-    /// Reads it, chunk by chunk as a model does, densely or by a mask. `None` if the host has to look at queries and keys for that.
+    /// Reads it, chunk by chunk as a model does, densely or by a mask; `prompt` shows all of it to a mask that is planned. `None` if
+    /// attending takes the host.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn read(&mut self, mut sparse: Option<&mut SparsePrefill<'_>>) -> Result<Option<ReadTimes>, GpuError> {
+    pub fn read(
+        &mut self,
+        prompt: &PrefillChunk<'_>,
+        mut sparse: Option<&mut SparsePrefill<'_>>,
+    ) -> Result<Option<ReadTimes>, GpuError> {
         let Self { gpu, prefix, heads, queries, out, timeline } = self;
         timeline.clear();
         let (shape, cache, width) = (prefix.shape, prefix.cache(0), *heads * prefix.shape.d);
-        for (chunk, queries) in queries.iter().enumerate() {
-            let count = queries.bytes() / (width * shape.dtype.bytes());
-            let rows = Rows { queries, stride: width, count, heads: *heads, first: chunk * GPU_PREFILL_CHUNK };
+        let most = sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
+        for first in (0..prefix.tokens).step_by(most) {
+            let count = most.min(prefix.tokens - first);
+            let rows = Rows { queries, skip: first, stride: width, count, heads: *heads, first };
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {
-                    if !sparse.attend_there(gpu, (0, shape), &rows, &cache, out, Some(timeline))? {
+                    // A plan is of one chunk, which is the prompt; other masks need not be shown anything.
+                    if !sparse.attend_there(gpu, prompt, &rows, &cache, out, Some(timeline))? {
                         return Ok(None);
                     }
                 }
