@@ -15,8 +15,8 @@ constexpr int OWN = WIDEST / 32;
 constexpr int LAYERS = 3;
 // Warps of a block that signs a query, and outputs of each.
 constexpr int SIGN_WARPS = 16, SIGN_OUTPUTS = WIDEST / SIGN_WARPS;
-// The widest hyperplanes whose sides are told, and the most of them.
-constexpr int WIDEST_SIDES = 256, MOST_SIDES = 4096;
+// The widest hyperplanes whose sides are told, and how many of them a block tells.
+constexpr int WIDEST_SIDES = 256, SIDES_AT_ONCE = 64;
 
 // Weights [output][inputs] and biases of a layer; `[head]` of these.
 struct Affine {
@@ -226,29 +226,30 @@ __device__ void sign_queries(const uint32_t* rows, const T* queries, uint64_t ro
     if (lane == 0) out[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + head) * words + warp] = word;
 }
 
-// Blocks: query heads, rows. The sides of hyperplanes on which queries lie, as signatures `[row][head][word]`. `sides` has the normals
-// `[bit][d]`, then what is added to each product. A warp takes a bit after the other.
+// Blocks: query heads, rows, runs of SIDES_AT_ONCE bits. The sides of hyperplanes on which queries lie, as signatures `[row][head][word]`.
+// `sides` has the normals `[bit][d]`, then what is added to each product. A warp takes a bit after the other.
 template <typename T>
 __device__ void sign_sides(const uint32_t* rows, const T* queries, uint64_t row_stride, int d, const float* sides, int bits,
                            uint32_t* out) {
     __shared__ float x[WIDEST_SIDES];
-    __shared__ bool positive[MOST_SIDES];
+    __shared__ bool positive[SIDES_AT_ONCE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (bits + 31) / 32;
+    const int first = blockIdx.z * SIDES_AT_ONCE, end = min(bits, first + SIDES_AT_ONCE);
     const T* query = queries + rows[blockIdx.y] * row_stride + static_cast<uint64_t>(blockIdx.x) * d;
     for (int i = threadIdx.x; i < d; i += blockDim.x) x[i] = to_f32(query[i]);
     __syncthreads();
 #pragma unroll 2
-    for (int bit = warp; bit < bits; bit += SIGN_WARPS) {
+    for (int bit = first + warp; bit < end; bit += SIGN_WARPS) {
         const float* normal = sides + static_cast<uint64_t>(bit) * d;
         float sum = 0.0f;
         for (int k = lane; k < d; k += 32) sum = fmaf(x[k], normal[k], sum);
         sum = warp_sum(sum);
-        if (lane == 0) positive[bit] = sum + sides[static_cast<uint64_t>(bits) * d + bit] > 0.0f;
+        if (lane == 0) positive[bit - first] = sum + sides[static_cast<uint64_t>(bits) * d + bit] > 0.0f;
     }
     __syncthreads();
-    for (int word = warp; word < words; word += SIGN_WARPS) {
+    for (int word = first / 32 + warp; 32 * word < end; word += SIGN_WARPS) {
         const int bit = 32 * word + lane;
-        const uint32_t signs = __ballot_sync(~0u, bit < bits && positive[min(bit, bits - 1)]);
+        const uint32_t signs = __ballot_sync(~0u, bit < end && positive[min(bit, end - 1) - first]);
         if (lane == 0) out[(static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * words + word] = signs;
     }
 }

@@ -1585,7 +1585,8 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                         let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
                         let list = head * lists / heads;
                         let (start, listed) = (start(list, row), listed(row / block_rows, list));
-                        let mut seen: std::collections::BTreeSet<usize> = listed.iter().map(|token| *token as usize).collect();
+                        let mut seen: std::collections::BTreeSet<usize> =
+                            listed.iter().map(|token| *token as usize).collect();
                         let diagonals = if has_diagonals { distances(list) } else { Vec::new() };
                         seen.extend(diagonals.iter().filter_map(|distance| (first + row).checked_sub(*distance)));
                         let before = seen.into_iter().filter(|token| *token < start);

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use super::lines::{
-    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, pooled, ranked, softmax,
+    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, of_each_head, pooled, ranked, softmax,
 };
 use super::prefill_only::PrefillOnly;
 use super::{MethodEntry, ParamInfo, Preset, Role};
@@ -218,7 +218,7 @@ impl PromptMask for FlexPrefill {
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
-        let pattern = |head: usize| {
+        let pattern = |head: usize, cost: &mut Cost| {
             let (votes, off) = self.look(prompt, head, cost);
             match off < self.tau {
                 true => {
@@ -228,7 +228,7 @@ impl PromptMask for FlexPrefill {
                 false => Pattern::Lines(self.lines(&votes, fixed)),
             }
         };
-        let patterns: Vec<Pattern> = (0..prompt.group).map(pattern).collect();
+        let patterns: Vec<Pattern> = of_each_head(prompt.group, cost, pattern);
         Box::new(move |block| Masks::PerHead(patterns.iter().map(|pattern| pattern.mask(block)).collect()))
     }
 }

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use crate::attention::method::score_into;
 use crate::attention::{Mask, Policy, QueryBlock};
 use crate::cost::Cost;
@@ -46,6 +48,21 @@ impl LineVotes {
         add(&mut self.slash, &other.slash);
         self
     }
+}
+
+/// What `find` finds for each query head of a group, in parallel; adds what that costs.
+pub(super) fn of_each_head<T: Send>(
+    group: usize,
+    cost: &mut Cost,
+    find: impl Fn(usize, &mut Cost) -> T + Sync,
+) -> Vec<T> {
+    let of_head = |head: usize| {
+        let mut own = Cost::default();
+        (find(head, &mut own), own)
+    };
+    let (found, costs): (Vec<T>, Vec<Cost>) = (0..group).into_par_iter().map(of_head).unzip();
+    costs.into_iter().for_each(|own| *cost += own);
+    found
 }
 
 /// Calls `visit` with the positions of the last `count` queries of a head, ascending, and the softmax of each over all

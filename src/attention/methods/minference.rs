@@ -19,7 +19,8 @@
 use std::sync::Arc;
 
 use super::lines::{
-    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, ranked,
+    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, of_each_head,
+    ranked,
 };
 use super::prefill_only::PrefillOnly;
 use super::{MethodEntry, ParamInfo, Preset, Role};
@@ -151,7 +152,7 @@ impl PromptMask for MInference {
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
         let budget = (self.pairs(prompt.rows, fixed), fixed);
-        let pattern = |head: usize| {
+        let pattern = |head: usize, cost: &mut Cost| {
             let (mut attention, mut votes) = (Vec::new(), LineVotes::none(prompt.rows));
             each_last_attention(prompt, head, self.snapshot, cost, |position, weights| {
                 votes.take(position, weights);
@@ -162,7 +163,7 @@ impl PromptMask for MInference {
             let better = |a: (f64, Pattern), b: (f64, Pattern)| if b.0 > a.0 { b } else { a };
             patterns.into_iter().reduce(better).expect("three patterns").1
         };
-        let patterns: Vec<Pattern> = (0..prompt.group).map(pattern).collect();
+        let patterns: Vec<Pattern> = of_each_head(prompt.group, cost, pattern);
         Box::new(move |block| Masks::PerHead(patterns.iter().map(|pattern| pattern.mask(block)).collect()))
     }
 }

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::lines::{LineVotes, Lines, Static, all_pairs, ranked};
+use super::lines::{LineVotes, Lines, Static, all_pairs, of_each_head, ranked};
 use super::prefill_only::PrefillOnly;
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{PromptMask, PromptPlan, QueryBlock, Tuned, least_reaching};
@@ -93,7 +93,8 @@ impl PromptMask for VerticalSlash {
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
-        let votes = (0..prompt.group).map(|head| LineVotes::of_last(prompt, head, self.snapshot, cost)).collect();
+        let votes =
+            of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.snapshot, cost));
         let lines: Vec<Lines> =
             self.per.reduced(votes, LineVotes::add).iter().map(|votes| self.choose(votes, fixed)).collect();
         Box::new(move |block| self.per.masks(lines.iter().map(|lines| lines.mask(block)).collect()))

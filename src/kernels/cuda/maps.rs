@@ -14,9 +14,9 @@ const THREADS: u32 = 256;
 const ROWS: usize = 64;
 /// Threads of a block that signs a query.
 const SIGNERS: u32 = 512;
-/// The widest hyperplanes, and the most of them.
+/// The widest hyperplanes, and how many a block tells the sides of.
 const WIDEST_SIDES: usize = 256;
-const MOST_SIDES: usize = 4096;
+const SIDES_AT_ONCE: usize = 64;
 /// Candidates of a block that compares signatures, and KV heads.
 const COMPARED: usize = 1024;
 const COMPARED_HEADS: usize = 8;
@@ -317,7 +317,7 @@ impl Gpu {
         (d, bits): (usize, usize),
         out: &mut Buffer,
     ) -> Result<(), GpuError> {
-        assert!(d <= WIDEST_SIDES && bits <= MOST_SIDES, "{bits} hyperplanes of {d} channels");
+        assert!(d <= WIDEST_SIDES, "{bits} hyperplanes of {d} channels");
         let out = out.address(0, 4 * rows.len() * queries.heads * bits.div_ceil(32));
         let sides = sides.address(0, size_of::<f32>() * bits * (d + 1));
         if rows.is_empty() {
@@ -325,7 +325,8 @@ impl Gpu {
         }
         let function = self.function("maps", &format!("sign_sides_{}", storage.name()))?;
         let (from, list) = (queries.address(rows.clone(), d, storage), queries.list(rows.clone()));
-        let (stride, grid) = (queries.stride as u64, (queries.heads as u32, rows.len() as u32, 1));
+        let runs = bits.div_ceil(SIDES_AT_ONCE) as u32;
+        let (stride, grid) = (queries.stride as u64, (queries.heads as u32, rows.len() as u32, runs));
         let [d, bits] = [d, bits].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&list).arg(&from).arg(&stride).arg(&d).arg(&sides).arg(&bits).arg(&out);

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::Hip;
-use crate::attention::methods::lines::{LineVotes, Static, ranked};
+use crate::attention::methods::lines::{LineVotes, Static, of_each_head, ranked};
 use crate::attention::{BlockMask, Mask, Masks, PromptMask, PromptPlan, QueryBlock};
 use crate::cost::Cost;
 
@@ -78,8 +78,9 @@ impl PromptMask for Hip {
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
         let fixed = Static::new(prompt.policy, prompt.rows);
-        let votes = |head: usize| LineVotes::of_last(prompt, head, self.lines.snapshot, cost);
-        let votes = self.per.reduced((0..prompt.group).map(votes).collect(), LineVotes::add);
+        let votes =
+            of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.lines.snapshot, cost));
+        let votes = self.per.reduced(votes, LineVotes::add);
         let lines: Vec<Lines> = votes.iter().map(|votes| Lines::chosen(votes, self.lines, fixed)).collect();
         let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
         let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first, &lines));

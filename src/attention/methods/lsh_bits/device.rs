@@ -9,11 +9,13 @@ use super::RandomSignatures;
 use super::gaussians;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
 use crate::attention::device::{DeviceScorer, StepShape};
 #[cfg(feature = "cuda")]
 use crate::attention::methods::signatures::score_there;
 use crate::attention::methods::signatures::words_of;
+#[cfg(feature = "cuda")]
+use crate::attention::scorer::Scorer;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, Reduction, Signatures};
@@ -47,15 +49,13 @@ impl DeviceScorer for RandomSignatures {
 
     /// The signatures, and the hyperplanes as queries meet them: all coordinates of each, then what the further one adds.
     #[cfg(feature = "cuda")]
-    fn build_all(&self, layer: &DeviceLayer<'_>, _: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
-        let (gpu, cache, candidates) = (layer.gpu, &layer.cache, layer.candidates.clone());
-        let (d, words, tokens) = (cache.d, words_of(self.bits), candidates.len());
+    fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError> {
+        let (gpu, cache) = (layer.gpu, &layer.cache);
+        let (d, words, tokens) = (cache.d, words_of(self.bits), layer.candidates.len());
+        let signed = build_here(layer, learned, |prefix| self.build(prefix).signatures)?;
         let mut stored = vec![0u32; Signatures::bytes_of(cache.kv_heads, words, tokens) / 4];
         let stride = stored.len() / (cache.kv_heads * words);
-        for (kv_head, planes) in stored.chunks_exact_mut(words * stride).enumerate() {
-            let [keys, values] = cache.download_rows(gpu, kv_head, candidates.clone())?;
-            let learned = self.learn(&keys, &values, d);
-            let signatures = super::Signatures::new(&self.signatures(&learned, &keys, &values, d), words);
+        for (planes, signatures) in stored.chunks_exact_mut(words * stride).zip(&signed) {
             for (plane, own) in planes.chunks_exact_mut(stride).zip(signatures.planes().chunks_exact(tokens)) {
                 plane[..tokens].copy_from_slice(own);
             }
