@@ -303,9 +303,12 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => logits::<S, T, W, 4>(q, k, d, walk, begin, n, h, &mut acc.scratch),
-                    2 | 3 => logits::<S, T, W, 2>(q, k, d, walk, begin, n, h, &mut acc.scratch),
-                    _ => logits::<S, T, W, 1>(q, k, d, walk, begin, n, h, &mut acc.scratch),
+                    4.. if S::REGISTERS < 32 => {
+                        logits::<S, T, W, 4, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch)
+                    }
+                    4.. => logits::<S, T, W, 4, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    2 | 3 => logits::<S, T, W, 2, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    _ => logits::<S, T, W, 1, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
                 };
             }
             for h in 0..g {
@@ -323,9 +326,9 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. => weigh::<S, T, W, 4>(v, d, walk, begin, n, h, acc),
-                    2 | 3 => weigh::<S, T, W, 2>(v, d, walk, begin, n, h, acc),
-                    _ => weigh::<S, T, W, 1>(v, d, walk, begin, n, h, acc),
+                    4.. => weigh::<S, T, W, 4>((k, v), d, walk, begin, n, h, acc),
+                    2 | 3 => weigh::<S, T, W, 2>((k, v), d, walk, begin, n, h, acc),
+                    _ => weigh::<S, T, W, 1>((k, v), d, walk, begin, n, h, acc),
                 };
             }
         }
@@ -333,35 +336,38 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
     }
 }
 
-/// Rows that are asked for before they are needed: memory takes longer than a few rows do, and neither a list nor the end of
-/// a page of memory can be foreseen by the processor.
+/// Keys of the first block that are asked for before they are needed. After that the values of a block are asked for while its keys
+/// are read, and the keys of the next while its values are: memory takes longer than a few rows do, neither a list nor the end of a
+/// page of memory can be foreseen by the processor, and what is asked for a block ahead comes while there is something to compute.
 const AHEAD: usize = 16;
 
-/// Asks for four rows from the `first`-th token on, as far as there are so many.
+/// Asks for the row of a token, if there is one of this number.
 ///
 /// # Safety
 /// The CPU supports `S`.
 #[inline(always)]
-unsafe fn ahead<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, first: usize) {
+unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
     const LINE: usize = 64;
-    for token in first..(first + 4).min(walk.len()) {
-        let row = rows.as_ptr().wrapping_add(walk.row(token) * d);
-        for byte in (0..d * T::BYTES).step_by(LINE) {
+    if token < walk.len() {
+        let row = rows.as_ptr().wrapping_add(walk.row(token) * d).cast::<u8>();
+        let mut byte = 0;
+        while byte < d * T::BYTES {
             // SAFETY: an address that need not exist (`S` is supported: caller).
-            unsafe { S::prefetch(row.cast::<u8>().wrapping_add(byte)) };
+            unsafe { S::prefetch(row.wrapping_add(byte)) };
+            byte += LINE;
         }
     }
 }
 
-/// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
+/// Logits of queries `h..h+H` for `n` tokens from `begin`, `K` at once, into rows `h..` of `scratch`; returns `H`.
 ///
 /// # Safety
-/// All walked rows lie in `k`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
+/// All walked rows lie in `k` and `v`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
+unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize, const K: usize>(
     q: &[f32],
-    k: &[T],
+    (k, v): (&[T], &[T]),
     d: usize,
     walk: W,
     begin: usize,
@@ -374,18 +380,27 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
     while i < n {
         let token = begin + i;
         if h == 0 {
-            // SAFETY: an address that need not exist.
-            unsafe { ahead::<S, T, W>(k, d, walk, token + AHEAD) };
+            for j in 0..K.min(n - i) {
+                // SAFETY: the CPU supports `S` (caller).
+                unsafe {
+                    ask::<S, T, W>(v, d, walk, token + j);
+                    if begin == 0 {
+                        ask::<S, T, W>(k, d, walk, token + j + AHEAD);
+                    }
+                }
+            }
         }
-        let rows = [token, (token + 1).min(last), (token + 2).min(last), (token + 3).min(last)];
-        let starts = rows.map(|t| walk.row(t) * d);
+        let mut starts = [0; K];
+        for (j, start) in starts.iter_mut().enumerate() {
+            *start = walk.row((token + j).min(last)) * d;
+        }
         // SAFETY: forwarded from the caller.
-        let sums = unsafe { dot_tile::<S, T, H>(q.as_ptr().add(h * d), d, k.as_ptr(), starts, d) };
+        let sums = unsafe { dot_tile::<S, T, H, K>(q.as_ptr().add(h * d), d, k.as_ptr(), starts, d) };
         for (j, row) in sums.iter().enumerate() {
-            let width = (n - i).min(4);
+            let width = (n - i).min(K);
             scratch[(h + j) * BLOCK + i..][..width].copy_from_slice(&row[..width]);
         }
-        i += 4;
+        i += K;
     }
     H
 }
@@ -425,10 +440,10 @@ pub(super) unsafe fn softmax_block<S: Simd>(logits: &mut [f32], max: &mut f32, s
 /// Adds the weighted values of `n` tokens to queries `h..h+H`; returns `H`.
 ///
 /// # Safety
-/// All walked rows lie in `v`; the CPU supports `S`.
+/// All walked rows lie in `k` and `v`; the CPU supports `S`.
 #[inline(always)]
 unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
-    v: &[T],
+    (k, v): (&[T], &[T]),
     d: usize,
     walk: W,
     begin: usize,
@@ -443,9 +458,11 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
         // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
         c += unsafe {
             match (d - c) / S::LANES {
-                4.. => weigh_columns::<S, T, W, H, 4>(v, d, walk, begin, n, h, weights, out, c),
-                2 | 3 => weigh_columns::<S, T, W, H, 2>(v, d, walk, begin, n, h, weights, out, c),
-                1 => weigh_columns::<S, T, W, H, 1>(v, d, walk, begin, n, h, weights, out, c),
+                4.. if S::REGISTERS >= 32 || H < 4 => {
+                    weigh_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c)
+                }
+                2.. => weigh_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
+                1 => weigh_columns::<S, T, W, H, 1>((k, v), d, walk, begin, n, h, weights, out, c),
                 _ => weigh_one_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
             }
         };
@@ -456,11 +473,11 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
 /// `C` vectors of columns from `c`; returns how many columns that were.
 ///
 /// # Safety
-/// `c + C * LANES <= d`, walked rows lie in `v`, the CPU supports `S`.
+/// `c + C * LANES <= d`, walked rows lie in `k` and `v`, the CPU supports `S`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usize>(
-    v: &[T],
+    (k, v): (&[T], &[T]),
     d: usize,
     walk: W,
     begin: usize,
@@ -479,10 +496,15 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
                 *s = S::load(out.as_ptr().add(h * d + c + j * S::LANES));
             }
         }
+        // Keys of the next block, a share of them while these columns are added.
+        let passes = d.div_ceil(C * S::LANES);
+        let (asked, mut until_next) = (begin + n + c / (C * S::LANES) * n / passes, 0);
         for i in 0..n {
-            if c == 0 && h == 0 && i % 4 == 0 {
-                ahead::<S, T, W>(v, d, walk, begin + i + AHEAD);
+            if h == 0 && until_next == 0 {
+                ask::<S, T, W>(k, d, walk, asked + i / passes);
+                until_next = passes;
             }
+            until_next = until_next.wrapping_sub(1);
             let row = v.as_ptr().add(walk.row(begin + i) * d + c);
             let mut vv = [S::splat(0.0); C];
             for (j, vv) in vv.iter_mut().enumerate() {
