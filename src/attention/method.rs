@@ -437,8 +437,8 @@ impl Step<'_> {
     }
 }
 
-/// More queries than these are multiplied as a matrix.
-const FEW_QUERIES: usize = 16;
+/// More queries than these are multiplied as a matrix; of fewer each has the bits that it has alone.
+pub(super) const FEW_QUERIES: usize = 16;
 
 /// `queries: [g][d]` against stored rows into `out: [g][rows]`.
 pub(super) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f32]) {

@@ -1097,6 +1097,41 @@ mod tests {
     }
 
     #[test]
+    fn masks_over_a_prompt_say_whether_rows_have_tokens_of_their_own_and_lists_keep_their_diagonals() {
+        let layer = Layer::new(230, 4, 2);
+        let mut seen = [0, 0];
+        for spec in SPECS {
+            let method = method(spec, &Policy::default());
+            let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { continue };
+            let (masks, _) = layer.masks(&method);
+            let has_own = masks.iter().flatten().any(|mask| mask.own.iter().any(|own| !own.is_empty()));
+            assert_eq!(mask.has_own_tokens(), has_own, "{spec}");
+            seen[usize::from(has_own)] += 1;
+            let last = masks.last().unwrap();
+            for (block, of_heads) in masks.iter().enumerate().filter(|_| !has_own) {
+                let end = ((block + 1) * mask.query_rows()).min(230);
+                for (own, all) in of_heads.iter().zip(last) {
+                    let reaching = |mask: &Mask| -> Vec<usize> {
+                        mask.slashes.iter().copied().filter(|distance| *distance < end).collect()
+                    };
+                    assert_eq!(reaching(own), reaching(all), "{spec}, block {block}");
+                }
+            }
+        }
+        assert!(seen.iter().all(|count| *count > 3), "{seen:?} masks of both kinds");
+    }
+
+    #[test]
+    fn lists_of_a_plan_take_no_more_than_their_share_or_a_block() {
+        let (heads, each) = (32, 4 * 32);
+        // All blocks of a short prompt; of a long one as many as there is room for; at least one.
+        assert_eq!(planned_list_bytes(64, heads, 1000), 16 * each * 1000);
+        assert_eq!(planned_list_bytes(64, heads, 131_072), 32 * each * 131_072);
+        assert!(planned_list_bytes(64, heads, 131_072) <= PLANNED_LIST_BYTES);
+        assert_eq!(planned_list_bytes(64, heads, 8 << 20), each * (8 << 20));
+    }
+
+    #[test]
     fn with_all_tokens_left_it_is_exact_attention() {
         let layer = Layer::new(170, 4, 2);
         let full = layer.reference(|_, _, _| Some(0.0));

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::attention::method::score_into;
+use crate::attention::method::{FEW_QUERIES, score_into};
 use crate::attention::{Mask, Policy, QueryBlock};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -76,12 +76,17 @@ pub(super) fn each_last_attention(
 ) {
     let (d, tokens) = (prompt.d, prompt.rows);
     let first = tokens.saturating_sub(count);
-    let mut logits = vec![0.0; tokens];
-    for position in first..tokens {
-        let query = &prompt.head(head)[position * d..][..d];
-        score_into(query, prompt.keys.slice(0..tokens, d), d, &mut logits);
-        softmax(&mut logits[..position + 1], 1.0 / (d as f32).sqrt());
-        visit(position, &logits[..position + 1]);
+    let mut logits = vec![0.0; tokens * FEW_QUERIES.min(tokens - first)];
+    for together in (first..tokens).step_by(FEW_QUERIES) {
+        // Keys are widened once for all of them.
+        let rows = FEW_QUERIES.min(tokens - together);
+        let queries = &prompt.head(head)[together * d..][..rows * d];
+        score_into(queries, prompt.keys.slice(0..tokens, d), d, &mut logits[..rows * tokens]);
+        for (position, logits) in (together..).zip(logits.chunks_exact_mut(tokens).take(rows)) {
+            let seen = &mut logits[..position + 1];
+            softmax(seen, 1.0 / (d as f32).sqrt());
+            visit(position, seen);
+        }
     }
     cost.score_flops += 2 * ((tokens - first) * tokens * d) as u64;
 }
