@@ -19,11 +19,10 @@ if "$python" -c 'import flashinfer' 2>/dev/null; then decoders=("${peers[@]/=gqa
 
 # One selection for the heads of a group, as the papers' kernels for grouped heads have it, but for magicpig, whose heads sample
 # by themselves; hip with half of its keys, too.
-methods=(-m streaming_llm -m hash_attention:per=kv_head -m hip:per=kv_head -m hip:per=kv_head,b_sk=2
-    -m lsh_bits:per=kv_head -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
-# Whole steps: all but lsh_bits, whose keys the host signs, those of 32 layers in minutes.
-steps=()
-for word in "${methods[@]}"; do if [[ $word == lsh_bits* ]]; then unset 'steps[-1]'; else steps+=("$word"); fi; done
+steps=(-m streaming_llm -m hash_attention:per=kv_head -m hip:per=kv_head -m hip:per=kv_head,b_sk=2
+    -m double_sparsity:per=kv_head -m quest:per=kv_head -m loki:per=kv_head -m topk:per=kv_head)
+# Its keys are signed on the host, those of the 32 layers of a whole step in minutes.
+methods=("${steps[@]}" -m lsh_bits:per=kv_head)
 # Of 32 layers and several sequences its tables, and keys by channels, would take more than the memory there is.
 sampling=(-m magicpig:K=10,L=150)
 by_channel=(-m sparq:per=kv_head -m sparq)

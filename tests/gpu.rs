@@ -13,7 +13,8 @@ use rayon::prelude::*;
 use spattn::attention::calibration::PrefillChunk;
 use spattn::attention::methods::configure;
 use spattn::attention::{
-    Configured, Fork, IndexCache, Policy, PromptNeed, PromptStats, RecentQueries, SparsePrefill, expand_grid,
+    Configured, Fork, IndexCache, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, SparsePrefill,
+    expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
@@ -1627,6 +1628,29 @@ fn blocks_of_rows_attend_lists_and_stretches() {
             }
         }
     }
+}
+
+/// A planned mask of a prompt so long that its lists go up in several pieces: each row attends its own.
+#[test]
+#[ignore = "needs a GPU"]
+fn long_prompts_are_read_by_planned_masks_in_pieces() {
+    let gpu = gpu();
+    let (heads, kv_heads, d, tokens, dtype) = (32, 8, 64, 20_000, KvDtype::F16);
+    let policy = Policy { sink: 4, local: 40, ..Policy::default() };
+    let method = configure(&expand_grid("vertical_slash:vertical=20,slash=30").unwrap()[0], &policy).unwrap();
+    let prompt = PromptShape { layers: 1, heads, kv_heads, d, tokens };
+    let all = size_of::<u32>() * heads * tokens * tokens.div_ceil(64);
+    assert!(mask_list_bytes(&method, &prompt, tokens) < all, "one piece holds all rows");
+    let queries = stored(&noise(tokens * heads * d, 66), Storage::F16);
+    let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
+    kv.append_rows(&noise(tokens * kv_heads * d, 67), &noise(tokens * kv_heads * d, 68));
+    let mut here = SparsePrefill::new(&method, 1, 7).unwrap();
+    let mut expected = vec![f32::NAN; queries.len()];
+    here.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected);
+    let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+    let (out, counted) = read_there(&gpu, &method, &queries, heads, &kv, tokens);
+    assert_near(&out, &expected, tolerance(Storage::F16), "in pieces");
+    assert_eq!(counted.total(|_| true), here.into_costs().total(|_| true));
 }
 
 /// A prompt that a device reads by a mask, in chunks: what is attended, and what it cost.

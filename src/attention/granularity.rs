@@ -5,6 +5,8 @@ use crate::clock;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::pieces::PIECE;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::Reduction;
 
 /// Whether each query head of a GQA group has a selection of its own, or the group has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,16 @@ pub(super) enum Reduce {
 }
 
 impl Granularity {
+    /// How a device makes the scores of a group one, if they become one.
+    #[cfg(feature = "cuda")]
+    pub(super) fn reduction(self) -> Option<Reduction> {
+        match self {
+            Self::QueryHead => None,
+            Self::KvHead(Reduce::Sum) => Some(Reduction::Sum),
+            Self::KvHead(Reduce::Max) => Some(Reduction::Max),
+        }
+    }
+
     pub(super) const INFO: ParamInfo = ParamInfo {
         key: "per",
         default: "query_head",

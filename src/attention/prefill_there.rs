@@ -35,10 +35,9 @@ impl SparsePrefill<'_> {
         rows: &Rows<'_>,
         cache: &Cache<'_>,
         out: &mut Buffer,
-        timeline: Option<&mut Timeline>,
+        mut timeline: Option<&mut Timeline>,
     ) -> Result<bool, GpuError> {
         let (layer, shape) = (chunk.layer, chunk.shape());
-        let mut timeline = timeline;
         let mut mark = || timeline.as_mut().map_or(Ok(()), |timeline| gpu.mark(timeline));
         let last = rows.first + rows.count - 1;
         if self.dense[layer] && !matches!(self.positions, Positions::Grouped(grouping) if grouping.far(last) > 0) {

@@ -17,8 +17,6 @@ use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShap
 #[cfg(feature = "cuda")]
 use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use super::granularity::Granularity;
-#[cfg(feature = "cuda")]
-use super::granularity::Reduce;
 use super::method::{
     AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
 };
@@ -36,7 +34,7 @@ use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, Pages, Reduction, Scores};
+use crate::kernels::cuda::{GpuError, Pages, Scores};
 use crate::kv::{KvDtype, KvShape};
 
 /// A method of the form SCORE → SELECT.
@@ -405,17 +403,6 @@ impl<S: Scorer> Scored<S> {
     }
 }
 
-#[cfg(feature = "cuda")]
-impl Reduce {
-    /// The same on a device.
-    fn there(self) -> Reduction {
-        match self {
-            Self::Sum => Reduction::Sum,
-            Self::Max => Reduction::Max,
-        }
-    }
-}
-
 impl<S: Scorer> DeviceForm for Scored<S> {
     fn fits(&self, shape: KvShape) -> bool {
         self.on_device().is_some_and(|(scorer, _)| scorer.fits(shape))
@@ -469,10 +456,8 @@ impl<S: Scorer> DeviceForm for Scored<S> {
     ) -> Result<(), GpuError> {
         let (scorer, picker) = self.on_device().expect(ON_DEVICE);
         let pages = self.pages(step);
-        let (lists, reduction) = match self.per {
-            Granularity::QueryHead => (step.queries.heads, None),
-            Granularity::KvHead(reduce) => (step.prefix.cache.kv_heads, Some(reduce.there())),
-        };
+        let reduction = self.per.reduction();
+        let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
         picker.prepare(step, &pages, lists, room)?;
         for some in rows_at_once(step, &pages) {
             let first = some.start;
@@ -490,11 +475,7 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         index: &DeviceIndex,
         scratch: &mut DeviceScratch,
     ) -> Result<bool, GpuError> {
-        let (scorer, _) = self.on_device().expect(ON_DEVICE);
-        let reduction = match self.per {
-            Granularity::QueryHead => None,
-            Granularity::KvHead(reduce) => Some(reduce.there()),
-        };
+        let ((scorer, _), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
         rows_at_once(step, &self.pages(step))
             .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
         Ok(true)
