@@ -303,12 +303,9 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             let mut h = 0;
             while h < g {
                 h += match g - h {
-                    4.. if S::REGISTERS < 32 => {
-                        logits::<S, T, W, 4, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch)
-                    }
-                    4.. => logits::<S, T, W, 4, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    2 | 3 => logits::<S, T, W, 2, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
-                    _ => logits::<S, T, W, 1, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    4.. => logits::<S, T, W, 4>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    2 | 3 => logits::<S, T, W, 2>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
+                    _ => logits::<S, T, W, 1>(q, (k, v), d, walk, begin, n, h, &mut acc.scratch),
                 };
             }
             for h in 0..g {
@@ -359,13 +356,13 @@ unsafe fn ask<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: u
     }
 }
 
-/// Logits of queries `h..h+H` for `n` tokens from `begin`, `K` at once, into rows `h..` of `scratch`; returns `H`.
+/// Logits of queries `h..h+H` for `n` tokens from `begin` into rows `h..` of `scratch`; returns `H`.
 ///
 /// # Safety
 /// All walked rows lie in `k` and `v`; `scratch` has `BLOCK` entries a query; the CPU supports `S`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize, const K: usize>(
+unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
     q: &[f32],
     (k, v): (&[T], &[T]),
     d: usize,
@@ -380,7 +377,7 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize, const K: usize>(
     while i < n {
         let token = begin + i;
         if h == 0 {
-            for j in 0..K.min(n - i) {
+            for j in 0..4.min(n - i) {
                 // SAFETY: the CPU supports `S` (caller).
                 unsafe {
                     ask::<S, T, W>(v, d, walk, token + j);
@@ -390,17 +387,17 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize, const K: usize>(
                 }
             }
         }
-        let mut starts = [0; K];
+        let mut starts = [0; 4];
         for (j, start) in starts.iter_mut().enumerate() {
             *start = walk.row((token + j).min(last)) * d;
         }
         // SAFETY: forwarded from the caller.
-        let sums = unsafe { dot_tile::<S, T, H, K>(q.as_ptr().add(h * d), d, k.as_ptr(), starts, d) };
+        let sums = unsafe { dot_tile::<S, T, H>(q.as_ptr().add(h * d), d, k.as_ptr(), starts, d) };
         for (j, row) in sums.iter().enumerate() {
-            let width = (n - i).min(K);
+            let width = (n - i).min(4);
             scratch[(h + j) * BLOCK + i..][..width].copy_from_slice(&row[..width]);
         }
-        i += K;
+        i += 4;
     }
     H
 }
@@ -458,10 +455,8 @@ unsafe fn weigh<S: Simd, T: Elem, W: Walk, const H: usize>(
         // SAFETY: columns `c..c + width` lie within a row; the rest is forwarded from the caller.
         c += unsafe {
             match (d - c) / S::LANES {
-                4.. if S::REGISTERS >= 32 || H < 4 => {
-                    weigh_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c)
-                }
-                2.. => weigh_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
+                4.. => weigh_columns::<S, T, W, H, 4>((k, v), d, walk, begin, n, h, weights, out, c),
+                2 | 3 => weigh_columns::<S, T, W, H, 2>((k, v), d, walk, begin, n, h, weights, out, c),
                 1 => weigh_columns::<S, T, W, H, 1>((k, v), d, walk, begin, n, h, weights, out, c),
                 _ => weigh_one_column::<T, W, H>(v, d, walk, begin, n, weights, out, c),
             }
@@ -496,15 +491,16 @@ unsafe fn weigh_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: usiz
                 *s = S::load(out.as_ptr().add(h * d + c + j * S::LANES));
             }
         }
-        // Keys of the next block, a share of them while these columns are added.
+        // Keys of the next block are asked for once, by the first queries: a share of them while these columns are added.
         let passes = d.div_ceil(C * S::LANES);
-        let (asked, mut until_next) = (begin + n + c / (C * S::LANES) * n / passes, 0);
+        let asked = begin + n + c / (C * S::LANES) * n / passes;
+        let mut until_next = if h == 0 { 0 } else { n };
         for i in 0..n {
-            if h == 0 && until_next == 0 {
+            if until_next == 0 {
                 ask::<S, T, W>(k, d, walk, asked + i / passes);
                 until_next = passes;
             }
-            until_next = until_next.wrapping_sub(1);
+            until_next -= 1;
             let row = v.as_ptr().add(walk.row(begin + i) * d + c);
             let mut vv = [S::splat(0.0); C];
             for (j, vv) in vv.iter_mut().enumerate() {

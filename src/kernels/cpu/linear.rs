@@ -91,7 +91,7 @@ unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], toke
         for (first, span) in (0..d).step_by(COLUMN_BLOCK).map(|first| (first, COLUMN_BLOCK.min(d - first))) {
             let starts = std::array::from_fn(|i| row(i) * d + first);
             // SAFETY: the CPU supports `S` (caller); the public function checked that these rows exist.
-            let sums = unsafe { dot_tile::<S, T, 1, 4>(query.as_ptr().add(first), d, keys.as_ptr(), starts, span) };
+            let sums = unsafe { dot_tile::<S, T, 1>(query.as_ptr().add(first), d, keys.as_ptr(), starts, span) };
             for (out, sum) in out.iter_mut().zip(sums[0]) {
                 *out = if first == 0 { sum } else { *out + sum };
             }
@@ -231,7 +231,7 @@ impl<T: Elem> Block<'_, T> {
         // SAFETY: `starts` are within whole rows of `w`, as the span is within the columns.
         let sums = unsafe {
             let x = self.x.as_ptr().add(r * self.columns + self.span.start);
-            dot_tile::<S, T, R, 4>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
+            dot_tile::<S, T, R>(x, self.columns, self.w.as_ptr(), starts, self.span.len())
         };
         for (i, row) in sums.iter().enumerate() {
             for (j, &sum) in row.iter().enumerate().take(self.outputs - o) {
@@ -244,38 +244,47 @@ impl<T: Elem> Block<'_, T> {
     }
 }
 
-/// Dot products over `columns` of `R` rows of `x` (`x_stride` apart) with `K` rows of `w` from `starts`. How many are taken at once
-/// changes no bit of them.
+/// Dot products over `columns` of `R` rows of `x` (`x_stride` apart) with four rows of `w` from `starts`.
 ///
 /// # Safety
 /// All rows must hold `columns` elements; the CPU must support `S`.
 #[inline(always)]
-pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize, const K: usize>(
+pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize>(
     x: *const f32,
     x_stride: usize,
     w: *const T,
-    starts: [usize; K],
+    starts: [usize; 4],
     columns: usize,
-) -> [[f32; K]; R] {
+) -> [[f32; 4]; R] {
     // SAFETY: every access is at an offset below `columns` from the beginning of a row (caller).
     unsafe {
-        let mut acc = [[S::splat(0.0); K]; R];
+        let mut acc = [[S::splat(0.0); 4]; R];
         let whole = columns / S::LANES * S::LANES;
         let mut c = 0;
         while c < whole {
-            let mut wv = [S::splat(0.0); K];
-            for j in 0..K {
-                wv[j] = T::load::<S>(w.add(starts[j] + c));
-            }
+            let wv = [
+                T::load::<S>(w.add(starts[0] + c)),
+                T::load::<S>(w.add(starts[1] + c)),
+                T::load::<S>(w.add(starts[2] + c)),
+                T::load::<S>(w.add(starts[3] + c)),
+            ];
             for (r, acc) in acc.iter_mut().enumerate() {
                 let xv = S::load(x.add(r * x_stride + c));
-                for j in 0..K {
+                for j in 0..4 {
                     acc[j] = S::fma(xv, wv[j], acc[j]);
                 }
             }
             c += S::LANES;
         }
-        let mut sums = sums_of::<S, R, K>(&acc);
+        let mut sums = [[0.0f32; 4]; R];
+        match R {
+            4 => sums.copy_from_slice(&S::sum_all([acc[0], acc[1 % R], acc[2 % R], acc[3 % R]])),
+            _ => {
+                for r in 0..R {
+                    sums[r] = S::sum_each([acc[r][0], acc[r][1], acc[r][2], acc[r][3]]);
+                }
+            }
+        }
         for c in whole..columns {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (sum, start) in sums.iter_mut().zip(starts) {
@@ -285,48 +294,6 @@ pub(super) unsafe fn dot_tile<S: Simd, T: Elem, const R: usize, const K: usize>(
         }
         sums
     }
-}
-
-/// The sums of a tile of 4, 8, 12 or 16 vectors.
-///
-/// # Safety
-/// The CPU must support `S`.
-#[inline(always)]
-unsafe fn sums_of<S: Simd, const R: usize, const K: usize>(v: &[[S::V; K]; R]) -> [[f32; K]; R] {
-    const { assert!(R * K <= 16 && (R * K).is_multiple_of(4), "tiles of whole fours") };
-    // Places are literals and nothing is a closure or a loop: vectors whose place is not known beforehand leave the registers.
-    macro_rules! four {
-        ($i:literal) => {
-            [
-                v[$i / K % R][$i % K],
-                v[($i + 1) / K % R][($i + 1) % K],
-                v[($i + 2) / K % R][($i + 2) % K],
-                v[($i + 3) / K % R][($i + 3) % K],
-            ]
-        };
-    }
-    let mut flat = [[0.0f32; 4]; 4];
-    // SAFETY: value operations only (caller's contract).
-    unsafe {
-        if R * K == 16 {
-            flat = S::sum_all([four!(0), four!(4), four!(8), four!(12)]);
-        } else {
-            flat[0] = S::sum_each(four!(0));
-            if R * K > 4 {
-                flat[1] = S::sum_each(four!(4));
-            }
-            if R * K > 8 {
-                flat[2] = S::sum_each(four!(8));
-            }
-        }
-    }
-    let mut sums = [[0.0f32; K]; R];
-    for (r, sums) in sums.iter_mut().enumerate() {
-        for (k, sum) in sums.iter_mut().enumerate() {
-            *sum = flat.as_flattened()[r * K + k];
-        }
-    }
-    sums
 }
 
 #[cfg(test)]

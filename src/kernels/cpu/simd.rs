@@ -16,8 +16,6 @@ pub trait Simd: Copy + 'static {
     /// A vector of `LANES` f32.
     type V: Copy;
     const LANES: usize;
-    /// Vectors that there are registers for.
-    const REGISTERS: usize;
     /// Rows of A in the register tile of the blocked product.
     const TILE_ROWS: usize;
     /// Rows that are multiplied with four others at once: as many as there are registers for the sums and for what is multiplied.
@@ -135,7 +133,6 @@ pub struct Portable;
 impl Simd for Portable {
     type V = [f32; 8];
     const LANES: usize = 8;
-    const REGISTERS: usize = 8;
     const TILE_ROWS: usize = 4;
     const DOT_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
@@ -237,7 +234,6 @@ mod x86 {
     impl Simd for Avx512 {
         type V = __m512;
         const LANES: usize = 16;
-        const REGISTERS: usize = 32;
         const TILE_ROWS: usize = 6;
         const DOT_ROWS: usize = 4;
         const TILE_VECTORS: usize = 4;
@@ -427,7 +423,6 @@ mod x86 {
     impl Simd for Avx2 {
         type V = __m256;
         const LANES: usize = 8;
-        const REGISTERS: usize = 16;
         const TILE_ROWS: usize = 4;
         const DOT_ROWS: usize = 2;
         const TILE_VECTORS: usize = 2;
