@@ -5,6 +5,8 @@
 
 mod golden_model;
 
+use std::collections::BTreeMap;
+
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
@@ -20,9 +22,10 @@ use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionRoom, Directions, DrawRoom, Gpu, GpuError, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries,
-    Mirrored, Nets, Norms, PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores,
-    Signatures, Storage, TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
+    CollisionRoom, Directions, DrawRoom, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom,
+    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages,
+    Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail,
+    TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone};
@@ -1042,6 +1045,136 @@ fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
         _ => unreachable!("a kind of scores"),
     };
     numbers.into_iter().enumerate().map(kind).collect()
+}
+
+/// What one list of a run holds, by the algorithm as it is stated, on maps, in f64.
+struct NaiveHeld {
+    heavy: BTreeMap<usize, f64>,
+    window: BTreeMap<usize, f64>,
+    budget: usize,
+}
+
+impl NaiveHeld {
+    fn slide(&mut self, first: usize, total: usize) {
+        self.window.insert(total - 1, 0.0);
+        let staying = self.window.split_off(&first);
+        self.heavy.extend(std::mem::replace(&mut self.window, staying));
+        while self.heavy.len() > self.budget {
+            let lighter = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0));
+            let lightest = self.heavy.iter().map(|(token, mass)| (*token, *mass)).min_by(lighter).unwrap().0;
+            self.heavy.remove(&lightest);
+        }
+    }
+
+    fn weigh(&mut self, sink: usize, logit: impl Fn(usize) -> f64) {
+        let held: Vec<usize> = (0..sink).chain(self.heavy.keys().copied()).chain(self.window.keys().copied()).collect();
+        let weights: Vec<f64> = held.iter().map(|token| logit(*token).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for (token, weight) in held.iter().zip(weights) {
+            let mass = self.heavy.get_mut(token).or(self.window.get_mut(token));
+            mass.into_iter().for_each(|mass| *mass += weight / sum);
+        }
+    }
+}
+
+/// Two runs of the same prefix that step in turns, two rows of one at a time and one of the other.
+#[test]
+#[ignore = "needs a GPU"]
+fn heavy_hitters_are_those_of_the_algorithm() {
+    let gpu = gpu();
+    let (tokens, tail_capacity) = (700, 80);
+    for storage in [Storage::F32, Storage::F16, Storage::Bf16] {
+        for (kv_heads, group, d, by_group, budget, window, sink) in [
+            (2, 3, 64, false, 50, 40, 4),
+            (1, 12, 128, false, 300, 270, 0),
+            (1, 12, 128, true, 300, 270, 1),
+            (2, 1, 256, true, 1, 1, 3),
+            (3, 2, 40, true, 1000, 30, 2),
+        ] {
+            let what = format!("{storage:?}, {kv_heads} x {group} heads of {d}, {budget} and {window}");
+            let (heads, lists) = (kv_heads * group, if by_group { kv_heads } else { kv_heads * group });
+            let kv = Kv::new(kv_heads, tokens, d, 5, storage);
+            let prefix = kv.send(&gpu, tokens, storage);
+            let tails: Vec<Kv> = (0..2).map(|run| Kv::new(kv_heads, tail_capacity, d, 50 + run, storage)).collect();
+            let sent: Vec<[Buffer; 2]> = tails.iter().map(|tail| tail.send(&gpu, tail_capacity, storage)).collect();
+            let begun: Vec<HeldList> = (0..lists)
+                .map(|list| {
+                    let masses = noise(tokens, 900 + list as u64).iter().map(|x| x.abs()).collect::<Vec<f32>>();
+                    let first = tokens - window;
+                    let mut heavy: Vec<usize> = (sink..first).collect();
+                    heavy.sort_by(|a, b| masses[*b].total_cmp(&masses[*a]));
+                    heavy.truncate(budget);
+                    heavy.sort_unstable();
+                    HeldList {
+                        masses: heavy.iter().map(|token| masses[*token]).collect(),
+                        tokens: heavy.into_iter().map(|token| token as u32).collect(),
+                        window: masses[first..].to_vec(),
+                    }
+                })
+                .collect();
+            let first = HeldTokens::upload(&gpu, HeldSizes { budget, window }, tokens, &begun).unwrap();
+            assert_eq!(first.download(&gpu, tokens).unwrap(), begun, "{what}");
+            let naive_of = |list: &HeldList| NaiveHeld {
+                heavy: list.tokens.iter().map(|t| *t as usize).zip(list.masses.iter().map(|m| f64::from(*m))).collect(),
+                window: (tokens - window..).zip(list.window.iter().map(|m| f64::from(*m))).collect(),
+                budget,
+            };
+            let mut naive: Vec<Vec<NaiveHeld>> = (0..2).map(|_| begun.iter().map(naive_of).collect()).collect();
+            let mut held: Vec<HeldTokens> = (0..2).map(|_| first.with_room(&gpu, tokens).unwrap()).collect();
+            let mut totals = [tokens; 2];
+            let (mut picked, mut room) = (TokenLists::default(), HoldingRoom::default());
+            for step in 0..25 {
+                // Rows of the queries, and whose they are.
+                let runs = if step % 2 == 0 { [0, 1, 0] } else { [1, 0, 1] };
+                let queries = stored(&noise(3 * heads * d, 7000 + step), storage);
+                let mut rows = Mirrored::default();
+                rows.set(&gpu, vec![2, 0, 1]).unwrap();
+                for (run, held) in held.iter_mut().enumerate() {
+                    let total = totals[run] + 2;
+                    if !held.has_room(total) {
+                        *held = held.with_room(&gpu, total).unwrap();
+                    }
+                }
+                let holding: Vec<HoldingRow<'_>> = runs
+                    .iter()
+                    .map(|run| {
+                        totals[*run] += 1;
+                        let tail = cache(&sent[*run], tail_capacity, &tails[*run], storage);
+                        HoldingRow { held: &held[*run], tail, total: totals[*run] }
+                    })
+                    .collect();
+                let asked = Queries { queries: &send(&gpu, &queries, storage), stride: heads * d, heads, rows: &rows };
+                let keys = HoldingPrefix { keys: cache(&prefix, tokens, &kv, storage), tokens, sink };
+                gpu.evict_and_weigh(&asked, &keys, &holding, &mut picked, &mut room).unwrap();
+                for (i, (run, row)) in runs.iter().zip(&holding).enumerate() {
+                    for (list, naive) in naive[*run].iter_mut().enumerate() {
+                        naive.slide(row.total - window, row.total);
+                        let mut ours = picked.download(&gpu, i, list).unwrap();
+                        ours.sort_unstable();
+                        let expected: Vec<u32> = naive.heavy.keys().map(|token| *token as u32).collect();
+                        assert_eq!(ours, expected, "{what}, step {step}, row {i}, list {list}");
+                        let of_list = heads / lists;
+                        for head in list * of_list..(list + 1) * of_list {
+                            let query = &queries[([2, 0, 1][i] * heads + head) * d..][..d];
+                            let key = |token: usize| match token.checked_sub(tokens) {
+                                None => kv.key(head / group, token),
+                                Some(behind) => tails[*run].key(head / group, behind),
+                            };
+                            naive.weigh(sink, |token| dot(query, key(token)) / (d as f64).sqrt());
+                        }
+                    }
+                }
+            }
+            for (run, naive) in naive.iter().enumerate() {
+                let ours = held[run].download(&gpu, totals[run]).unwrap();
+                assert_eq!(ours.len(), naive.len());
+                for (ours, naive) in ours.iter().zip(naive) {
+                    let masses: Vec<f64> = naive.heavy.values().chain(naive.window.values()).copied().collect();
+                    assert_near(&[&ours.masses[..], &ours.window].concat(), &masses, 1e-4, &what);
+                }
+            }
+        }
+    }
 }
 
 /// Tokens of the pages that the host picks.
@@ -2107,7 +2240,7 @@ fn recorded_steps_give_what_launched_ones_give() {
 }
 
 /// Methods that pick on the device, or whose picks hang on nothing that a step brings.
-const THERE: [&str; 50] = [
+const THERE: [&str; 56] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -2152,6 +2285,13 @@ const THERE: [&str; 50] = [
     "pqcache:subspaces=4,bits=3,k=20,per=kv_head,reduce=max",
     "pqcache:subspaces=5,bits=8,k=20,per=kv_head",
     "quest:page=5,pick=topp,p=0.6,min_pages=4",
+    "h2o:k=16,recent=20",
+    "h2o:k=1,recent=1,per=kv_head",
+    "h2o:k=30,recent=7,per=kv_head,reduce=max",
+    // What leaves the window finds room for ever, and for some time.
+    "h2o:k=1000000,recent=9",
+    "h2o:k=200,recent=300,sink=0",
+    "h2o",
     "snapkv:k=16",
     "ada_kv:k=16",
     "expected_attention:k=16",

@@ -29,8 +29,8 @@ use crate::kernels::GPU_ROW_WIDTHS;
 use crate::kernels::cpu::Rows;
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{
-    BlockLists, Buffer, Cache, CollisionRoom, DrawRoom, Gpu, GpuError, HashTables, Mirrored, Nets, Pages, Queries,
-    Reduction, ScoreRoom, Scores, Searched, TokenLists, TreeRoom,
+    BlockLists, Buffer, Cache, CollisionRoom, DrawRoom, Gpu, GpuError, HashTables, HeldTokens, HoldingRoom, Mirrored,
+    Nets, Pages, Queries, Reduction, ScoreRoom, Scores, Searched, TokenLists, TreeRoom,
 };
 use crate::kv::{KvDtype, KvShape};
 
@@ -45,6 +45,8 @@ pub struct StepShape {
     pub dtype: KvDtype,
     /// Tokens that may be picked.
     pub candidates: usize,
+    /// Tokens that are attended whatever is picked.
+    pub exact: usize,
     /// How much is picked, in units that the method knows.
     pub number: u32,
 }
@@ -58,7 +60,7 @@ pub(super) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// A method's form on a device. Its candidates are those of the prefix.
+/// A method's form on a device. Its candidates are those of the prefix, unless it keeps [what a run holds](Self::start_all).
 pub trait DeviceForm: Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
@@ -87,6 +89,11 @@ pub trait DeviceForm: Send + Sync {
     /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
 
+    /// Bytes of the device's memory that what a run holds at a layer takes at most; nothing by default.
+    fn held_bytes(&self, _prefix: &PromptShape) -> usize {
+        0
+    }
+
     /// Bytes of the device's memory that the lists of one row take at most; they are used again from layer to layer.
     fn list_bytes(&self, prefix: &PromptShape) -> usize;
 
@@ -96,6 +103,16 @@ pub trait DeviceForm: Send + Sync {
     /// If the device fails.
     #[cfg(feature = "cuda")]
     fn build_all(&self, layer: &DeviceLayer<'_>, learned: &Learned<'_>) -> Result<DeviceIndex, GpuError>;
+
+    /// What a run that goes on from an index to `total` tokens in context holds at the layer, and changes from step to
+    /// step; nothing by default.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[cfg(feature = "cuda")]
+    fn start_all(&self, _gpu: &Gpu, _index: &DeviceIndex, _total: usize) -> Result<Option<HeldTokens>, GpuError> {
+        Ok(None)
+    }
 
     /// Picks for all heads of all rows of a step, into a list for each query head or each KV head. All work is only asked for.
     ///
@@ -138,6 +155,9 @@ pub struct DeviceIndex {
     /// Tables that queries collide in.
     #[cfg(feature = "cuda")]
     pub tables: Option<HashTables>,
+    /// What runs hold when they begin.
+    #[cfg(feature = "cuda")]
+    pub held: Option<HeldTokens>,
     /// Bytes that the host form's index of the same keys takes.
     pub bytes: usize,
 }
@@ -195,6 +215,18 @@ pub struct DeviceStep<'a> {
     pub numbers: &'a [u32],
     /// What the draws of each come from.
     pub seeds: &'a [RowSeed],
+    /// Of each, what its run has of its own.
+    pub runs: &'a [RunThere<'a>],
+}
+
+/// What the run of a row has of its own at a layer.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone, Copy)]
+pub struct RunThere<'a> {
+    /// Keys and values behind the prefix.
+    pub tail: Cache<'a>,
+    /// What it [holds](DeviceForm::start_all).
+    pub held: Option<&'a HeldTokens>,
 }
 
 /// Room for what rows that share a method pick, kept from step to step.
@@ -225,6 +257,8 @@ pub struct DeviceScratch {
     pub tree: TreeRoom,
     /// What lies between a query and what it collides with.
     pub collisions: CollisionRoom,
+    /// What lies between what is held and what it receives.
+    pub holding: HoldingRoom,
 }
 
 /// What a device holds while a prompt is read by a mask, kept from chunk to chunk.

@@ -424,6 +424,8 @@ pub struct Fork {
     on_device: bool,
     /// Whether picks of the device were not counted yet.
     unsettled: bool,
+    /// Tokens that each layer holds of those that its method may let go, summed over KV heads, where a device knew when the run was settled.
+    held_there: Vec<Option<usize>>,
     dense: Vec<bool>,
     prefix_candidates: Range<usize>,
     prompt_tokens: usize,
@@ -494,6 +496,7 @@ impl Fork {
             device: None,
             on_device: false,
             unsettled: false,
+            held_there: vec![None; layers],
             dense,
             prefix_candidates,
             prompt_tokens: cache.prompt_tokens,
@@ -605,8 +608,10 @@ impl Fork {
             let (kv_heads, indexes) = (self.prefix.shape().kv_heads, &self.indexes.by_layer[layer]);
             match (self.dense[layer], indexes.is_empty()) {
                 (true, _) => kv_heads * total,
-                // A device picks from all that there is.
-                (false, true) if self.on_device => kv_heads * total,
+                // A device picks from all that there is, unless it said what is held.
+                (false, true) if self.on_device => {
+                    self.held_there[layer].map_or(kv_heads * total, |held| kv_heads * fixed + held)
+                }
                 // Without an index there was nothing to pick: what is not exact now has left for good.
                 (false, true) => kv_heads * fixed,
                 (false, false) => indexes.iter().zip(&self.states[layer]).map(|(i, s)| held(i, s)).sum(),
@@ -693,7 +698,8 @@ impl Fork {
         self.tail_tokens[layer] += 1;
         let (picked, shape) = (Picked { exact: self.exact(layer), selection: None }, self.prefix.shape());
         let group = heads / shape.kv_heads;
-        let step = self.step_shape(group, self.number(self.total(layer)));
+        let number = self.number(self.total(layer));
+        let step = StepShape { exact: picked.exact.tokens(self.total(layer)), ..self.step_shape(group, number) };
         let form = self.method.method.device_form().expect(HAS_FORM);
         let cost = if self.picks_anew(self.total(layer)) { form.cost(&step) } else { Cost::default() };
         (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
@@ -701,10 +707,11 @@ impl Fork {
         picked.exact
     }
 
-    /// What a step with groups of so many query heads is like, in which so much is picked.
+    /// What a step with groups of so many query heads is like, in which so much is picked and nothing attended beside that.
     pub fn step_shape(&self, group: usize, number: u32) -> StepShape {
         let shape = self.prefix.shape();
-        StepShape { group, d: shape.d, dtype: shape.dtype, candidates: self.prefix_candidates.len(), number }
+        let candidates = self.prefix_candidates.len();
+        StepShape { group, d: shape.d, dtype: shape.dtype, candidates, exact: 0, number }
     }
 
     /// Counts what a device picked since the last time: for each layer, what each KV head read of it, what each query head
@@ -729,6 +736,11 @@ impl Fork {
                 self.costs.count_heads(layer, 0, &attended, 0);
             }
         }
+    }
+
+    /// Notes how many tokens a layer still holds of those that its method may let go, summed over KV heads, where a device knows.
+    pub fn hold_there(&mut self, layer: usize, tokens: usize) {
+        self.held_there[layer] = Some(tokens);
     }
 
     /// Whether something is picked anew where a device picks and `total` tokens are in context; else the token attends what

@@ -404,7 +404,7 @@ fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
         // What later tokens attend again is kept by layer.
         let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
-        index + (1 + kept) * form.list_bytes(prefix)
+        index + (1 + kept) * form.list_bytes(prefix) + prefix.layers * form.held_bytes(prefix)
     };
     methods.iter().map(of_method).sum()
 }

@@ -11,14 +11,19 @@
 //! The weights of a step are computed a second time to add them up, by this method as its scoring; a fused
 //! kernel would have them for nothing. What that takes is counted.
 
+mod device;
+
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
+use crate::attention::{
+    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, PromptHead, PromptNeed, Selection, Step, TailRule,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
@@ -143,6 +148,27 @@ impl Cache {
     }
 }
 
+/// Bytes of token numbers and masses.
+fn bytes_of(caches: &[Cache]) -> usize {
+    caches.iter().map(|c| size_of_val(c.heavy.as_slice()) + c.recent.len() * size_of::<f32>()).sum()
+}
+
+impl H2o {
+    /// What is held of a prefix that has been read, by what its tokens before the window received: for each query head, or for
+    /// the group.
+    fn caches(&self, prompt: &PromptHead<'_>, candidates: Range<usize>, budget: usize) -> Vec<Cache> {
+        let masses = (0..prompt.group()).map(|head| prompt.attention_mass(head).to_vec()).collect();
+        let cache = |mass: Vec<f32>| {
+            let all = candidates.clone().map(|t| (t as u32, mass[t])).collect();
+            let recent = mass[candidates.end..].iter().copied().collect();
+            let mut cache = Cache { heavy: all, first: candidates.end, recent, budget };
+            cache.slide(candidates.start, candidates.end, mass.len());
+            cache
+        };
+        self.per.merged(masses).into_iter().map(cache).collect()
+    }
+}
+
 impl Method for H2o {
     type Index = Vec<Cache>;
     type State = Vec<Cache>;
@@ -157,25 +183,19 @@ impl Method for H2o {
     }
 
     fn build(&self, prefix: &HeadPrefix<'_>) -> Vec<Cache> {
-        if self.heavy.is_none() {
-            return Vec::new();
+        match self.heavy.is_none() {
+            true => Vec::new(),
+            false => self.caches(&prefix.prompt, prefix.candidates.clone(), self.heavy.tokens(prefix.context())),
         }
-        let masses = (0..prefix.prompt.group()).map(|head| prefix.prompt.attention_mass(head).to_vec()).collect();
-        let budget = self.heavy.tokens(prefix.context());
-        let candidates = prefix.candidates.clone();
-        let cache = |mass: Vec<f32>| {
-            let all = candidates.clone().map(|t| (t as u32, mass[t])).collect();
-            let recent = mass[candidates.end..].iter().copied().collect();
-            let mut cache = Cache { heavy: all, first: candidates.end, recent, budget };
-            cache.slide(candidates.start, candidates.end, mass.len());
-            cache
-        };
-        self.per.merged(masses).into_iter().map(cache).collect()
     }
 
     /// Token numbers and masses, as stored.
     fn index_bytes(&self, caches: &Vec<Cache>) -> usize {
-        caches.iter().map(|c| size_of_val(c.heavy.as_slice()) + c.recent.len() * size_of::<f32>()).sum()
+        bytes_of(caches)
+    }
+
+    fn device_form(&self) -> Option<&dyn DeviceForm> {
+        (!self.heavy.is_none()).then_some(self as &dyn DeviceForm)
     }
 
     fn start(&self, caches: &Vec<Cache>) -> Vec<Cache> {
@@ -231,7 +251,8 @@ impl Method for H2o {
 mod tests {
     use super::super::tests::{Stepper, none};
     use super::*;
-    use crate::attention::Picks;
+    use crate::attention::{Picks, PromptShape, StepShape};
+    use crate::kv::{KvDtype, KvShape};
     use std::collections::{BTreeMap, BTreeSet};
 
     /// The algorithm as it is stated, on sets and maps, in f64.
@@ -331,6 +352,28 @@ mod tests {
             stepper.step();
             assert_eq!(stepper.held(), 10 + 10);
         }
+    }
+
+    #[test]
+    fn a_form_on_a_device_costs_what_the_host_counts() {
+        for (spec, lists) in [("h2o:k=6,recent=9", 2), ("h2o:k=6,recent=9,per=kv_head", 1)] {
+            let mut stepper = Stepper::new(spec, &Policy { sink: 2, ..none() }, 70, 2);
+            let (_, counted) = stepper.step();
+            let method = super::super::tests::configured(spec, &none()).method;
+            let form = method.device_form().unwrap();
+            let (group, d, dtype) = (2, stepper.d(), KvDtype::F32);
+            let step = StepShape { group, d, dtype, candidates: 59, exact: 2 + 9, number: 0 };
+            let mut cost = form.cost(&step);
+            // Both query heads attend six.
+            cost += form.cost_of_picks(&step, 0, 2 * 6);
+            assert_eq!(cost, counted, "{spec}");
+            let prompt = PromptShape { layers: 3, heads: 2, kv_heads: 1, d, tokens: 70 };
+            assert_eq!(form.held_bytes(&prompt), lists * (4 + 6 * 8 + 9 * 4));
+            assert!(
+                form.fits(KvShape { kv_heads: 1, d: 256, dtype }) && !form.fits(KvShape { kv_heads: 1, d: 4, dtype })
+            );
+        }
+        assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_none());
     }
 
     #[test]

@@ -2015,7 +2015,7 @@ fn a_form_on_a_device_costs_what_the_host_counts() {
             let method = calibrated(configured(spec, &none()), 1, group, 1, d).method;
             let form = method.device_form().unwrap_or_else(|| panic!("{spec} has a form"));
             let number = form.number(Context::new(301, &candidates), candidates.len());
-            let step = StepShape { group, d, dtype, candidates: candidates.len(), number };
+            let step = StepShape { group, d, dtype, candidates: candidates.len(), exact: 0, number };
             let (_, counted) = select(spec, &kv, &queries, candidates.clone());
             assert_eq!(form.cost(&step), counted, "{spec}, {dtype:?}");
         }

@@ -260,8 +260,8 @@ pub struct TokenLists {
     lists: usize,
     most: usize,
     expected: usize,
-    /// All tokens lie below this one.
-    end: usize,
+    /// All tokens of each row lie below this one.
+    ends: Vec<usize>,
 }
 
 /// One of [`TokenLists`].
@@ -278,7 +278,16 @@ impl TokenLists {
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     pub fn resize(&mut self, gpu: &Gpu, rows: usize, lists: usize, most: usize, end: usize) -> Result<(), GpuError> {
-        (self.rows, self.lists, self.most, self.end) = (rows, lists, most, end);
+        self.resize_to(gpu, lists, most, vec![end; rows])
+    }
+
+    /// As [`resize`](Self::resize), of rows each of which has tokens below an end of its own.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn resize_to(&mut self, gpu: &Gpu, lists: usize, most: usize, ends: Vec<usize>) -> Result<(), GpuError> {
+        let rows = ends.len();
+        (self.rows, self.lists, self.most, self.ends) = (rows, lists, most, ends);
         (self.expected, self.are_weighted, self.are_counted, self.rest) = (most, false, false, None);
         gpu.reserve(&mut self.tokens, (4 * rows * lists * most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, (4 * rows * lists).next_multiple_of(WIDE))
@@ -387,15 +396,20 @@ impl TokenLists {
     /// # Panics
     /// If there is no such row.
     pub fn keep(&mut self, gpu: &Gpu, from: &Self, row: usize) -> Result<(), GpuError> {
-        let Self { lists, most, end, .. } = *from;
+        let Self { lists, most, .. } = *from;
         assert!(row < from.rows && !from.are_weighted && from.rest.is_none(), "row {row} of {}", from.rows);
-        self.resize(gpu, 1, lists, most, end)?;
+        self.resize(gpu, 1, lists, most, from.ends[row])?;
         let parts = [(&from.tokens, &mut self.tokens, 4 * lists * most), (&from.counts, &mut self.counts, 4 * lists)];
         for (from, to, bytes) in parts {
             let (from, to) = (from.as_ref().expect("there is room"), to.as_mut().expect("it was reserved"));
             gpu.copy(from, row * bytes, to, 0, bytes)?;
         }
         Ok(())
+    }
+
+    /// All tokens lie below this one.
+    pub fn end(&self) -> usize {
+        self.ends.iter().copied().max().unwrap_or(0)
     }
 
     /// Lists of a row.
@@ -502,7 +516,7 @@ impl TokenList<'_> {
 
     /// All its tokens lie below this one.
     pub(super) fn end(&self) -> usize {
-        self.lists.end
+        self.lists.ends[self.index / self.lists.lists]
     }
 
     /// Where its tokens and their count are.
@@ -949,7 +963,7 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         let rows = first..first + scores.rows;
         assert!(pages.count() == scores.columns && lists.lists == scores.lists, "a score for each page of each list");
-        assert!(rows.end <= lists.rows && pages.tokens.end <= lists.end, "lists of {} rows", lists.rows);
+        assert!(rows.end <= lists.rows && pages.tokens.end <= lists.end(), "lists of {} rows", lists.rows);
         let most = chosen.numbers()[rows.clone()].iter().max().map_or(0, |most| *most as usize);
         assert!(
             lists.most >= most.saturating_mul(pages.size).min(pages.tokens.len()),
@@ -1006,7 +1020,7 @@ impl Gpu {
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
         assert!(pages.count() == scores.columns && lists.lists == scores.lists, "a score for each page of each list");
-        assert!(first + scores.rows <= lists.rows && pages.tokens.end <= lists.end, "lists of {} rows", lists.rows);
+        assert!(first + scores.rows <= lists.rows && pages.tokens.end <= lists.end(), "lists of {} rows", lists.rows);
         assert!(lists.most >= pages.tokens.len(), "lists of {} tokens", lists.most);
         if scores.rows == 0 || scores.lists == 0 {
             return Ok(());

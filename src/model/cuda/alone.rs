@@ -12,12 +12,12 @@ use super::kv::{DevicePrefix, Tail, shared};
 use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
 use crate::attention::{
-    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, Selects,
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, RunThere, Selects,
 };
 use crate::cost::Cost;
 use crate::kernels::cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, Mirrored, Place, Prepared, Queries,
-    Recording, Timeline,
+    self as kernels, Attention, AttentionRoom, Buffer, Cache, Flood, Gpu, GpuError, HeldTokens, Mirrored, Place,
+    Prepared, Queries, Recording, Timeline,
 };
 use crate::kv::{KvShape, LayerKv, Prefix};
 
@@ -178,6 +178,7 @@ impl LayerAlone {
             picks: PickRoom::default(),
             in_order: Mirrored::default(),
             indexes: self.further_indexes(&fork)?,
+            held: Vec::new(),
             scratch: DeviceScratch::default(),
             attention: AttentionRoom::default(),
             out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
@@ -189,6 +190,7 @@ impl LayerAlone {
             fork,
         };
         run.picks.rows.set(&self.gpu, vec![0])?;
+        run.hold()?;
         run.select(0)?;
         run.count()?;
         run.prepare(exact)?;
@@ -238,6 +240,8 @@ pub struct RunAlone {
     found: [u64; 2],
     /// Of the copies behind the first.
     indexes: Vec<DeviceIndex>,
+    /// What the run holds of each copy, if its method lets tokens go. It changes from turn to turn, not in size.
+    held: Vec<Option<HeldTokens>>,
     picks: PickRoom,
     /// Numbers of sequences, where they are rows of something.
     in_order: Mirrored<u32>,
@@ -324,6 +328,15 @@ impl RunAlone {
         })
     }
 
+    /// Makes what the run holds of each copy.
+    fn hold(&mut self) -> Result<(), GpuError> {
+        let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
+        let (gpu, total) = (&self.layer.gpu, self.fork.tokens());
+        let start = |index| form.start_all(gpu, index, total);
+        self.held = [first].into_iter().chain(&self.indexes).map(start).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
     fn record(&mut self) -> Result<(), GpuError> {
         let gpu = self.layer.gpu.clone();
         let whole = gpu.record(|| self.step())?;
@@ -369,12 +382,14 @@ impl RunAlone {
         let cache = layer.caches().nth(copy).expect("there are so many copies");
         let buffer = layer.queries.lock().unwrap_or_else(PoisonError::into_inner);
         let stride = layer.heads * layer.shape.d;
+        let tail = layer.tail.view(layer.shape, layer.copies());
         let queries = Queries { queries: &buffer, stride, heads: layer.heads, rows: &self.picks.rows };
         let step = DeviceStep {
             prefix: layer.place(cache, &self.fork),
             queries,
             numbers: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],
+            runs: &[RunThere { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
         };
         act(form, &step, index, &mut self.picks.own, &mut self.scratch).map(Some)
     }
@@ -386,9 +401,9 @@ impl RunAlone {
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
         let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
-        let candidates = self.fork.prefix_candidates();
         let PickRoom { own, counters: room, .. } = &mut self.picks;
-        gpu.count_picks(&own.lists, (kv_heads, heads), candidates, &[(&counters, 1)], 0, room)?;
+        let tokens = self.fork.prefix_candidates().start..own.lists.end();
+        gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, room)?;
         let mut picked = vec![0; kv_heads + heads + 1];
         gpu.download(&counters, 0, &mut picked)?;
         self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];

@@ -147,6 +147,8 @@ pub(super) struct RunKv {
     pub(super) picked: Option<Buffer>,
     /// What the device picked last, by layer, for tokens that attend it again.
     pub(super) kept: Vec<kernels::TokenLists>,
+    /// What the run holds at each layer, where its method lets tokens go on the device.
+    pub(super) held: Vec<Option<kernels::HeldTokens>>,
 }
 
 /// What a run has on the device.

@@ -263,11 +263,17 @@ impl Engine for Cuda {
     }
 
     fn settle(&self, fork: &mut Fork) -> Result<(), EngineError> {
-        let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<RunKv>());
-        let Some(buffer) = own.and_then(|own| own.picked.take()) else { return Ok(()) };
+        let kv_heads = self.config.kv_heads;
+        let Some(own) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<RunKv>()) else { return Ok(()) };
+        let Some(buffer) = own.picked.take() else { return Ok(()) };
         let mut picked = vec![0; self.counters()];
         self.gpu.download(&buffer, 0, &mut picked)?;
+        let held = own.held.iter().map(|held| held.as_ref().map(|held| held.count(&self.gpu, kv_heads)).transpose());
+        let held: Vec<Option<usize>> = held.collect::<Result<_, _>>()?;
         fork.settle(&picked);
+        for (layer, tokens) in held.into_iter().enumerate() {
+            tokens.into_iter().for_each(|tokens| fork.hold_there(layer, tokens));
+        }
         Ok(())
     }
 

@@ -9,12 +9,13 @@ use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, RunKv, Tail, run_kv, run_kv_mut, shared, tail_of};
 use super::{Cuda, Linear, Room};
 use crate::attention::{
-    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, RowSeed, Selection, Selects, Weighting,
+    AttentionTime, DeviceLayer, DeviceRoom, DeviceStep, Exact, Picked, Picks, RowSeed, RunThere, Selection, Selects,
+    Weighting,
 };
 use crate::clock::Section;
 use crate::kernels::cuda::{
-    self as kernels, Attention, AttentionRoom, Buffer, GpuError, Mirrored, Place, Positions, Prepared, Queries,
-    Recording, Timeline, TokenLists, Tokens, Unit, Weights,
+    self as kernels, Attention, AttentionRoom, Buffer, GpuError, HeldTokens, Mirrored, Place, Positions, Prepared,
+    Queries, Recording, Timeline, TokenLists, Tokens, Unit, Weights,
 };
 use crate::model::engine::{EngineError, Stream};
 use crate::model::layers::Layer;
@@ -113,8 +114,8 @@ impl Cuda {
         for stream in streams {
             let held = stream.fork.tokens() - stream.fork.prefix().tokens();
             let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<RunKv>().ok());
-            let (tail, picked, mut kept) =
-                old.map_or((None, None, Vec::new()), |own| (Some(own.tail), own.picked, own.kept));
+            let (tail, picked, mut kept, holding) = old
+                .map_or((None, None, Vec::new(), Vec::new()), |own| (Some(own.tail), own.picked, own.kept, own.held));
             let needed = held + stream.tokens.len();
             let tail = Tail::of(&self.gpu, self.shape(), self.config.layers, tail, held, needed)?;
             let picked = match (picked, stream.fork.picks_on_device()) {
@@ -124,9 +125,29 @@ impl Cuda {
             if stream.fork.picks_on_device() {
                 kept.resize_with(self.config.layers, TokenLists::default);
             }
-            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked, kept }));
+            let holding = self.hold(stream, holding)?;
+            *stream.fork.device_mut() = Some(Box::new(RunKv { tail, picked, kept, held: holding }));
         }
         Ok(())
+    }
+
+    /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
+    fn hold(
+        &self,
+        stream: &Stream<'_>,
+        mut held: Vec<Option<HeldTokens>>,
+    ) -> Result<Vec<Option<HeldTokens>>, GpuError> {
+        let total = stream.fork.tokens() + stream.tokens.len();
+        held.resize_with(self.config.layers, || None);
+        for (layer, held) in held.iter_mut().enumerate() {
+            let Some((form, index)) = stream.fork.device_form(layer) else { continue };
+            match held {
+                None => *held = form.start_all(&self.gpu, index, total)?,
+                Some(own) if own.has_room(total) => {}
+                Some(own) => *held = Some(own.with_room(&self.gpu, total)?),
+            }
+        }
+        Ok(held)
     }
 
     /// Sends where the rows' keys and values go, at every layer; says what the rows are.
@@ -371,13 +392,21 @@ impl Cuda {
             let (heads, offset) = ((c.kv_heads, c.heads), layer * (c.kv_heads + c.heads + 1));
             if !group.rows.is_empty() {
                 let queries = Queries { queries: qkv, stride: self.widths().1, heads: c.heads, rows: &room.rows };
-                let step = DeviceStep { prefix, queries, numbers: &group.numbers, seeds: &group.seeds };
+                let tails: Vec<kernels::Tail<'_>> =
+                    streams.iter().map(|stream| tail_of(stream.fork).view(self.shape(), c.layers)).collect();
+                let there = |row: &u32| RunThere {
+                    tail: tails[rows[*row as usize].stream].cache(layer),
+                    held: run_of(*row).held[layer].as_ref(),
+                };
+                let runs: Vec<RunThere<'_>> = group.rows.iter().map(there).collect();
+                let step = DeviceStep { prefix, queries, numbers: &group.numbers, seeds: &group.seeds, runs: &runs };
                 form.select_all(&step, index, &mut room.own, scratch)?;
                 let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
                 let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
                 let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
                 let PickRoom { own, counters: addresses, .. } = &mut *room;
-                self.gpu.count_picks(&own.lists, heads, candidates.clone(), &counters, offset, addresses)?;
+                let tokens = candidates.start..own.lists.end();
+                self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
             }
             for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
                 let (kept, counters) = (&run_of(*row).kept[layer], [(counters_of(*row), 1)]);

@@ -1,0 +1,355 @@
+//! What runs of an evicting method hold on the device: heavy hitters, a sliding window, and the attention that each token has received.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::select::{Mirrored, Queries, TokenLists};
+use super::{Buffer, Cache, Gpu, GpuError, failed};
+
+/// Threads of the blocks of the three kernels.
+const EVICTING: u32 = 1024;
+const WEIGHING: u32 = 128;
+const ADDING: usize = 256;
+/// Tokens of a tile whose logits a block works out, and most query heads that it does so for.
+const TILE: usize = 256;
+const MOST_HEADS: usize = 8;
+/// The widest head.
+const WIDEST: usize = 256;
+/// Words of a row as kernels read it.
+const ROW_WORDS: usize = 7;
+
+/// What is held for one list when a run begins: heavy hitters with their masses, and the masses of the window, oldest first.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HeldList {
+    /// Heavy hitters.
+    pub tokens: Vec<u32>,
+    /// The attention that each has received.
+    pub masses: Vec<f32>,
+    /// The attention that the tokens of the window have received.
+    pub window: Vec<f32>,
+}
+
+/// How many heavy hitters a list has at most, and how many tokens the window has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldSizes {
+    /// Heavy hitters.
+    pub budget: usize,
+    /// Tokens of the window; at least 1.
+    pub window: usize,
+}
+
+/// What a run holds at a layer, for each query head or each KV head: `[list]` counts of heavy hitters, `[list][room]` their tokens
+/// and masses, and `[list][window]` masses of the window, in which token `t` has place `t % window`.
+#[derive(Debug)]
+pub struct HeldTokens {
+    buffer: Buffer,
+    sizes: HeldSizes,
+    lists: usize,
+    /// Heavy hitters of a list that there is room for.
+    room: usize,
+}
+
+/// A row of a step, and its run.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldingRow<'a> {
+    /// What the run holds.
+    pub held: &'a HeldTokens,
+    /// Keys behind the prefix.
+    pub tail: Cache<'a>,
+    /// Tokens in context, the row's own included.
+    pub total: usize,
+}
+
+/// What rows go on from.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldingPrefix<'a> {
+    /// Its keys.
+    pub keys: Cache<'a>,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Tokens at its beginning that are held whatever they receive.
+    pub sink: usize,
+}
+
+/// Room for what lies between the launches of a step.
+#[derive(Debug, Default)]
+pub struct HoldingRoom {
+    rows: Mirrored<u64>,
+    logits: Option<Buffer>,
+    tiles: Option<Buffer>,
+}
+
+impl HeldTokens {
+    /// Takes to the device what is held for each list when a prefix of `tokens` has been read, with room for one token more.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a list has more heavy hitters than it may, or another number of masses than tokens.
+    pub fn upload(gpu: &Gpu, sizes: HeldSizes, tokens: usize, lists: &[HeldList]) -> Result<Self, GpuError> {
+        let HeldSizes { budget, window } = sizes;
+        let first = tokens - window;
+        let most = lists.iter().map(|list| list.tokens.len()).max().unwrap_or(0);
+        assert!(most <= budget && window > 0, "{most} heavy hitters of {budget}, a window of {window}");
+        let room = budget.min(most + 1);
+        let counts = lists.iter().map(|list| list.tokens.len() as u32);
+        let padded = |numbers: Vec<u32>| numbers.into_iter().chain(std::iter::repeat(0)).take(room);
+        let of_tokens = lists.iter().flat_map(|list| padded(list.tokens.clone()));
+        let bits = |masses: &[f32]| masses.iter().map(|mass| mass.to_bits()).collect::<Vec<u32>>();
+        let of_masses = lists.iter().flat_map(|list| {
+            assert!(list.masses.len() == list.tokens.len() && list.window.len() == window, "a mass for each token");
+            padded(bits(&list.masses))
+        });
+        let of_window = lists.iter().flat_map(|list| {
+            let mut places = bits(&list.window);
+            places.rotate_right(first % window);
+            places
+        });
+        let words: Vec<u32> = counts.chain(of_tokens).chain(of_masses).chain(of_window).collect();
+        Ok(Self { buffer: gpu.upload(&words)?, sizes, lists: lists.len(), room })
+    }
+
+    /// Bytes of `lists` lists with room for so many heavy hitters.
+    pub fn bytes_of(lists: usize, room: usize, window: usize) -> usize {
+        4 * lists * (1 + 2 * room + window)
+    }
+
+    /// How much is held at most.
+    pub fn sizes(&self) -> HeldSizes {
+        self.sizes
+    }
+
+    /// The same elsewhere, for a run that goes on from here to `total` tokens in context.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn with_room(&self, gpu: &Gpu, total: usize) -> Result<Self, GpuError> {
+        let Self { ref buffer, sizes, lists, room: old } = *self;
+        let room = if self.has_room(total) { old } else { sizes.budget.min(self.needed(total).next_power_of_two()) };
+        let mut to = gpu.alloc(Self::bytes_of(lists, room, sizes.window))?;
+        gpu.copy(buffer, 0, &mut to, 0, 4 * lists)?;
+        let parts = if room == old { 1 } else { 2 * lists };
+        let (from_each, to_each) = (2 * lists * old / parts, 2 * lists * room / parts);
+        for part in 0..parts {
+            let (from, at) = (4 * (lists + part * from_each), 4 * (lists + part * to_each));
+            gpu.copy(buffer, from, &mut to, at, 4 * from_each)?;
+        }
+        let (from, at) = (4 * lists * (1 + 2 * old), 4 * lists * (1 + 2 * room));
+        gpu.copy(buffer, from, &mut to, at, 4 * lists * sizes.window)?;
+        Ok(Self { buffer: to, sizes, lists, room })
+    }
+
+    /// Whether there is room for what a run can hold when `total` tokens are in context.
+    pub fn has_room(&self, total: usize) -> bool {
+        self.room >= self.needed(total)
+    }
+
+    fn needed(&self, total: usize) -> usize {
+        self.sizes.budget.min(total.saturating_sub(self.sizes.window))
+    }
+
+    /// What is held of each list when `total` tokens are in context, heavy hitters ascending.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn download(&self, gpu: &Gpu, total: usize) -> Result<Vec<HeldList>, GpuError> {
+        let Self { lists, room, sizes: HeldSizes { window, .. }, .. } = *self;
+        let mut words = vec![0u32; Self::bytes_of(lists, room, window) / 4];
+        gpu.download(&self.buffer, 0, &mut words)?;
+        let (counts, words) = words.split_at(lists);
+        let (tokens, words) = words.split_at(lists * room);
+        let (masses, places) = words.split_at(lists * room);
+        let list = |list: usize| {
+            let held = list * room..list * room + counts[list] as usize;
+            let mut heavy: Vec<(u32, u32)> =
+                tokens[held.clone()].iter().copied().zip(masses[held].iter().copied()).collect();
+            heavy.sort_unstable();
+            let mut places = places[list * window..][..window].to_vec();
+            places.rotate_left((total - window) % window);
+            HeldList {
+                tokens: heavy.iter().map(|(token, _)| *token).collect(),
+                masses: heavy.iter().map(|(_, mass)| f32::from_bits(*mass)).collect(),
+                window: places.into_iter().map(f32::from_bits).collect(),
+            }
+        };
+        Ok((0..lists).map(list).collect())
+    }
+
+    /// Different heavy hitters of each of `kv_heads` KV heads, whose lists follow one another; summed up.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn count(&self, gpu: &Gpu, kv_heads: usize) -> Result<usize, GpuError> {
+        // The order of the window's places does not matter here.
+        let lists = self.download(gpu, self.sizes.window)?;
+        let different = |lists: &[HeldList]| lists.iter().flat_map(|list| &list.tokens).collect::<HashSet<_>>().len();
+        Ok(lists.chunks_exact(self.lists / kv_heads).map(different).sum())
+    }
+
+    fn address(&self) -> u64 {
+        self.buffer.address(0, Self::bytes_of(self.lists, self.room, self.sizes.window))
+    }
+}
+
+/// For each row, how many rows before it are of the same run.
+fn rounds(rows: &[HoldingRow<'_>]) -> Vec<usize> {
+    let run = |row: &HoldingRow<'_>| row.held.buffer.id();
+    (0..rows.len()).map(|i| rows[..i].iter().filter(|row| run(row) == run(&rows[i])).count()).collect()
+}
+
+impl Gpu {
+    /// Whether what is held of keys so wide can be weighed.
+    pub fn weighs_held(d: usize) -> bool {
+        d.is_multiple_of(8) && d <= WIDEST
+    }
+
+    /// A step of rows, in turn where they are of one run: the token that leaves the window competes with the heavy hitters, what is held
+    /// then are the row's picks, and the weights of the row's queries over sink, heavy hitters and window are added to the masses.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If runs hold other numbers of tokens, have no room for another, or what is read is not there.
+    pub fn evict_and_weigh(
+        &self,
+        queries: &Queries<'_>,
+        prefix: &HoldingPrefix<'_>,
+        rows: &[HoldingRow<'_>],
+        lists: &mut TokenLists,
+        room: &mut HoldingRoom,
+    ) -> Result<(), GpuError> {
+        let Some(HoldingRow { held, .. }) = rows.first() else { return Ok(()) };
+        let (HeldSizes { budget, window }, in_row) = (held.sizes, held.lists);
+        let (d, storage, kv_heads) = (prefix.keys.d, prefix.keys.storage, prefix.keys.kv_heads);
+        assert!(Self::weighs_held(d) && queries.stride.is_multiple_of(8), "heads of {d} channels");
+        assert!(in_row == queries.heads || in_row == kv_heads, "{in_row} lists of a row");
+        assert!(
+            rows.len() <= queries.rows.numbers().len() && prefix.sink + window <= prefix.tokens,
+            "{} rows",
+            rows.len()
+        );
+        assert!(prefix.tokens <= prefix.keys.capacity, "{} tokens of a prefix", prefix.tokens);
+        let most = rows.iter().map(|row| row.held.room).max().unwrap_or(0);
+        let ends: Vec<usize> = rows.iter().map(|row| row.total - window).collect();
+        lists.resize_to(self, in_row, most, ends)?;
+        let rounds = rounds(rows);
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|i| rounds[*i]);
+        let words = |i: &usize| -> [u64; ROW_WORDS] {
+            let HoldingRow { held, tail, total } = rows[*i];
+            assert!(
+                held.sizes == (HeldSizes { budget, window }) && held.lists == in_row && held.has_room(total),
+                "runs alike"
+            );
+            assert!(total > prefix.tokens && total <= prefix.tokens + tail.capacity, "{total} tokens in context");
+            assert!(tail.kv_heads == kv_heads && tail.d == d && tail.storage == storage, "keys alike");
+            let query = queries.rows.numbers()[*i];
+            let numbers = [held.room, total, query as usize, *i].map(|number| number as u64);
+            [held.address(), numbers[0], tail.key(0, 0), tail.head_stride(), numbers[1], numbers[2], numbers[3]]
+        };
+        room.rows.set(self, order.iter().flat_map(words).collect())?;
+        let step = Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most };
+        for round in order.chunk_by(|a, b| rounds[*a] == rounds[*b]) {
+            let first = order.iter().position(|i| *i == round[0]).expect("it is one of them");
+            self.hold(&step, first..first + round.len(), lists, room)?;
+        }
+        Ok(())
+    }
+
+    /// The three launches of some rows, no two of which are of one run.
+    fn hold(
+        &self,
+        step: &Holding<'_>,
+        rows: Range<usize>,
+        lists: &TokenLists,
+        room: &mut HoldingRoom,
+    ) -> Result<(), GpuError> {
+        let Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most } = *step;
+        let (heads, kv_heads, d, storage) = (queries.heads, prefix.keys.kv_heads, prefix.keys.d, prefix.keys.storage);
+        let (group, ends, count) = (heads / kv_heads, prefix.sink + window, rows.len() as u32);
+        let (end_tiles, heavy_tiles) = (ends.div_ceil(TILE), most.div_ceil(TILE));
+        let (stride, tile_stride) = ((ends + most).next_multiple_of(4), end_tiles + heavy_tiles);
+        self.reserve(&mut room.logits, 4 * rows.len() * heads * stride)?;
+        self.reserve(&mut room.tiles, 8 * rows.len() * heads * tile_stride)?;
+        let logits = Logits {
+            logits: room.logits.as_ref().expect("it was reserved").address(0, 4 * rows.len() * heads * stride),
+            tiles: room.tiles.as_ref().expect("it was reserved").address(0, 8 * rows.len() * heads * tile_stride),
+            stride: stride as u64,
+            tile_stride: tile_stride as u32,
+        };
+        let rows = room.rows.address(ROW_WORDS * rows.start..ROW_WORDS * rows.end);
+        let [picks, counts] = lists.addresses(0);
+        let [sink, budget, width, most, prefix_tokens] =
+            [prefix.sink, budget, window, most, prefix.tokens].map(|number| number as u32);
+        let function = self.function("heavy_hitters", "evict")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&rows).arg(&budget).arg(&width).arg(&picks).arg(&most).arg(&counts);
+        let grid =
+            LaunchConfig { grid_dim: (in_row as u32, count, 1), block_dim: (EVICTING, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: rows, what each holds and has room for, and the lists are as long as checked by the caller.
+        unsafe { launch.launch(grid) }.map_err(failed("letting tokens go"))?;
+
+        let lanes = d.next_power_of_two().max(64) / 8;
+        let function = self.function("heavy_hitters", &format!("weigh_held_{}_{lanes}", storage.name()))?;
+        let from = queries.address(0..queries.rows.numbers().len(), d, storage);
+        let (query_stride, keys, key_stride) =
+            (queries.stride as u64, prefix.keys.key(0, 0), prefix.keys.head_stride());
+        let [all_heads, all_lists, kv, d_of] = [heads, in_row, kv_heads, d].map(|number| number as i32);
+        let scale = 1.0 / (d as f32).sqrt();
+        let blocks = end_tiles + in_row / kv_heads * heavy_tiles;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&rows).arg(&from).arg(&query_stride).arg(&all_heads).arg(&all_lists).arg(&kv).arg(&keys);
+        launch
+            .arg(&key_stride)
+            .arg(&prefix_tokens)
+            .arg(&sink)
+            .arg(&most)
+            .arg(&width)
+            .arg(&d_of)
+            .arg(&scale)
+            .arg(&logits);
+        let grid = (blocks as u32, (kv_heads * group.div_ceil(MOST_HEADS)) as u32, count);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (WEIGHING, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: queries, keys of prefix and tails, and the room for logits are as long as checked by the caller and made above; tokens
+        // that are held lie below the row's total.
+        unsafe { launch.launch(grid) }.map_err(failed("weighing what is held"))?;
+
+        let function = self.function("heavy_hitters", "add_weights")?;
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&rows).arg(&all_heads).arg(&sink).arg(&most).arg(&width).arg(&logits);
+        let blocks = (window + most as usize).div_ceil(ADDING) as u32;
+        let grid = LaunchConfig {
+            grid_dim: (blocks, in_row as u32, count),
+            block_dim: (ADDING as u32, 1, 1),
+            shared_mem_bytes: (8 * heads / in_row) as u32,
+        };
+        // SAFETY: as above.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("adding weights"))
+    }
+}
+
+/// What is the same for all rows of a step.
+struct Holding<'a> {
+    queries: &'a Queries<'a>,
+    prefix: &'a HoldingPrefix<'a>,
+    sizes: HeldSizes,
+    in_row: usize,
+    most: usize,
+}
+
+/// Where logits and what tiles come to are, as kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Logits {
+    logits: u64,
+    tiles: u64,
+    stride: u64,
+    tile_stride: u32,
+}
+
+// SAFETY: numbers alone, laid out as the kernels' struct of the same name.
+unsafe impl DeviceRepr for Logits {}
