@@ -5,8 +5,8 @@
 #include "common.cuh"
 
 constexpr int THREADS = 256;
-// Candidates of a thread, heads that it takes at a time, and KV heads of a block, whose candidates are ordered alike.
-constexpr int EACH = 4, MOST_GROUP = 8, KV_HEADS = 8;
+// Candidates of a thread, heads that it takes at a time, and words of keys that it reads before it looks at the first.
+constexpr int EACH = 4, MOST_GROUP = 8, AHEAD = 4;
 
 // The order among equals: none if there are no levels.
 struct Ties {
@@ -27,14 +27,16 @@ __device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
     return static_cast<float>(mixed(mixed(place ^ ties.low) ^ ties.high) >> (32 - ties.levels)) * ties.unit;
 }
 
-// Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures of one word by one net, or, where it is
-// zero, as many as there are.
-template <int GROUP>
+// Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures by one net, of one word where IS_SHORT, or,
+// where GROUP is zero, as many as there are, by as many nets.
+template <int GROUP, bool IS_SHORT>
 __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,
                                            uint64_t key_stride, uint32_t column, const float (&raise)[EACH], int reduction,
                                            float* out, uint64_t stride, int kv_head) {
     constexpr int MOST = GROUP == 0 ? MOST_GROUP : GROUP;
-    if (GROUP > 0) words = 1, nets = 1, group = GROUP;
+    constexpr int STEP = GROUP > 0 && !IS_SHORT ? AHEAD : 1;
+    if (GROUP > 0) nets = 1, group = GROUP;
+    if (IS_SHORT) words = 1;
     const uint32_t row = blockIdx.z;
     const uint32_t* of_queries = queries + (static_cast<uint64_t>(row) * heads + kv_head * group) * words;
     const uint32_t* of_keys = keys + static_cast<uint64_t>(kv_head) * nets * words * key_stride + column;
@@ -42,17 +44,25 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
     for (int first = 0; first < group; first += MOST) {
         const int some = min(MOST, group - first);
         int distance[MOST][EACH] = {};
-        for (int word = 0; word < words; ++word) {
-            uint4 key = make_uint4(0, 0, 0, 0);
-            if (nets == 1) key = __ldg(reinterpret_cast<const uint4*>(of_keys + word * key_stride));
+        for (int begin = 0; begin < words; begin += STEP) {
+            uint4 ahead[STEP];
 #pragma unroll
-            for (int h = 0; h < MOST; ++h) {
-                if (h >= some) break;
-                if (nets > 1)
-                    key = __ldg(reinterpret_cast<const uint4*>(of_keys + ((first + h) * words + word) * key_stride));
-                const uint32_t query = of_queries[(first + h) * words + word];
-                distance[h][0] += __popc(key.x ^ query), distance[h][1] += __popc(key.y ^ query);
-                distance[h][2] += __popc(key.z ^ query), distance[h][3] += __popc(key.w ^ query);
+            for (int w = 0; w < STEP; ++w)
+                if (nets == 1) ahead[w] = __ldg(reinterpret_cast<const uint4*>(of_keys + min(begin + w, words - 1) * key_stride));
+#pragma unroll
+            for (int w = 0; w < STEP; ++w) {
+                const int word = begin + w;
+                if (word >= words) break;
+                uint4 key = ahead[w];
+#pragma unroll
+                for (int h = 0; h < MOST; ++h) {
+                    if (h >= some) break;
+                    if (nets > 1)
+                        key = __ldg(reinterpret_cast<const uint4*>(of_keys + ((first + h) * words + word) * key_stride));
+                    const uint32_t query = __ldg(of_queries + (first + h) * words + word);
+                    distance[h][0] += __popc(key.x ^ query), distance[h][1] += __popc(key.y ^ query);
+                    distance[h][2] += __popc(key.z ^ query), distance[h][3] += __popc(key.w ^ query);
+                }
             }
         }
         // All of it is exact in f32, in whatever order it is added.
@@ -91,25 +101,28 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
     *reinterpret_cast<float4*>(to) = make_float4(reduced[0], reduced[1], reduced[2], reduced[3]);
 }
 
-// Blocks: candidates by EACH * THREADS, KV heads by KV_HEADS, rows. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
+// Blocks: candidates by EACH * THREADS, KV heads by `taken`, rows. The candidates of the KV heads of a block are ordered alike, once; of
+// signatures of several words a block takes one KV head, so that there are enough of them. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
 // for all heads of a group (`nets` is 1) or one for each; those of queries `[row][head][word]`. Scores are
 // `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
-extern "C" __global__ void __launch_bounds__(THREADS) hamming_scores(
-    const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets, unsigned long long key_stride,
-    uint32_t columns, const Ties ties, int reduction, float* out, unsigned long long stride) {
-    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;
-    if (column >= columns) return;
-    float raise[EACH];
-#pragma unroll
-    for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);
-    const int kv_heads = heads / group, end = min(kv_heads, static_cast<int>(blockIdx.y + 1) * KV_HEADS);
-    const bool is_one_word = words == 1 && nets == 1;
-    const int first = blockIdx.y * KV_HEADS;
-#define TAKE(GROUP)                                                                                                     \
-    _Pragma("unroll 2") for (int kv_head = first; kv_head < end; ++kv_head) of_kv_head<GROUP>(                          \
+#define HAMMING_SCORES(NAME, CASES)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                         \
+        const uint32_t* queries, int words, int heads, int group, const uint32_t* keys, int nets,                       \
+        unsigned long long key_stride, uint32_t columns, int taken, const Ties ties, int reduction, float* out,         \
+        unsigned long long stride) {                                                                                    \
+        const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * EACH;                                            \
+        if (column >= columns) return;                                                                                  \
+        float raise[EACH];                                                                                              \
+        _Pragma("unroll") for (int j = 0; j < EACH; ++j) raise[j] = raised(ties, column + j);                           \
+        const int kv_heads = heads / group, end = min(kv_heads, static_cast<int>(blockIdx.y + 1) * taken);              \
+        const int first = blockIdx.y * taken;                                                                           \
+        CASES                                                                                                           \
+    }
+#define TAKE(GROUP, IS_SHORT)                                                                                           \
+    _Pragma("unroll 2") for (int kv_head = first; kv_head < end; ++kv_head) of_kv_head<GROUP, IS_SHORT>(                \
         queries, words, heads, group, keys, nets, key_stride, column, raise, reduction, out, stride, kv_head)
-    if (is_one_word && group == 4) TAKE(4);
-    else if (is_one_word && group == 1) TAKE(1);
-    else TAKE(0);
+// Of signatures of one word, and of several, which take more registers.
+HAMMING_SCORES(hamming_scores, if (nets == 1 && group == 4) TAKE(4, true); else if (nets == 1 && group == 1) TAKE(1, true); else TAKE(0, true);)
+HAMMING_SCORES(hamming_scores_long, if (nets == 1 && group == 4) TAKE(4, false); else if (nets == 1 && group == 1) TAKE(1, false); else TAKE(0, false);)
 #undef TAKE
-}
+#undef HAMMING_SCORES

@@ -69,6 +69,7 @@ class Shape:
     d: int
     tokens: int
     batch: int
+    last: int = 0
 
     @property
     def group(self):
@@ -80,10 +81,9 @@ class Shape:
         return 2 * self.batch * self.kv_heads * self.tokens * self.d * dtype.itemsize
 
     def attention_flops(self, op):
-        """Two products for every pair of a query and a key that it sees: in a prefill half of the square."""
-        pairs = {"attention": self.tokens, "decode": self.tokens, "prefill": self.tokens * self.tokens // 2}[
-            op
-        ]
+        """Two products for every pair of a query and a key that it sees: of a whole prompt half of the square."""
+        prompt = self.last * self.tokens if self.last else self.tokens * self.tokens // 2
+        pairs = {"attention": self.tokens, "decode": self.tokens, "prefill": prompt}[op]
         return 4 * pairs * self.d * self.heads * self.batch
 
 
@@ -365,7 +365,9 @@ FORMS = (
 def form_applies(form, args):
     """Whether a form is asked for."""
     wanted = not form.compiled or args.compile or any(part in form.method for part in args.only)
-    return args.op in form.ops and args.device in form.devices and wanted
+    # Masks that are compiled are those of whole prompts.
+    fits = not (args.last and form.compiled)
+    return args.op in form.ops and args.device in form.devices and wanted and fits
 
 
 def kernels(shape, queries):
@@ -385,7 +387,7 @@ def queries_of(args, shape, dtype):
     """What draws queries: one new token in a step; in a prefill all of the prompt, the same each time."""
     to = DTYPES[dtype]
     if args.op == "prefill":
-        whole = drawn(args, shape, shape.heads, shape.tokens, 3).to(to)
+        whole = drawn(args, shape, shape.heads, shape.last or shape.tokens, 3).to(to)
         return lambda source: whole
     size, base = (shape.batch, shape.heads, 1, shape.d), DTYPES[args.dtype]
     return lambda source: torch.randn(size, generator=source, dtype=base, device=args.device).to(to)
@@ -394,19 +396,21 @@ def queries_of(args, shape, dtype):
 def form_peer(form, args, shape, dtype, kv, draw):
     """One form over prepared keys and values."""
     k, v = kv
-    causal = args.op == "prefill"
-    queries = shape.tokens if causal else 1
+    reads = args.op == "prefill"
+    # The last rows see nearly all tokens, so they are not masked: these forms align a causal mask with the first token.
+    causal = reads and not shape.last
+    queries = (shape.last or shape.tokens) if reads else 1
     allowed = [form.backend] if form.backend else kernels(shape, queries)
     attend = form.attend() if form.compiled else form.attend
     share = share_seen(shape.tokens, form.window)
     least = shape.kv_bytes(k.dtype) + (
-        2 * shape.batch * shape.heads * queries * shape.d * k.itemsize if causal else 0
+        2 * shape.batch * shape.heads * queries * shape.d * k.itemsize if reads else 0
     )
     return Peer(
         row=row(
             form.method.format(dtype),
             dtype,
-            f"{form.about}; {NOISE}",
+            f"{form.about}; {NOISE}{'; rows are not masked' if shape.last else ''}",
             flops=int(share * shape.attention_flops(args.op)),
             bytes=least,
             params=f"sink={SINK},window={form.window}" if form.window else "",
@@ -856,7 +860,7 @@ class Bench:
         for name, value, listed in (("context", tokens, args.contexts), ("batch", batch, args.batches)):
             if value < 1 or (listed and value not in listed):
                 raise ValueError(f"{name} {value} was not asked for")
-        shape = Shape(args.heads, args.kv_heads, args.d, tokens, batch)
+        shape = Shape(args.heads, args.kv_heads, args.d, tokens, batch, args.last)
         prepared = Prepared()
         whole = args.op == "decode" or (args.op == "prefill" and args.whole)
         (prepare_model if whole else prepare_attention)(args, shape, prepared)
@@ -927,6 +931,7 @@ def arguments():
         "--contexts", type=listed(int), default=[], help="that may be prepared; all if not given"
     )
     parser.add_argument("--batches", type=listed(int), default=[])
+    parser.add_argument("--last", type=int, default=0, help="prefill: rows at the end that alone are read; 0 for all")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", choices=list(TIMERS), default="cpu")
     parser.add_argument("--seed", type=int, default=0)

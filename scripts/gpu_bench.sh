@@ -3,8 +3,8 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small index decode llama2 crossover prefill prefill_density prefill_planned, and of the papers' settings
-# ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 magicpig_figure7.
+# TABLES names some of the tables (all): batch context small evicting index decode llama2 crossover prefill prefill_density prefill_planned, and of the papers' settings
+# ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 magicpig_figure7.
 set -euo pipefail
 
 out=${1:?give a folder for the tables}
@@ -40,6 +40,9 @@ table batch attention -c 128K --batch 8 "${methods[@]}" "${by_channel[@]}" "${sa
 # One sequence, by context; and the densities between which one chooses.
 table context attention -c 8K,32K,128K,512K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${decoders[@]}"
 table small attention -c 32K --batch 8 "${methods[@]}" "${by_channel[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
+# Heavy hitters are those of the prompt's attention, which the host works out beforehand: seconds at 32K tokens, minutes at 128K.
+table evicting attention -c 8K,32K --batch 1,8 -m h2o:per=kv_head -m h2o -m infllm:per=kv_head -m streaming_llm --density 0.0625 \
+    --rounds 15 "${peers[@]}"
 # Building the index of a layer.
 table index index -c 32K,128K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --rounds 7
 # Whole steps: weights and all 32 layers, as many sequences of 128K as fit beside the indexes; and one of 8K to 128K.
@@ -79,6 +82,10 @@ table hip_table5 decode --layers 32 -c 32K,128K -m hip:k=512,r_m=1 -m hip:k=512,
 # HiP, Table 14: a query behind 12K tokens by the size of key blocks, 96 sequences whose heads have keys of their own.
 table hip_table14 attention --shape llama-2-7b --dtype f16 -c 12K --batch 96 -m hip:k=512,r_m=1,b_k=1,b_sk=1 -m hip:k=512,r_m=1,b_k=2 -m hip:k=512,r_m=1,b_k=4 \
     -m hip:k=512,r_m=1,b_k=8 --rounds 11 "${baselines[@]}"
+# HiP, Table 15: the same with the last 32 rows at once, by the size of blocks of rows, too.
+hip15=()
+for rows in "b_q=1,b_sq=1" b_q=2 b_q=4 b_q=8 b_q=16 b_q=32; do for keys in "b_k=1,b_sk=1" b_k=2 b_k=4 b_k=8; do hip15+=(-m "hip:k=512,$rows,$keys"); done; done
+table hip_table15 prefill --shape llama-2-7b --dtype f16 -c 12K --batch 96 --last 32 "${hip15[@]}" --rounds 7 "${baselines[@]}"
 # MagicPIG, Figure 7: (10,150) beside its context; the paper's tables are on the host.
 table magicpig_figure7 attention -c 16K,32K,64K,96K,128K -m magicpig:K=10,L=150 -m magicpig:K=9,L=120 -m magicpig:K=8,L=75 --rounds 15 \
     "${baselines[@]}"

@@ -178,6 +178,41 @@ impl PromptStats {
         Some(self)
     }
 
+    /// What was gathered about several prefixes of one shape, each in its turn, that lie beside each other as so many sequences: the
+    /// heads of one, then those of the next. Only masses and scores can, not queries: `None` where these were kept.
+    pub fn beside(prefixes: &[&Self], sequences: usize) -> Option<Self> {
+        let first = *prefixes.first()?;
+        assert!(prefixes.iter().all(|other| other.shape == first.shape), "prefixes of one shape");
+        let in_turn = || (0..sequences).map(|i| prefixes[i % prefixes.len()]);
+        let joined = |(need, own): (&PromptNeed, &Gathered)| {
+            let layer = |layer: usize| match own.layers[layer] {
+                LayerStats::Queries(_) => None,
+                LayerStats::Mass(_) => Some(LayerStats::Mass(
+                    in_turn()
+                        .flat_map(|stats| match &stats.gathered[need].layers[layer] {
+                            LayerStats::Mass(heads) => heads.clone(),
+                            _ => Vec::new(),
+                        })
+                        .collect(),
+                )),
+                LayerStats::Following(_) => Some(LayerStats::Following(
+                    in_turn()
+                        .flat_map(|stats| match &stats.gathered[need].layers[layer] {
+                            LayerStats::Following(heads) => heads.clone(),
+                            _ => Vec::new(),
+                        })
+                        .collect(),
+                )),
+            };
+            let layers = (0..own.layers.len()).map(layer).collect::<Option<_>>()?;
+            Some((*need, Gathered { layers, ..own.clone() }))
+        };
+        let gathered = first.gathered.iter().map(joined).collect::<Option<_>>()?;
+        let PromptShape { heads, kv_heads, .. } = first.shape;
+        let shape = PromptShape { heads: sequences * heads, kv_heads: sequences * kv_heads, ..first.shape };
+        Some(Self { shape, gathered, ..first.clone() })
+    }
+
     /// Takes a chunk of the prefix in. Chunks come in order, each at every layer; what was seen before is skipped.
     pub fn observe(&mut self, chunk: &PrefillChunk<'_>) {
         let end = chunk.end();
@@ -566,6 +601,30 @@ mod tests {
                 assert_eq!(place.sampled_queries(200, head).0.len(), 53);
             }
         }
+    }
+
+    #[test]
+    fn prefixes_beside_each_other_have_the_heads_of_each_in_turn() {
+        let needs = [PromptNeed::AttentionMass, PromptNeed::FollowingScores(3)];
+        let stats = gathered(&needs, 9);
+        let mut other = stats.clone();
+        for own in other.gathered.values_mut() {
+            match &mut own.layers[0] {
+                LayerStats::Mass(heads) => heads.iter_mut().for_each(|head| head.closed[1] += 7.0),
+                LayerStats::Following(heads) => heads.iter_mut().for_each(|head| head.scores[0][1] += 5.0),
+                LayerStats::Queries(_) => unreachable!(),
+            }
+        }
+        let all = PromptStats::beside(&[&stats, &other], 3).unwrap();
+        for (sequence, own) in [&stats, &other, &stats].into_iter().enumerate() {
+            for kv_head in 0..SHAPE.kv_heads {
+                let (ours, own) = (all.head(0, sequence * SHAPE.kv_heads + kv_head), own.head(0, kv_head));
+                assert_eq!(ours.group(), own.group());
+                (0..own.group()).for_each(|head| assert_eq!(ours.attention_mass(head), own.attention_mass(head)));
+                assert_eq!(ours.following_scores(3), own.following_scores(3));
+            }
+        }
+        assert!(PromptStats::beside(&[&gathered(&[PromptNeed::LastQueries(3)], 9)], 2).is_none());
     }
 
     #[test]

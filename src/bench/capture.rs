@@ -277,7 +277,8 @@ impl Capture {
             }
         };
         let kv = self.read(&self.tokens(context, 0)?, context, keep, |_| {})?.into_iter().next();
-        Ok(Prompt { queries, heads, kv: kv.ok_or_else(|| anyhow!("there is no layer to look at"))? })
+        let kv = kv.ok_or_else(|| anyhow!("there is no layer to look at"))?;
+        Ok(Prompt { queries, heads, kv, first: 0 })
     }
 }
 

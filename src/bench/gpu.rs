@@ -14,7 +14,7 @@ use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::Sequence;
 use super::turns::{Runs, Turn};
-use crate::attention::{Configured, IndexCache, Rotation};
+use crate::attention::{Configured, IndexCache, PromptStats, Rotation};
 use crate::kernels::cuda::{Flood, Gpu, Into, Storage};
 use crate::kv::KvDtype;
 use crate::model::cuda::{AloneTimes, BatchRoom, Following, LayerAlone, RunAlone};
@@ -119,12 +119,17 @@ pub(super) fn layer(
         })
         .collect();
     let heads = dimensions.config().heads;
-    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?))
+    let stats: Vec<&PromptStats> = sequences.iter().filter_map(Sequence::stats).collect();
+    let stats = PromptStats::beside(&stats, batch);
+    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, copies)?.knowing(stats)))
 }
 
 /// Indexes of a layer on a device, none built yet.
 pub(super) fn cache(layer: &LayerAlone, dtype: KvDtype, seed: u64, rotation: Option<&Arc<dyn Rotation>>) -> IndexCache {
-    let cache = IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens());
+    let mut cache = IndexCache::new(layer.prefix().clone(), dtype, seed).with_prompt(layer.prefix().tokens());
+    if let Some(stats) = layer.stats() {
+        cache = cache.with_stats(stats.clone());
+    }
     match rotation {
         Some(rotation) => cache.with_rotation(rotation.clone()),
         None => cache,

@@ -79,6 +79,8 @@ pub struct Plan {
     pub contexts: Vec<usize>,
     /// Sequences that are stepped together.
     pub batches: Vec<usize>,
+    /// Rows at the end of a prompt that alone are read; all if there are none.
+    pub last: Option<usize>,
     /// Turns of each that count.
     pub rounds: usize,
     /// Of whatever is drawn.
@@ -157,7 +159,8 @@ impl Plan {
     }
 }
 
-/// That keys, values and weights, at least, can be in the memory of `device`; `whole` if a model's weights are read.
+/// That keys, values and weights, at least, can be in the memory of `device`; `whole` if a model's weights are read, and of a prompt
+/// the `last` rows, or all.
 ///
 /// # Errors
 /// If they cannot, with what is needed and what there is.
@@ -167,16 +170,17 @@ pub fn check_memory(
     dimensions: &Dimensions,
     contexts: &[usize],
     batches: &[usize],
-    whole: bool,
+    (whole, last): (bool, Option<usize>),
 ) -> Result<(), UsageError> {
     let (Some(context), Some(batch)) = (contexts.iter().max(), batches.iter().max()) else {
         return Err(UsageError::new("there is no context or no batch to time"));
     };
     let c = dimensions.config();
-    let queries = if op == Op::Prefill && !whole { 2 * 4 * c.heads * c.head_dim } else { 0 };
+    let rows = if op == Op::Prefill && !whole { last.unwrap_or(*context).min(*context) } else { 0 };
+    let queries = rows * 2 * 4 * c.heads * c.head_dim;
     let angles = (4 * c.head_dim * context) as u64;
     let weights = if whole { dimensions.weight_bytes() as u64 } else { 0 };
-    let needed = (context * batch) as u64 * (dimensions.kv_bytes_per_token() + queries) as u64 + angles + weights;
+    let needed = (batch * (context * dimensions.kv_bytes_per_token() + queries)) as u64 + angles + weights;
     let (most, whose) = match device {
         Device::Cpu => (most_bytes(), "this machine has"),
         Device::Cuda(_) => (device.free_bytes(), "are free on the GPU"),
@@ -285,7 +289,7 @@ impl At<'_> {
             None => Ok(self.prompt(&angles)),
             Some(capture) => capture.prompt(self.context),
         });
-        let prompt = prompt.transpose()?;
+        let prompt = prompt.transpose()?.map(|prompt| self.cut(prompt));
         Ok(Material {
             rotation,
             sequences,
@@ -293,8 +297,9 @@ impl At<'_> {
             there,
             #[cfg(feature = "cuda")]
             prompt_there: match (&prompt, place) {
-                (Some(Prompt { queries, heads, kv }), Place::Gpu(here)) => {
-                    Some(Arc::new(Mutex::new(PromptAlone::new(here.gpu.clone(), *heads, queries, kv)?)))
+                (Some(Prompt { queries, heads, kv, .. }), Place::Gpu(here)) => {
+                    let alone = PromptAlone::new(here.gpu.clone(), *heads, queries, kv, self.batch)?;
+                    Some(Arc::new(Mutex::new(alone)))
                 }
                 _ => None,
             },
@@ -302,13 +307,23 @@ impl At<'_> {
         })
     }
 
-    /// A prompt of one layer, with the queries of all tokens.
+    /// The prompt with the rows that are read.
+    fn cut(&self, prompt: Prompt) -> Prompt {
+        let rows = prompt.kv.tokens() - prompt.first;
+        let read = self.plan.last.map_or(rows, |last| last.min(rows));
+        let width = prompt.queries.len() / rows;
+        let queries = prompt.queries[(rows - read) * width..].to_vec();
+        Prompt { queries, first: prompt.first + rows - read, ..prompt }
+    }
+
+    /// A prompt of one layer, with the queries of the rows that are read.
     fn prompt(&self, angles: &RopeTable) -> Prompt {
         let (dimensions, c) = (&self.plan.dimensions, self.plan.dimensions.config());
-        let rows = Drawn::new(dimensions, angles, self.plan.seed).rows(0..self.context, self.context);
+        let read = self.plan.last.map_or(self.context, |last| last.min(self.context));
+        let rows = Drawn::new(dimensions, angles, self.plan.seed).rows(0..self.context, read);
         let mut kv = LayerKv::new(dimensions.dtype(), c.kv_heads, c.head_dim, self.context);
         kv.append_rows(&rows.keys, &rows.values);
-        Prompt { queries: rows.queries, heads: c.heads, kv }
+        Prompt { queries: rows.queries, heads: c.heads, kv, first: self.context - read }
     }
 
     /// All that takes turns; `indexing` is told whose index is built next.
@@ -423,8 +438,8 @@ impl At<'_> {
         notes: &mut Vec<String>,
     ) -> Result<Vec<Entry<'r>>> {
         let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
-        for method in self.readers(notes) {
-            match AttendingThere::new(prompt, there.clone(), method, self.plan.seed)? {
+        for method in self.readers(prompt, notes) {
+            match AttendingThere::new(prompt, there.clone(), method, self.plan.seed, self.batch)? {
                 Some(runs) => entries.push(Entry::of(method, runs)),
                 None => elsewhere.push(method.label()),
             }
@@ -434,23 +449,43 @@ impl At<'_> {
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
+        if self.batch > 1 {
+            let note = format!("of {} prompts one is drawn; the others are copies.", self.batch);
+            notes.extend((!notes.contains(&note)).then_some(note));
+        }
         Ok(entries)
     }
 
-    /// Methods that read a prompt in their own way; others read it as `full` does.
-    fn readers(&self, notes: &mut Vec<String>) -> Vec<&Configured> {
+    /// Methods that read a prompt in their own way, of which those rows are read; others read it as `full` does.
+    fn readers(&self, prompt: &Prompt, notes: &mut Vec<String>) -> Vec<&Configured> {
         let reads = |method: &&Configured| method.name == REFERENCE || method.masks_prefill();
         let dense: Vec<String> = self.methods.iter().filter(|m| !reads(m)).map(Configured::label).collect();
         let note = format!("read prompts densely, as full does, and are left out: {}.", dense.join(", "));
         if !dense.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }
-        self.methods.iter().filter(reads).collect()
+        let begins = |method: &&Configured| prompt.begins_block(method);
+        let whole: Vec<String> =
+            self.methods.iter().filter(reads).filter(|m| !begins(m)).map(Configured::label).collect();
+        let note = format!(
+            "plan the whole prompt, or have no block that begins at row {}, and are left out: {}.",
+            prompt.first,
+            whole.join(", ")
+        );
+        if !whole.is_empty() && !notes.contains(&note) {
+            notes.push(note);
+        }
+        if prompt.first > 0 {
+            let note =
+                format!("the last {} rows of a prompt are read, behind the others.", self.context - prompt.first);
+            notes.extend((!notes.contains(&note)).then_some(note));
+        }
+        self.methods.iter().filter(reads).filter(begins).collect()
     }
 
     fn reading<'r>(&'r self, prompt: &'r Prompt, notes: &mut Vec<String>) -> Vec<Entry<'r>> {
         let entry = |method: &'r Configured| Entry::of(method, Attending::new(prompt, method, self.plan.seed));
-        self.readers(notes).into_iter().map(entry).collect()
+        self.readers(prompt, notes).into_iter().map(entry).collect()
     }
 
     /// Methods that have an index.

@@ -9,21 +9,35 @@ use anyhow::{Result, anyhow};
 use super::row::BenchRow;
 use super::turns::{Runs, Turn};
 use crate::attention::calibration::PrefillChunk;
-use crate::attention::{Configured, SparsePrefill, attend_densely};
+use crate::attention::{Configured, PrefillPattern, SparsePrefill, attend_densely};
 use crate::cost::Cost;
 use crate::kv::LayerKv;
 #[cfg(feature = "cuda")]
 use crate::model::cuda::PromptAlone;
 use crate::model::decoder::Decoder;
 
-/// A prompt of one layer: queries `[token][head][d]`, keys and values.
+/// A prompt of one layer: queries `[row][head][d]`, keys and values.
 pub struct Prompt {
-    /// Rotated, unscaled.
+    /// Of its rows, rotated, unscaled.
     pub queries: Vec<f32>,
     /// Query heads.
     pub heads: usize,
     /// Of all tokens.
     pub kv: LayerKv,
+    /// Position of the first row: 0, unless the last ones alone are read.
+    pub first: usize,
+}
+
+impl Prompt {
+    /// Whether blocks of rows that `method` reads together begin at the first row, and hang on no others.
+    pub fn begins_block(&self, method: &Configured) -> bool {
+        self.first == 0
+            || match method.reads().method.prefill_pattern() {
+                Some(PrefillPattern::Blocks(mask)) => self.first.is_multiple_of(mask.query_rows()),
+                Some(PrefillPattern::Whole(_)) => false,
+                _ => true,
+            }
+    }
 }
 
 /// A method that reads a prompt.
@@ -43,8 +57,9 @@ impl<'p> Attending<'p> {
 
     /// What exact attention takes: every token attends itself and all before it.
     fn dense_cost(&self) -> Cost {
-        let Prompt { heads, kv, .. } = self.prompt;
-        let pairs = (heads * kv.tokens() * (kv.tokens() + 1) / 2) as u64;
+        let Prompt { heads, kv, first, .. } = self.prompt;
+        let seen = |tokens: usize| tokens * (tokens + 1) / 2;
+        let pairs = (heads * (seen(kv.tokens()) - seen(*first))) as u64;
         let flops = 4 * kv.keys.d() as u64 * pairs;
         let (attended_tokens, context_tokens) = (pairs, pairs);
         Cost { attended_tokens, context_tokens, attend_flops: flops, full_flops: flops, ..Cost::default() }
@@ -53,8 +68,8 @@ impl<'p> Attending<'p> {
 
 impl Runs for Attending<'_> {
     fn turn(&mut self, _: usize) -> Result<Turn> {
-        let Prompt { queries, heads, kv } = self.prompt;
-        let chunk = PrefillChunk::new(0, 0, queries, *heads, kv);
+        let Prompt { queries, heads, kv, first } = self.prompt;
+        let chunk = PrefillChunk::new(0, *first, queries, *heads, kv);
         let start = Instant::now();
         match SparsePrefill::new(self.method, 1, self.seed) {
             Some(mut sparse) => {
@@ -86,11 +101,12 @@ impl Runs for Attending<'_> {
 pub struct AttendingThere<'p> {
     here: Attending<'p>,
     there: Arc<Mutex<PromptAlone>>,
+    batch: usize,
 }
 
 #[cfg(feature = "cuda")]
 impl<'p> AttendingThere<'p> {
-    /// Ready to read `prompt`, which `there` has on the device; `None` if attending it takes the host.
+    /// Ready to read `prompt`, which `there` has on the device for each of `batch` sequences; `None` if attending it takes the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -99,22 +115,27 @@ impl<'p> AttendingThere<'p> {
         there: Arc<Mutex<PromptAlone>>,
         method: &'p Configured,
         seed: u64,
+        batch: usize,
     ) -> Result<Option<Self>> {
         let cost = Cost::default();
-        let mut reading = Self { here: Attending { prompt, method, seed, out: Vec::new(), cost }, there };
+        let mut reading = Self { here: Attending { prompt, method, seed, out: Vec::new(), cost }, there, batch };
         Ok(reading.read()?.is_some().then_some(reading))
     }
 
     fn read(&mut self) -> Result<Option<Turn>> {
         let start = Instant::now();
         let mut sparse = SparsePrefill::new(self.here.method, 1, self.here.seed);
-        let Prompt { queries, heads, kv } = self.here.prompt;
-        let prompt = PrefillChunk::new(0, 0, queries, *heads, kv);
+        let Prompt { queries, heads, kv, first } = self.here.prompt;
+        let prompt = PrefillChunk::new(0, *first, queries, *heads, kv);
         let times = self.there.lock().unwrap_or_else(PoisonError::into_inner).read(&prompt, sparse.as_mut())?;
         let time = start.elapsed();
         self.here.cost = match sparse {
             Some(sparse) => sparse.into_costs().total(|_| true),
-            None => self.here.dense_cost(),
+            None => {
+                let mut all = Cost::default();
+                (0..self.batch).for_each(|_| all += self.here.dense_cost());
+                all
+            }
         };
         Ok(times.map(|times| Turn { select: times.select, attend: times.attend, ..Turn::of(time) }))
     }
@@ -129,8 +150,8 @@ impl Runs for AttendingThere<'_> {
     fn count(&self, row: &mut BenchRow) {
         self.here.count(row);
         let (kv, width) = (&self.here.prompt.kv, self.here.prompt.queries.len());
-        row.limit_bytes =
-            (kv.keys.stored_bytes() + kv.values.stored_bytes() + 2 * width * kv.keys.dtype().bytes()) as u64;
+        let of_one = kv.keys.stored_bytes() + kv.values.stored_bytes() + 2 * width * kv.keys.dtype().bytes();
+        row.limit_bytes = (self.batch * of_one) as u64;
         row.bytes = row.limit_bytes;
     }
 }

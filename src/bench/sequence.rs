@@ -120,6 +120,11 @@ impl Sequence {
         Ok(Self { prefix: Prefix::new(kvs), stats, recent, steps, looks, seed })
     }
 
+    /// What methods asked to know of its prompt.
+    pub fn stats(&self) -> Option<&PromptStats> {
+        self.stats.as_ref()
+    }
+
     /// Indexes of its prefix, none built yet.
     pub fn cache(&self, dimensions: &Dimensions, rotation: Option<Arc<dyn Rotation>>) -> IndexCache {
         let mut cache = IndexCache::new(self.prefix.clone(), dimensions.dtype(), self.seed)

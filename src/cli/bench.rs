@@ -107,6 +107,12 @@ pub struct BenchArgs {
     #[arg(long = "batch", value_name = "N,...", value_delimiter = ',', default_value = "1", value_parser = numbers::sequences, allow_negative_numbers = true)]
     batches: Vec<usize>,
 
+    /// Rows at the end of a prompt that alone are read, as when several tokens are decoded at once; all if not given
+    ///
+    /// Example: bench prefill --last 32 --batch 96 --device cuda
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, allow_negative_numbers = true)]
+    last: Option<usize>,
+
     /// Method with parameters, grids {a,b} and ranges a..b/step; may be repeated; nine published ones if not given
     ///
     /// Example: -m quest -m 'magicpig:K={8,10},L=150'
@@ -273,9 +279,20 @@ impl BenchArgs {
                 "leave --layers out, or write `bench decode`",
             );
         }
+        let reads_rows = what == What::Prefill && self.layers.is_none();
+        if self.last.is_some() && !reads_rows {
+            return refused("--last says which rows of a prompt attend", "write `bench prefill`, without --layers");
+        }
+        if self.last == Some(0) {
+            return refused("no row of a prompt would be read", "give --last a number from 1, or leave it out");
+        }
         match self.layers {
-            _ if !of_steps && self.batches != [1] => {
-                refused("sequences step together in attention and decode alone", "leave --batch out")
+            _ if !of_steps && !(on_gpu && reads_rows) && self.batches != [1] => refused(
+                "sequences step together in attention and decode, and prompts on a GPU are read together",
+                "leave --batch out",
+            ),
+            None if self.batches != [1] && what == What::Prefill && self.kv_from.is_some() => {
+                refused("a model of --kv-from reads one prompt at a time", "leave --batch or --kv-from out")
             }
             Some(_) if what == What::Kernels => refused("single kernels are those of one layer", "leave --layers out"),
             Some(_) if what == What::Prefill && !self.methods.is_empty() => {
@@ -329,7 +346,7 @@ impl BenchArgs {
         if let Some(obstacle) = dimensions.gpu_obstacle().filter(|_| device != Device::Cpu) {
             return Err(UsageError::new(obstacle).hint("use --device cpu").into());
         }
-        check_memory(device, self.op(), &dimensions, &contexts, &self.batches, reads_whole)?;
+        check_memory(device, self.op(), &dimensions, &contexts, &self.batches, (reads_whole, self.last))?;
         let steps = steps(self.op(), self.rounds);
         let most = self.batches.iter().copied().max().unwrap_or(1);
         reader.iter().try_for_each(|reader| reader.check(&contexts, steps, most))?;
@@ -346,6 +363,7 @@ impl BenchArgs {
             capture: reader.map(Reader::load).transpose()?,
             contexts,
             batches: self.batches.clone(),
+            last: self.last,
             rounds: self.rounds,
             seed: self.seed,
             decoder: decoder.transpose()?,
@@ -400,6 +418,7 @@ impl BenchArgs {
             ("--dtype", self.dtype.clone()),
             ("--contexts", list(contexts)),
             ("--batches", list(&self.batches)),
+            ("--last", self.last.unwrap_or(0).to_string()),
             ("--threads", rayon::current_num_threads().to_string()),
             ("--device", if self.device()? == Device::Cpu { "cpu" } else { "cuda" }.to_owned()),
             ("--seed", self.seed.to_string()),
@@ -443,6 +462,7 @@ impl BenchArgs {
                 "matmul_precision": self.matmul_precision,
                 "contexts": plan.contexts,
                 "batches": plan.batches,
+                "last": plan.last,
                 "methods": plan.methods.iter().map(Configured::label).collect::<Vec<_>>(),
                 "rounds": plan.rounds,
                 "seed": plan.seed,

@@ -3,7 +3,7 @@
 //! What the papers timed on GPUs was timed on one with the program's own command; these tables are part of the program, so a
 //! reader needs no GPU to see published beside measured. A table of one's own is named by its folder.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -65,7 +65,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// What `first` says, and where it says nothing, `second`.
+    /// What `first` says, and where it says nothing, `second`; parameters of both go together.
     pub fn over(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         let (first, second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -76,7 +76,10 @@ impl Timed {
             context: first.context.or(second.context),
             batch: first.batch.or(second.batch),
             method: first.method.or(second.method),
-            params: first.params.or(second.params),
+            params: match (first.params, second.params) {
+                (Some(first), Some(second)) => Some(format!("{first},{second}")),
+                (first, second) => first.or(second),
+            },
             against: first.against.or(second.against),
             column: first.column.or(second.column),
         })
@@ -183,7 +186,7 @@ impl Times {
                 && has(row, "context", timed.context.map(|n| n.to_string()))
                 && has(row, "batch", timed.batch.map(|n| n.to_string()))
                 && has(row, "method", Some(method.to_owned()))
-                && has(row, "params", params.map(str::to_owned))
+                && params.is_none_or(|params| row.get("params").is_some_and(|own| parts(own) == parts(params)))
         };
         let found: Vec<_> = self.rows.iter().filter(is_of).collect();
         match found.as_slice() {
@@ -197,6 +200,11 @@ impl Times {
             .hint("say which with `op`, `context`, `batch` and `params`")),
         }
     }
+}
+
+/// Parameters `key=value,...` in whatever order.
+fn parts(params: &str) -> BTreeSet<&str> {
+    params.split(',').filter(|part| !part.is_empty()).collect()
 }
 
 /// A number and, in two further columns, its interval's ends.
@@ -270,5 +278,16 @@ mod tests {
     fn what_a_line_says_goes_before_what_it_stands_for() {
         let both = Timed::over(Some(timed("context = 1")), Some(timed("context = 2\nmethod = 'full'")));
         assert_eq!(both, Some(timed("context = 1\nmethod = 'full'")));
+        let params = |first: &str, second: &str| {
+            Timed::over(Some(timed(&format!("params = '{first}'"))), Some(timed(&format!("params = '{second}'"))))
+        };
+        assert_eq!(params("r_m=1", "k=8").unwrap().params.unwrap(), "r_m=1,k=8");
+        // A row's and a column's are those of a time, in whatever order; an empty one adds nothing.
+        let times = Times::parse(TABLE, "t").unwrap();
+        let of = |params: Option<Timed>| {
+            let place = timed("context = 1024\nmethod = 'hip'");
+            times.of(&Timed::over(Some(place), params).unwrap()).unwrap().unwrap().0.mean
+        };
+        assert_eq!((of(params("r_m=1", "k=8")), of(params("", "k=8"))), (16.0, 10.0));
     }
 }

@@ -361,15 +361,17 @@ impl Gpu {
         if rows == 0 || tokens == 0 {
             return Ok(());
         }
-        let function = self.function("hamming_scores", "hamming_scores")?;
-        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(COMPARED_HEADS) as u32, rows as u32);
+        // Of several words a block takes one KV head: there is more to do for each, and enough blocks are there sooner.
+        let (name, taken) = if words == 1 { ("hamming_scores", COMPARED_HEADS) } else { ("hamming_scores_long", 1) };
+        let function = self.function("hamming_scores", name)?;
+        let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(taken) as u32, rows as u32);
         let (planes, columns, reduction) =
             (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
         let (to, stride) = (out.address(), out.stride() as u64);
-        let [words, heads, group, nets] = [words, heads, group, nets].map(|n| n as i32);
+        let [words, heads, group, nets, taken] = [words, heads, group, nets, taken].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&words).arg(&heads).arg(&group).arg(&of_keys).arg(&nets).arg(&planes).arg(&columns);
-        launch.arg(&ties).arg(&reduction).arg(&to).arg(&stride);
+        launch.arg(&taken).arg(&ties).arg(&reduction).arg(&to).arg(&stride);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: signatures of both and scores, whose lists end at a multiple of four, are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("comparing signatures"))

@@ -12,7 +12,8 @@ use super::kv::{DevicePrefix, Tail, shared};
 use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
 use crate::attention::{
-    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, RunThere, Selects,
+    DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, PromptStats, RunThere,
+    Selects,
 };
 use crate::cost::Cost;
 use crate::kernels::cuda::{
@@ -31,6 +32,8 @@ pub struct LayerAlone {
     copies: Vec<DevicePrefix>,
     /// What follows the context, one token.
     tail: Tail,
+    /// What was gathered about the context, whose heads are those of all sequences.
+    stats: Option<PromptStats>,
     queries: Mutex<Buffer>,
     flood: Mutex<Flood>,
 }
@@ -112,7 +115,18 @@ impl LayerAlone {
             heads: all_heads,
             copies,
             tail,
+            stats: None,
         })
+    }
+
+    /// With what was gathered about the contexts of all sequences beside each other.
+    pub fn knowing(self, stats: Option<PromptStats>) -> Self {
+        Self { stats, ..self }
+    }
+
+    /// What was gathered about the contexts.
+    pub fn stats(&self) -> Option<&PromptStats> {
+        self.stats.as_ref()
     }
 
     /// The first copy, from which indexes are built and forks made.
@@ -204,7 +218,7 @@ impl LayerAlone {
     fn further_indexes(&self, fork: &Fork) -> Result<Vec<DeviceIndex>, GpuError> {
         let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
         // What an index draws from hardly matters to how long a step takes.
-        let learned = Learned { seed: 0, stats: None };
+        let learned = Learned { seed: 0, stats: self.stats.as_ref() };
         self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork), &learned)).collect()
     }
 

@@ -9,14 +9,17 @@ use super::storage;
 use crate::attention::SparsePrefill;
 use crate::attention::calibration::PrefillChunk;
 use crate::kernels::cuda::{Buffer, Gpu, GpuError, Rows, Timeline};
-use crate::kv::LayerKv;
+use crate::kv::{KvShape, LayerKv};
 use crate::model::dimensions::GPU_PREFILL_CHUNK;
 
-/// One layer of a prompt on a device.
+/// One layer of a prompt on a device. Several sequences that are read together lie as further heads of one.
 pub struct PromptAlone {
     gpu: Arc<Gpu>,
     prefix: DevicePrefix,
+    /// Query heads of all sequences.
     heads: usize,
+    /// Position of the first row that is read.
+    first: usize,
     queries: Buffer,
     out: Buffer,
     timeline: Timeline,
@@ -38,31 +41,39 @@ pub struct ReadTimes {
 }
 
 impl PromptAlone {
-    /// Takes a prompt to a device: rotated queries `[token][head][d]`, keys and values.
+    /// Takes a prompt to a device, `batch` times: rotated queries `[row][head][d]` of its last rows, keys and values of all.
     ///
     /// # Errors
     /// If it does not fit.
-    pub fn new(gpu: Arc<Gpu>, heads: usize, queries: &[f32], kv: &LayerKv) -> Result<Self, GpuError> {
-        let (shape, tokens) = (kv.shape(), kv.tokens());
+    ///
+    /// # Panics
+    /// If there are more rows than tokens.
+    pub fn new(gpu: Arc<Gpu>, heads: usize, queries: &[f32], kv: &LayerKv, batch: usize) -> Result<Self, GpuError> {
+        let (of_one, tokens) = (kv.shape(), kv.tokens());
+        let shape = KvShape { kv_heads: batch * of_one.kv_heads, ..of_one };
         let mut prefix = DevicePrefix::new(&gpu, shape, 1, tokens)?;
         prefix.tokens = tokens;
         let (row, width) = (shape.d * shape.dtype.bytes(), heads * shape.d);
         let (keys, values) = &mut prefix.layers[0];
         for head in 0..shape.kv_heads {
-            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head))?;
-            gpu.upload_rows(values, head * tokens * row, kv.values.head(head))?;
+            gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head % of_one.kv_heads))?;
+            gpu.upload_rows(values, head * tokens * row, kv.values.head(head % of_one.kv_heads))?;
         }
-        let mut there = gpu.alloc(tokens * heads * row)?;
-        for (chunk, queries) in queries.chunks(GPU_PREFILL_CHUNK * width).enumerate() {
-            let numbers = Numbers::narrow(queries.to_vec(), storage(shape.dtype));
-            numbers.upload_to(&gpu, &mut there, chunk * GPU_PREFILL_CHUNK * heads * row)?;
+        let rows = queries.len() / width;
+        let mut there = gpu.alloc(rows * batch * heads * row)?;
+        let at_once = (GPU_PREFILL_CHUNK / batch).max(1);
+        for (chunk, queries) in queries.chunks(at_once * width).enumerate() {
+            let of_all = queries.chunks_exact(width).flat_map(|row| row.repeat(batch)).collect();
+            let numbers = Numbers::narrow(of_all, storage(shape.dtype));
+            numbers.upload_to(&gpu, &mut there, chunk * at_once * batch * heads * row)?;
         }
-        let out = gpu.alloc(tokens * heads * row)?;
-        Ok(Self { gpu, prefix, heads, queries: there, out, timeline: Timeline::default() })
+        let out = gpu.alloc(rows * batch * heads * row)?;
+        let (heads, first) = (batch * heads, tokens - rows);
+        Ok(Self { gpu, prefix, heads, first, queries: there, out, timeline: Timeline::default() })
     }
 
-    /// Reads it, chunk by chunk as a model does, densely or by a mask; `prompt` shows all of it to a mask that is planned. `None` if
-    /// attending takes the host.
+    /// Reads its rows, chunk by chunk as a model does, densely or by a mask; `prompt` shows all of it to a mask that is planned. `None`
+    /// if attending takes the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -71,13 +82,13 @@ impl PromptAlone {
         prompt: &PrefillChunk<'_>,
         mut sparse: Option<&mut SparsePrefill<'_>>,
     ) -> Result<Option<ReadTimes>, GpuError> {
-        let Self { gpu, prefix, heads, queries, out, timeline } = self;
+        let Self { gpu, prefix, heads, first: begin, queries, out, timeline } = self;
         timeline.clear();
         let (shape, cache, width) = (prefix.shape, prefix.cache(0), *heads * prefix.shape.d);
         let most = sparse.as_ref().map_or(GPU_PREFILL_CHUNK, |sparse| sparse.chunk_rows(GPU_PREFILL_CHUNK));
-        for first in (0..prefix.tokens).step_by(most) {
+        for first in (*begin..prefix.tokens).step_by(most) {
             let count = most.min(prefix.tokens - first);
-            let rows = Rows { queries, skip: first, stride: width, count, heads: *heads, first };
+            let rows = Rows { queries, skip: first - *begin, stride: width, count, heads: *heads, first };
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {
