@@ -89,6 +89,11 @@ pub trait DeviceForm: Send + Sync {
     /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
 
+    /// Whether runs hold something [of their own](Self::start_all), which follows the tokens behind the prefix.
+    fn holds(&self) -> bool {
+        false
+    }
+
     /// Bytes of the device's memory that what a run holds at a layer takes at most; nothing by default.
     fn held_bytes(&self, _prefix: &PromptShape) -> usize {
         0

@@ -285,14 +285,16 @@ impl IndexCache {
         nothing || self.can_pick_on_device(method)
     }
 
-    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix.
+    /// Whether the method can pick where the prefix is: it has a form for that, and its candidates are those of the prefix, or what a run
+    /// holds.
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
         // There all layers pick as many.
-        let stays = !method.moves_on()
+        let stays = method.policy.tail == Tail::Exact
             && method.method.positions() == Positions::Original
             && method.policy.schedule.is_uniform();
-        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape());
+        let follows = method.method.follows_tail();
+        let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
         is_there
             && stays
             && self.has_gathered(&method.method.prompt_needs().into_iter().collect())

@@ -179,7 +179,7 @@ impl PromptStats {
     }
 
     /// What was gathered about several prefixes of one shape, each in its turn, that lie beside each other as so many sequences: the
-    /// heads of one, then those of the next. Only masses and scores can, not queries: `None` where these were kept.
+    /// heads of one, then those of the next; `None` if there is no prefix. Only masses and scores can, not queries, which are left out.
     pub fn beside(prefixes: &[&Self], sequences: usize) -> Option<Self> {
         let first = *prefixes.first()?;
         assert!(prefixes.iter().all(|other| other.shape == first.shape), "prefixes of one shape");
@@ -207,7 +207,7 @@ impl PromptStats {
             let layers = (0..own.layers.len()).map(layer).collect::<Option<_>>()?;
             Some((*need, Gathered { layers, ..own.clone() }))
         };
-        let gathered = first.gathered.iter().map(joined).collect::<Option<_>>()?;
+        let gathered = first.gathered.iter().filter_map(joined).collect();
         let PromptShape { heads, kv_heads, .. } = first.shape;
         let shape = PromptShape { heads: sequences * heads, kv_heads: sequences * kv_heads, ..first.shape };
         Some(Self { shape, gathered, ..first.clone() })
@@ -624,7 +624,8 @@ mod tests {
                 assert_eq!(ours.following_scores(3), own.following_scores(3));
             }
         }
-        assert!(PromptStats::beside(&[&gathered(&[PromptNeed::LastQueries(3)], 9)], 2).is_none());
+        let queries = PromptStats::beside(&[&gathered(&[PromptNeed::LastQueries(3)], 9)], 2).unwrap();
+        assert_eq!((queries.needs().count(), PromptStats::beside(&[], 2).is_none()), (0, true));
     }
 
     #[test]

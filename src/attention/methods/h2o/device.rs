@@ -78,6 +78,10 @@ impl DeviceForm for H2o {
         prefix.layers * self.held_bytes(prefix)
     }
 
+    fn holds(&self) -> bool {
+        true
+    }
+
     fn held_bytes(&self, prefix: &PromptShape) -> usize {
         let [heavy, recent] = self.sizes(prefix);
         self.lists(prefix) * (size_of::<u32>() + HEAVY * heavy + RECENT * recent)
