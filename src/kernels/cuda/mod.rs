@@ -15,6 +15,7 @@ mod flood;
 mod labels;
 mod launch;
 mod maps;
+mod own;
 mod prefill;
 mod record;
 mod select;
@@ -49,6 +50,7 @@ pub use flood::Flood;
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
+pub use own::OwnRows;
 pub use prefill::Rows;
 pub use record::Recording;
 pub use select::{
