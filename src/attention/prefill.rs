@@ -331,7 +331,7 @@ pub struct SparsePrefill<'a> {
 }
 
 /// Bytes that the lists of `rows` rows take on a device that attends what a mask leaves them, at the end of a prompt of this shape:
-/// more than before it. Nothing where the host chooses.
+/// more than before it; with the rows' own tokens, where there are any. Nothing where the host attends.
 pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let mask = match method.reads().method.prefill_pattern() {
