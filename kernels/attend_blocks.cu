@@ -4,7 +4,7 @@
 // of all heads of a part, share a list of tokens, ascending; a row attends
 //   the tokens of the list that lie before its start, and all tokens from its start up to its own position.
 // So each token counts once, whatever list and stretch have in common. Every row sees itself.
-// With diagonals, a row attends all tokens at some distances before it as well.
+// With diagonals, a row attends all tokens at some distances before it as well, and with partials what attend_own.cu has summed up for it.
 //
 // Kernels: attend_blocks_{bf16,f16}_{64,128,256}_{32,64}, by element type, head width up to which they go, and rows of a
 // tile, and attend_lines_{bf16,f16}_{64,128,256}, with diagonals and 64 rows of a tile; sm_80 and up; d a multiple of 8.
@@ -18,6 +18,7 @@
 //   starts u32 [list or 1][rows]: list l has row i at l * starts_stride + i; at most the row's position.
 //   distances u32 [list][distance_words]: bit j % 32 of word j / 32 says whether list l has the diagonal at distance j; for
 //          every distance up to the last row's position. Not read without diagonals.
+//   partials f32 [row][head][d + 2], or null: softmaxes of other tokens, as attend_own.cu leaves them.
 //
 // Launch, with TILE rows of a tile (32 or 64) and w the kernel's width
 //   grid    x = blocks * ceil(block_rows * heads / lists / TILE), y = lists
@@ -51,6 +52,7 @@ constexpr uint32_t NOBODY = ~0u;
 // What the rows of a chunk see.
 struct Seen {
     const uint32_t *tokens, *counts, *starts, *distances;
+    const float* partials;
     uint32_t most, starts_stride, block_rows, lists, distance_words;
 };
 
@@ -104,6 +106,24 @@ __device__ __forceinline__ void gather(uint32_t tile, const T* from, const uint3
         const uint32_t id = ids[r];
         const bool valid = id != NOBODY && 8 * c < d;
         copy_16(piece<WIDTH>(tile, r, c), valid ? from + static_cast<size_t>(id) * d + 8 * c : from, valid);
+    }
+}
+
+// Takes a row's partial into row r of the two, of which the lane's columns begin with `column`. The row itself has seen something: itself.
+template <typename T, int WIDTH>
+__device__ __forceinline__ void merge(RowSums<T, WIDTH>& sums, int r, float scale_log2, const float* partial, int column, int d) {
+    const float2 other = *reinterpret_cast<const float2*>(partial);
+    // Behind a sum of nothing there is nothing.
+    if (other.y == 0.f) return;
+    const float own = sums.maximum[r] * scale_log2, m = fmaxf(own, other.x);
+    const float ours = exp2_fast(own - m), theirs = exp2_fast(other.x - m);
+    sums.sum[r] = sums.sum[r] * ours + other.y * theirs;
+#pragma unroll
+    for (int i = 0; i < WIDTH / 8; ++i) {
+        if (8 * i >= d) continue;
+        const float2 part = *reinterpret_cast<const float2*>(partial + 2 + column + 8 * i);
+        float* const pair = sums.o + 4 * i + 2 * r;
+        pair[0] = pair[0] * ours + part.x * theirs, pair[1] = pair[1] * ours + part.y * theirs;
     }
 }
 
@@ -306,7 +326,9 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
         const int number = number0 + 16 * row_warp + g + 8 * r;
         if (position[r] < 0) continue;
         const int row = position[r] - problem.first, head = tile.head + number / block_rows;
-        sums.store(r, problem.out + (static_cast<size_t>(row) * problem.heads + head) * d + 2 * t, d);
+        const size_t line = static_cast<size_t>(row) * problem.heads + head;
+        if (seen.partials) merge(sums, r, scale_log2, seen.partials + line * (d + 2), 2 * t, d);
+        sums.store(r, problem.out + line * d + 2 * t, d);
     }
 }
 

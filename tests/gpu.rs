@@ -23,8 +23,8 @@ use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels, CodedKeys,
     CollisionRoom, Directions, DrawRoom, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom,
-    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets, Norms, PageBounds, Pages,
-    Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail,
+    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets, Norms, OwnRows, PageBounds,
+    Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail,
     TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
@@ -1668,8 +1668,8 @@ fn prefill_attention_of_odd_sizes() {
     }
 }
 
-/// Blocks whose lists are drawn, with and without diagonals: each row attends the tokens of its list and of the diagonals before
-/// its start, each once, and all from there to itself.
+/// Blocks whose lists are drawn, with and without diagonals and tokens of rows' own: each row attends the tokens of its list and of the
+/// diagonals before its start, each once, all from there to itself, and its own with what is added to their logits.
 #[test]
 #[ignore = "needs a GPU"]
 fn blocks_of_rows_attend_lists_and_stretches() {
@@ -1713,25 +1713,40 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let of = &draws_of_distances[list * total..][..total];
                     (0..total).filter(|distance| list % 3 != 2 && of[*distance] > bound(*distance)).collect()
                 };
-                let expected = |has_diagonals: bool| {
+                let before = |has_diagonals: bool, list: usize, row: usize| -> std::collections::BTreeSet<usize> {
+                    let listed = listed(row / block_rows, list).into_iter().map(|token| token as usize);
+                    let diagonals = if has_diagonals { distances(list) } else { Vec::new() };
+                    let met = diagonals.into_iter().filter_map(|distance| (first + row).checked_sub(distance));
+                    listed.chain(met).filter(|token| *token < start(list, row)).collect()
+                };
+                // Of two rows in three some of what is left before the start, in any order, as it is or heavier or lighter.
+                let draws_of_own = noise(lists * rows * total, 96);
+                let own = |has_diagonals: bool, list: usize, row: usize| -> Vec<(u32, f32)> {
+                    let (before, draws) =
+                        (before(has_diagonals, list, row), &draws_of_own[(list * rows + row) * total..][..total]);
+                    let bound = [0.0, 0.9, 5.0][(list + row) % 3];
+                    let left = (0..start(list, row)).filter(|t| !before.contains(t) && draws[*t] > bound);
+                    let weight = |t: usize| if group == 3 { 0.0 } else { 3.0 * draws[t] - 1.0 };
+                    left.map(|t| (t as u32, weight(t))).rev().collect()
+                };
+                let expected = |has_diagonals: bool, has_own: bool| {
                     let mut expected = Vec::new();
                     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
                         let (query, kv_head) = (&queries[row * stride + head * d..][..d], head / group);
                         let list = head * lists / heads;
-                        let (start, listed) = (start(list, row), listed(row / block_rows, list));
-                        let mut seen: std::collections::BTreeSet<usize> =
-                            listed.iter().map(|token| *token as usize).collect();
-                        let diagonals = if has_diagonals { distances(list) } else { Vec::new() };
-                        seen.extend(diagonals.iter().filter_map(|distance| (first + row).checked_sub(*distance)));
-                        let before = seen.into_iter().filter(|token| *token < start);
-                        let part =
-                            |t: usize| (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt(), kv.value(kv_head, t));
-                        let parts: Vec<(f64, &[f32])> = before.chain(start..=first + row).map(part).collect();
+                        let plain = before(has_diagonals, list, row).into_iter().chain(start(list, row)..=first + row);
+                        let own = if has_own { own(has_diagonals, list, row) } else { Vec::new() };
+                        let weighted = own.into_iter().map(|(t, weight)| (t as usize, f64::from(weight)));
+                        let part = |(t, weight): (usize, f64)| {
+                            (dot(query, kv.key(kv_head, t)) / (d as f64).sqrt() + weight, kv.value(kv_head, t))
+                        };
+                        let parts: Vec<(f64, &[f32])> = plain.map(|t| (t, 0.0)).chain(weighted).map(part).collect();
                         expected.extend(softmax(&parts, d).1);
                     }
                     expected
                 };
-                let expected = [expected(false), expected(true)];
+                let ways = [(false, false), (false, true), (true, true), (true, false)];
+                let expected = ways.map(|(has_diagonals, has_own)| expected(has_diagonals, has_own));
                 let all: Vec<Vec<Run>> =
                     (0..shape.blocks() * lists).map(|i| Run::of(&listed(i / lists, i % lists))).collect();
                 let most = (0..shape.blocks() * lists).map(|i| listed(i / lists, i % lists).len()).max().unwrap();
@@ -1747,14 +1762,23 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 let queries = send(&gpu, &queries, storage);
                 let rows_of = Rows { queries: &queries, skip: 0, stride, count: rows, heads, first };
                 let diagonals: Vec<Vec<usize>> = (0..lists).map(distances).collect();
-                for (has_diagonals, expected) in [false, true].into_iter().zip(&expected) {
+                for ((has_diagonals, has_own), expected) in ways.into_iter().zip(&expected) {
+                    let of_block = |i: usize| {
+                        let (block, list, mut of) = (i / lists, i % lists, OwnRows::default());
+                        for row in (block * block_rows..rows.min((block + 1) * block_rows)).filter(|_| has_own) {
+                            of.add_row(own(has_diagonals, list, row).into_iter());
+                        }
+                        of
+                    };
+                    let of_blocks: Vec<OwnRows> = (0..shape.blocks() * lists).map(of_block).collect();
+                    seen.set_own(&gpu, &of_blocks.iter().collect::<Vec<_>>(), (heads, d)).unwrap();
                     if has_diagonals {
                         let all: Vec<&[usize]> = diagonals.iter().map(Vec::as_slice).collect();
                         seen.set_diagonals(&gpu, &all, total - 1).unwrap();
                     }
                     gpu.attend_blocks(&rows_of, &cache(&buffers, total + 5, &kv, storage), &seen, &mut out).unwrap();
                     let what = format!(
-                        "{storage:?} d {d} group {group} blocks of {block_rows}, {rows} rows from {first}, diagonals {has_diagonals}"
+                        "{storage:?} d {d} group {group} blocks of {block_rows}, {rows} rows from {first}, diagonals {has_diagonals}, own tokens {has_own}"
                     );
                     assert_near(&fetch(&gpu, &out, rows * heads * d, storage), expected, tolerance(storage), &what);
                 }
@@ -1763,27 +1787,44 @@ fn blocks_of_rows_attend_lists_and_stretches() {
     }
 }
 
-/// A planned mask of a prompt so long that its lists go up in several pieces: each row attends its own.
+/// Planned masks of a prompt so long that its lists go up in several pieces: each row attends its own.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_prompts_are_read_by_planned_masks_in_pieces() {
     let gpu = gpu();
     let (heads, kv_heads, d, tokens, dtype) = (32, 8, 64, 20_000, KvDtype::F16);
     let policy = Policy { sink: 4, local: 40, ..Policy::default() };
-    let method = configure(&expand_grid("vertical_slash:vertical=20,slash=30").unwrap()[0], &policy).unwrap();
     let prompt = PromptShape { layers: 1, heads, kv_heads, d, tokens };
     let all = size_of::<u32>() * heads * tokens * tokens.div_ceil(64);
-    assert!(mask_list_bytes(&method, &prompt, tokens) < all, "one piece holds all rows");
     let queries = stored(&noise(tokens * heads * d, 66), Storage::F16);
     let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
     kv.append_rows(&noise(tokens * kv_heads * d, 67), &noise(tokens * kv_heads * d, 68));
-    let mut here = SparsePrefill::new(&method, 1, 7).unwrap();
+    for spec in [
+        "vertical_slash:vertical=20,slash=30",
+        "reformer:bucket=40,hashes=2",
+        "hyper_attention:sample=60,block=32,min_seq_len=1000",
+    ] {
+        let method = configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+        assert!(mask_list_bytes(&method, &prompt, tokens) < all, "{spec}: one piece holds all rows");
+        assert_read_alike(&gpu, &method, &queries, heads, &kv, &[tokens]);
+    }
+}
+
+/// Checks that a device reads a prompt by a mask as the host does, in chunks of so many rows each: what is attended, and what it costs.
+fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usize, kv: &LayerKv, chunks: &[usize]) {
+    let storage = if kv.shape().dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
+    let mut here = SparsePrefill::new(method, 1, 7).unwrap();
     let mut expected = vec![f32::NAN; queries.len()];
-    here.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected);
+    here.attend(&PrefillChunk::new(0, 0, queries, heads, kv), &mut expected);
+    let costs = here.into_costs();
     let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
-    let (out, counted) = read_there(&gpu, &method, &queries, heads, &kv, tokens);
-    assert_near(&out, &expected, tolerance(Storage::F16), "in pieces");
-    assert_eq!(counted.total(|_| true), here.into_costs().total(|_| true));
+    for chunk in chunks {
+        let (out, counted) = read_there(gpu, method, queries, heads, kv, *chunk);
+        let what = format!("{} {storage:?}, {} tokens in chunks of {chunk}", method.label(), kv.tokens());
+        assert_near(&out, &expected, tolerance(storage), &what);
+        assert_eq!(counted.total(|_| true), costs.total(|_| true), "{what}");
+        assert_eq!(counted.head_densities(0), costs.head_densities(0), "{what}");
+    }
 }
 
 /// A prompt that a device reads by a mask, in chunks: what is attended, and what it cost.
@@ -1848,6 +1889,13 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         "minference:density=0.3,block=48,snapshot=16",
         "flexprefill:gamma=0.4,tau=0",
         "flexprefill:gamma=0.3,tau=1,block=32",
+        "hyper_attention:sample=40,block=16,min_seq_len=32",
+        "hyper_attention:sample=600,block=8,min_seq_len=100,lsh_num_projs=4",
+        "hyper_attention:sample=0,block=100,min_seq_len=200",
+        "hyper_attention:density=0.4",
+        "reformer:bucket=64",
+        "reformer:bucket=24,hashes=2",
+        "reformer:density=0.3",
     ];
     for (dtype, d) in [(KvDtype::F16, 64), (KvDtype::Bf16, 128)] {
         let storage = if dtype == KvDtype::F16 { Storage::F16 } else { Storage::Bf16 };
@@ -1866,18 +1914,27 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         let (kv, alike) = (of_keys(&own_keys), of_keys(&shared_keys));
         for (spec, kv) in methods.into_iter().flat_map(|spec| [(spec, &kv), (spec, &alike)]) {
             let method = configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
-            let mut there = SparsePrefill::new(&method, 1, 7).unwrap();
-            let mut expected = vec![f32::NAN; queries.len()];
-            there.attend(&PrefillChunk::new(0, 0, &queries, heads, kv), &mut expected);
-            let costs = there.into_costs();
-            let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
-            for chunk in [tokens, 320] {
-                let chunk = chunk.next_multiple_of(64);
-                let (out, counted) = read_there(&gpu, &method, &queries, heads, kv, chunk);
-                let what = format!("{spec} {storage:?}, chunks of {chunk}");
-                assert_near(&out, &expected, tolerance(storage), &what);
-                assert_eq!(counted.total(|_| true), costs.total(|_| true), "{what}");
-                assert_eq!(counted.head_densities(0), costs.head_densities(0), "{what}");
+            assert_read_alike(&gpu, &method, &queries, heads, kv, &[tokens.next_multiple_of(64), 320]);
+        }
+    }
+}
+
+/// Prompts of few tokens, of which rows have none of their own, or some: without sinks and window, where all but the row itself is its
+/// own, and with a window that leaves some rows nothing.
+#[test]
+#[ignore = "needs a GPU"]
+fn short_prompts_are_read_by_masks_with_tokens_of_rows_own() {
+    let gpu = gpu();
+    let (heads, kv_heads, d, dtype) = (6, 2, 128, KvDtype::Bf16);
+    for tokens in [1, 2, 64, 65, 130] {
+        let queries = stored(&noise(tokens * heads * d, 71), Storage::Bf16);
+        let mut kv = LayerKv::new(dtype, kv_heads, d, tokens);
+        kv.append_rows(&noise(tokens * kv_heads * d, 72), &noise(tokens * kv_heads * d, 73));
+        for (sink, local) in [(0, 0), (3, 100)] {
+            let policy = Policy { sink, local, ..Policy::default() };
+            for spec in ["hyper_attention:sample=10,block=4,min_seq_len=3", "reformer:bucket=9,hashes=2", "reformer"] {
+                let method = configure(&expand_grid(spec).unwrap()[0], &policy).unwrap();
+                assert_read_alike(&gpu, &method, &queries, heads, &kv, &[tokens]);
             }
         }
     }

@@ -21,6 +21,7 @@ use super::method::{
     AnyMethod, Depth, Exact, GIVEN_ROTATION, HeadPrefix, Positions, Rotation, Selection, Solved, Step, TailRule,
     mix_seed,
 };
+use super::policy::Tail;
 use super::probe::{Probe, RecentQueries};
 use super::prompt::{PromptHead, PromptNeed, PromptStats};
 use super::schedule::Schedule;

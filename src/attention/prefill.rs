@@ -107,14 +107,14 @@ pub trait PromptMask: Send + Sync {
     /// Query rows of a block; blocks are counted from the first token. At least 1.
     fn query_rows(&self) -> usize;
 
-    /// Whether rows have [tokens of their own](Mask::own). If not, the diagonals of a list are those of all of its blocks, as far as
-    /// they reach.
-    fn has_own_tokens(&self) -> bool {
-        false
+    /// The most [tokens of its own](Mask::own) that a row of a prompt of so many tokens has, each counted once; 0 where no row has any.
+    fn own_tokens(&self, _tokens: usize) -> usize {
+        0
     }
 
     /// What blocks attend at one layer and KV head. `prompt` is the block of all rows. Adds what scoring cost
-    /// (`score_flops`) to `cost`; attending is counted by the caller.
+    /// (`score_flops`) to `cost`; attending is counted by the caller. The diagonals of a list are those of all of its blocks, as far
+    /// as they reach.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
 }
 
@@ -331,13 +331,13 @@ pub struct SparsePrefill<'a> {
 }
 
 /// Bytes that the lists of `rows` rows take on a device that attends what a mask leaves them, at the end of a prompt of this shape:
-/// more than before it. Nothing where the host chooses.
+/// more than before it; with the rows' own tokens, where there are any. Nothing where the host attends.
 pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -> usize {
     let PromptShape { heads, kv_heads, d, tokens, .. } = *prompt;
     let mask = match method.reads().method.prefill_pattern() {
         Some(PrefillPattern::Blocks(mask)) => mask,
-        Some(PrefillPattern::Whole(mask)) if !mask.has_own_tokens() => {
-            return planned_list_bytes(mask.query_rows(), heads, tokens);
+        Some(PrefillPattern::Whole(mask)) => {
+            return PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()));
         }
         _ => return 0,
     };
@@ -359,13 +359,60 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize) -
     size_of::<u32>() * rows.min(tokens).div_ceil(mask.query_rows()) * lists * most
 }
 
-/// Bytes that lists of a planned mask take at most, if those of a single block do not take more.
-pub(super) const PLANNED_LIST_BYTES: usize = 512 << 20;
+/// Bytes that lists of a planned mask and rows' own tokens take at most, if those of a single block do not take more.
+const PLANNED_LIST_BYTES: usize = 512 << 20;
+/// Bytes of a row's own token and of its weight.
+const OWN_TOKEN_BYTES: usize = size_of::<u32>() + size_of::<f32>();
 
-/// Bytes that the lists of a prompt of so many tokens take at most on a device, where blocks of `block_rows` attend by a plan.
-fn planned_list_bytes(block_rows: usize, heads: usize, tokens: usize) -> usize {
-    let of_block = size_of::<u32>() * heads * tokens;
-    of_block * tokens.div_ceil(block_rows).min((PLANNED_LIST_BYTES / of_block.max(1)).max(1))
+/// What a block of a planned mask takes on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlannedBlock {
+    /// Lists of all tokens, for every head, and of rows that have tokens of their own where these begin and what they come to.
+    fixed: usize,
+    /// Tokens of rows' own, at most.
+    own: usize,
+}
+
+impl PlannedBlock {
+    /// Of a mask of so many heads, `d` wide, in a prompt of so many tokens.
+    pub(super) fn of(mask: &dyn PromptMask, heads: usize, d: usize, tokens: usize) -> Self {
+        let (rows, own) = (mask.query_rows().min(tokens) * heads, mask.own_tokens(tokens));
+        // Where they begin; a maximum, a sum, and sums of values.
+        let of_row = if own > 0 { size_of::<u64>() + size_of::<f32>() * (2 + d) } else { 0 };
+        Self { fixed: size_of::<u32>() * heads * tokens + rows * of_row, own: rows * own }
+    }
+
+    /// Bytes of one whose rows have so many tokens of their own.
+    pub(super) fn bytes(&self, own: usize) -> usize {
+        self.fixed + OWN_TOKEN_BYTES * own
+    }
+
+    /// Bytes that a prompt of so many blocks takes at most at a time.
+    fn bytes_of(&self, blocks: usize) -> usize {
+        let most = self.bytes(self.own);
+        most.saturating_mul(blocks).min(most.max(PLANNED_LIST_BYTES))
+    }
+
+    /// How many more blocks are to be looked at, where some wait that take so many bytes: as many as there is room for if they take
+    /// what those do, but no more than those, as they may take more. The first ones are taken to have all that they can have.
+    #[cfg(feature = "cuda")]
+    pub(super) fn ahead(&self, waiting: &[usize]) -> usize {
+        let room = PLANNED_LIST_BYTES.saturating_sub(waiting.iter().sum());
+        match waiting.len() {
+            0 => (room / self.bytes(self.own).max(1)).max(1),
+            count => (room / (waiting.iter().sum::<usize>() / count).max(1)).min(count),
+        }
+    }
+
+    /// How many of the blocks that wait, which take so many bytes, there is room for at a time: at least one.
+    #[cfg(feature = "cuda")]
+    pub(super) fn at_once(waiting: &[usize]) -> usize {
+        let sums = waiting.iter().scan(0, |sum, bytes| {
+            *sum += bytes;
+            Some(*sum)
+        });
+        sums.take_while(|sum| *sum <= PLANNED_LIST_BYTES).count().max(1)
+    }
 }
 
 /// What a block cost at one layer, and what each query head attended of `context` tokens, summed over rows.
@@ -744,6 +791,7 @@ pub(super) mod testing {
     use crate::attention::expand_grid;
     use crate::attention::methods::configure;
     use crate::kv::{KvDtype, LayerKv};
+    use proptest::prelude::*;
     use rand::RngExt;
     use std::collections::BTreeMap;
 
@@ -991,14 +1039,40 @@ pub(super) mod testing {
         };
         sights.iter().map(of_row).collect()
     }
+
+    /// Masks of any parts, which may overlap each other and lie behind the rows.
+    pub(in crate::attention) fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
+        (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
+            let end = first + rows;
+            let starts = proptest::collection::vec(0..end + 3, rows);
+            let set = |most: usize| proptest::collection::btree_set(0..end, 0..most);
+            let own = move || proptest::collection::btree_map(0..end as u32, -2.0f32..2.0, 0..12);
+            let own =
+                prop_oneof![Just(0), Just(rows)].prop_flat_map(move |rows| proptest::collection::vec(own(), rows));
+            (Just(first), starts, set(30), set(20), own, 0usize..60).prop_map(
+                |(first, starts, common, slashes, own, sinks)| {
+                    let (end, mut starts) = (first + starts.len(), starts);
+                    starts.sort_unstable();
+                    let mut common: std::collections::BTreeSet<usize> = common;
+                    common.extend(0..sinks.min(end) / 2);
+                    let own = own.into_iter().map(|row| {
+                        row.into_iter().map(|(token, log_weight)| WeightedToken { token, log_weight }).collect()
+                    });
+                    let common = common.into_iter().map(|token| token as u32).collect();
+                    (first, Mask { common, starts, slashes: slashes.into_iter().collect(), own: own.collect() })
+                },
+            )
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::testing::{D, Layer, assert_close, method, resolved};
+    use super::testing::{D, Layer, any_mask, assert_close, method, resolved};
     use super::*;
     use crate::attention::Picks;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     /// What a mask says of a token for a row, by what its parts mean: the bias on its logit, if the row attends it.
     fn says(mask: &Mask, first: usize, position: usize, token: usize) -> Option<f32> {
@@ -1097,18 +1171,20 @@ mod tests {
     }
 
     #[test]
-    fn masks_over_a_prompt_say_whether_rows_have_tokens_of_their_own_and_lists_keep_their_diagonals() {
+    fn masks_over_a_prompt_say_how_many_tokens_rows_have_of_their_own_and_lists_keep_their_diagonals() {
         let layer = Layer::new(230, 4, 2);
         let mut seen = [0, 0];
         for spec in SPECS {
             let method = method(spec, &Policy::default());
             let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { continue };
             let (masks, _) = layer.masks(&method);
-            let has_own = masks.iter().flatten().any(|mask| mask.own.iter().any(|own| !own.is_empty()));
-            assert_eq!(mask.has_own_tokens(), has_own, "{spec}");
-            seen[usize::from(has_own)] += 1;
+            let distinct = |own: &Vec<WeightedToken>| own.iter().map(|own| own.token).collect::<BTreeSet<_>>().len();
+            let own = masks.iter().flatten().flat_map(|mask| mask.own.iter().map(distinct)).max().unwrap_or(0);
+            let most = mask.own_tokens(230);
+            assert!(own <= most && most <= 230 && (own > 0) == (most > 0), "{spec}: {own} of {most} tokens");
+            seen[usize::from(own > 0)] += 1;
             let last = masks.last().unwrap();
-            for (block, of_heads) in masks.iter().enumerate().filter(|_| !has_own) {
+            for (block, of_heads) in masks.iter().enumerate() {
                 let end = ((block + 1) * mask.query_rows()).min(230);
                 for (own, all) in of_heads.iter().zip(last) {
                     let reaching = |mask: &Mask| -> Vec<usize> {
@@ -1123,12 +1199,75 @@ mod tests {
 
     #[test]
     fn lists_of_a_plan_take_no_more_than_their_share_or_a_block() {
-        let (heads, each) = (32, 4 * 32);
+        let (heads, d) = (32, 128);
+        let bytes = |mask: &dyn PromptMask, tokens: usize| {
+            PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()))
+        };
         // All blocks of a short prompt; of a long one as many as there is room for; at least one.
-        assert_eq!(planned_list_bytes(64, heads, 1000), 16 * each * 1000);
-        assert_eq!(planned_list_bytes(64, heads, 131_072), 32 * each * 131_072);
-        assert!(planned_list_bytes(64, heads, 131_072) <= PLANNED_LIST_BYTES);
-        assert_eq!(planned_list_bytes(64, heads, 8 << 20), each * (8 << 20));
+        let (plain, each) = (Costly { plan: 0, block: 0 }, 4 * 32);
+        assert_eq!(bytes(&plain, 1000), 32 * each * 1000);
+        assert_eq!(bytes(&plain, 131_072), PLANNED_LIST_BYTES);
+        assert_eq!(bytes(&plain, 8 << 20), each * (8 << 20));
+        // Of each row and head a begin, a partial softmax, and the tokens with their weights.
+        let own = |tokens: usize, most: usize| 4 * heads * tokens + 32 * heads * (8 + 4 * (2 + d) + 8 * most);
+        assert_eq!(bytes(&Owning(100), 1000), 32 * own(1000, 100));
+        assert_eq!(bytes(&Owning(100), 131_072), PLANNED_LIST_BYTES);
+        assert_eq!(bytes(&Owning(131_072), 131_072), own(131_072, 131_072));
+    }
+
+    /// A mask whose rows have up to so many tokens of their own.
+    struct Owning(usize);
+
+    impl PromptMask for Owning {
+        fn query_rows(&self) -> usize {
+            32
+        }
+
+        fn own_tokens(&self, _: usize) -> usize {
+            self.0
+        }
+
+        fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
+            unreachable!("nobody asks")
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_prompt_is_planned_in_pieces_that_fit() {
+        // What a block takes: the same for all; ever more, up to what it can be; much of a few.
+        let sizes: [&dyn Fn(usize) -> usize; 4] = [
+            &|_| 4 << 20,
+            &|block| (1 << 20) + (block << 15),
+            &|block| if block % 50 == 49 { 400 << 20 } else { 5 << 20 },
+            &|_| PLANNED_LIST_BYTES + 1,
+        ];
+        for (of, size) in sizes.into_iter().enumerate() {
+            let blocks = 300;
+            let most = (0..blocks).map(size).max().unwrap();
+            let planned = PlannedBlock { fixed: 0, own: most / OWN_TOKEN_BYTES };
+            let (mut waiting, mut known, mut pieces) = (Vec::new(), 0, Vec::new());
+            while pieces.iter().sum::<usize>() < blocks {
+                loop {
+                    let more = planned.ahead(&waiting).min(blocks - known);
+                    if more == 0 {
+                        break;
+                    }
+                    waiting.extend((known..known + more).map(size));
+                    known += more;
+                }
+                assert!(
+                    waiting.iter().sum::<usize>() <= 3 * PLANNED_LIST_BYTES.max(most),
+                    "sizes {of}: all that waits"
+                );
+                let here = PlannedBlock::at_once(&waiting);
+                let bytes: usize = waiting.drain(..here).sum();
+                assert!(bytes <= PLANNED_LIST_BYTES || here == 1, "sizes {of}: {bytes} bytes of a piece");
+                pieces.push(here);
+            }
+            let expected = [vec![128, 128, 44], vec![152, 74, 57, 17], vec![], vec![1; 300]];
+            assert!(expected[of].is_empty() || pieces == expected[of], "sizes {of}: {pieces:?}");
+        }
     }
 
     #[test]
@@ -1208,31 +1347,6 @@ mod tests {
             assert_eq!(picked, [0, 1].map(|head| Picks::softmax(found(head))), "{spec}");
         }
     }
-    /// Masks of any parts, which may overlap each other and lie behind the rows.
-    fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
-        (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
-            let end = first + rows;
-            let starts = proptest::collection::vec(0..end + 3, rows);
-            let set = |most: usize| proptest::collection::btree_set(0..end, 0..most);
-            let own = move || proptest::collection::btree_map(0..end as u32, -2.0f32..2.0, 0..12);
-            let own =
-                prop_oneof![Just(0), Just(rows)].prop_flat_map(move |rows| proptest::collection::vec(own(), rows));
-            (Just(first), starts, set(30), set(20), own, 0usize..60).prop_map(
-                |(first, starts, common, slashes, own, sinks)| {
-                    let (end, mut starts) = (first + starts.len(), starts);
-                    starts.sort_unstable();
-                    let mut common: std::collections::BTreeSet<usize> = common;
-                    common.extend(0..sinks.min(end) / 2);
-                    let own = own.into_iter().map(|row| {
-                        row.into_iter().map(|(token, log_weight)| WeightedToken { token, log_weight }).collect()
-                    });
-                    let common = common.into_iter().map(|token| token as u32).collect();
-                    (first, Mask { common, starts, slashes: slashes.into_iter().collect(), own: own.collect() })
-                },
-            )
-        })
-    }
-
     proptest! {
         #[test]
         fn a_row_sees_each_token_of_its_mask_once((first, mask) in any_mask()) {

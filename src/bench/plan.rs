@@ -444,8 +444,7 @@ impl At<'_> {
                 None => elsewhere.push(method.label()),
             }
         }
-        let note =
-            format!("have rows that attend tokens of their own, and are left out on a GPU: {}.", elsewhere.join(", "));
+        let note = format!("read prompts on the host, and are left out on a GPU: {}.", elsewhere.join(", "));
         if !elsewhere.is_empty() && !notes.contains(&note) {
             notes.push(note);
         }

@@ -109,17 +109,22 @@ fn recursion(tokens: usize, least: usize) -> (Vec<Halves>, Vec<usize>) {
     let mut stretches = vec![(0, tokens)];
     while let Some((first, end)) = stretches.pop() {
         let stretch = first..end;
-        let middle = stretch.start + stretch.len().div_ceil(2);
-        let (keys, queries) = (stretch.start..middle, middle..stretch.end);
-        // Where the halves attend each other in full, they are stretches that attend exactly within themselves.
-        if stretch.len() <= least || queries.len() < least {
-            starts[stretch.clone()].fill(stretch.start);
-            continue;
+        match halves_of(&stretch, least) {
+            Some(halves) => {
+                stretches.extend([(first, halves.keys.end), (halves.keys.end, end)]);
+                sorted.push(halves);
+            }
+            None => starts[stretch].fill(first),
         }
-        sorted.push(Halves { keys, queries });
-        stretches.extend([(first, middle), (middle, end)]);
     }
     (sorted, starts)
+}
+
+/// The halves of a stretch; `None` if they attend each other in full: then the stretch attends exactly within itself.
+fn halves_of(stretch: &Range<usize>, least: usize) -> Option<Halves> {
+    let middle = stretch.start + stretch.len().div_ceil(2);
+    let halves = Halves { keys: stretch.start..middle, queries: middle..stretch.end };
+    (stretch.len() > least && halves.queries.len() >= least).then_some(halves)
 }
 
 /// The place of a code in the Gray sequence: neighbours differ in one bit.
@@ -225,8 +230,20 @@ impl PromptMask for HyperAttention {
         64
     }
 
-    fn has_own_tokens(&self) -> bool {
-        true
+    /// Those of the last row, which is a query of the later half again and again.
+    fn own_tokens(&self, tokens: usize) -> usize {
+        let mut sum = 0;
+        let mut stretch = 0..tokens;
+        while let Some(Halves { keys, queries }) = halves_of(&stretch, self.least) {
+            let draws = match self.sample {
+                _ if queries.len() <= self.block => 0,
+                Tuned::Value(sample) => sample,
+                Tuned::Density(_) => keys.len(),
+            };
+            sum += keys.len().min(self.block.saturating_add(draws));
+            stretch = queries;
+        }
+        sum
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
@@ -264,9 +281,9 @@ impl PromptMask for HyperAttention {
 #[cfg(test)]
 mod tests {
     use super::super::planes::gaussians;
-    use super::{draw, gray_rank};
-    use crate::attention::Policy;
+    use super::{draw, gray_rank, recursion};
     use crate::attention::prefill::testing::{D, Layer, is_static, method, score_flops};
+    use crate::attention::{Policy, PrefillPattern};
     use std::collections::{BTreeMap, BTreeSet};
 
     /// Codes in the order of the reflected Gray code, by its definition.
@@ -316,6 +333,27 @@ mod tests {
         let mut order: Vec<(usize, usize)> = (first..end).map(|item| (hash(item), item)).collect();
         order.sort_unstable();
         order.iter().enumerate().map(|(rank, (_, item))| (*item, rank / size)).collect()
+    }
+
+    #[test]
+    fn the_last_row_may_have_most_tokens_of_its_own() {
+        for (sample, block, least) in [(0, 8, 1), (5, 2, 3), (1000, 16, 10), (7, 64, 32)] {
+            let spec = format!("hyper_attention:sample={sample},block={block},min_seq_len={least}");
+            let method = method(&spec, &Policy { sink: 0, local: 0, ..Policy::default() });
+            let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("a planned mask") };
+            for tokens in 1..400 {
+                let (halves, _) = recursion(tokens, least);
+                let of_row = |row: usize| -> usize {
+                    let of_halves = halves.iter().filter(|halves| halves.queries.contains(&row));
+                    let most = |halves: &super::Halves| {
+                        let draws = if halves.queries.len() <= block { 0 } else { sample };
+                        halves.keys.len().min(block + draws)
+                    };
+                    of_halves.map(most).sum()
+                };
+                assert_eq!(mask.own_tokens(tokens), (0..tokens).map(of_row).max().unwrap(), "{spec}, {tokens} tokens");
+            }
+        }
     }
 
     #[test]

@@ -125,6 +125,7 @@ impl MethodEntry {
             Some(PrefillPattern::Blocks(mask)) if mask.is_blind() || mask.device_form().is_some() => {
                 "by a mask, on the device"
             }
+            Some(PrefillPattern::Whole(_)) => "by a mask that the host plans, on the device",
             Some(_) => "by a mask, on the host",
         }
     }

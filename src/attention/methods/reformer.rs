@@ -194,8 +194,11 @@ impl PromptMask for Reformer {
         64
     }
 
-    fn has_own_tokens(&self) -> bool {
-        true
+    fn own_tokens(&self, tokens: usize) -> usize {
+        match self.bucket {
+            Tuned::Value(bucket) => (self.hashes * 2 * bucket).min(tokens),
+            Tuned::Density(_) => tokens,
+        }
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {

@@ -4,6 +4,7 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::launch::Cache;
+use super::own::{OwnRows, OwnTokens};
 use super::prefill::{Rows, addresses};
 use super::tree::{DeviceTree, Tree};
 use super::{Buffer, Gpu, GpuError, Mirrored, Plain, Storage, failed};
@@ -25,7 +26,7 @@ const KEPT_BYTES: usize = 2 * 8 + 2 * 4;
 /// Shared memory that the kernel takes beside what it is given.
 const OWN_SHARED: usize = 1 << 10;
 /// Lists are allocated in steps of so many bytes.
-const LIST_STEP: usize = 1 << 20;
+pub(super) const LIST_STEP: usize = 1 << 20;
 
 /// Tokens that follow one another in a list.
 #[repr(C)]
@@ -72,7 +73,7 @@ impl BlockShape {
 }
 
 /// What the rows of a chunk see: of the tokens of their block's list, and of those at the distances of their list's diagonals, those
-/// before their start, and all from there up to themselves.
+/// before their start, all from there up to themselves, and tokens of their own.
 #[derive(Debug, Default)]
 pub struct BlockLists {
     shape: BlockShape,
@@ -90,6 +91,7 @@ pub struct BlockLists {
     distances: Mirrored<u32>,
     /// Words of a list's diagonals; none if no list has any.
     distance_words: usize,
+    own: OwnTokens,
     runs: Option<Buffer>,
     begins: Option<Buffer>,
 }
@@ -107,6 +109,7 @@ impl BlockLists {
         let BlockShape { rows, lists, .. } = shape;
         assert!(starts.len() == rows || starts.len() == lists * rows, "{} starts of {rows} rows", starts.len());
         (self.shape, self.most, self.end, self.distance_words) = (shape, most.max(1), 0, 0);
+        self.own.clear();
         let count = shape.blocks() * lists;
         gpu.reserve(&mut self.tokens, (4 * count * self.most).next_multiple_of(LIST_STEP))?;
         gpu.reserve(&mut self.counts, 4 * count)?;
@@ -129,6 +132,18 @@ impl BlockLists {
             distances.iter().for_each(|distance| words[distance / WORD_BITS] |= 1 << (distance % WORD_BITS));
         }
         self.distances.set(gpu, words)
+    }
+
+    /// Gives rows tokens of their own, `[block][list]`, of heads of a width: those that a row sees by its block are not among
+    /// them. Lists that are made room for anew have none.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there are not as many lists, or one has more rows than a block.
+    pub fn set_own(&mut self, gpu: &Gpu, blocks: &[&OwnRows], heads: (usize, usize)) -> Result<(), GpuError> {
+        self.own.set(gpu, &self.shape, blocks, heads)
     }
 
     /// Writes the lists, `[block][list]`, each in runs.
@@ -202,6 +217,7 @@ struct Seen {
     counts: u64,
     starts: u64,
     distances: u64,
+    partials: u64,
     most: u32,
     starts_stride: u32,
     block_rows: u32,
@@ -305,8 +321,10 @@ impl Gpu {
         assert!(seen.end <= rows.first + rows.count, "tokens up to {}", seen.end);
         let words = (rows.first + rows.count).div_ceil(WORD_BITS);
         assert!([0, words].contains(&seen.distance_words), "diagonals of {} words", seen.distance_words);
+        assert!(seen.own.end() <= rows.first + rows.count, "rows' own tokens up to {}", seen.own.end());
         let (queries, out) = addresses(rows, cache, out);
         let (keys, values) = (cache.key(0, 0), cache.value(0, 0));
+        let partials = self.attend_own(rows, cache, queries, (&seen.own, &seen.shape))?;
         let [tokens, counts] = seen.addresses();
         let numbers = block_rows * rows.heads / lists;
         let has_lines = seen.distance_words > 0;
@@ -326,6 +344,7 @@ impl Gpu {
             counts,
             starts: seen.starts.address(0..starts.len()),
             distances: if has_lines { seen.distances.address(0..lists * seen.distance_words) } else { 0 },
+            partials,
             most: seen.most as u32,
             starts_stride: if starts.len() == rows.count { 0 } else { rows.count as u32 },
             block_rows: block_rows as u32,
@@ -345,7 +364,8 @@ impl Gpu {
             shared_mem_bytes: shared_bytes,
         };
         // SAFETY: queries, cache and output are as large as checked by `addresses` and above; lists hold tokens below their `end`, and
-        // stretches end with the rows; diagonals have a bit for every distance between two tokens up to the last row.
+        // stretches end with the rows; diagonals have a bit for every distance between two tokens up to the last row; partials are
+        // those of these rows and heads.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("attending a prompt's blocks"))
     }
 

@@ -16,6 +16,7 @@ mod held;
 mod labels;
 mod launch;
 mod maps;
+mod own;
 mod prefill;
 mod record;
 mod select;
@@ -51,6 +52,7 @@ pub use held::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom, Hold
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
+pub use own::OwnRows;
 pub use prefill::Rows;
 pub use record::Recording;
 pub use select::{

@@ -1,0 +1,179 @@
+// Partial softmaxes of the tokens that single rows of a prompt attend beside what their blocks do (attend_blocks.cu, which merges them).
+//
+// Kernels: attend_own_{bf16,f16}_{64,128,256}, by element type and head width up to which they go; sm_80 and up; d a multiple of 8.
+// Arithmetic is f32.
+//
+// Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
+//   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8.
+//   k, v   [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
+//   begins u64 [block][list][block_rows] and one more: where each row's tokens begin; rows of the last block that are not there have none.
+//   tokens u32, and weights f32, which are added to scaled logits, or null for zeros: each token of a row once.
+//   partials f32 [row][head][d + 2]: maximum (a logit times log2 e), sum of what follows from it, and d sums of values; a row without
+//          tokens has -infinity and zero, and nothing behind them.
+//
+// Launch
+//   grid    x = ceil(rows / 4), y = heads
+//   block   128 threads
+//   scale   positive
+//
+// How it works. A warp takes one row of one head. A key or value is read by as many lanes as it has pieces of 16 bytes, so that the
+// warp reads some of them at once, each piece of lanes with a softmax of its own; four of each are under way, and the tokens are known 32
+// at a time, one round ahead. Blocks that are worked on together are those of one head, whose keys so stay in the second-level cache.
+
+#include "common.cuh"
+#include "numbers.cuh"
+
+namespace attend_own {
+
+using numbers::exp2_fast;
+using numbers::LOG2_E;
+
+constexpr int WARPS = 4;
+// Keys, and values, that a lane has under way.
+constexpr int TOGETHER = 4;
+
+// The tokens of the rows, and where their partials go.
+struct Own {
+    const uint64_t* begins;
+    const uint32_t* tokens;
+    const float* weights;
+    float* partials;
+    uint32_t block_rows, lists;
+};
+
+template <typename T> struct Problem {
+    const T *q, *k, *v;
+    int d, q_stride;
+    long long kv_stride;
+    int rows, heads, kv_heads;
+    float scale;
+    Own own;
+};
+
+// What exponents are counted from: a lane may have seen nothing yet.
+__device__ __forceinline__ float base_of(float maximum) { return maximum == -CUDART_INF_F ? 0.0f : maximum; }
+
+// A softmax on its way through tokens, of one piece of the values.
+struct Sums {
+    float maximum = -CUDART_INF_F, sum = 0.0f;
+    float values[PIECE] = {};
+
+    __device__ __forceinline__ void lift(float top) {
+        const float factor = exp2_fast(maximum - base_of(top));
+        maximum = top, sum *= factor;
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i) values[i] *= factor;
+    }
+
+    // Takes in what the lane `step` away has of the same piece.
+    __device__ __forceinline__ void join(int step) {
+        lift(fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step)));
+        sum += __shfl_xor_sync(~0u, sum, step);
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i) values[i] += __shfl_xor_sync(~0u, values[i], step);
+    }
+};
+
+// Lane `piece` of the LANES that read a key has eight of its channels.
+template <typename T, int LANES> __device__ __forceinline__ void attend(const Problem<T>& problem) {
+    constexpr int KEYS = 32 / LANES, STEP = TOGETHER * KEYS;
+    const Own& own = problem.own;
+    const int lane = threadIdx.x % 32, piece = lane % LANES, key = lane / LANES, d = problem.d;
+    const int row = blockIdx.x * WARPS + threadIdx.x / 32, head = blockIdx.y, heads = problem.heads;
+    if (row >= problem.rows) return;
+    const uint32_t block = row / own.block_rows, list = head / (heads / static_cast<int>(own.lists));
+    const size_t index = (static_cast<size_t>(block) * own.lists + list) * own.block_rows + row % own.block_rows;
+    const uint64_t begin = own.begins[index];
+    const uint32_t count = static_cast<uint32_t>(own.begins[index + 1] - begin);
+    float* const partial = own.partials + (static_cast<size_t>(row) * heads + head) * (d + 2);
+    if (count == 0) {
+        if (lane == 0) *reinterpret_cast<float2*>(partial) = make_float2(-CUDART_INF_F, 0.0f);
+        return;
+    }
+    const uint32_t* tokens = own.tokens + begin;
+    const float* weights = own.weights ? own.weights + begin : nullptr;
+    // Lanes behind the head's width read its first piece, and make nothing of it.
+    const bool is_inside = PIECE * piece < d;
+    const int channel = is_inside ? PIECE * piece : 0;
+    const size_t shift = static_cast<size_t>(head / (heads / problem.kv_heads)) * problem.kv_stride + channel;
+    const T *k = problem.k + shift, *v = problem.v + shift;
+    float query[PIECE];
+    widen(problem.q + static_cast<size_t>(row) * problem.q_stride + static_cast<size_t>(head) * d + channel, query);
+#pragma unroll
+    for (int i = 0; i < PIECE; ++i) query[i] *= is_inside ? problem.scale * LOG2_E : 0.0f;
+
+    // Behind the last token stands the first of all, which is always there, and weighs nothing.
+    auto token_at = [&](uint32_t at) { return at < count ? tokens[at] : 0u; };
+    auto weight_at = [&](uint32_t at) {
+        if (at >= count) return -CUDART_INF_F;
+        return weights ? weights[at] * LOG2_E : 0.0f;
+    };
+    Sums sums;
+    uint32_t next_token = token_at(lane);
+    float next_weight = weight_at(lane);
+    for (uint32_t first = 0; first < count; first += 32) {
+        const uint32_t own_token = next_token;
+        const float own_weight = next_weight;
+        next_token = token_at(first + 32 + lane), next_weight = weight_at(first + 32 + lane);
+        for (uint32_t step = 0; step < 32 && first + step < count; step += STEP) {
+            Piece<T> keys[TOGETHER], values[TOGETHER];
+            float logits[TOGETHER];
+#pragma unroll
+            for (int u = 0; u < TOGETHER; ++u) {
+                const size_t at = static_cast<size_t>(__shfl_sync(~0u, own_token, step + u * KEYS + key)) * d;
+                keys[u] = load_piece(k + at), values[u] = load_piece(v + at);
+            }
+#pragma unroll
+            for (int u = 0; u < TOGETHER; ++u) {
+                float wide[PIECE];
+                widen_piece(keys[u], wide);
+                logits[u] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) logits[u] += query[i] * wide[i];
+            }
+#pragma unroll
+            for (int to = LANES / 2; to > 0; to /= 2) {
+#pragma unroll
+                for (int u = 0; u < TOGETHER; ++u) logits[u] += __shfl_xor_sync(~0u, logits[u], to);
+            }
+            float top = sums.maximum;
+#pragma unroll
+            for (int u = 0; u < TOGETHER; ++u) {
+                logits[u] += __shfl_sync(~0u, own_weight, step + u * KEYS + key);
+                top = fmaxf(top, logits[u]);
+            }
+            sums.lift(top);
+            const float base = base_of(top);
+#pragma unroll
+            for (int u = 0; u < TOGETHER; ++u) {
+                float wide[PIECE];
+                widen_piece(values[u], wide);
+                const float weight = exp2_fast(logits[u] - base);
+                sums.sum += weight;
+#pragma unroll
+                for (int i = 0; i < PIECE; ++i) sums.values[i] += weight * wide[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int to = LANES; to < 32; to *= 2) sums.join(to);
+    if (lane == 0) *reinterpret_cast<float2*>(partial) = make_float2(sums.maximum, sums.sum);
+    if (key > 0 || !is_inside) return;
+#pragma unroll
+    for (int i = 0; i < PIECE; i += 2)
+        *reinterpret_cast<float2*>(partial + 2 + channel + i) = make_float2(sums.values[i], sums.values[i + 1]);
+}
+
+}  // namespace attend_own
+
+#define ATTEND(T, NAME, WIDTH)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * attend_own::WARPS)                                                    \
+        attend_own_##NAME##_##WIDTH(const T* q, const T* k, const T* v, int d, int q_stride, long long kv_stride, int rows, \
+                                    int heads, int kv_heads, float scale, const attend_own::Own own) {                      \
+        attend_own::attend<T, WIDTH / PIECE>(                                                                               \
+            attend_own::Problem<T>{q, k, v, d, q_stride, kv_stride, rows, heads, kv_heads, scale, own});                    \
+    }
+#define WIDTHS(T, NAME) ATTEND(T, NAME, 64) ATTEND(T, NAME, 128) ATTEND(T, NAME, 256)
+
+WIDTHS(__half, f16)
+WIDTHS(__nv_bfloat16, bf16)

@@ -1,0 +1,233 @@
+//! Tokens that single rows of a prompt attend beside what their blocks do: their partial softmaxes, which rows are merged with.
+
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::blocks::{BlockShape, LIST_STEP};
+use super::launch::Cache;
+use super::prefill::Rows;
+use super::{Buffer, Gpu, GpuError, Mirrored, failed};
+
+/// Rows of a block of threads: one for each of its warps.
+const ROWS: usize = 4;
+/// Threads of a warp.
+const WARP: usize = 32;
+/// Numbers of a partial softmax beside its values: the maximum and the sum.
+const SCALARS: usize = 2;
+
+/// Tokens that each row of a block attends by itself, at one of its lists.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OwnRows {
+    /// Of each row.
+    counts: Vec<u32>,
+    /// Row after row.
+    tokens: Vec<u32>,
+    /// Added to the scaled logits of the tokens.
+    log_weights: Vec<f32>,
+}
+
+impl OwnRows {
+    /// Adds a row with its tokens, none of which may be named twice, or be seen by the row through list, stretch or diagonals.
+    /// Returns how many they are.
+    pub fn add_row(&mut self, tokens: impl Iterator<Item = (u32, f32)>) -> usize {
+        let before = self.tokens.len();
+        tokens.for_each(|(token, log_weight)| {
+            self.tokens.push(token);
+            self.log_weights.push(log_weight);
+        });
+        let count = self.tokens.len() - before;
+        self.counts.push(count as u32);
+        count
+    }
+
+    /// Tokens of all rows.
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The tokens of each row and what is added to their logits.
+    pub fn rows(&self) -> impl Iterator<Item = (&[u32], &[f32])> {
+        let begins = self.counts.iter().scan(0, |end, count| {
+            let begin = *end;
+            *end += *count as usize;
+            Some(begin..*end)
+        });
+        begins.map(|range| (&self.tokens[range.clone()], &self.log_weights[range]))
+    }
+}
+
+/// The tokens of all rows of a chunk, and room for their partial softmaxes.
+#[derive(Debug, Default)]
+pub(super) struct OwnTokens {
+    /// `[block][list][row]`, of whole blocks, and one more; nothing if no row has any.
+    begins: Mirrored<u64>,
+    tokens: Option<Buffer>,
+    log_weights: Option<Buffer>,
+    /// Whether some token does not stand for itself alone.
+    is_weighted: bool,
+    partials: Option<Buffer>,
+    /// All tokens lie below this one.
+    end: usize,
+    /// Heads and their width, of partials.
+    of: (usize, usize),
+}
+
+/// As the kernel's struct `Own`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Own {
+    begins: u64,
+    tokens: u64,
+    weights: u64,
+    partials: u64,
+    block_rows: u32,
+    lists: u32,
+}
+
+// SAFETY: as the kernel's struct.
+unsafe impl DeviceRepr for Own {}
+
+/// Bytes of partial softmaxes.
+fn partial_bytes(rows: usize, heads: usize, d: usize) -> usize {
+    size_of::<f32>() * rows * heads * (d + SCALARS)
+}
+
+impl OwnTokens {
+    /// Forgets them.
+    pub(super) fn clear(&mut self) {
+        (self.of, self.end) = ((0, 0), 0);
+    }
+
+    /// Whether no row has any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.of == (0, 0)
+    }
+
+    /// All tokens lie below this one.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Sends the tokens of all blocks, `[block][list]`, and makes room for partials of so many heads of a width.
+    pub(super) fn set(
+        &mut self,
+        gpu: &Gpu,
+        shape: &BlockShape,
+        blocks: &[&OwnRows],
+        (heads, d): (usize, usize),
+    ) -> Result<(), GpuError> {
+        assert_eq!(blocks.len(), shape.blocks() * shape.lists, "lists of rows' own tokens");
+        assert!(blocks.iter().all(|own| own.counts.len() <= shape.block_rows), "rows of a block");
+        self.clear();
+        let count = blocks.iter().map(|own| own.tokens()).sum::<usize>();
+        if count == 0 {
+            return Ok(());
+        }
+        let bytes = size_of::<u32>() * count;
+        self.end = blocks.iter().flat_map(|own| &own.tokens).map(|token| *token as usize + 1).max().unwrap_or(0);
+        self.is_weighted = blocks.iter().any(|own| own.log_weights.iter().any(|weight| *weight != 0.0));
+        gpu.reserve(&mut self.tokens, bytes.next_multiple_of(LIST_STEP))?;
+        if self.is_weighted {
+            gpu.reserve(&mut self.log_weights, bytes.next_multiple_of(LIST_STEP))?;
+        }
+        gpu.reserve(&mut self.partials, partial_bytes(shape.rows, heads, d))?;
+        self.begins.set(gpu, begins(blocks, shape.block_rows))?;
+        let mut at = 0;
+        for own in blocks {
+            if let Some(tokens) = &mut self.tokens {
+                gpu.upload_to(tokens, at, &own.tokens)?;
+            }
+            if let Some(log_weights) = self.log_weights.as_mut().filter(|_| self.is_weighted) {
+                gpu.upload_to(log_weights, at, &own.log_weights)?;
+            }
+            at += size_of_val(&own.tokens[..]);
+        }
+        self.of = (heads, d);
+        Ok(())
+    }
+
+    /// Where everything is.
+    fn addresses(&self, shape: &BlockShape) -> Own {
+        let (begins, (heads, d)) = (self.begins.numbers(), self.of);
+        let bytes = size_of::<u32>() * begins.last().map_or(0, |count| *count as usize);
+        let of = |buffer: &Option<Buffer>, bytes: usize| buffer.as_ref().expect("there is room").address(0, bytes);
+        Own {
+            begins: self.begins.address(0..begins.len()),
+            tokens: of(&self.tokens, bytes),
+            weights: if self.is_weighted { of(&self.log_weights, bytes) } else { 0 },
+            partials: of(&self.partials, partial_bytes(shape.rows, heads, d)),
+            block_rows: shape.block_rows as u32,
+            lists: shape.lists as u32,
+        }
+    }
+}
+
+/// Where the tokens of each row of each list begin, all blocks taken to have as many rows, and where the last ones end.
+fn begins(blocks: &[&OwnRows], block_rows: usize) -> Vec<u64> {
+    let counts = blocks.iter().flat_map(|own| {
+        let missing = block_rows - own.counts.len();
+        own.counts.iter().copied().chain(std::iter::repeat_n(0, missing))
+    });
+    let ends = counts.scan(0, |sum, count| {
+        *sum += u64::from(count);
+        Some(*sum)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+impl Gpu {
+    /// The partial softmaxes of rows' own tokens, whose queries begin at an address; returns where they are, or 0 if no row has any
+    /// such token.
+    pub(super) fn attend_own(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        queries: u64,
+        (own, shape): (&OwnTokens, &BlockShape),
+    ) -> Result<u64, GpuError> {
+        if own.is_empty() {
+            return Ok(0);
+        }
+        assert_eq!(own.of, (rows.heads, cache.d), "heads of partials");
+        assert!(shape.rows == rows.count && rows.heads.is_multiple_of(shape.lists), "{shape:?}");
+        assert!(own.end <= cache.capacity, "tokens up to {}", own.end);
+        let width = [64, 128, 256].into_iter().find(|width| *width >= cache.d).expect("heads are at most 256 wide");
+        let function = self.function("attend_own", &format!("attend_own_{}_{width}", cache.storage.name()))?;
+        let (keys, values, scale) = (cache.key(0, 0), cache.value(0, 0), 1.0 / (cache.d as f32).sqrt());
+        let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
+        let (count, heads, kv_heads) = (rows.count as i32, rows.heads as i32, cache.kv_heads as i32);
+        let to = own.addresses(shape);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&queries).arg(&keys).arg(&values).arg(&d).arg(&stride).arg(&kv_stride);
+        launch.arg(&count).arg(&heads).arg(&kv_heads).arg(&scale).arg(&to);
+        let grid = LaunchConfig {
+            grid_dim: (rows.count.div_ceil(ROWS) as u32, rows.heads as u32, 1),
+            block_dim: ((ROWS * WARP) as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: the caller has checked queries and cache; tokens are below `end`, rows have begins up to the last token, and there
+        // are partials of all rows and heads.
+        unsafe { launch.launch(grid) }.map_err(failed("attending rows' own tokens"))?;
+        Ok(to.partials)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OwnRows, begins};
+
+    #[test]
+    fn rows_that_are_not_there_have_no_tokens() {
+        let rows = |counts: &[usize]| {
+            let mut own = OwnRows::default();
+            counts.iter().for_each(|count| assert_eq!(own.add_row((0..*count as u32).map(|i| (i, 0.5))), *count));
+            own
+        };
+        // Two lists of a block of three rows, and two of one that ends after a row.
+        let blocks = [rows(&[2, 0, 1]), rows(&[0, 0, 4]), rows(&[3]), rows(&[])];
+        let of: Vec<&OwnRows> = blocks.iter().collect();
+        assert_eq!(begins(&of, 3), [0, 2, 2, 3, 3, 3, 7, 10, 10, 10, 10, 10, 10]);
+        let of_first: Vec<(&[u32], &[f32])> = blocks[0].rows().collect();
+        assert_eq!(of_first, [(&[0, 1][..], &[0.5, 0.5][..]), (&[], &[]), (&[0], &[0.5])]);
+        assert_eq!(blocks.map(|own| own.tokens()), [3, 4, 3, 0]);
+    }
+}
