@@ -3,7 +3,7 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small evicting index decode llama2 crossover prefill prefill_density prefill_planned, and of the papers' settings
+# TABLES names some of the tables (all): batch context small evicting index decode llama2 crossover prefill prefill_density prefill_planned prefill_own, and of the papers' settings
 # ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 magicpig_figure7.
 set -euo pipefail
 
@@ -59,6 +59,9 @@ table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m 
 # Masks that the host plans by what the last queries attend, then sends.
 table prefill_planned prefill -c 8K,32K -m vertical_slash:vertical=1000,slash=1000 -m minference -m minference:k=7096,sink=30,local=100 \
     -m flexprefill --rounds 5
+
+# Masks with tokens of rows' own, which the host lists one by one: hundreds of megabytes to gigabytes a prompt.
+table prefill_own prefill -c 8K,32K -m reformer:bucket=512 -m hyper_attention:sample=256,block=256,min_seq_len=4096 --rounds 3
 
 # The papers' own settings, against what they measured against: PyTorch's scaled_dot_product_attention, which copies KV heads where a
 # program before enable_gqa had to, and against cuDNN.
