@@ -312,7 +312,7 @@ template <typename T, int WIDTH, int ROW_WARPS, bool LINES> __device__ __forcein
             const float other = scalars[2 * row], m = fmaxf(sums.maximum[r], other);
             const float own = sums.maximum[r] == m ? 1.f : exp2_fast((sums.maximum[r] - m) * scale_log2);
             const float theirs = other == m ? 1.f : exp2_fast((other - m) * scale_log2);
-            sums.sum[r] = sums.sum[r] * own + scalars[2 * row + 1] * theirs;
+            sums.maximum[r] = m, sums.sum[r] = sums.sum[r] * own + scalars[2 * row + 1] * theirs;
 #pragma unroll
             for (int i = 0; i < WIDTH / 8; ++i) {
                 const float2 part = *reinterpret_cast<float2*>(handed + row * WIDTH + 8 * i + 2 * t);

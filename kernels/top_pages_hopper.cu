@@ -1,5 +1,5 @@
 // The tokens of the pages with the largest scores, as top_pages.cu finds them, for long lists: a cluster of blocks finds one. Clusters of
-// eight are for few lists; of four, twice as many lists are on the chip at once.
+// eight are for few lists or very long ones; of four or two, more lists are on the chip at once.
 //
 // A sample says between which two numbers the last that is picked lies. Scores are read once: what lies above both is marked as
 // picked, and what lies between them, a few in a hundred, as open. What is open is counted in bins of equal width, and what lies in
@@ -13,7 +13,7 @@
 
 namespace cg = cooperative_groups;
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 512;
 // Bins, and bits of each of the passes that are needed where a sample misleads.
 constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 // Scores of a sample, and how far from its mean its bins go, in standard deviations.
@@ -21,10 +21,13 @@ constexpr int SAMPLE = 2048, OF_THREAD = SAMPLE / THREADS;
 constexpr float REACH = 4.0f;
 // How far the two numbers are from where they should be, in standard deviations of the number of larger ones in a sample.
 constexpr float DOUBT = 5.0f;
-// Scores that a thread reads at a time; open ones of a block, and those that decide in a cluster, that there is room for.
-constexpr int WIDE = 4, OPEN = 2560, ROOM = 512;
+// Scores that a thread has of a run of its warp, and runs that are on their way at once; open scores of a block, and those that decide in a
+// cluster, that there is room for.
+constexpr int WIDE = 4, RUNS = 4, OPEN = 5120, ROOM = 512;
+// Bytes of shared memory before the marks, as the launcher has it.
+constexpr int SHARED = 66 << 10;
 
-// The sum over the threads of a block before each, and over all; `shared` has room for 9 numbers.
+// The sum over the threads of a block before each, and over all; `shared` has room for a number of each warp.
 __device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {
     const uint32_t up_to = warp_scan(x);
     __syncthreads();
@@ -196,8 +199,10 @@ template <int CLUSTER>
 __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,
                                           uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most,
                                           uint32_t* counts) {
-    __shared__ Shared<CLUSTER> own;
-    extern __shared__ __align__(16) uint32_t marks[];
+    static_assert(sizeof(Shared<CLUSTER>) <= SHARED);
+    extern __shared__ __align__(16) unsigned char room[];
+    Shared<CLUSTER>& own = *reinterpret_cast<Shared<CLUSTER>*>(room);
+    uint32_t* const marks = reinterpret_cast<uint32_t*>(room + SHARED);
     auto cluster = cg::this_cluster();
     const int rank = cluster.block_rank(), lane = threadIdx.x % 32;
     const uint64_t list = static_cast<uint64_t>(blockIdx.y) * (gridDim.x / CLUSTER) + blockIdx.x / CLUSTER;
@@ -215,26 +220,33 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     // Nobody writes to another block before that has begun.
     auto begun = cluster.barrier_arrive();
     const float2 between = bracket(own, scores + list * stride, columns, k);
-    // Every warp takes 128 places at a time, which are four words of marks.
+    // Every warp takes runs of 128 places, which are four words of marks. Marks are written behind all reads of some runs: the compiler
+    // cannot know that they are no scores.
     const int warp = threadIdx.x / 32;
-#pragma unroll 4
-    for (uint32_t i = warp * WIDE * 32; i < chunk; i += THREADS * WIDE) {
-        float some[WIDE];
+    for (uint32_t i = warp * WIDE * 32; i < chunk; i += RUNS * THREADS * WIDE) {
+        float some[RUNS][WIDE];
 #pragma unroll
-        for (int j = 0; j < WIDE; ++j) {
-            const uint32_t place = i + 32 * j + lane;
-            some[j] = place < size ? from[place] : CUDART_NAN_F;
-        }
-        uint32_t above[WIDE], inside[WIDE];
+        for (int run = 0; run < RUNS; ++run)
 #pragma unroll
-        for (int j = 0; j < WIDE; ++j) {
-            above[j] = __ballot_sync(~0u, some[j] > between.y);
-            // What lies above the first and not above the second; not-a-number is neither.
-            inside[j] = __ballot_sync(~0u, some[j] >= between.x) & ~above[j];
-        }
-        if (lane == 0) {
-            *reinterpret_cast<uint4*>(picked + i / 32) = make_uint4(above[0], above[1], above[2], above[3]);
-            *reinterpret_cast<uint4*>(open + i / 32) = make_uint4(inside[0], inside[1], inside[2], inside[3]);
+            for (int j = 0; j < WIDE; ++j) {
+                const uint32_t place = i + run * THREADS * WIDE + 32 * j + lane;
+                some[run][j] = place < size ? from[place] : CUDART_NAN_F;
+            }
+#pragma unroll
+        for (int run = 0; run < RUNS; ++run) {
+            const uint32_t at = (i + run * THREADS * WIDE) / 32;
+            if (at >= mark_words) break;
+            uint32_t above[WIDE], inside[WIDE];
+#pragma unroll
+            for (int j = 0; j < WIDE; ++j) {
+                above[j] = __ballot_sync(~0u, some[run][j] > between.y);
+                // What lies above the first and not above the second; not-a-number is neither.
+                inside[j] = __ballot_sync(~0u, some[run][j] >= between.x) & ~above[j];
+            }
+            if (lane == 0) {
+                *reinterpret_cast<uint4*>(picked + at) = make_uint4(above[0], above[1], above[2], above[3]);
+                *reinterpret_cast<uint4*>(open + at) = make_uint4(inside[0], inside[1], inside[2], inside[3]);
+            }
         }
     }
     __syncthreads();
@@ -373,11 +385,12 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
 }
 
 #define TOP(CLUSTER)                                                                                                    \
-    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 4) top_pages_hopper_##CLUSTER(  \
+    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 3) top_pages_hopper_##CLUSTER(  \
         const float* scores, unsigned long long stride, uint32_t columns, uint32_t chunk, const uint32_t* pages,        \
         uint32_t page, uint32_t first, uint32_t end, uint32_t* tokens, uint32_t most, uint32_t* counts) {               \
         top_pages<CLUSTER>(scores, stride, columns, chunk, pages, page, first, end, tokens, most, counts);              \
     }
 
+TOP(2)
 TOP(4)
 TOP(8)

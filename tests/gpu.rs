@@ -1238,6 +1238,20 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
             }
         }
     }
+    // So many lists that fewer blocks take each; lists so long that a block has many of them open.
+    for (rows, tokens) in [(20, 5000), (20, 65_536), (20, 65_537), (17, 140_000), (20, 270_000), (2, 530_000)] {
+        let pages = Pages { tokens: 3..3 + tokens, size: 1 };
+        for kind in ["noise", "equal", "few", "wide"] {
+            let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3, 77][row % 3]).collect();
+            let scores = scores_like(kind, 2 * rows * tokens, 141);
+            let lists = pick_there(&gpu, &scores, &chosen, &pages);
+            for (i, scores) in scores.chunks_exact(tokens).enumerate().step_by(7) {
+                let picked = lists.download(&gpu, i / 2, i % 2).unwrap();
+                let expected = pages_of(scores, chosen[i / 2], &pages);
+                assert!(picked == expected, "{kind}, {} of {tokens} of {rows} rows: list {i}", chosen[i / 2]);
+            }
+        }
+    }
 }
 
 /// The order in which scores are picked.
@@ -2347,7 +2361,7 @@ const THERE: [&str; 56] = [
     "h2o:k=30,recent=7,per=kv_head,reduce=max",
     // What leaves the window finds room for ever, and for some time.
     "h2o:k=1000000,recent=9",
-    "h2o:k=200,recent=300,sink=0",
+    "h2o:sink=0,k=200,recent=300",
     "h2o",
     "snapkv:k=16",
     "ada_kv:k=16",

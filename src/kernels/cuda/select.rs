@@ -21,12 +21,12 @@ const MMA_TILE: usize = 1024;
 const MMA_QUERIES: usize = 16;
 /// Threads of a block that chooses, or counts.
 const THREADS: u32 = 1024;
-/// Scores of a list from which on a cluster of blocks finds the largest, and how many blocks: of up to so many lists, and of
-/// more.
+/// Scores of a list from which on a cluster of blocks finds the largest, how many lists are few, and threads and shared memory of
+/// such a block before its marks.
 const CLUSTERED: usize = 4096;
 const FEW_LISTS: usize = 32;
-const CLUSTERS: [usize; 2] = [8, 4];
-const CLUSTER_THREADS: u32 = 256;
+const CLUSTER_THREADS: u32 = 512;
+const CLUSTER_SHARED: usize = 66 << 10;
 /// What a block of a cluster has of a list is a multiple of so many scores, and at most so many, for each of which there are two
 /// bits in shared memory.
 const CHUNK: usize = 128;
@@ -636,6 +636,16 @@ impl Queries<'_> {
     }
 }
 
+/// Blocks that find the largest of a list of so many scores, of so many lists: as few as leave a block no more than it can hold open, but
+/// many where there are few lists.
+fn cluster_of(lists: usize, columns: usize) -> usize {
+    match (lists <= FEW_LISTS, columns) {
+        (false, ..=0x1_0000) => 2,
+        (true, ..=0x1_0000) | (false, ..=0x4_0000) => 4,
+        _ => 8,
+    }
+}
+
 impl Gpu {
     /// `q·k` of the queries of some rows with the keys of `tokens`, into lists by query head, or by KV head if they are reduced.
     ///
@@ -978,11 +988,11 @@ impl Gpu {
         let [tokens, counts] = lists.addresses(first);
         let size = pages.size.min(pages.tokens.len()) as u32;
         let (begin, end, most) = (pages.tokens.start as u32, pages.tokens.end as u32, lists.most as u32);
-        let cluster = CLUSTERS[usize::from(scores.rows * scores.lists > FEW_LISTS)];
+        let cluster = cluster_of(scores.rows * scores.lists, scores.columns);
         let chunk = scores.columns.div_ceil(cluster).next_multiple_of(CHUNK);
         let clustered = self.is_hopper && scores.columns >= CLUSTERED && chunk <= LARGEST_CHUNK;
         let (blocks, threads, shared) = match clustered {
-            true => (cluster * scores.lists, CLUSTER_THREADS, (chunk / 4) as u32),
+            true => (cluster * scores.lists, CLUSTER_THREADS, (CLUSTER_SHARED + chunk / 4) as u32),
             false => (scores.lists, THREADS, 0),
         };
         let function = match clustered {
