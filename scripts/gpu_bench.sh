@@ -3,7 +3,7 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small evicting index decode llama2 crossover prefill prefill_density prefill_planned prefill_own, and of the papers' settings
+# TABLES names some of the tables (all): batch context small drawn evicting index decode llama2 crossover prefill prefill_density prefill_planned prefill_own, and of the papers' settings
 # ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 magicpig_figure7.
 set -euo pipefail
 
@@ -40,6 +40,9 @@ table batch attention -c 128K --batch 8 "${methods[@]}" "${by_channel[@]}" "${sa
 # One sequence, by context; and the densities between which one chooses.
 table context attention -c 8K,32K,128K,512K "${methods[@]}" "${by_channel[@]}" "${sampling[@]}" --density 0.0625 --rounds 21 "${decoders[@]}"
 table small attention -c 32K --batch 8 "${methods[@]}" "${by_channel[@]}" --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 15 "${peers[@]}"
+# Keys that the host clusters when the prompt has been read, and draws by exact attention.
+table drawn attention -c 32K,128K --batch 1,8 -m topk:per=kv_head -m double_sparsity:per=kv_head -m quest:per=kv_head -m pqcache:per=kv_head,iterations=2 \
+    -m pqcache:subspaces=16,bits=4,per=kv_head,iterations=2 -m oracle_sampling:budget=1024 -m streaming_llm --density 0.0625 --rounds 7
 # Heavy hitters are those of the prompt's attention, which the host works out beforehand: seconds at 32K tokens, minutes at 128K.
 table evicting attention -c 8K,32K --batch 1,8 -m h2o:per=kv_head -m h2o -m infllm:per=kv_head -m streaming_llm --density 0.0625 \
     --rounds 15 "${peers[@]}"
