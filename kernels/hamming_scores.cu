@@ -101,9 +101,9 @@ __device__ __forceinline__ void of_kv_head(const uint32_t* queries, int words, i
     *reinterpret_cast<float4*>(to) = make_float4(reduced[0], reduced[1], reduced[2], reduced[3]);
 }
 
-// Blocks: candidates by EACH * THREADS, KV heads by `taken`, rows. The candidates of the KV heads of a block are ordered alike, once; of
-// signatures of several words a block takes one KV head, so that there are enough of them. Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net
-// for all heads of a group (`nets` is 1) or one for each; those of queries `[row][head][word]`. Scores are
+// Blocks: candidates by EACH * THREADS, KV heads by `taken`, rows. The candidates of the KV heads of a block are ordered alike, once.
+// Signatures of keys are `[kv_head][net][word][stride of keys]`, with one net for all heads of a group (`nets` is 1) or one for each; those
+// of queries `[row][head][word]`. Scores are
 // `[row][query head][stride]`, or `[row][KV head][stride]` if they are reduced; both strides are multiples of four.
 #define HAMMING_SCORES(NAME, CASES)                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                         \

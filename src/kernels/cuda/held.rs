@@ -17,8 +17,9 @@ const TILE: usize = 256;
 const MOST_HEADS: usize = 8;
 /// The widest head.
 const WIDEST: usize = 256;
-/// Words of a row as kernels read it.
+/// Words of a row as kernels read it, and steps whose rows are kept: more than a model has layers.
 const ROW_WORDS: usize = 7;
+const KEPT: usize = 128;
 
 /// What is held for one list when a run begins: heavy hitters with their masses, and the masses of the window, oldest first.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -76,7 +77,10 @@ pub struct HoldingPrefix<'a> {
 /// Room for what lies between the launches of a step.
 #[derive(Debug, Default)]
 pub struct HoldingRoom {
-    rows: Mirrored<u64>,
+    /// What was sent of the rows of late steps: those of a step that is launched again are there, so it can be recorded.
+    rows: Vec<Mirrored<u64>>,
+    /// Which of them is written over next.
+    next: usize,
     logits: Option<Buffer>,
     tiles: Option<Buffer>,
 }
@@ -194,6 +198,22 @@ impl HeldTokens {
     }
 }
 
+impl HoldingRoom {
+    /// Sends the words of a step's rows, unless they are there; says where.
+    fn send(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<usize, GpuError> {
+        if let Some(known) = self.rows.iter().position(|rows| rows.numbers() == words) {
+            return Ok(known);
+        }
+        let at = self.next;
+        self.next = (at + 1) % KEPT;
+        if at == self.rows.len() {
+            self.rows.push(Mirrored::default());
+        }
+        self.rows[at].set(gpu, words)?;
+        Ok(at)
+    }
+}
+
 /// For each row, how many rows before it are of the same run.
 fn rounds(rows: &[HoldingRow<'_>]) -> Vec<usize> {
     let run = |row: &HoldingRow<'_>| row.held.buffer.id();
@@ -251,8 +271,8 @@ impl Gpu {
             let numbers = [held.room, total, query as usize, *i].map(|number| number as u64);
             [held.address(), numbers[0], tail.key(0, 0), tail.head_stride(), numbers[1], numbers[2], numbers[3]]
         };
-        room.rows.set(self, order.iter().flat_map(words).collect())?;
-        let step = Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most };
+        let at = room.send(self, order.iter().flat_map(words).collect())?;
+        let step = Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most, at };
         for round in order.chunk_by(|a, b| rounds[*a] == rounds[*b]) {
             let first = order.iter().position(|i| *i == round[0]).expect("it is one of them");
             self.hold(&step, first..first + round.len(), lists, room)?;
@@ -268,7 +288,7 @@ impl Gpu {
         lists: &TokenLists,
         room: &mut HoldingRoom,
     ) -> Result<(), GpuError> {
-        let Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most } = *step;
+        let Holding { queries, prefix, sizes: HeldSizes { budget, window }, in_row, most, at } = *step;
         let (heads, kv_heads, d, storage) = (queries.heads, prefix.keys.kv_heads, prefix.keys.d, prefix.keys.storage);
         let (group, ends, count) = (heads / kv_heads, prefix.sink + window, rows.len() as u32);
         let (end_tiles, heavy_tiles) = (ends.div_ceil(TILE), most.div_ceil(TILE));
@@ -281,7 +301,7 @@ impl Gpu {
             stride: stride as u64,
             tile_stride: tile_stride as u32,
         };
-        let rows = room.rows.address(ROW_WORDS * rows.start..ROW_WORDS * rows.end);
+        let rows = room.rows[at].address(ROW_WORDS * rows.start..ROW_WORDS * rows.end);
         let [picks, counts] = lists.addresses(0);
         let [sink, budget, width, most, prefix_tokens] =
             [prefix.sink, budget, window, most, prefix.tokens].map(|number| number as u32);
@@ -339,6 +359,8 @@ struct Holding<'a> {
     sizes: HeldSizes,
     in_row: usize,
     most: usize,
+    /// Where its rows were sent.
+    at: usize,
 }
 
 /// Where logits and what tiles come to are, as kernels take it.

@@ -17,7 +17,7 @@ const SIGNERS: u32 = 512;
 /// The widest hyperplanes, and how many a block tells the sides of.
 const WIDEST_SIDES: usize = 256;
 const SIDES_AT_ONCE: usize = 64;
-/// Candidates of a block that compares signatures, and KV heads.
+/// Candidates of a block that compares signatures, and most KV heads.
 const COMPARED: usize = 1024;
 const COMPARED_HEADS: usize = 8;
 /// Signatures of a net come in planes of a multiple of so many words.
@@ -158,6 +158,16 @@ pub struct TieOrder {
 
 // SAFETY: as the kernel's struct `Ties`.
 unsafe impl DeviceRepr for TieOrder {}
+
+/// KV heads that a block compares one after the other, whose candidates are ordered alike: as many as leave a block for each of
+/// `processors`, where `blocks` would compare those of one KV head.
+fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
+    let mut taken = COMPARED_HEADS;
+    while taken > 1 && blocks * kv_heads.div_ceil(taken) < processors {
+        taken /= 2;
+    }
+    taken
+}
 
 impl Gpu {
     /// Keys of some tokens on the directions of their KV head, `[kv_head][token][padded]` in their type.
@@ -361,9 +371,9 @@ impl Gpu {
         if rows == 0 || tokens == 0 {
             return Ok(());
         }
-        // Of several words a block takes one KV head: there is more to do for each, and enough blocks are there sooner.
-        let (name, taken) = if words == 1 { ("hamming_scores", COMPARED_HEADS) } else { ("hamming_scores_long", 1) };
+        let name = if words == 1 { "hamming_scores" } else { "hamming_scores_long" };
         let function = self.function("hamming_scores", name)?;
+        let taken = heads_a_block(tokens.div_ceil(COMPARED) * rows, kv_heads, self.processors());
         let grid = (tokens.div_ceil(COMPARED) as u32, kv_heads.div_ceil(taken) as u32, rows as u32);
         let (planes, columns, reduction) =
             (Signatures::stride(tokens) as u64, tokens as u32, Reduction::number(reduction));
@@ -375,5 +385,18 @@ impl Gpu {
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: signatures of both and scores, whose lists end at a multiple of four, are as long as checked above.
         unsafe { launch.launch(grid) }.map(drop).map_err(failed("comparing signatures"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::heads_a_block;
+
+    #[test]
+    fn few_candidates_are_compared_by_as_many_blocks_as_there_can_be() {
+        // 32 heads of 8K to 256K candidates, and 8 of 8K and 128K.
+        let of_many = [8, 16, 32, 64, 256].map(|blocks| heads_a_block(blocks, 32, 132));
+        assert_eq!(of_many, [1, 2, 4, 8, 8]);
+        assert_eq!([8, 128].map(|blocks| heads_a_block(blocks, 8, 132)), [1, 4]);
     }
 }
