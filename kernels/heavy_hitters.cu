@@ -72,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(EVICTING) evict(const HoldingRow* r
     if (threadIdx.x == 0) *held.count = after, counts[row.list * lists + list] = after, held.window[place] = 0.0f;
 }
 
-// Tokens of a tile, and most query heads that a block weighs them by.
-constexpr int TILE = 256, WEIGHING = 128, MOST_HEADS = 8;
+// Tokens of a tile, most query heads that a block weighs them by, and keys that a thread has on their way at once.
+constexpr int TILE = 64, WEIGHING = 128, MOST_HEADS = 8, AHEAD = 4;
 
 // Where logits and what tiles come to are: `[row][head][stride]`, ends first and then heavy hitters; and `[row][head][tile]` pairs of a
 // maximum and the sum of exponentials below it.
@@ -117,24 +117,33 @@ __device__ void weigh(const HoldingRow* rows, const T* queries, uint64_t query_s
     const T* tail_keys = static_cast<const T*>(row.tail) + kv_head * row.tail_stride;
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
     const uint32_t first_of_window = static_cast<uint32_t>(row.total) - window;
-    // All lanes of a warp go round as often.
-    for (uint32_t start = begin; start < end; start += SLOTS) {
-        const uint32_t i = start + slot;
-        float key[PIECE] = {};
-        if (i < end && lane * PIECE < d) {
+    // All lanes of a warp go round as often; those behind the last token, or the head's width, read a piece that is there.
+    const int channel = lane * PIECE < d ? lane * PIECE : 0;
+    for (uint32_t start = begin; start < end; start += AHEAD * SLOTS) {
+        Piece<T> pieces[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const uint32_t i = min(start + a * SLOTS + slot, end - 1);
             const uint32_t token = !is_end ? held.tokens[i] : i < sink ? i : first_of_window + i - sink;
             const bool behind = token >= prefix_tokens;
             const T* from = behind ? tail_keys + static_cast<uint64_t>(token - prefix_tokens) * d
                                    : prefix_keys + static_cast<uint64_t>(token) * d;
-            widen(from + lane * PIECE, key);
+            pieces[a] = load_piece(from + channel);
         }
-        for (int h = 0; h < count; ++h) {
-            float dot = 0.0f;
 #pragma unroll
-            for (int c = 0; c < PIECE; ++c) dot += asked[h][lane * PIECE + c] * key[c];
+        for (int a = 0; a < AHEAD; ++a) {
+            const uint32_t i = start + a * SLOTS + slot;
+            float key[PIECE];
+            widen_piece(pieces[a], key);
+            for (int h = 0; h < count; ++h) {
+                float dot = 0.0f;
+                // Queries are zeros behind the head's width.
 #pragma unroll
-            for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
-            if (lane == 0 && i < end) logits[h][i - begin] = dot;
+                for (int c = 0; c < PIECE; ++c) dot += asked[h][lane * PIECE + c] * key[c];
+#pragma unroll
+                for (int step = LANES / 2; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
+                if (lane == 0 && i < end) logits[h][i - begin] = dot;
+            }
         }
     }
     __syncthreads();

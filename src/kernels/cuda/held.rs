@@ -13,7 +13,7 @@ const EVICTING: u32 = 1024;
 const WEIGHING: u32 = 128;
 const ADDING: usize = 256;
 /// Tokens of a tile whose logits a block works out, and most query heads that it does so for.
-const TILE: usize = 256;
+const TILE: usize = 64;
 const MOST_HEADS: usize = 8;
 /// The widest head.
 const WIDEST: usize = 256;
