@@ -129,7 +129,7 @@ fn an_item_that_looks_at_attention_is_judged_and_gone_on_with() {
 
     let printed = run("double-sparsity/figure-5");
     assert!(printed.contains("on NVIDIA H200") && printed.contains("- made by: `spattn bench attention"), "{printed}");
-    assert!(printed.contains("against Flash, batch 32 | – / 2.42 ["), "{printed}");
+    assert!(printed.contains("against Flash, batch 32 | – / 2.39 ["), "{printed}");
     let page = fs::read_to_string(out.join("RESULTS.md")).unwrap();
     assert!(page.contains("### topk/figure-5: ") && page.contains("### double-sparsity/figure-5: "));
 }
