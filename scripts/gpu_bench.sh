@@ -4,7 +4,7 @@
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
 # TABLES names some of the tables (all): batch context small drawn evicting index decode llama2 crossover prefill prefill_density prefill_planned prefill_own, and of the papers' settings
-# ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 magicpig_figure7.
+# ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 hip_table17 magicpig_figure7 magicpig_table6.
 set -euo pipefail
 
 out=${1:?give a folder for the tables}
@@ -57,6 +57,8 @@ table llama2 decode --shape llama-2-7b --layers 32 -c 32K --batch 6 "${steps[@]}
 # Attention of a whole prompt at one layer, by masks; hip as its paper has it, and with one mask for the heads of a group.
 table prefill prefill -c 8K,32K,128K -m hip:k=512 -m hip:k=512,per=kv_head -m streaming_llm:window=1024 -m bigbird:blocks=8,per=kv_head \
     --rounds 7 "${peers[@]/=gqa/=gqa,flex}"
+# HiP, Table 17: the same by how many keys are kept.
+table hip_table17 prefill -c 32K,128K -m hip:k=512 -m hip:k=1024 -m hip:k=2048 --rounds 7 "${peers[@]}"
 # How its time falls with what is kept.
 table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m hip:per=kv_head --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 7
 # Masks that the host plans by what the last queries attend, then sends.
@@ -95,3 +97,5 @@ table hip_table15 prefill --shape llama-2-7b --dtype f16 -c 12K --batch 96 --las
 # MagicPIG, Figure 7: (10,150) beside its context; the paper's tables are on the host.
 table magicpig_figure7 attention -c 16K,32K,64K,96K,128K -m magicpig:K=10,L=150 -m magicpig:K=9,L=120 -m magicpig:K=8,L=75 --rounds 15 \
     "${baselines[@]}"
+# MagicPIG, Table 6: the attention of all its settings.
+table magicpig_table6 attention -c 96K -m 'magicpig:K=11,L=300' -m 'magicpig:K=10,L={150,170,220}' -m magicpig:K=9,L=120 -m magicpig:K=8,L=75 --rounds 15

@@ -128,6 +128,7 @@ pub const ITEMS: &[Shipped] = items![
     "hip/table-14",
     "hip/table-15",
     "hip/table-16",
+    "hip/table-17",
     "hip/figure-5",
     "hip/figure-10",
     "hip/figure-11",
