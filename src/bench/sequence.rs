@@ -121,6 +121,7 @@ impl Sequence {
     }
 
     /// What methods asked to know of its prompt.
+    #[cfg(feature = "cuda")]
     pub fn stats(&self) -> Option<&PromptStats> {
         self.stats.as_ref()
     }

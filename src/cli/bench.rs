@@ -280,6 +280,7 @@ impl BenchArgs {
             );
         }
         let reads_rows = what == What::Prefill && self.layers.is_none();
+        let takes_several = of_steps || on_gpu && reads_rows;
         if self.last.is_some() && !reads_rows {
             return refused("--last says which rows of a prompt attend", "write `bench prefill`, without --layers");
         }
@@ -287,7 +288,7 @@ impl BenchArgs {
             return refused("no row of a prompt would be read", "give --last a number from 1, or leave it out");
         }
         match self.layers {
-            _ if !of_steps && !(on_gpu && reads_rows) && self.batches != [1] => refused(
+            _ if !takes_several && self.batches != [1] => refused(
                 "sequences step together in attention and decode, and prompts on a GPU are read together",
                 "leave --batch out",
             ),
