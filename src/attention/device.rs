@@ -60,7 +60,7 @@ pub(super) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// A method's form on a device. Its candidates are those of the prefix, unless it keeps [what a run holds](Self::start_all).
+/// A method's form on a device. Its candidates are those of the prefix, unless [runs hold something](Self::holds).
 pub trait DeviceForm: Send + Sync {
     /// Whether there is a form for keys and values of this shape.
     fn fits(&self, shape: KvShape) -> bool;
@@ -89,7 +89,7 @@ pub trait DeviceForm: Send + Sync {
     /// Bytes of the device's memory that its indexes of all layers of a prefix take at most.
     fn index_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize;
 
-    /// Whether runs hold something [of their own](Self::start_all), which follows the tokens behind the prefix.
+    /// Whether runs hold something of their own, which follows the tokens behind the prefix.
     fn holds(&self) -> bool {
         false
     }

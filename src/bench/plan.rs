@@ -540,6 +540,8 @@ impl At<'_> {
             (us > 0.0).then_some(us)
         };
         let (select_us, attend_us) = (part(|turn| turn.select), part(|turn| turn.attend));
+        let scoring = Timing::of(turns.iter().map(|turn| turn.score));
+        let score_ends = scoring.ends_us.filter(|_| scoring.median_us > 0.0);
         let whole = self.plan.op == Op::Decode && !entry.peer;
         let of_attention = select_us.unwrap_or(0.0) + attend_us.unwrap_or(0.0);
         let mut row = BenchRow {
@@ -570,6 +572,8 @@ impl At<'_> {
             bandwidth_share: None,
             limit_share: None,
             score_us: part(|turn| turn.score),
+            score_low_us: score_ends.map(|(low, _)| low),
+            score_high_us: score_ends.map(|(_, high)| high),
             pick_us: part(|turn| turn.pick),
             select_us,
             attend_us,

@@ -63,6 +63,12 @@ pub struct BenchRow {
     pub limit_share: Option<f64>,
     /// Scoring candidates: part of `select_us`, where a method has scores and picks by them.
     pub score_us: Option<f64>,
+    /// Lower end of its interval, where scoring is timed by turns of its own.
+    #[serde(default)]
+    pub score_low_us: Option<f64>,
+    /// Upper end.
+    #[serde(default)]
+    pub score_high_us: Option<f64>,
     /// Picking by scores: the other part.
     pub pick_us: Option<f64>,
     /// Selecting what is attended: both, and what has to be done besides.

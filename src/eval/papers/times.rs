@@ -97,8 +97,9 @@ pub struct Times {
     rows: Vec<BTreeMap<String, String>>,
 }
 
-/// The column of the median, and those of the ends of its 95 % interval.
+/// The columns of medians, and those of the ends of their 95 % intervals.
 const TIME: [&str; 3] = ["time_us", "time_low_us", "time_high_us"];
+const SCORE: [&str; 3] = ["score_us", "score_low_us", "score_high_us"];
 
 impl Bench {
     /// The tables as one.
@@ -152,7 +153,8 @@ impl Times {
     }
 
     /// The time, or the ratio of times, that is selected, with its 95 % interval, and turns of the one with the fewest;
-    /// `None` where the table has no such row or number, or no method is named. Only whole times have intervals.
+    /// `None` where the table has no such row or number, or no method is named. Whole times have intervals, and scoring where it was
+    /// timed by itself.
     ///
     /// # Errors
     /// If several rows are of what is selected.
@@ -161,8 +163,10 @@ impl Times {
         let Some(row) = self.row(timed, method, timed.params.as_deref())? else { return Ok(None) };
         let Some(against) = &timed.against else {
             let columns = match timed.column.as_deref() {
-                Some(part) if part != TIME[0] => [part, "", ""],
-                _ => TIME,
+                None => TIME,
+                Some(column) if column == TIME[0] => TIME,
+                Some(column) if column == SCORE[0] => SCORE,
+                Some(part) => [part, "", ""],
             };
             return Ok(number(row, columns).map(|estimate| (estimate, turns(row))));
         };
@@ -223,11 +227,11 @@ fn turns(row: &BTreeMap<String, String>) -> usize {
 mod tests {
     use super::*;
 
-    const TABLE: &str = "device,context,batch,method,params,time_us,time_low_us,time_high_us,rounds,attend_us\n\
-                         GPU X,1024,4,full,,20,19,22,9,20\n\
-                         GPU X,1024,4,hip,k=8,10,9.5,10.5,7,4\n\
-                         GPU X,1024,4,hip,\"k=8,r_m=1\",16,15,17,7,\n\
-                         GPU X,2048,4,hip,k=8,12,11,13,7,6\n";
+    const TABLE: &str = "device,context,batch,method,params,time_us,time_low_us,time_high_us,rounds,attend_us,score_us,score_low_us,score_high_us\n\
+         GPU X,1024,4,full,,20,19,22,9,20,,,\n\
+         GPU X,1024,4,hip,k=8,10,9.5,10.5,7,4,,,\n\
+         GPU X,1024,4,hip,\"k=8,r_m=1\",16,15,17,7,,5,4,6.5\n\
+         GPU X,2048,4,hip,k=8,12,11,13,7,6,3,,\n";
 
     fn timed(text: &str) -> Timed {
         toml::from_str(text).unwrap()
@@ -244,6 +248,13 @@ mod tests {
         assert_eq!((ratio.mean, ratio.ends), (1.25, Some((19.0 / 17.0, 22.0 / 15.0))));
         let attend = of("context = 2048\nmethod = 'hip'\ncolumn = 'attend_us'").unwrap().unwrap().0;
         assert_eq!((attend.mean, attend.ends), (6.0, None));
+        let score = |place: &str| of(&format!("{place}\nmethod = 'hip'\ncolumn = 'score_us'")).unwrap().unwrap().0;
+        assert_eq!(score("context = 1024\nparams = 'k=8,r_m=1'").ends, Some((4.0, 6.5)));
+        assert_eq!(
+            (score("context = 2048").mean, score("context = 2048").ends),
+            (3.0, None),
+            "it was not timed by itself"
+        );
         let whole = of("context = 2048\nmethod = 'hip'\ncolumn = 'time_us'").unwrap().unwrap().0;
         assert_eq!((whole.mean, whole.ends), (12.0, Some((11.0, 13.0))));
         // Where there is no row, or no number, nothing was measured.

@@ -103,6 +103,8 @@ mod tests {
             bandwidth_share: None,
             limit_share: None,
             score_us: None,
+            score_low_us: None,
+            score_high_us: None,
             pick_us: None,
             select_us: None,
             attend_us: None,
