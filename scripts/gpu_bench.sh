@@ -11,6 +11,9 @@ out=${1:?give a folder for the tables}
 program=${2:-./target/release/spattn}
 python=${3:-python3}
 mkdir -p "$out"
+# Tables are written from within OUT: manifests hold the command, and where OUT was is nobody's business.
+if [[ $program == */* ]]; then program=$(realpath "$program"); fi
+if [[ $python == */* ]]; then python=$(realpath -s "$python"); fi
 peers=()
 if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then peers=(--peers=gqa --python "$python"); fi
 # FlashInfer compiles itself when it is first asked.
@@ -31,7 +34,7 @@ table() {
     local name=$1
     shift
     if [ -n "${TABLES:-}" ] && [[ " $TABLES " != *" $name "* ]]; then return; fi
-    "$program" bench "$@" --device cuda --out "$out/$name" --overwrite --quiet 2>&1 | tee -a "$out/log.txt"
+    (cd "$out" && exec -a spattn "$program" bench "$@" --device cuda --out "$name" --overwrite --quiet) 2>&1 | tee -a "$out/log.txt"
 }
 
 : >"$out/log.txt"

@@ -1697,6 +1697,18 @@ fn prompts_indexes_steps_and_kernels_are_timed_too() {
         bench_rows(&spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json"]).ok());
     // Each of four heads of 64 channels attends every token and all before it: two products of two operations a channel.
     assert_eq!(whole[0]["flops"], json!(4 * 4 * 64 * (640 * 641 / 2)));
+    // The last rows alone: a plan is of the whole prompt, and no block of 32 rows begins where the last 30 do.
+    let last =
+        |rows: &str| bench_rows(&bench("prefill", &["--last", rows, "-m", "hip", "-m", "minference", "--json"]).ok());
+    let (aligned, odd) = (last("32"), last("30"));
+    assert_eq!(aligned.iter().map(|row| &row["method"]).collect::<Vec<_>>(), ["full", "hip"]);
+    assert_eq!(aligned[0]["flops"], json!(4 * 4 * 64 * (640 * 641 / 2 - 608 * 609 / 2)));
+    assert_eq!(odd.iter().map(|row| &row["method"]).collect::<Vec<_>>(), ["full"]);
+    let said = bench("prefill", &["--last", "30", "-m", "hip"]).ok();
+    said.prints("plan the whole prompt, or have no block that begins at row 610, and are left out: hip");
+    said.prints("the last 30 rows of a prompt are read, behind the others");
+    let nothing = bench("prefill", &["--no-full", "--last", "32", "-m", "minference"]).ok();
+    nothing.prints("no results\nnote: plan the whole prompt, or have no block that begins at row 608, and are left out: minference");
     let whole =
         spattn(&["bench", "prefill", "--shape", "builtin", "-c", "640", "--rounds", "3", "--json", "--layers", "2"]);
     assert_eq!(bench_rows(&whole.ok()).len(), 1, "the whole forward pass");

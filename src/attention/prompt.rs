@@ -179,30 +179,16 @@ impl PromptStats {
     }
 
     /// What was gathered about several prefixes of one shape, each in its turn, that lie beside each other as so many sequences: the
-    /// heads of one, then those of the next; `None` if there is no prefix. Only masses and scores can, not queries, which are left out.
+    /// heads of one, then those of the next; `None` if there is no prefix. Queries of several are left out.
     pub fn beside(prefixes: &[&Self], sequences: usize) -> Option<Self> {
         let first = *prefixes.first()?;
         assert!(prefixes.iter().all(|other| other.shape == first.shape), "prefixes of one shape");
         let in_turn = || (0..sequences).map(|i| prefixes[i % prefixes.len()]);
         let joined = |(need, own): (&PromptNeed, &Gathered)| {
-            let layer = |layer: usize| match own.layers[layer] {
-                LayerStats::Queries(_) => None,
-                LayerStats::Mass(_) => Some(LayerStats::Mass(
-                    in_turn()
-                        .flat_map(|stats| match &stats.gathered[need].layers[layer] {
-                            LayerStats::Mass(heads) => heads.clone(),
-                            _ => Vec::new(),
-                        })
-                        .collect(),
-                )),
-                LayerStats::Following(_) => Some(LayerStats::Following(
-                    in_turn()
-                        .flat_map(|stats| match &stats.gathered[need].layers[layer] {
-                            LayerStats::Following(heads) => heads.clone(),
-                            _ => Vec::new(),
-                        })
-                        .collect(),
-                )),
+            let layer = |layer: usize| {
+                let mut of_all = in_turn().map(|stats| &stats.gathered[need].layers[layer]);
+                let mut joined = of_all.next()?.clone();
+                of_all.all(|other| joined.join(other)).then_some(joined)
             };
             let layers = (0..own.layers.len()).map(layer).collect::<Option<_>>()?;
             Some((*need, Gathered { layers, ..own.clone() }))
@@ -261,6 +247,16 @@ impl PromptStats {
 }
 
 impl LayerStats {
+    /// Takes in the heads of another behind its own; `false` for queries, which are not kept by head.
+    fn join(&mut self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Mass(own), Self::Mass(other)) => own.extend_from_slice(other),
+            (Self::Following(own), Self::Following(other)) => own.extend_from_slice(other),
+            _ => return false,
+        }
+        true
+    }
+
     /// Leaves the first `shorter` lengths behind, for a prefix of `tokens`.
     fn go_on(&mut self, shorter: usize, tokens: usize) {
         if shorter == 0 {

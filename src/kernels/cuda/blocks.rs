@@ -3,6 +3,7 @@
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::block_shape::{BlockShape, LIST_STEP};
 use super::launch::Cache;
 use super::own::{OwnRows, OwnTokens};
 use super::prefill::{Rows, addresses};
@@ -25,8 +26,6 @@ const SAMPLE_GAP: usize = 32;
 const KEPT_BYTES: usize = 2 * 8 + 2 * 4;
 /// Shared memory that the kernel takes beside what it is given.
 const OWN_SHARED: usize = 1 << 10;
-/// Lists are allocated in steps of so many bytes.
-pub(super) const LIST_STEP: usize = 1 << 20;
 
 /// Tokens that follow one another in a list.
 #[repr(C)]
@@ -51,24 +50,6 @@ impl Run {
             }
         }
         runs
-    }
-}
-
-/// How the rows of a chunk are cut up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BlockShape {
-    /// Rows of the chunk.
-    pub rows: usize,
-    /// Rows of a block; the last may have fewer.
-    pub block_rows: usize,
-    /// Lists of a block: query heads, or KV heads whose query heads share one.
-    pub lists: usize,
-}
-
-impl BlockShape {
-    /// Blocks.
-    pub fn blocks(&self) -> usize {
-        self.rows.div_ceil(self.block_rows.max(1))
     }
 }
 

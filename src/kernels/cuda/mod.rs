@@ -6,6 +6,7 @@
 //! ids) is checked where they are known, by the callers named at each launcher. Nothing here knows a model or a method.
 
 mod attend;
+mod block_shape;
 mod blocks;
 mod channels;
 mod codes;
@@ -42,7 +43,8 @@ use rayon::prelude::*;
 use crate::kernels::cpu::Rows as StoredRows;
 
 pub use attend::{Attention, AttentionRoom, Prefix, Prepared, Tail, Tokens, Unit, Weights};
-pub use blocks::{BlockLists, BlockShape, PromptSearch, Run, Sampling, Searched};
+pub use block_shape::BlockShape;
+pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
 pub use channels::{ChosenChannels, KeysByChannel};
 pub use codes::CodedKeys;
 pub use collisions::{Chances, CollisionRoom, HashTables, TableShape};

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::blocks::{BlockShape, LIST_STEP};
+use super::block_shape::{BlockShape, LIST_STEP};
 use super::launch::Cache;
 use super::prefill::Rows;
 use super::{Buffer, Gpu, GpuError, Mirrored, failed};

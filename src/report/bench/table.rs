@@ -14,14 +14,16 @@ const TEXT_COLUMNS: usize = 2;
 ///
 /// Without rows it says so.
 pub fn table(bench: &Bench) -> String {
+    let mut text = String::new();
     if bench.rows.is_empty() {
-        return "no results\n".to_owned();
+        text.push_str("no results\n");
+    } else {
+        let scenes = scenes(bench);
+        text.push_str(&(roof_line(bench) + "\n"));
+        text.extend(scenes.iter().map(one_table));
+        text.push('\n');
+        text.extend(legend(&scenes).into_iter().map(|line| line + "\n"));
     }
-    let scenes = scenes(bench);
-    let mut text = roof_line(bench) + "\n";
-    text.extend(scenes.iter().map(one_table));
-    text.push('\n');
-    text.extend(legend(&scenes).into_iter().map(|line| line + "\n"));
     text.extend(notes(bench).into_iter().map(|note| format!("note: {note}\n")));
     text
 }
@@ -146,5 +148,7 @@ mod tests {
     #[test]
     fn nothing_is_said_to_be_nothing() {
         assert_eq!(table(&bench(vec![])), "no results\n");
+        let left_out = Bench { notes: vec!["left out: hip.".to_owned()], ..bench(vec![]) };
+        assert_eq!(table(&left_out), "no results\nnote: left out: hip.\n", "why there are none");
     }
 }
