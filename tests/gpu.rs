@@ -6,6 +6,7 @@
 mod golden_model;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use golden_model::{MODELS, decoder, load};
 use half::{bf16, f16};
@@ -28,7 +29,7 @@ use spattn::kernels::cuda::{
     TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
-use spattn::model::cuda::{Following, LayerAlone};
+use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
 use spattn::model::device::Device;
 use spattn::model::engine::{Prefill, Stream};
 
@@ -1204,6 +1205,21 @@ fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> Tok
     lists
 }
 
+/// Checks what the device picks of scores of some kinds, two lists for each row.
+fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
+    let n = pages.count();
+    for kind in kinds {
+        let scores = scores_like(kind, 2 * chosen.len() * n, 140);
+        let lists = pick_there(gpu, &scores, chosen, pages);
+        // Of many lists some, of both launches.
+        for (i, scores) in scores.chunks_exact(n).enumerate().step_by(if chosen.len() > 3 { 7 } else { 1 }) {
+            let picked = lists.download(gpu, i / 2, i % 2).unwrap();
+            let expected = pages_of(scores, chosen[i / 2], pages);
+            assert!(picked == expected, "{kind}, {} of {n} of {pages:?}: list {i}", chosen[i / 2]);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
@@ -1226,31 +1242,28 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
     ] {
         let pages = Pages { tokens, size };
         let n = pages.count();
-        for kind in ["noise", "negative", "equal", "few", "zeros", "wide", "odd"] {
-            for chosen in [[0, 1, n], [n / 2, n.saturating_sub(1), n + 5], [n.min(2), n / 16, n / 3]] {
-                let scores = scores_like(kind, 2 * chosen.len() * n, 140);
-                let lists = pick_there(&gpu, &scores, &chosen, &pages);
-                for (i, scores) in scores.chunks_exact(n).enumerate() {
-                    let expected = pages_of(scores, chosen[i / 2], &pages);
-                    let picked = lists.download(&gpu, i / 2, i % 2).unwrap();
-                    assert!(picked == expected, "{kind}, {} of {n} of {pages:?}: list {i}", chosen[i / 2]);
-                }
-            }
+        for chosen in [[0, 1, n], [n / 2, n.saturating_sub(1), n + 5], [n.min(2), n / 16, n / 3]] {
+            check_picks(&gpu, &pages, &["noise", "negative", "equal", "few", "zeros", "wide", "odd"], &chosen);
         }
     }
     // So many lists that fewer blocks take each; lists so long that a block has many of them open.
     for (rows, tokens) in [(20, 5000), (20, 65_536), (20, 65_537), (17, 140_000), (20, 270_000), (2, 530_000)] {
         let pages = Pages { tokens: 3..3 + tokens, size: 1 };
-        for kind in ["noise", "equal", "few", "wide"] {
-            let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3, 77][row % 3]).collect();
-            let scores = scores_like(kind, 2 * rows * tokens, 141);
-            let lists = pick_there(&gpu, &scores, &chosen, &pages);
-            for (i, scores) in scores.chunks_exact(tokens).enumerate().step_by(7) {
-                let picked = lists.download(&gpu, i / 2, i % 2).unwrap();
-                let expected = pages_of(scores, chosen[i / 2], &pages);
-                assert!(picked == expected, "{kind}, {} of {tokens} of {rows} rows: list {i}", chosen[i / 2]);
-            }
-        }
+        let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3, 77][row % 3]).collect();
+        check_picks(&gpu, &pages, &["noise", "equal", "few", "wide"], &chosen);
+    }
+}
+
+/// Each kernel that picks, once where a sample tells the truth and once where it misleads: short enough for a tool that watches every
+/// access.
+#[test]
+#[ignore = "needs a GPU"]
+fn each_kernel_picks_the_largest_of_scores() {
+    let gpu = gpu();
+    for (rows, tokens) in [(2, 900), (2, 20_000), (20, 20_000), (40, 20_000), (2, 300_000)] {
+        let pages = Pages { tokens: 3..3 + tokens, size: 1 };
+        let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3][row % 2]).collect();
+        check_picks(&gpu, &pages, &["noise", "few"], &chosen);
     }
 }
 
@@ -1933,6 +1946,63 @@ fn prompts_are_read_by_masks_as_on_the_host() {
     }
 }
 
+/// The last rows of several contexts, which are the same one: each has what its rows have where all of the prompt is read on the host.
+#[test]
+#[ignore = "needs a GPU"]
+fn last_rows_of_several_contexts_are_those_of_one() {
+    let gpu = Arc::new(gpu());
+    let (heads, kv_heads, d, tokens, first, batch) = (6, 2, 64, 941, 896, 3);
+    let policy = Policy { sink: 4, local: 40, ..Policy::default() };
+    let width = heads * d;
+    let queries = stored(&noise(tokens * width, 81), Storage::F16);
+    let mut kv = LayerKv::new(KvDtype::F16, kv_heads, d, tokens);
+    kv.append_rows(&noise(tokens * kv_heads * d, 82), &noise(tokens * kv_heads * d, 83));
+    for spec in [None, Some("hip:k=64"), Some("hip:k=64,per=kv_head"), Some("streaming_llm:window=100")] {
+        let mut expected = vec![f32::NAN; queries.len()];
+        let method = spec.map(|spec| configure(&expand_grid(spec).unwrap()[0], &policy).unwrap());
+        let sparse = || method.as_ref().map(|method| SparsePrefill::new(method, 1, 7).unwrap());
+        match sparse() {
+            Some(mut mask) => mask.attend(&PrefillChunk::new(0, 0, &queries, heads, &kv), &mut expected),
+            None => attend_densely(&queries, heads, &kv, &mut expected),
+        }
+        let mut there = PromptAlone::new(gpu.clone(), heads, &queries[first * width..], &kv, batch).unwrap();
+        let shown = PrefillChunk::new(0, first, &queries[first * width..], heads, &kv);
+        assert!(there.read(&shown, sparse().as_mut()).unwrap().is_some(), "{spec:?} takes the host");
+        let ours = there.outputs().unwrap();
+        assert_eq!(ours.len(), (tokens - first) * batch * width);
+        for (i, ours) in ours.chunks_exact(width).enumerate() {
+            let (row, sequence) = (first + i / batch, i % batch);
+            let row: Vec<f64> = expected[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
+            assert_near(
+                ours,
+                &row,
+                tolerance(Storage::F16),
+                &format!("{spec:?}, row {}, sequence {sequence}", i / batch),
+            );
+        }
+    }
+}
+
+/// What every row of a prompt attends, all of it, in f64.
+fn attend_densely(queries: &[f32], heads: usize, kv: &LayerKv, out: &mut [f32]) {
+    let (shape, width) = (kv.shape(), heads * kv.shape().d);
+    let (d, group) = (shape.d, heads / shape.kv_heads);
+    let of = |rows: &KvStore| -> Vec<Vec<f32>> { (0..shape.kv_heads).map(|head| rows.head(head).to_f32()).collect() };
+    let (keys, values) = (of(&kv.keys), of(&kv.values));
+    out.par_chunks_mut(width).enumerate().for_each(|(row, out)| {
+        for (head, out) in out.chunks_mut(d).enumerate() {
+            let query = &queries[row * width + head * d..][..d];
+            let of_token = |token: usize| {
+                let at = token * d..(token + 1) * d;
+                (dot(query, &keys[head / group][at.clone()]) / (d as f64).sqrt(), &values[head / group][at])
+            };
+            let parts: Vec<(f64, &[f32])> = (0..=row).map(of_token).collect();
+            let attended = softmax(&parts, d).1;
+            out.iter_mut().zip(attended).for_each(|(out, x)| *out = x as f32);
+        }
+    });
+}
+
 /// Prompts of few tokens, of which rows have none of their own, or some: without sinks and window, where all but the row itself is its
 /// own, and with a window that leaves some rows nothing.
 #[test]
@@ -2148,7 +2218,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
     const HEADS: usize = 8;
     const KV_HEADS: usize = 2;
     const BATCH: usize = 3;
-    let gpu = std::sync::Arc::new(gpu());
+    let gpu = Arc::new(gpu());
     for (dtype, d, tokens) in
         [(KvDtype::F32, 16, 700), (KvDtype::Bf16, 64, 3000), (KvDtype::Bf16, 128, 20_001), (KvDtype::F16, 128, 5000)]
     {
@@ -2170,7 +2240,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
         // Two sequences, of which the first comes again as the third.
         let drawn = [drawn(400), drawn(500)];
         let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
-        let alone = std::sync::Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
+        let alone = Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, 2).unwrap());
         let queries: Vec<f32> = noise(BATCH * HEADS * d, 600).iter().map(|q| 3.0 * q).collect();
         let queries = stored(&queries, storage);
         let mut there = IndexCache::new(alone.prefix().clone(), dtype, 0);
@@ -2511,7 +2581,7 @@ fn a_prefix_is_gone_on_with() {
     let whole = g.decoder.prefill(&g.prompt, n).unwrap();
     for (read, kept) in [(n - 200, n - 200), (n - 100, n - 333), (n, 50)] {
         let begun = g.decoder.prefill(&g.prompt[..read], n).unwrap();
-        let prefix = std::sync::Arc::into_inner(begun.prefix).unwrap();
+        let prefix = Arc::into_inner(begun.prefix).unwrap();
         let gone_on = g.decoder.prefill_after(prefix, kept, &g.prompt, n, &mut |_| {}).unwrap();
         assert_close(&gone_on.logits, &whole.logits, 1e-4, &format!("{kept} of {read} kept"));
         for layer in 0..whole.prefix.layers() {
@@ -2528,7 +2598,7 @@ fn masses(g: &golden_model::Golden) -> Vec<f32> {
     let mut stats = PromptStats::of_nested(&needs, decoder.prompt_shape(n - 300), &[n]);
     let begun = decoder.prefill_observed(&g.prompt[..n - 300], n, &mut |chunk| stats.observe(chunk)).unwrap();
     let mut stats = stats.continued(&needs, n).expect("it was foreseen");
-    let prefix = std::sync::Arc::into_inner(begun.prefix).unwrap();
+    let prefix = Arc::into_inner(begun.prefix).unwrap();
     decoder.prefill_after(prefix, n - 300, &g.prompt, n, &mut |chunk| stats.observe(chunk)).unwrap();
     let shape = decoder.prompt_shape(n);
     let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head)));

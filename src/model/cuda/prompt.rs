@@ -113,4 +113,13 @@ impl PromptAlone {
         let of = |number: usize| spans.iter().skip(number).step_by(3).sum();
         Ok(Some(ReadTimes { select: of(0), attend: of(1) }))
     }
+
+    /// What the rows attended when they were last read, `[row][sequence][head][d]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn outputs(&self) -> Result<Vec<f32>, GpuError> {
+        let (shape, rows) = (self.prefix.shape, self.prefix.tokens - self.first);
+        super::host::download_wide(&self.gpu, &self.out, 0, rows * self.heads * shape.d, storage(shape.dtype))
+    }
 }
