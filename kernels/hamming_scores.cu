@@ -3,28 +3,14 @@
 // Scores are whole numbers raised by less than 1, by a permutation of places that a seed draws; every number is exact in f32, so
 // whoever computes them gets the same.
 #include "common.cuh"
+#include "hamming.cuh"
 
 constexpr int THREADS = 256;
 // Candidates of a thread, heads that it takes at a time, and words of keys that it reads before it looks at the first.
 constexpr int EACH = 4, MOST_GROUP = 8, AHEAD = 4;
 
-// The order among equals: none if there are no levels.
-struct Ties {
-    uint32_t low, high;
-    uint32_t levels;
-    float unit;
-};
-
-// The finishing step of MurmurHash3 for 32 bits.
-__device__ __forceinline__ uint32_t mixed(uint32_t x) {
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
-}
-
 __device__ __forceinline__ float raised(const Ties& ties, uint32_t place) {
-    if (ties.levels == 0) return 0.0f;
-    return static_cast<float>(mixed(mixed(place ^ ties.low) ^ ties.high) >> (32 - ties.levels)) * ties.unit;
+    return static_cast<float>(level_of(ties, place)) * ties.unit;
 }
 
 // Scores of a thread's candidates for the heads of one KV head; GROUP of them with signatures by one net, of one word where IS_SHORT, or,

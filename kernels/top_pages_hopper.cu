@@ -5,17 +5,11 @@
 // picked, and what lies between them, a few in a hundred, as open. What is open is counted in bins of equal width, and what lies in
 // the bin that decides is compared one with another. Where a sample misleads, the words of all scores are counted digit by
 // digit. Marks are one bit a page, from which lists are written in order.
-#include <cooperative_groups.h>
-
+#include "cluster_top.cuh"
 #include "common.cuh"
 #include "hopper.cuh"
-#include "ordered.cuh"
-
-namespace cg = cooperative_groups;
 
 constexpr int THREADS = 512;
-// Bins, and bits of each of the passes that are needed where a sample misleads.
-constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 // Scores of a sample, and how far from its mean its bins go, in standard deviations.
 constexpr int SAMPLE = 2048, OF_THREAD = SAMPLE / THREADS;
 constexpr float REACH = 4.0f;
@@ -27,37 +21,16 @@ constexpr int WIDE = 4, RUNS = 4, OPEN = 5120, ROOM = 512;
 // Bytes of shared memory before the marks, as the launcher has it.
 constexpr int SHARED = 66 << 10;
 
-// The sum over the threads of a block before each, and over all; `shared` has room for a number of each warp.
-__device__ __forceinline__ uint32_t block_scan(uint32_t x, uint32_t* shared, uint32_t& total) {
-    const uint32_t up_to = warp_scan(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 31) shared[threadIdx.x / 32] = up_to;
-    __syncthreads();
-    uint32_t before = up_to - x;
-    total = 0;
-#pragma unroll
-    for (int warp = 0; warp < THREADS / 32; ++warp) {
-        if (warp < threadIdx.x / 32) before += shared[warp];
-        total += shared[warp];
-    }
-    return before;
-}
-
-template <int CLUSTER> struct Shared {
-    uint32_t bins[BINS];
-    // Of the whole cluster.
-    uint32_t totals[BINS];
+template <int CLUSTER> struct Shared : Counted<CLUSTER, THREADS> {
     uint32_t words[OPEN], places[OPEN];
     // What may decide, of this block and of the cluster.
     uint32_t few_words[ROOM], few_places[ROOM], all_words[ROOM], all_places[ROOM];
-    uint32_t scan[THREADS / 32];
     float sums[THREADS / 32][3];
-    uint32_t chosen[3];
     uint32_t few, missing;
     // Of what is open, the words of the least and the largest finite score, of this block and of each of the cluster.
     uint32_t least, largest, leasts[CLUSTER], largests[CLUSTER];
-    // Of each block of the cluster: how many are picked surely, are open, may decide, are equal, are written.
-    uint32_t sure[CLUSTER], open[CLUSTER], found[CLUSTER], equals[CLUSTER], counts[CLUSTER];
+    // Of each block of the cluster: how many are picked surely, are open, may decide.
+    uint32_t sure[CLUSTER], open[CLUSTER], found[CLUSTER];
 };
 
 // The score of a word.
@@ -159,40 +132,6 @@ __device__ __forceinline__ float2 bracket(Shared& own, const float* list, uint32
     return make_float2(is_last ? -CUDART_INF_F : least + low * width, is_first ? CUDART_INF_F : least + (high + 1) * width);
 }
 
-// The bin in which the `left`-th of what the cluster has counted lies, from the largest down: the bin, how many are picked of
-// it, and how many it holds.
-template <int CLUSTER> __device__ __forceinline__ uint3 find(Shared<CLUSTER>& own, cg::cluster_group& cluster, uint32_t left) {
-    cluster.sync();
-    const int rank = cluster.block_rank();
-    for (int i = threadIdx.x; i < BINS / CLUSTER; i += THREADS) {
-        const int bin = rank * (BINS / CLUSTER) + i;
-        uint32_t sum = 0;
-#pragma unroll
-        for (int block = 0; block < CLUSTER; ++block) sum += *cluster.map_shared_rank(&own.bins[bin], block);
-#pragma unroll
-        for (int block = 0; block < CLUSTER; ++block) *cluster.map_shared_rank(&own.totals[bin], block) = sum;
-    }
-    cluster.sync();
-    constexpr int EACH = BINS / THREADS;
-    uint32_t sizes[EACH], sum = 0, total;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) sum += sizes[i] = own.totals[BINS - 1 - (threadIdx.x * EACH + i)];
-    uint32_t above = block_scan(sum, own.scan, total);
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        if (above < left && left <= above + sizes[i]) {
-            own.chosen[0] = BINS - 1 - (threadIdx.x * EACH + i);
-            own.chosen[1] = left - above, own.chosen[2] = sizes[i];
-        }
-        above += sizes[i];
-    }
-    __syncthreads();
-    const uint3 found = make_uint3(own.chosen[0], own.chosen[1], own.chosen[2]);
-    for (int i = threadIdx.x; i < BINS; i += THREADS) own.bins[i] = 0;
-    __syncthreads();
-    return found;
-}
-
 // Blocks: lists of a row by CLUSTER, rows; all else is as in top_pages.cu. `chunk` is what a block has of a list, a multiple of
 // 128, and there is shared memory for two marks of each.
 template <int CLUSTER>
@@ -250,12 +189,10 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         }
     }
     __syncthreads();
-    // As many words of marks for each thread, one after the other.
-    const uint32_t per_thread = (mark_words + THREADS - 1) / THREADS, words_from = min(mark_words, threadIdx.x * per_thread);
-    const uint32_t words_end = min(mark_words, words_from + per_thread);
+    const uint2 words = words_of_thread<THREADS>(mark_words);
     uint32_t sure = 0, opened = 0;
-    for (uint32_t i = words_from; i < words_end; ++i) sure += __popc(picked[i]), opened += __popc(open[i]);
-    uint32_t total_sure, total_open, total;
+    for (uint32_t i = words.x; i < words.y; ++i) sure += __popc(picked[i]), opened += __popc(open[i]);
+    uint32_t total_sure, total_open;
     block_scan(sure, own.scan, total_sure);
     uint32_t at_open = block_scan(opened, own.scan, total_open);
     cluster.barrier_wait(std::move(begun));
@@ -274,7 +211,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
     // Whether the sample has told the truth, and what it left open can be held. The same for all blocks of the cluster.
     bool settled = all_sure <= k && k <= all_sure + all_open && most_open <= OPEN;
     if (settled && left > 0) {
-        for (uint32_t i = words_from; i < words_end; ++i)
+        for (uint32_t i = words.x; i < words.y; ++i)
             for (uint32_t bits = open[i]; bits; bits &= bits - 1, ++at_open) own.places[at_open] = i * 32 + __ffs(bits) - 1;
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < total_open; i += THREADS) own.words[i] = ordered(from[own.places[i]]);
@@ -350,38 +287,19 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         });
         __syncthreads();
         // Of those equal to the last one the first are picked.
-        if (!whole) {
-            uint32_t count = 0;
-            for (uint32_t i = words_from; i < words_end; ++i) count += __popc(open[i]);
-            uint32_t before = block_scan(count, own.scan, total);
-            if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.equals[rank], threadIdx.x) = total;
-            cluster.sync();
-            for (int block = 0; block < rank; ++block) before += own.equals[block];
-            for (uint32_t i = words_from; i < words_end; ++i)
-                for (uint32_t bits = open[i]; bits && before < missing; bits &= bits - 1, ++before) picked[i] |= bits & -bits;
-        }
+        if (!whole) pick_first(own, cluster, picked, open, words, missing);
     }
     __syncthreads();
-    uint32_t count = 0;
-    for (uint32_t i = words_from; i < words_end; ++i) count += __popc(picked[i]);
-    uint32_t at = block_scan(count, own.scan, total);
-    if (threadIdx.x < CLUSTER) *cluster.map_shared_rank(&own.counts[rank], threadIdx.x) = total;
-    cluster.sync();
-    for (int block = 0; block < rank; ++block) at += own.counts[block];
     uint32_t* to = tokens + list * most;
-    for (uint32_t i = words_from; i < words_end; ++i) {
-        for (uint32_t bits = picked[i]; bits; bits &= bits - 1, ++at) {
-            const uint32_t token = first + (begin + i * 32 + __ffs(bits) - 1) * page, wide = min(page, end - token);
-            for (uint32_t t = 0; t < wide; ++t) to[static_cast<uint64_t>(at) * page + t] = token + t;
-            if (wide < page) own.missing = page - wide;
-        }
-    }
+    write_picked(own, cluster, picked, words, own.words, OPEN, [&](uint32_t at, uint32_t place) {
+        const uint32_t token = first + (begin + place) * page, wide = min(page, end - token);
+        for (uint32_t t = 0; t < wide; ++t) to[static_cast<uint64_t>(at) * page + t] = token + t;
+        if (wide < page) own.missing = page - wide;
+    });
     __syncthreads();
     // Only the last page of all can be short, and it is in the last block that has any.
     const bool is_last = begin + size == columns && size > 0;
     if (is_last && threadIdx.x == 0) counts[list] = k * page - own.missing;
-    // Nobody leaves while others may still read what it has.
-    cluster.sync();
 }
 
 #define TOP(CLUSTER)                                                                                                    \

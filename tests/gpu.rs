@@ -6,6 +6,7 @@
 mod golden_model;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use golden_model::{MODELS, decoder, load};
@@ -24,9 +25,9 @@ use spattn::kernels::cpu::topk::top_k;
 use spattn::kernels::cuda::{
     Attention, AttentionRoom, BlockLists, BlockShape, Buffer, Cache, Chances, ChannelLists, ChosenChannels, CodedKeys,
     CollisionRoom, Directions, DrawRoom, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom,
-    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nets, Norms, OwnRows, PageBounds,
-    Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage, TableShape, Tail,
-    TieOrder, TokenLists, Tokens, Unit, Weights,
+    HoldingRow, IndexRows, Into, KeysByChannel, LabelCodes, MadeQueries, Mirrored, Nearest, Nets, Norms, OwnRows,
+    PageBounds, Pages, Positions, Prefix, Queries, Reduction, Rows, Run, ScoreRoom, Scores, Signatures, Storage,
+    TableShape, Tail, TieOrder, TokenLists, Tokens, Unit, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv};
 use spattn::model::cuda::{Following, LayerAlone, PromptAlone};
@@ -1016,13 +1017,7 @@ fn signatures_by_nets_and_their_distances() {
                     let key = planes[(net * words + word) * stride + column];
                     f64::from((key ^ of_rows[(row * heads + head) * words + word]).count_ones())
                 };
-                let mix = |x: u32| {
-                    let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
-                    let x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
-                    x ^ x >> 16
-                };
-                let rank = mix(mix(column as u32 ^ 77) ^ 5) >> 23;
-                f64::from(rank) / 8192.0 - (0..words).map(differ).sum::<f64>()
+                f64::from(level(&ties, column)) / 8192.0 - (0..words).map(differ).sum::<f64>()
             };
             let score = |reduction: Option<Reduction>, room: &mut ScoreRoom| {
                 gpu.score_signatures((&made, 2, heads), &index, ties, reduction, room)
@@ -1030,6 +1025,124 @@ fn signatures_by_nets_and_their_distances() {
             check_scores(&gpu, (heads, kv_heads, 0), tokens, score, exact, &what);
         }
     }
+}
+
+/// The level of a place among those at one distance.
+fn level(ties: &TieOrder, place: usize) -> u32 {
+    let mix = |x: u32| {
+        let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+        let x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+        x ^ x >> 16
+    };
+    let [low, high] = ties.seed;
+    mix(mix(place as u32 ^ low) ^ high).checked_shr(32 - ties.levels).unwrap_or(0)
+}
+
+/// Random signatures of keys, and of the queries of three rows.
+struct Signed {
+    /// KV heads, query heads of each, nets of each.
+    heads: [usize; 3],
+    words: usize,
+    tokens: usize,
+    /// `[kv_head][net][word][token, to a multiple of four]`.
+    keys: Vec<u32>,
+    /// `[row][head][word]`.
+    queries: Vec<u32>,
+}
+
+impl Signed {
+    /// Keys have bits only where `bits` has.
+    fn new(heads: [usize; 3], words: usize, tokens: usize, bits: u32) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(u64::from(bits));
+        let [kv_heads, group, nets] = heads;
+        let planes = kv_heads * nets * words * tokens.next_multiple_of(4);
+        let keys = (0..planes).map(|_| random.random::<u32>() & bits).collect();
+        let queries = (0..3 * kv_heads * group * words).map(|_| random.random()).collect();
+        Self { heads, words, tokens, keys, queries }
+    }
+
+    fn distance(&self, row: usize, head: usize, token: usize) -> u32 {
+        let ([kv_heads, group, nets], words) = (self.heads, self.words);
+        let plane = head / group * nets + if nets == 1 { 0 } else { head % group };
+        let key = |word: usize| self.keys[(plane * words + word) * self.tokens.next_multiple_of(4) + token];
+        let query = |word: usize| self.queries[(row * kv_heads * group + head) * words + word];
+        (0..words).map(|word| (key(word) ^ query(word)).count_ones()).sum()
+    }
+
+    /// The tokens that are nearest to some heads of a row together.
+    fn nearest(&self, row: usize, heads: Range<usize>, k: usize, ties: &TieOrder) -> Vec<u32> {
+        let all = |token: usize| heads.clone().map(|head| self.distance(row, head, token)).sum::<u32>();
+        let mut order: Vec<_> = (0..self.tokens).map(|t| (all(t), u32::MAX - level(ties, t), t as u32)).collect();
+        order.sort_unstable();
+        let mut nearest: Vec<u32> = order[..k].iter().map(|(_, _, token)| *token).collect();
+        nearest.sort_unstable();
+        nearest
+    }
+}
+
+/// Checks which tokens are found nearest where keys are all alike, in a few ways, or in many.
+fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties: TieOrder) {
+    let ([kv_heads, group, nets], first) = (shape, 3);
+    for bits in [0, 7, u32::MAX] {
+        let signed = Signed::new(shape, words, tokens, bits);
+        let (buffer, queries) = (gpu.upload(&signed.keys).unwrap(), gpu.upload(&signed.queries).unwrap());
+        let keys = Signatures { buffer: &buffer, kv_heads, nets, words, tokens };
+        for (reduction, of_list) in [(None, 1), (Some(Reduction::Sum), group)] {
+            let Some(nearest) = Nearest::new(gpu, (3, kv_heads * group), keys, reduction) else {
+                assert!(reduction.is_some() && nets > 1, "nothing finds {words} words of groups of {group}");
+                continue;
+            };
+            let count = kv_heads * group / of_list;
+            for chosen in [[0, 1, tokens], [tokens / 16, tokens / 3, tokens - 1]] {
+                let (mut lists, mut numbers) = (TokenLists::default(), Mirrored::default());
+                lists.resize(gpu, 3, count, tokens, first + tokens).unwrap();
+                numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
+                gpu.nearest_signatures(nearest, &queries, ties, (&numbers, first), &mut lists).unwrap();
+                for (row, list) in (0..3).flat_map(|row| (0..count).map(move |list| (row, list))) {
+                    let found = lists.download(gpu, row, list).unwrap();
+                    let expected = signed.nearest(row, list * of_list..(list + 1) * of_list, chosen[row], &ties);
+                    let expected: Vec<u32> = expected.into_iter().map(|token| token + first as u32).collect();
+                    let what = format!("{shape:?} heads, {words} words of {tokens} tokens, bits {bits:x}, {ties:?}");
+                    assert!(found == expected, "{what}, {reduction:?}: {} of list {list}, row {row}", chosen[row]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_nearest_signatures_are_found_at_once() {
+    let gpu = gpu();
+    let ties = |levels: u32| TieOrder { seed: [77, 5], levels, unit: 1.0 / (1u32 << (levels + 4)) as f32 };
+    let shapes = [
+        ([2, 4, 1], 1),
+        ([2, 3, 1], 1),
+        ([3, 1, 1], 1),
+        ([1, 8, 1], 1),
+        ([2, 2, 1], 1),
+        ([2, 2, 1], 3),
+        ([1, 5, 5], 2),
+    ];
+    for (shape, words) in shapes {
+        for tokens in [1, 5, 1000, 5001, 40_000] {
+            check_nearest(&gpu, shape, words, tokens, ties(15));
+        }
+        check_nearest(&gpu, shape, words, 3000, ties(3));
+    }
+    check_nearest(&gpu, [2, 4, 1], 1, 3000, TieOrder::default());
+    check_nearest(&gpu, [1, 1, 1], 8, 3000, ties(12));
+}
+
+/// Lists so long that blocks have many tokens each, and so many that few blocks find each.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_nearest_of_many_signatures_are_found_at_once() {
+    let gpu = gpu();
+    let ties = TieOrder { seed: [7, 50], levels: 15, unit: 1.0 / (1u32 << 17) as f32 };
+    check_nearest(&gpu, [8, 4, 1], 1, 70_000, ties);
+    check_nearest(&gpu, [2, 4, 1], 1, 300_001, ties);
+    check_nearest(&gpu, [1, 2, 1], 2, 500_000, ties);
 }
 
 /// Scores of many kinds, by a name.

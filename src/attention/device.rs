@@ -311,6 +311,20 @@ pub(super) trait DeviceScorer: Send + Sync {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
+    /// Picks the tokens with the largest scores for all rows at once, as many as `to.numbers` says, without writing scores. False, and
+    /// nothing is done, where scores are written first; so it is by default.
+    #[cfg(feature = "cuda")]
+    fn pick_at_once(
+        &self,
+        _step: &DeviceStep<'_>,
+        _index: &DeviceIndex,
+        _reduction: Option<Reduction>,
+        _scratch: &mut DeviceScratch,
+        _to: &mut DeviceRoom,
+    ) -> Result<bool, GpuError> {
+        Ok(false)
+    }
+
     /// Weighs what was picked by the scores that [`score_all`](Self::score_all) made last, from row `first` on: as a scorer weighs
     /// on the host. Nothing by default: picks enter by their logits.
     #[cfg(feature = "cuda")]
@@ -360,6 +374,12 @@ pub(super) trait DevicePicker: Send + Sync {
 
     /// As [`DeviceForm::kind`].
     fn kind(&self) -> String;
+
+    /// Whether it picks the largest scores, as many as [`number`](Self::number) says; not by default.
+    #[cfg(feature = "cuda")]
+    fn is_of_largest(&self) -> bool {
+        false
+    }
 
     /// As [`DeviceForm::number`], of candidates in so many pages: how many are picked, or the most that may be.
     fn number(&self, context: Context, pages: &LeastPages) -> u32;

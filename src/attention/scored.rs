@@ -459,6 +459,9 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let reduction = self.per.reduction();
         let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
         picker.prepare(step, &pages, lists, room)?;
+        if picker.is_of_largest() && scorer.pick_at_once(step, index, reduction, scratch, room)? {
+            return Ok(());
+        }
         for some in rows_at_once(step, &pages) {
             let first = some.start;
             scorer.score_all(step, some, index, reduction, scratch)?;

@@ -6,13 +6,13 @@
 
 use super::{ParamInfo, Params};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceScratch, DeviceStep};
+use crate::attention::device::{DeviceRoom, DeviceScratch, DeviceStep};
 use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::kernels::cpu::hamming::{Raises, hamming_scores, hamming_sums};
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{Buffer, GpuError, Reduction, Signatures as DeviceSignatures, TieOrder};
+use crate::kernels::cuda::{Buffer, GpuError, Nearest, Reduction, Signatures as DeviceSignatures, TieOrder};
 
 /// Words of 32 bits that hold a signature.
 pub(super) fn words_of(bits: usize) -> usize {
@@ -86,13 +86,44 @@ pub(super) fn score_there(
     scratch: &mut DeviceScratch,
     sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
 ) -> Result<(), GpuError> {
-    let (gpu, heads) = (step.prefix.gpu, step.queries.heads);
     let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-    gpu.reserve(made, 4 * rows * heads * keys.words)?;
+    let (made, heads) = (signed(step, rows, keys.words, made, sign)?, step.queries.heads);
+    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
+    step.prefix.gpu.score_signatures((made, rows, heads), keys, ties, reduction, scores)
+}
+
+/// Picks the tokens whose signatures are nearest for all rows of a step, if that can be done at once: as [`score_there`] scores them.
+#[cfg(feature = "cuda")]
+pub(super) fn pick_there(
+    step: &DeviceStep<'_>,
+    keys: &DeviceSignatures<'_>,
+    (ties, reduction): (Ties, Option<Reduction>),
+    scratch: &mut DeviceScratch,
+    to: &mut DeviceRoom,
+    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
+) -> Result<bool, GpuError> {
+    let (gpu, rows, heads) = (step.prefix.gpu, step.numbers.len(), step.queries.heads);
+    let Some(nearest) = Nearest::new(gpu, (rows, heads), *keys, reduction) else { return Ok(false) };
+    let made = signed(step, rows, keys.words, &mut scratch.queries[0], sign)?;
+    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
+    let chosen = (&to.numbers, step.prefix.candidates.start);
+    gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)?;
+    Ok(true)
+}
+
+/// Signatures of the queries of so many rows, which `sign` makes.
+#[cfg(feature = "cuda")]
+fn signed<'a>(
+    step: &DeviceStep<'_>,
+    rows: usize,
+    words: usize,
+    made: &'a mut Option<Buffer>,
+    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
+) -> Result<&'a Buffer, GpuError> {
+    step.prefix.gpu.reserve(made, 4 * rows * step.queries.heads * words)?;
     let Some(made) = made else { unreachable!("it was reserved") };
     sign(made)?;
-    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
-    gpu.score_signatures((made, rows, heads), keys, ties, reduction, scores)
+    Ok(made)
 }
 
 /// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a

@@ -49,6 +49,11 @@ impl DevicePicker for Top {
         "top".to_owned()
     }
 
+    #[cfg(feature = "cuda")]
+    fn is_of_largest(&self) -> bool {
+        true
+    }
+
     fn number(&self, context: Context, pages: &LeastPages) -> u32 {
         self.pages(context, pages.size, pages.least).min(pages.all) as u32
     }

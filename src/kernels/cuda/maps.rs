@@ -134,7 +134,7 @@ pub struct Signatures<'a> {
 
 impl Signatures<'_> {
     /// Words from one plane to the next.
-    fn stride(tokens: usize) -> usize {
+    pub(super) fn stride(tokens: usize) -> usize {
         tokens.next_multiple_of(WIDE)
     }
 

@@ -17,6 +17,7 @@ mod held;
 mod labels;
 mod launch;
 mod maps;
+mod nearest;
 mod own;
 mod prefill;
 mod record;
@@ -54,6 +55,7 @@ pub use held::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRoom, Hold
 pub use labels::{ChannelLists, LabelCodes};
 pub use launch::{Cache, Into, Norms, Place, Positions};
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
+pub use nearest::Nearest;
 pub use own::OwnRows;
 pub use prefill::Rows;
 pub use record::Recording;

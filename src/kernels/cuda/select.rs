@@ -494,6 +494,15 @@ impl TokenLists {
         self.entries.as_ref().expect("there is room").address(4 * first, 4 * rows * self.lists)
     }
 
+    /// Checks that there is room for `most` tokens below `end` in each of so many rows and lists.
+    ///
+    /// # Panics
+    /// If there is not.
+    pub(super) fn assert_room(&self, [rows, lists]: [usize; 2], most: usize, end: usize) {
+        assert!(self.rows >= rows && self.lists == lists, "{rows} rows of {lists} lists");
+        assert!(self.most >= most && self.end() >= end, "lists of {} tokens below {}", self.most, self.end());
+    }
+
     /// Addresses of tokens and counts from a row on.
     pub(super) fn addresses(&self, row: usize) -> [u64; 2] {
         let (rows, first) = (self.rows - row, row * self.lists);

@@ -7,11 +7,11 @@ use super::LearnedSignatures;
 use super::net::SignNet;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
 use crate::attention::device::{DeviceScorer, StepShape};
-#[cfg(feature = "cuda")]
-use crate::attention::methods::signatures::score_there;
 use crate::attention::methods::signatures::words_of;
+#[cfg(feature = "cuda")]
+use crate::attention::methods::signatures::{pick_there, score_there};
 use crate::cost::Cost;
 use crate::kernels::GPU_WIDEST;
 #[cfg(feature = "cuda")]
@@ -30,6 +30,17 @@ impl LearnedSignatures {
     fn sent<'n>(&self, gpu: &Gpu, nets: impl Iterator<Item = &'n SignNet>, d: usize) -> Result<Nets, GpuError> {
         let nets: Vec<&SignNet> = nets.collect();
         Nets::new(gpu, nets.len(), (d, self.kind.bits), SignNet::stacked(&nets))
+    }
+
+    /// Signatures of a layer's keys, and nets for its queries.
+    #[cfg(feature = "cuda")]
+    fn there<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> (Signatures<'a>, &'a Nets) {
+        let ([buffer], Some(nets)) = (index.buffers.as_slice(), &index.nets) else {
+            unreachable!("what `build_all` made")
+        };
+        let (kv_heads, tokens) = (step.prefix.cache.kv_heads, step.prefix.candidates.len());
+        let each = self.any_net().map_or(1, |(each, _)| each);
+        (Signatures { buffer, kv_heads, nets: each, words: nets.words(), tokens }, nets)
     }
 }
 
@@ -77,14 +88,25 @@ impl DeviceScorer for LearnedSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
-        let ([buffer], Some(nets)) = (index.buffers.as_slice(), &index.nets) else {
-            unreachable!("what `build_all` made")
-        };
-        let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
-        let each = self.any_net().map_or(1, |(each, _)| each);
-        let keys = Signatures { buffer, kv_heads: cache.kv_heads, nets: each, words: nets.words(), tokens };
+        let (keys, nets) = self.there(step, index);
         score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
-            gpu.sign_queries((&step.queries, rows), cache.storage, nets, made)
+            step.prefix.gpu.sign_queries((&step.queries, rows), step.prefix.cache.storage, nets, made)
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_at_once(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+        to: &mut DeviceRoom,
+    ) -> Result<bool, GpuError> {
+        let (keys, nets) = self.there(step, index);
+        let rows = 0..step.numbers.len();
+        pick_there(step, &keys, (self.ties, reduction), scratch, to, |made| {
+            step.prefix.gpu.sign_queries((&step.queries, rows), step.prefix.cache.storage, nets, made)
         })
     }
 }

@@ -9,20 +9,42 @@ use super::RandomSignatures;
 use super::gaussians;
 use crate::attention::PromptShape;
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceScratch, DeviceStep, Learned, build_here};
+use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, build_here};
 use crate::attention::device::{DeviceScorer, StepShape};
-#[cfg(feature = "cuda")]
-use crate::attention::methods::signatures::score_there;
 use crate::attention::methods::signatures::words_of;
+#[cfg(feature = "cuda")]
+use crate::attention::methods::signatures::{pick_there, score_there};
 #[cfg(feature = "cuda")]
 use crate::attention::scorer::Scorer;
 use crate::cost::Cost;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{GpuError, Reduction, Signatures};
+use crate::kernels::cuda::{Buffer, GpuError, Reduction, Signatures};
 use crate::kv::{KvDtype, KvShape};
 
 /// The widest head whose queries kernels sign.
 const WIDEST: usize = 256;
+
+#[cfg(feature = "cuda")]
+impl RandomSignatures {
+    /// Signatures of a layer's keys, and the hyperplanes.
+    fn there<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> (Signatures<'a>, &'a Buffer) {
+        let [buffer, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
+        let (kv_heads, tokens) = (step.prefix.cache.kv_heads, step.prefix.candidates.len());
+        (Signatures { buffer, kv_heads, nets: 1, words: words_of(self.bits), tokens }, sides)
+    }
+
+    /// Signs the queries of some rows.
+    fn sign_there(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        sides: &Buffer,
+        made: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let (gpu, cache) = (step.prefix.gpu, &step.prefix.cache);
+        gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)
+    }
+}
 
 impl DeviceScorer for RandomSignatures {
     fn fits(&self, shape: KvShape) -> bool {
@@ -77,11 +99,23 @@ impl DeviceScorer for RandomSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
-        let [buffer, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
-        let (gpu, cache, tokens) = (step.prefix.gpu, &step.prefix.cache, step.prefix.candidates.len());
-        let keys = Signatures { buffer, kv_heads: cache.kv_heads, nets: 1, words: words_of(self.bits), tokens };
+        let (keys, sides) = self.there(step, index);
         score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
-            gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)
+            self.sign_there(step, rows, sides, made)
         })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn pick_at_once(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+        to: &mut DeviceRoom,
+    ) -> Result<bool, GpuError> {
+        let (keys, sides) = self.there(step, index);
+        let rows = 0..step.numbers.len();
+        pick_there(step, &keys, (self.ties, reduction), scratch, to, |made| self.sign_there(step, rows, sides, made))
     }
 }

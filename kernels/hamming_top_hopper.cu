@@ -1,0 +1,281 @@
+// The tokens whose packed signatures are nearest to those of a query head, or of the heads of a group together: what hamming_scores.cu
+// scores and top_pages_hopper.cu picks, in one launch and without a score being written. A cluster of blocks finds one list.
+//
+// Distances are small whole numbers: every block keeps those of its part in shared memory and counts them. That says at which distance
+// the last token lies that is picked; of those at that distance the highest levels are counted in turn, and of one level the first
+// places are picked.
+//
+// The distances of a group's heads are added without looking at every head. Where some of them have a one in a bit, a key pays
+// for differing from most of them, as often as these are more than the others; what it pays anyway is the same for all keys. So bits
+// of equal price are counted together: two counts for four heads. Prices of an even number of heads are halved.
+#include "cluster_top.cuh"
+#include "hamming.cuh"
+#include "hopper.cuh"
+
+constexpr int THREADS = 512;
+// Words of masks that there is room for, cells that a thread works out at a time, and loads on their way at once.
+constexpr int MASKS = 256, EACH = 4, AHEAD = 4;
+// Tokens that may decide, of which every block of a cluster has all.
+constexpr uint32_t ROOM = 64;
+// Bytes of shared memory before the cells, as the launcher has it.
+constexpr int SHARED = 18 << 10;
+
+template <int CLUSTER> struct Shared : Counted<CLUSTER, THREADS> {
+    // For each word what most heads have, then which bits are of each price, the highest first.
+    uint32_t masks[MASKS];
+    // What may decide, by its level and, the sooner the larger, its place.
+    unsigned long long deciding[ROOM];
+    uint32_t found;
+};
+
+// What a key pays for a bit in which all heads of a list have what it has not, how much less where a head more has it too, and what it
+// pays at most.
+struct Prices {
+    int highest, step;
+    uint32_t farthest;
+    __device__ __forceinline__ Prices(int of_list, int words) {
+        const int halved = of_list % 2 == 0 ? 2 : 1;
+        highest = of_list / halved, step = 2 / halved, farthest = 32 * words * highest;
+    }
+};
+
+// What a word of a key pays, by masks of PRICES prices, or of as many as there are.
+template <int PRICES> __device__ __forceinline__ uint32_t paid(uint32_t key, const uint32_t* masks, int count, const Prices& prices) {
+    const uint32_t differing = key ^ masks[0];
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < (PRICES > 0 ? PRICES : count); ++i) sum += (prices.highest - i * prices.step) * __popc(differing & masks[1 + i]);
+    return sum;
+}
+
+// The masks of all words, by the warps in turn, a lane a bit.
+__device__ __forceinline__ void make_masks(uint32_t* masks, const uint32_t* queries, int words, int of_list, int prices) {
+    const int lane = threadIdx.x % 32;
+    for (int word = threadIdx.x / 32; word < words; word += THREADS / 32) {
+        int ones = 0;
+        for (int head = 0; head < of_list; ++head) ones += queries[head * words + word] >> lane & 1;
+        uint32_t* to = masks + word * (1 + prices);
+        const uint32_t most = __ballot_sync(~0u, 2 * ones > of_list);
+        if (lane == 0) to[0] = most;
+        for (int i = 0; i < prices; ++i) {
+            const uint32_t bits = __ballot_sync(~0u, abs(2 * ones - of_list) == of_list - 2 * i);
+            if (lane == 0) to[1 + i] = bits;
+        }
+    }
+}
+
+__device__ __forceinline__ void store_cells(uint8_t* to, const uint32_t (&cells)[EACH]) {
+    *reinterpret_cast<uint32_t*>(to) = cells[0] | cells[1] << 8 | cells[2] << 16 | cells[3] << 24;
+}
+__device__ __forceinline__ void store_cells(uint16_t* to, const uint32_t (&cells)[EACH]) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(cells[0] | cells[1] << 16, cells[2] | cells[3] << 16);
+}
+
+// Distances of the keys of a block, in cells, and how many lie at each, `[distance][copies]`: lanes count apart, so that they do not
+// wait for one another. What is no token is farther than all.
+template <int PRICES, typename Cell>
+__device__ __forceinline__ void fill_cells(Cell* cells, uint32_t* counts, uint32_t copies, const uint32_t* keys, uint64_t key_stride,
+                                           uint32_t size, uint32_t chunk, const uint32_t* all_masks, int words, int count,
+                                           const Prices& prices) {
+    const uint32_t copy = threadIdx.x % copies;
+    uint32_t masks[1 + (PRICES > 0 ? PRICES : 1)];
+    if (PRICES > 0)
+#pragma unroll
+        for (int i = 0; i <= PRICES; ++i) masks[i] = all_masks[i];
+    for (uint32_t i = threadIdx.x * EACH; i < chunk; i += AHEAD * THREADS * EACH) {
+        uint32_t sums[AHEAD][EACH] = {};
+        for (int word = 0; word < words; ++word) {
+            uint4 some[AHEAD];
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                const uint32_t place = i + a * THREADS * EACH;
+                some[a] = place < size ? __ldg(reinterpret_cast<const uint4*>(keys + word * key_stride + place)) : make_uint4(0, 0, 0, 0);
+            }
+            const uint32_t* of_word = PRICES > 0 ? masks : all_masks + word * (1 + count);
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                sums[a][0] += paid<PRICES>(some[a].x, of_word, count, prices);
+                sums[a][1] += paid<PRICES>(some[a].y, of_word, count, prices);
+                sums[a][2] += paid<PRICES>(some[a].z, of_word, count, prices);
+                sums[a][3] += paid<PRICES>(some[a].w, of_word, count, prices);
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const uint32_t place = i + a * THREADS * EACH;
+            if (place + EACH <= size) {
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) atomicAdd(&counts[sums[a][j] * copies + copy], 1);
+            } else {
+#pragma unroll
+                for (int j = 0; j < EACH; ++j)
+                    if (place + j < size) atomicAdd(&counts[sums[a][j] * copies + copy], 1);
+                    else sums[a][j] = static_cast<Cell>(~0u);
+            }
+            if (place < chunk) store_cells(cells + place, sums[a]);
+        }
+    }
+}
+
+// Makes bins of the counts of distances up to `farthest`, of which each thread takes OF_THREAD at most; the nearest has the last bin.
+template <int OF_THREAD> __device__ __forceinline__ void gather_counts(uint32_t* bins, uint32_t copies, uint32_t farthest) {
+    uint32_t together[OF_THREAD] = {};
+    __syncthreads();
+#pragma unroll
+    for (int slot = 0; slot < OF_THREAD; ++slot) {
+        const uint32_t distance = slot * THREADS + threadIdx.x;
+        if (distance > farthest) continue;
+        for (uint32_t i = 0; i < copies; ++i) together[slot] += bins[distance * copies + (i + threadIdx.x) % copies];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int slot = 0; slot < OF_THREAD; ++slot) {
+        const uint32_t distance = slot * THREADS + threadIdx.x;
+        if (distance <= farthest) bins[farthest - distance] = together[slot];
+    }
+}
+
+// One bit for each of 32 cells that are nearer than `distance`, and one for each that is at it. The highest bit of a cell is free, and
+// so tells whether what is left of the others did not need it.
+template <typename Cell> __device__ __forceinline__ uint2 mark(const Cell* cells, uint32_t distance) {
+    constexpr bool IS_BYTE = sizeof(Cell) == 1;
+    constexpr uint32_t HIGH = IS_BYTE ? 0x80808080u : 0x80008000u, ONES = IS_BYTE ? 0x01010101u : 0x00010001u;
+    constexpr int A_WORD = 4 / sizeof(Cell), WORDS = 32 / A_WORD;
+    const uint32_t least = distance * ONES, beyond = least + ONES;
+    // The highest bits of a word's cells, as its lowest bits.
+    auto gathered = [](uint32_t x) {
+        return IS_BYTE ? (x >> 7) * 0x10204080u >> 28 : (x >> 15 | x >> 30) & 3;
+    };
+    uint2 marks = make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < WORDS; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(cells + i * A_WORD);
+        const uint32_t some[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t not_nearer = ((some[j] | HIGH) - least) & HIGH, farther = ((some[j] | HIGH) - beyond) & HIGH;
+            marks.x |= gathered(not_nearer ^ HIGH) << A_WORD * (i + j), marks.y |= gathered(not_nearer ^ farther) << A_WORD * (i + j);
+        }
+    }
+    return marks;
+}
+
+// Blocks: lists of a row by CLUSTER, rows. A list is of `of_list` heads, whose signatures are `[row][head][word]`; `sharing` lists, one
+// after the other, have the same keys, `[word][stride of keys]`, which is a multiple of four. There are `count` prices, half of `of_list`,
+// rounded up; PRICES is as much for signatures of one word, or zero. `chunk` is what a block has of a list, a multiple of 128, with shared memory for
+// a cell and two marks of each. `numbers` says how many tokens are picked in each row; token `first` is the first of all.
+template <int CLUSTER, typename Cell, int PRICES>
+__device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, int of_list, int count, int sharing, const uint32_t* keys,
+                                            uint64_t key_stride, uint32_t columns, uint32_t chunk, const Ties& ties,
+                                            const uint32_t* numbers, uint32_t first, uint32_t* tokens, uint32_t most, uint32_t* counts) {
+    static_assert(sizeof(Shared<CLUSTER>) <= SHARED);
+    extern __shared__ __align__(16) unsigned char room[];
+    Shared<CLUSTER>& own = *reinterpret_cast<Shared<CLUSTER>*>(room);
+    Cell* const cells = reinterpret_cast<Cell*>(room + SHARED);
+    uint32_t *const picked = reinterpret_cast<uint32_t*>(cells + chunk), *const open = picked + chunk / 32;
+    auto cluster = cg::this_cluster();
+    const int rank = cluster.block_rank();
+    const uint32_t lists = gridDim.x / CLUSTER, of_row = blockIdx.x / CLUSTER;
+    const uint64_t list = static_cast<uint64_t>(blockIdx.y) * lists + of_row;
+    const uint32_t k = min(numbers[blockIdx.y], columns);
+    if (k == 0) {
+        if (rank == 0 && threadIdx.x == 0) counts[list] = 0;
+        return;
+    }
+    const uint32_t begin = min(columns, rank * chunk), size = min(columns, begin + chunk) - begin;
+    if (PRICES > 0) words = 1, count = PRICES;
+    const uint32_t* from = keys + of_row / sharing * words * key_stride + begin;
+    for (int i = threadIdx.x; i < 2 * BINS; i += THREADS) own.bins[i] = 0;
+    if (threadIdx.x == 0) own.found = 0;
+    make_masks(own.masks, queries + list * of_list * words, words, of_list, count);
+    __syncthreads();
+    const Prices prices(of_list, words);
+    const uint32_t copies = min(32u, 1u << (31 - __clz(2 * BINS / (prices.farthest + 1))));
+    fill_cells<PRICES>(cells, own.bins, copies, from, key_stride, size, chunk, own.masks, words, count, prices);
+    gather_counts<sizeof(Cell) == 1 ? 1 : BINS / THREADS>(own.bins, copies, prices.farthest);
+    const uint3 deciding = find(own, cluster, k, (prices.farthest + CLUSTER) / CLUSTER * CLUSTER);
+    const uint32_t distance = prices.farthest - deciding.x, mark_words = chunk / 32;
+    for (uint32_t i = threadIdx.x; i < mark_words; i += THREADS) {
+        const uint2 marks = mark(cells + 32 * i, distance);
+        picked[i] = marks.x, open[i] = marks.y;
+    }
+    __syncthreads();
+    const uint2 marks = words_of_thread<THREADS>(mark_words);
+    // Those at the distance, one after the other where there is room for all: cells are not needed any more.
+    uint32_t* const list_of_open = reinterpret_cast<uint32_t*>(cells);
+    const uint32_t list_room = chunk * sizeof(Cell) / 4;
+    uint32_t opened = 0, total;
+    for (uint32_t i = marks.x; i < marks.y; ++i) opened += __popc(open[i]);
+    uint32_t at_open = block_scan(opened, own.scan, total);
+    const bool is_listed = total <= list_room;
+    if (is_listed)
+        for (uint32_t i = marks.x; i < marks.y; ++i)
+            for (uint32_t bits = open[i]; bits; bits &= bits - 1, ++at_open) list_of_open[at_open] = i * 32 + __ffs(bits) - 1;
+    __syncthreads();
+    auto each_open = [&](auto&& visit) {
+        if (is_listed) {
+            for (uint32_t i = threadIdx.x; i < total; i += THREADS) visit(level_of(ties, begin + list_of_open[i]), list_of_open[i]);
+            return;
+        }
+        for (uint32_t i = marks.x; i < marks.y; ++i)
+            for (uint32_t bits = open[i]; bits; bits &= bits - 1) {
+                const uint32_t place = i * 32 + __ffs(bits) - 1;
+                visit(level_of(ties, begin + place), place);
+            }
+    };
+    // The level of the last that is picked as far as it is known, without its lowest `unknown` bits.
+    uint32_t level = 0, unknown = ties.levels, missing = deciding.y, in_doubt = deciding.z;
+    while (in_doubt > ROOM && missing < in_doubt && unknown > 0) {
+        const uint32_t next = unknown > DIGIT ? unknown - DIGIT : 0, digits = unknown - next;
+        each_open([&](uint32_t x, uint32_t) {
+            if (x >> unknown == level) atomicAdd(&own.bins[x >> next & ((1u << digits) - 1)], 1);
+        });
+        const uint3 found = find(own, cluster, missing, max(1 << digits, CLUSTER));
+        level = level << digits | found.x, unknown = next, missing = found.y, in_doubt = found.z;
+    }
+    const bool all = missing == in_doubt, few = !all && in_doubt <= ROOM;
+    each_open([&](uint32_t x, uint32_t place) {
+        const uint32_t known = x >> unknown, bit = 1u << place % 32;
+        if (known > level || known == level && all) atomicOr(&picked[place / 32], bit);
+        if (known != level) atomicAnd(&open[place / 32], ~bit);
+        if (known != level || !few) return;
+#pragma unroll
+        for (int block = 0; block < CLUSTER; ++block) {
+            const uint32_t number = atomicAdd(cluster.map_shared_rank(&own.found, block), 1);
+            cluster.map_shared_rank(own.deciding, block)[number] = static_cast<unsigned long long>(x) << 32 | ~(rank * chunk + place);
+        }
+    });
+    if (few) {
+        cluster.sync();
+        if (threadIdx.x < in_doubt) {
+            const unsigned long long it = own.deciding[threadIdx.x];
+            uint32_t ahead = 0;
+            for (uint32_t i = 0; i < in_doubt; ++i) ahead += own.deciding[i] > it;
+            const uint32_t place = ~static_cast<uint32_t>(it) - rank * chunk;
+            if (ahead < missing && place < chunk) atomicOr(&picked[place / 32], 1u << place % 32);
+        }
+    }
+    __syncthreads();
+    if (!few && !all) pick_first(own, cluster, picked, open, marks, missing);
+    uint32_t* to = tokens + list * most;
+    auto write = [&](uint32_t at, uint32_t place) { to[at] = first + begin + place; };
+    write_picked(own, cluster, picked, marks, list_of_open, list_room, write);
+    if (rank == 0 && threadIdx.x == 0) counts[list] = k;
+}
+
+#define NEAREST(CLUSTER, CELL, KIND, PRICES)                                                                            \
+    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2) hamming_top_##KIND##_##CLUSTER( \
+        const uint32_t* queries, int words, int of_list, int count, int sharing, const uint32_t* keys,                 \
+        unsigned long long key_stride, uint32_t columns, uint32_t chunk, const Ties ties, const uint32_t* numbers,      \
+        uint32_t first, uint32_t* tokens, uint32_t most, uint32_t* counts) {                                            \
+        hamming_top<CLUSTER, CELL, PRICES>(queries, words, of_list, count, sharing, keys, key_stride, columns, chunk,  \
+                                           ties, numbers, first, tokens, most, counts);                                 \
+    }
+#define ALL(CLUSTER)                                                                                                    \
+    NEAREST(CLUSTER, uint8_t, one, 1) NEAREST(CLUSTER, uint8_t, four, 2) NEAREST(CLUSTER, uint16_t, any, 0)
+
+ALL(2)
+ALL(4)
+ALL(8)

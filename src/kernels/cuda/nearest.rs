@@ -1,0 +1,149 @@
+//! The tokens whose signatures are nearest to those of queries, found at once: no score is written.
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+
+use super::maps::{Signatures, TieOrder};
+use super::select::{Mirrored, Reduction, TokenLists};
+use super::{Buffer, Gpu, GpuError, failed};
+
+/// Threads of a block, and its bytes of shared memory before those of its tokens.
+const THREADS: u32 = 512;
+const SHARED: usize = 18 << 10;
+/// Tokens of a block are a multiple of so many.
+const CHUNK: usize = 128;
+/// Blocks that find one list together.
+const CLUSTERS: [usize; 3] = [8, 4, 2];
+/// Words of the signatures of a list's heads that pay: of more the kernel reads keys more slowly than scores are written and read.
+const MOST_WORDS: usize = 8;
+
+/// How a list is found: blocks, tokens of each, and bytes of shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plan {
+    cluster: usize,
+    chunk: usize,
+    shared: usize,
+}
+
+impl Plan {
+    /// For `lists` lists of so many tokens, each of which takes `bytes` bytes, on `processors` that have `most` bytes of shared memory each:
+    /// as many blocks as there are processors, or more where two do not fit on one; `None` if one does not.
+    fn new(lists: usize, tokens: usize, bytes: usize, processors: usize, most: usize) -> Option<Self> {
+        let of = |cluster: usize| {
+            let chunk = tokens.div_ceil(cluster).next_multiple_of(CHUNK);
+            Self { cluster, chunk, shared: SHARED + chunk * bytes + chunk / 4 }
+        };
+        let least = CLUSTERS.into_iter().find(|cluster| lists * cluster <= processors).unwrap_or(CLUSTERS[2]);
+        let larger = || CLUSTERS.into_iter().rev().filter(|cluster| *cluster >= least).map(of);
+        larger().find(|plan| 2 * plan.shared <= most).or_else(|| larger().find(|plan| plan.shared <= most))
+    }
+}
+
+/// How the tokens whose signatures are nearest are found at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Nearest<'a> {
+    keys: Signatures<'a>,
+    plan: Plan,
+    kind: &'static str,
+    /// Heads of a list, lists of a row, and how many of these, one after the other, have the same keys.
+    of_list: usize,
+    of_row: usize,
+    sharing: usize,
+}
+
+impl<'a> Nearest<'a> {
+    /// For `rows` rows of queries of `heads` heads and signatures of keys; `None` where there is no kernel for it, or where scores that are
+    /// written are faster.
+    ///
+    /// # Panics
+    /// If heads, KV heads and nets do not go together.
+    pub fn new(
+        gpu: &Gpu,
+        (rows, heads): (usize, usize),
+        keys: Signatures<'a>,
+        reduction: Option<Reduction>,
+    ) -> Option<Self> {
+        let Signatures { kv_heads, nets, words, tokens, .. } = keys;
+        assert!(heads.is_multiple_of(kv_heads), "{heads} query heads for {kv_heads}");
+        let group = heads / kv_heads;
+        assert!(nets == 1 || nets == group, "{nets} nets for a group of {group}");
+        let (of_list, of_row, sharing) = match reduction {
+            None => (1, heads, group / nets),
+            Some(Reduction::Sum) if nets == 1 => (group, kv_heads, 1),
+            Some(_) => return None,
+        };
+        let (kind, cell) = match (words, of_list) {
+            (1, 1) => ("one", size_of::<u8>()),
+            (1, 3 | 4) => ("four", size_of::<u8>()),
+            _ => ("any", size_of::<u16>()),
+        };
+        if !gpu.is_hopper || rows == 0 || tokens == 0 || words * of_list > MOST_WORDS {
+            return None;
+        }
+        let plan = Plan::new(rows * of_row, tokens, cell, gpu.processors(), gpu.most_shared)?;
+        Some(Self { keys, plan, kind, of_list, of_row, sharing })
+    }
+}
+
+impl Gpu {
+    /// The tokens whose signatures are nearest to those of queries, `[row][head][word]`, ascending: with the largest scores that
+    /// [`score_signatures`](Self::score_signatures) would write, of equal ones the earlier. `chosen` says how many for each row of
+    /// `lists`; token `first` is the first of the keys.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or a raise could lift a score to the next distance.
+    pub fn nearest_signatures(
+        &self,
+        nearest: Nearest<'_>,
+        queries: &Buffer,
+        ties: TieOrder,
+        (chosen, first): (&Mirrored<u32>, usize),
+        lists: &mut TokenLists,
+    ) -> Result<(), GpuError> {
+        let Nearest { keys, plan: Plan { cluster, chunk, shared }, kind, of_list, of_row, sharing } = nearest;
+        let Signatures { buffer, kv_heads, nets, words, tokens } = keys;
+        let rows = chosen.numbers().len();
+        let most = chosen.numbers().iter().max().map_or(0, |most| (*most as usize).min(tokens));
+        lists.assert_room([rows, of_row], most, first + tokens);
+        let highest = ((1u64 << ties.levels) - 1) as f64 * f64::from(ties.unit);
+        assert!(of_list as f64 * highest < 1.0, "a raise of up to {highest} for {of_list} heads");
+        let from = queries.address(0, 4 * rows * of_row * of_list * words);
+        let of_keys = buffer.address(0, Signatures::bytes_of(kv_heads * nets, words, tokens));
+        let function =
+            self.with_shared("hamming_top_hopper", &format!("hamming_top_{kind}_{cluster}"), shared as u32)?;
+        let ([to, counts], numbers) = (lists.addresses(0), chosen.address(0..rows));
+        let (stride, columns, chunk) = (Signatures::stride(tokens) as u64, tokens as u32, chunk as u32);
+        let (first, most) = (first as u32, lists.most() as u32);
+        let prices = of_list.div_ceil(2);
+        let [words, of_list, prices, sharing] = [words, of_list, prices, sharing].map(|n| n as i32);
+        let mut launch = self.stream.launch_builder(&function);
+        launch.arg(&from).arg(&words).arg(&of_list).arg(&prices).arg(&sharing).arg(&of_keys).arg(&stride);
+        launch.arg(&columns).arg(&chunk).arg(&ties).arg(&numbers).arg(&first).arg(&to).arg(&most).arg(&counts);
+        let grid = ((cluster * of_row) as u32, rows as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared as u32 };
+        // SAFETY: signatures of both, numbers and lists are as long as checked above, and the plan is for these keys.
+        unsafe { launch.launch(grid) }.map(drop).map_err(failed("looking for the nearest signatures"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Plan;
+
+    #[test]
+    fn lists_are_found_by_as_many_blocks_as_there_are_processors_and_by_more_where_two_do_not_fit() {
+        let clusters = |lists: usize, tokens: usize| {
+            Plan::new(lists, tokens, 1, 132, 227 << 10).map(|plan| (plan.cluster, plan.chunk))
+        };
+        // One sequence of eight lists, two, four, eight, and eight of all heads.
+        let of_lists = [8, 16, 32, 64, 256].map(|lists| clusters(lists, 131_072));
+        assert_eq!(of_lists, [(8, 16_384), (8, 16_384), (4, 32_768), (2, 65_536), (2, 65_536)].map(Some));
+        // Two blocks of a quarter of 524,288 tokens do not fit on a processor; a block of an eighth of 2M does not at all.
+        assert_eq!(clusters(64, 524_288), Some((8, 65_536)));
+        assert_eq!(clusters(64, 1_048_576), Some((8, 131_072)));
+        assert_eq!(clusters(64, 2_097_152), None);
+        assert_eq!(clusters(8, 5), Some((8, 128)));
+    }
+}
