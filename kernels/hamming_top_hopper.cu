@@ -17,7 +17,7 @@ constexpr int THREADS = 512;
 constexpr int MASKS = 256, EACH = 4, AHEAD = 4;
 // Tokens that may decide, of which every block of a cluster has all.
 constexpr uint32_t ROOM = 64;
-// Bytes of shared memory before the cells, as the launcher has it.
+// Bytes of shared memory before the marks, as the launcher has it.
 constexpr int SHARED = 18 << 10;
 
 template <int CLUSTER> struct Shared : Counted<CLUSTER, THREADS> {
@@ -165,16 +165,16 @@ template <typename Cell> __device__ __forceinline__ uint2 mark(const Cell* cells
 // Blocks: lists of a row by CLUSTER, rows. A list is of `of_list` heads, whose signatures are `[row][head][word]`; `sharing` lists, one
 // after the other, have the same keys, `[word][stride of keys]`, which is a multiple of four. There are `count` prices, half of `of_list`,
 // rounded up; PRICES is as much for signatures of one word, or zero. `chunk` is what a block has of a list, a multiple of 128, with shared memory for
-// a cell and two marks of each. `numbers` says how many tokens are picked in each row; token `first` is the first of all.
+// two marks of each, and `cell_bytes` for a cell of each and what comes to lie there. `numbers` says how many tokens are picked in each row; token `first` is the first of all.
 template <int CLUSTER, typename Cell, int PRICES>
 __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, int of_list, int count, int sharing, const uint32_t* keys,
-                                            uint64_t key_stride, uint32_t columns, uint32_t chunk, const Ties& ties,
+                                            uint64_t key_stride, uint32_t columns, uint32_t chunk, uint32_t cell_bytes, const Ties& ties,
                                             const uint32_t* numbers, uint32_t first, uint32_t* tokens, uint32_t most, uint32_t* counts) {
     static_assert(sizeof(Shared<CLUSTER>) <= SHARED);
     extern __shared__ __align__(16) unsigned char room[];
     Shared<CLUSTER>& own = *reinterpret_cast<Shared<CLUSTER>*>(room);
-    Cell* const cells = reinterpret_cast<Cell*>(room + SHARED);
-    uint32_t *const picked = reinterpret_cast<uint32_t*>(cells + chunk), *const open = picked + chunk / 32;
+    uint32_t *const picked = reinterpret_cast<uint32_t*>(room + SHARED), *const open = picked + chunk / 32;
+    Cell* const cells = reinterpret_cast<Cell*>(open + chunk / 32);
     auto cluster = cg::this_cluster();
     const int rank = cluster.block_rank();
     const uint32_t lists = gridDim.x / CLUSTER, of_row = blockIdx.x / CLUSTER;
@@ -204,12 +204,11 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
     __syncthreads();
     const uint2 marks = words_of_thread<THREADS>(mark_words);
     // Those at the distance, one after the other where there is room for all: cells are not needed any more.
-    uint32_t* const list_of_open = reinterpret_cast<uint32_t*>(cells);
-    const uint32_t list_room = chunk * sizeof(Cell) / 4;
+    uint16_t* const list_of_open = reinterpret_cast<uint16_t*>(cells);
     uint32_t opened = 0, total;
     for (uint32_t i = marks.x; i < marks.y; ++i) opened += __popc(open[i]);
     uint32_t at_open = block_scan(opened, own.scan, total);
-    const bool is_listed = total <= list_room;
+    const bool is_listed = chunk <= 1 << 16 && total <= cell_bytes / sizeof(uint16_t);
     if (is_listed)
         for (uint32_t i = marks.x; i < marks.y; ++i)
             for (uint32_t bits = open[i]; bits; bits &= bits - 1, ++at_open) list_of_open[at_open] = i * 32 + __ffs(bits) - 1;
@@ -261,17 +260,18 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
     if (!few && !all) pick_first(own, cluster, picked, open, marks, missing);
     uint32_t* to = tokens + list * most;
     auto write = [&](uint32_t at, uint32_t place) { to[at] = first + begin + place; };
-    write_picked(own, cluster, picked, marks, list_of_open, list_room, write);
+    write_picked(own, cluster, picked, marks, reinterpret_cast<uint32_t*>(cells), cell_bytes / sizeof(uint32_t), write);
     if (rank == 0 && threadIdx.x == 0) counts[list] = k;
 }
 
 #define NEAREST(CLUSTER, CELL, KIND, PRICES)                                                                            \
     extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2) hamming_top_##KIND##_##CLUSTER( \
         const uint32_t* queries, int words, int of_list, int count, int sharing, const uint32_t* keys,                 \
-        unsigned long long key_stride, uint32_t columns, uint32_t chunk, const Ties ties, const uint32_t* numbers,      \
+        unsigned long long key_stride, uint32_t columns, uint32_t chunk, uint32_t cell_bytes, const Ties ties,          \
+        const uint32_t* numbers,                                                                                        \
         uint32_t first, uint32_t* tokens, uint32_t most, uint32_t* counts) {                                            \
         hamming_top<CLUSTER, CELL, PRICES>(queries, words, of_list, count, sharing, keys, key_stride, columns, chunk,  \
-                                           ties, numbers, first, tokens, most, counts);                                 \
+                                           cell_bytes, ties, numbers, first, tokens, most, counts);                                 \
     }
 #define ALL(CLUSTER)                                                                                                    \
     NEAREST(CLUSTER, uint8_t, one, 1) NEAREST(CLUSTER, uint8_t, four, 2) NEAREST(CLUSTER, uint16_t, any, 0)

@@ -1125,7 +1125,7 @@ fn the_nearest_signatures_are_found_at_once() {
         ([1, 5, 5], 2),
     ];
     for (shape, words) in shapes {
-        for tokens in [1, 5, 1000, 5001, 40_000] {
+        for tokens in [1, 5, 1000, 5001] {
             check_nearest(&gpu, shape, words, tokens, ties(15));
         }
         check_nearest(&gpu, shape, words, 3000, ties(3));
@@ -1140,6 +1140,8 @@ fn the_nearest_signatures_are_found_at_once() {
 fn the_nearest_of_many_signatures_are_found_at_once() {
     let gpu = gpu();
     let ties = TieOrder { seed: [7, 50], levels: 15, unit: 1.0 / (1u32 << 17) as f32 };
+    check_nearest(&gpu, [2, 4, 1], 1, 40_000, ties);
+    check_nearest(&gpu, [2, 2, 1], 3, 40_000, ties);
     check_nearest(&gpu, [8, 4, 1], 1, 70_000, ties);
     check_nearest(&gpu, [2, 4, 1], 1, 300_001, ties);
     check_nearest(&gpu, [1, 2, 1], 2, 500_000, ties);

@@ -6,9 +6,11 @@ use super::maps::{Signatures, TieOrder};
 use super::select::{Mirrored, Reduction, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block, and its bytes of shared memory before those of its tokens.
+/// Threads of a block, its bytes of shared memory before those of its tokens, and the least for their distances, so that there is room for
+/// lists of them.
 const THREADS: u32 = 512;
 const SHARED: usize = 18 << 10;
+const LEAST_CELLS: usize = 16 << 10;
 /// Tokens of a block are a multiple of so many.
 const CHUNK: usize = 128;
 /// Blocks that find one list together.
@@ -16,11 +18,12 @@ const CLUSTERS: [usize; 3] = [8, 4, 2];
 /// Words of the signatures of a list's heads that pay: of more the kernel reads keys more slowly than scores are written and read.
 const MOST_WORDS: usize = 8;
 
-/// How a list is found: blocks, tokens of each, and bytes of shared memory.
+/// How a list is found: blocks, tokens of each, and bytes of shared memory, those for distances and all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Plan {
     cluster: usize,
     chunk: usize,
+    cells: usize,
     shared: usize,
 }
 
@@ -30,7 +33,8 @@ impl Plan {
     fn new(lists: usize, tokens: usize, bytes: usize, processors: usize, most: usize) -> Option<Self> {
         let of = |cluster: usize| {
             let chunk = tokens.div_ceil(cluster).next_multiple_of(CHUNK);
-            Self { cluster, chunk, shared: SHARED + chunk * bytes + chunk / 4 }
+            let cells = LEAST_CELLS.max(chunk * bytes);
+            Self { cluster, chunk, cells, shared: SHARED + chunk / 4 + cells }
         };
         let least = CLUSTERS.into_iter().find(|cluster| lists * cluster <= processors).unwrap_or(CLUSTERS[2]);
         let larger = || CLUSTERS.into_iter().rev().filter(|cluster| *cluster >= least).map(of);
@@ -102,7 +106,7 @@ impl Gpu {
         (chosen, first): (&Mirrored<u32>, usize),
         lists: &mut TokenLists,
     ) -> Result<(), GpuError> {
-        let Nearest { keys, plan: Plan { cluster, chunk, shared }, kind, of_list, of_row, sharing } = nearest;
+        let Nearest { keys, plan: Plan { cluster, chunk, cells, shared }, kind, of_list, of_row, sharing } = nearest;
         let Signatures { buffer, kv_heads, nets, words, tokens } = keys;
         let rows = chosen.numbers().len();
         let most = chosen.numbers().iter().max().map_or(0, |most| (*most as usize).min(tokens));
@@ -114,13 +118,23 @@ impl Gpu {
         let function =
             self.with_shared("hamming_top_hopper", &format!("hamming_top_{kind}_{cluster}"), shared as u32)?;
         let ([to, counts], numbers) = (lists.addresses(0), chosen.address(0..rows));
-        let (stride, columns, chunk) = (Signatures::stride(tokens) as u64, tokens as u32, chunk as u32);
+        let (stride, columns) = (Signatures::stride(tokens) as u64, tokens as u32);
+        let [chunk, cells] = [chunk, cells].map(|n| n as u32);
         let (first, most) = (first as u32, lists.most() as u32);
         let prices = of_list.div_ceil(2);
         let [words, of_list, prices, sharing] = [words, of_list, prices, sharing].map(|n| n as i32);
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(&from).arg(&words).arg(&of_list).arg(&prices).arg(&sharing).arg(&of_keys).arg(&stride);
-        launch.arg(&columns).arg(&chunk).arg(&ties).arg(&numbers).arg(&first).arg(&to).arg(&most).arg(&counts);
+        launch
+            .arg(&columns)
+            .arg(&chunk)
+            .arg(&cells)
+            .arg(&ties)
+            .arg(&numbers)
+            .arg(&first)
+            .arg(&to)
+            .arg(&most)
+            .arg(&counts);
         let grid = ((cluster * of_row) as u32, rows as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: shared as u32 };
         // SAFETY: signatures of both, numbers and lists are as long as checked above, and the plan is for these keys.
