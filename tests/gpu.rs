@@ -1134,6 +1134,17 @@ fn the_nearest_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 1, 1], 8, 3000, ties(12));
 }
 
+/// Each kernel that does so, once: short enough for a tool that watches every access.
+#[test]
+#[ignore = "needs a GPU"]
+fn each_kernel_finds_the_nearest_signatures() {
+    let gpu = gpu();
+    let ties = TieOrder { seed: [1, 2], levels: 15, unit: 1.0 / (1u32 << 17) as f32 };
+    for (shape, words) in [([2, 4, 1], 1), ([1, 1, 1], 1), ([1, 2, 1], 3)] {
+        check_nearest(&gpu, shape, words, 1000, ties);
+    }
+}
+
 /// Lists so long that blocks have many tokens each, and so many that few blocks find each.
 #[test]
 #[ignore = "needs a GPU"]
