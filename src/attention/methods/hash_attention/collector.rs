@@ -109,9 +109,6 @@ pub(in super::super) const CALIBRATION: Calibration = Calibration {
     import: Some(super::import::import),
 };
 
-/// What an artefact says of its training where nets were trained elsewhere.
-pub(super) const RELEASED: &str = "by the authors of HashAttention, as released";
-
 /// Settings of the trainings that were published, beside those that the method's preset of the same name has too. The
 /// first is what the defaults are.
 const TRAININGS: [(&str, &[(&str, &str)]); 3] = [("tuned", &[]), ("paper", &PUBLISHED), ("repo", &OF_CODE)];

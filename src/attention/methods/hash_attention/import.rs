@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
-use super::collector::RELEASED;
 use super::net::{Affine, LAYERS, SignNet};
-use super::{NETS, NetKind, TRAINING};
+use super::{NETS, NetKind, RELEASED, TRAINING};
 use crate::attention::artefact::ModelShape;
 use crate::attention::calibration::Collected;
 

@@ -46,6 +46,8 @@ const NETS: &str = "nets";
 
 /// Setting of an artefact that says how they were trained.
 const TRAINING: &str = "training";
+/// What it says where they were trained elsewhere.
+const RELEASED: &str = "by the authors of HashAttention, as released";
 
 /// Setting that says on what kind of text, and the parameter that asks for one.
 const TEXT: &str = "text";
@@ -302,7 +304,7 @@ impl LearnedSignatures {
             return artefact.check_setting(NETS, &self.asked());
         }
         let training = artefact.setting(TRAINING)?;
-        if self.trained == "released" && training != collector::RELEASED {
+        if self.trained == "released" && training != RELEASED {
             return Err(artefact.not_imported(TRAINING, training));
         }
         let is_trained_so = match self.trained {
