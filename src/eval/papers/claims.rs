@@ -167,9 +167,10 @@ impl Verdict {
         let count = |which: Told, lenient: bool| told.iter().filter(|t| **t == (which, lenient)).count();
         let strict = told.iter().filter(|(_, lenient)| !lenient).count();
         let (yes, no, open) = (count(Told::Yes, false), count(Told::No, false), count(Told::Open, false));
+        let gaps = count(Told::Unmeasured, true);
         match (yes, no + count(Told::No, true)) {
             _ if yes + no + open == 0 => Self::NotTested,
-            (yes, 0) if yes == strict => Self::Holds,
+            (yes, 0) if yes == strict && gaps == 0 => Self::Holds,
             (0, 0) => Self::CannotBeTold,
             (0, _) => Self::DoesNotHold,
             _ => Self::HoldsInPart,
@@ -397,7 +398,9 @@ mod tests {
         assert_eq!(of(&[Open, Open]), Verdict::CannotBeTold);
         assert_eq!(of(&[Unmeasured]), Verdict::NotTested);
         assert_eq!(of(&[]), Verdict::NotTested);
-        // A step that is open is no objection, one that goes the other way is.
+        // A step that is open is no objection, one that goes the other way is, and so is one that nobody measured.
+        assert_eq!(Verdict::of(&[(Yes, false), (Unmeasured, true)]), Verdict::HoldsInPart);
+        assert_eq!(Verdict::of(&[(Open, false), (Unmeasured, true)]), Verdict::CannotBeTold);
         assert_eq!(Verdict::of(&[(Yes, false), (Open, true)]), Verdict::Holds);
         assert_eq!(Verdict::of(&[(Yes, false), (No, true)]), Verdict::HoldsInPart);
         assert_eq!(Verdict::of(&[(Open, false), (Yes, true)]), Verdict::CannotBeTold);

@@ -141,8 +141,9 @@ fn judged(item: &Item, claim: &Claim, measured: Option<&Measured<'_>>) -> Result
             None => (Told::Unmeasured, String::new()),
         };
         told.push((answer, comparison.is_lenient));
-        // Of single steps only those that go the other way are worth a line.
-        if !text.is_empty() && (!comparison.is_lenient || answer == Told::No) {
+        // Of single steps only those that go the other way, or are not there, are worth a line.
+        let is_worth = !comparison.is_lenient || matches!(answer, Told::No | Told::Unmeasured);
+        if is_worth && !text.is_empty() && !why.contains(&text) {
             why.push(text);
         }
     }
