@@ -14,10 +14,11 @@ use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
-use spattn::attention::calibration::PrefillChunk;
-use spattn::attention::methods::configure;
+use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelShape};
+use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
+use spattn::attention::methods::{CALIBRATIONS, configure};
 use spattn::attention::{
-    Configured, Fork, IndexCache, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, SparsePrefill,
+    Configured, Fork, IndexCache, Params, Policy, PromptNeed, PromptShape, PromptStats, RecentQueries, SparsePrefill,
     expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
@@ -2320,12 +2321,14 @@ const SPECS: [&str; 16] = [
 ];
 
 /// Methods that pick on a device, or nothing, for a layer alone.
-const ALONE: [&str; 15] = [
+const ALONE: [&str; 17] = [
     "full",
     "streaming_llm:window=100",
     "topk:k=64",
     "topk:ratio=0.05,per=kv_head",
     "quest:k=128,per=kv_head",
+    "lsh_bits:k=128",
+    "lsh_bits:bits=40,k=100,per=kv_head",
     "hip:k=128",
     "hip:k=100,per=kv_head,b_k=4,b_sk=3",
     "hip:k=96,b_k=8,b_sk=2,key_offset=last,representative=first",
@@ -2377,6 +2380,13 @@ fn a_layer_alone_gives_what_the_host_gives() {
             let mut run = alone.run(there.fork(&method, false)).unwrap().expect(spec);
             let times = run.times().unwrap();
             assert!(times.whole > std::time::Duration::ZERO, "{spec}: {times:?}");
+            // Hopper picks the nearest signatures without writing scores.
+            let parts = match spec.split(':').next().unwrap() {
+                "topk" | "quest" | "sparq" | "topp" => [true, true],
+                "lsh_bits" => [true, gpu.info().unwrap().capability.0 != 9],
+                _ => [false, false],
+            };
+            assert_eq!([times.score, times.pick].map(|part| !part.is_zero()), parts, "{spec}: {times:?}");
             let (ours, mut attended) = (run.outputs().unwrap(), 0);
             for (i, own) in queries.chunks_exact(HEADS * d).enumerate() {
                 let (kv, key, value) = &drawn[i % 2];
@@ -2416,9 +2426,20 @@ fn run_some(
     fidelity: bool,
     on_host: bool,
 ) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
+    let methods: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
+    run_methods(reader, golden, &methods, fidelity, on_host)
+}
+
+/// As [`run_some`], of methods that may have learned something.
+fn run_methods(
+    reader: &golden_model::Golden,
+    golden: &golden_model::Golden,
+    methods: &[Configured],
+    fidelity: bool,
+    on_host: bool,
+) -> (Vec<Vec<Vec<f32>>>, Vec<Fork>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let prefix = n - 90;
-    let methods: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
     let needs = methods.iter().flat_map(|m| m.method.prompt_needs()).collect();
     let mut stats = PromptStats::new(&needs, decoder.prompt_shape(prefix));
     let mut queries = RecentQueries::of_prefix(prefix);
@@ -2616,6 +2637,72 @@ fn check_picks_there(model: &str) {
             let picks_there = !drawn.contains(&spec.split(':').next().unwrap()) && !spec.ends_with("k=0");
             assert_eq!((fork.picks_on_device(), fork.picks_on_host()), (picks_there, !picks_there), "{spec}");
             assert!(!other.picks_on_device() && other.picks_on_host(), "{spec}");
+        }
+    }
+}
+
+/// What a kind of calibration learns from a model's prompt.
+fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
+    let (config, n) = (golden.decoder.config(), golden.prompt.len());
+    let model = ModelShape {
+        weights_sha256: "golden".to_owned(),
+        layers: config.layers,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+    };
+    let rotation = golden.decoder.rotation(n).unwrap();
+    let of = Assignment { rotation: Some(rotation), model: &model, seed: 1, tokens: n, text: TextKind::Tasks };
+    let settings = if kind == "hash_attention" { "hash_attention:steps=20,top=16,queries=32" } else { kind };
+    let spec = expand_grid(settings).unwrap().remove(0);
+    let calibration = CALIBRATIONS.iter().find(|calibration| calibration.kind == kind).unwrap();
+    let mut collector = (calibration.start)(&of, &mut Params::new(&spec)).unwrap();
+    golden.decoder.prefill_observed(&golden.prompt, n, &mut |chunk| collector.observe(chunk)).unwrap();
+    collector.end_prompt(n);
+    let collected = collector.finish();
+    let info = ArtefactInfo {
+        format: FORMAT,
+        kind: kind.to_owned(),
+        model,
+        data: "the golden prompt".to_owned(),
+        seed: 1,
+        blocks: 1,
+        tokens: n,
+        settings: collected.settings,
+    };
+    Artefact::parse(kind, artefact::write(&info, &collected.tensors)).unwrap()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn methods_that_have_learned_pick_what_the_host_picks() {
+    const SPECS: [&str; 7] = [
+        "hash_attention:k=16",
+        "hash_attention:ties=first,k=20,per=kv_head",
+        "hash_attention:k=20,per=kv_head,reduce=max",
+        "hash_attention:ratio=0.1,per=kv_head",
+        "loki:k=16",
+        "loki:k=20,per=kv_head",
+        "double_sparsity:k=16",
+    ];
+    for model in ["llama3", "qwen2"] {
+        let [cpu, cuda] = [Device::Cpu, CUDA].map(|device| load(model, device));
+        let learned = ["hash_attention", "loki", "double_sparsity"].map(|kind| (kind, learned(&cpu, kind)));
+        let methods = SPECS.map(|spec| {
+            let kind = spec.split(':').next().unwrap();
+            let (_, artefact) = learned.iter().find(|(of, _)| *of == kind).unwrap();
+            method(spec).calibrated(artefact).unwrap()
+        });
+        let (ours, forks) = run_methods(&cuda, &cuda, &methods, false, false);
+        let (expected, others) = run_methods(&cuda, &cpu, &methods, false, false);
+        for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
+            for ((ours, expected), spec) in ours.iter().zip(expected).zip(SPECS) {
+                assert_close(ours, expected, 2e-3, &format!("{model} {spec}, step {step}"));
+            }
+        }
+        for ((fork, other), spec) in forks.iter().zip(&others).zip(SPECS) {
+            assert_alike(fork.costs(), other.costs(), spec);
+            assert!(fork.picks_on_device() && !fork.picks_on_host() && other.picks_on_host(), "{model} {spec}");
         }
     }
 }

@@ -55,6 +55,10 @@ pub struct StepShape {
 #[cfg(feature = "cuda")]
 pub(super) const FITS: &str = "a form is used where it fits";
 
+/// Whoever picks at once has asked whether a scorer does.
+#[cfg(feature = "cuda")]
+pub(super) const AT_ONCE: &str = "who picks at once says so";
+
 /// The width of the rows in which an index holds so many numbers of each key, if there are such rows.
 pub(super) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
@@ -132,8 +136,8 @@ pub trait DeviceForm: Send + Sync {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
-    /// Scores as [`select_all`](Self::select_all) does and picks nothing, for whoever times that alone. `false`, and nothing done,
-    /// where candidates are not all scored before some are picked.
+    /// Scores all candidates and picks nothing, for whoever times that alone; what is returned says whether
+    /// [`select_all`](Self::select_all) does so too.
     ///
     /// # Errors
     /// If the device fails.
@@ -143,9 +147,21 @@ pub trait DeviceForm: Send + Sync {
         _step: &DeviceStep<'_>,
         _index: &DeviceIndex,
         _scratch: &mut DeviceScratch,
-    ) -> Result<bool, GpuError> {
-        Ok(false)
+    ) -> Result<Scoring, GpuError> {
+        Ok(Scoring::Never)
     }
+}
+
+/// Whether a form writes scores of all candidates and picks by them.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// It has no such scores.
+    Never,
+    /// It could, and picks without them.
+    Apart,
+    /// Whatever it picks.
+    Always,
 }
 
 /// What a device holds about the keys of one layer.
@@ -311,8 +327,13 @@ pub(super) trait DeviceScorer: Send + Sync {
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError>;
 
-    /// Picks the tokens with the largest scores for all rows at once, as many as `to.numbers` says, without writing scores. False, and
-    /// nothing is done, where scores are written first; so it is by default.
+    /// Whether it picks the tokens with the largest scores for all rows at once, without writing scores; not by default.
+    #[cfg(feature = "cuda")]
+    fn picks_at_once(&self, _step: &DeviceStep<'_>, _index: &DeviceIndex, _reduction: Option<Reduction>) -> bool {
+        false
+    }
+
+    /// Picks them, as many as `to.numbers` says, where it [does so](Self::picks_at_once).
     #[cfg(feature = "cuda")]
     fn pick_at_once(
         &self,
@@ -321,8 +342,8 @@ pub(super) trait DeviceScorer: Send + Sync {
         _reduction: Option<Reduction>,
         _scratch: &mut DeviceScratch,
         _to: &mut DeviceRoom,
-    ) -> Result<bool, GpuError> {
-        Ok(false)
+    ) -> Result<(), GpuError> {
+        unreachable!("{AT_ONCE}")
     }
 
     /// Weighs what was picked by the scores that [`score_all`](Self::score_all) made last, from row `first` on: as a scorer weighs

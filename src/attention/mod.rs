@@ -40,7 +40,7 @@ mod workspaces;
 pub use budget::{Budget, Context, Tuned};
 pub use device::{DeviceForm, DeviceIndex, RowSeed, StepShape};
 #[cfg(feature = "cuda")]
-pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, RunThere};
+pub use device::{DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, RunThere, Scoring};
 pub use engine::{AttentionTime, Fork, IndexCache, IndexTime, Selects};
 pub use grouped::{Grouped, Grouping};
 pub use head::Picked;

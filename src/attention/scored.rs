@@ -15,7 +15,7 @@ use super::budget::Context;
 use super::coded::Coded;
 use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShape};
 #[cfg(feature = "cuda")]
-use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned};
+use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use super::granularity::Granularity;
 use super::method::{
     AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
@@ -459,8 +459,8 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let reduction = self.per.reduction();
         let lists = if reduction.is_some() { step.prefix.cache.kv_heads } else { step.queries.heads };
         picker.prepare(step, &pages, lists, room)?;
-        if picker.is_of_largest() && scorer.pick_at_once(step, index, reduction, scratch, room)? {
-            return Ok(());
+        if picker.is_of_largest() && scorer.picks_at_once(step, index, reduction) {
+            return scorer.pick_at_once(step, index, reduction, scratch, room);
         }
         for some in rows_at_once(step, &pages) {
             let first = some.start;
@@ -477,11 +477,12 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         step: &DeviceStep<'_>,
         index: &DeviceIndex,
         scratch: &mut DeviceScratch,
-    ) -> Result<bool, GpuError> {
-        let ((scorer, _), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
+    ) -> Result<Scoring, GpuError> {
+        let ((scorer, picker), reduction) = (self.on_device().expect(ON_DEVICE), self.per.reduction());
         rows_at_once(step, &self.pages(step))
             .try_for_each(|some| scorer.score_all(step, some, index, reduction, scratch))?;
-        Ok(true)
+        let is_apart = picker.is_of_largest() && scorer.picks_at_once(step, index, reduction);
+        Ok(if is_apart { Scoring::Apart } else { Scoring::Always })
     }
 }
 

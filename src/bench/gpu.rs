@@ -257,10 +257,9 @@ fn queries(sequences: &[Sequence], batch: usize, step: usize) -> Vec<f32> {
     (0..batch).flat_map(|i| sequences[i % sequences.len()].steps[step][0].queries.iter().copied()).collect()
 }
 
-/// A turn with its parts, each of which was timed by itself, at so many layers. Picking is what selecting takes beyond scoring.
+/// A turn with its parts, each of which was timed by itself, at so many layers.
 fn turn(time: Duration, alone: &AloneTimes, layers: u32) -> Turn {
-    let AloneTimes { select, attend, score, .. } = *alone;
-    let pick = if score.is_zero() { Duration::ZERO } else { select.saturating_sub(score) };
+    let AloneTimes { select, attend, score, pick, .. } = *alone;
     Turn { time, score: score * layers, pick: pick * layers, select: select * layers, attend: attend * layers }
 }
 

@@ -61,7 +61,8 @@ pub struct BenchRow {
     pub bandwidth_share: Option<f64>,
     /// Time that the method's own limit (`limit_bytes` at that bandwidth) takes, over the time measured.
     pub limit_share: Option<f64>,
-    /// Scoring candidates: part of `select_us`, where a method has scores and picks by them.
+    /// Scoring candidates: part of `select_us`, where a method picks by scores that it writes; without `pick_us`, what writing them
+    /// would take.
     pub score_us: Option<f64>,
     /// Lower end of its interval, where scoring is timed by turns of its own.
     #[serde(default)]

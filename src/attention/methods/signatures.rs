@@ -4,9 +4,12 @@
 //! ([`Ties`]) decides much of what is picked. Papers leave it to their top-k routine. By position, the earliest tokens
 //! of the context would be favoured; here they are drawn, by a permutation that a seed and a token's place fix.
 
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+
 use super::{ParamInfo, Params};
 #[cfg(feature = "cuda")]
-use crate::attention::device::{DeviceRoom, DeviceScratch, DeviceStep};
+use crate::attention::device::{AT_ONCE, DeviceIndex, DeviceRoom, DeviceScratch, DeviceStep};
 use crate::attention::mix_seed;
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -75,55 +78,79 @@ impl Ties {
     }
 }
 
-/// Scores keys' signatures on a device, in lists by query head or as they are reduced: `sign` makes the signatures of queries,
-/// `[row][head][word]`.
+/// What signs keys and queries on a device, and has their signatures compared.
 #[cfg(feature = "cuda")]
-pub(super) fn score_there(
-    step: &DeviceStep<'_>,
-    rows: usize,
-    keys: &DeviceSignatures<'_>,
-    (ties, reduction): (Ties, Option<Reduction>),
-    scratch: &mut DeviceScratch,
-    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
-) -> Result<(), GpuError> {
-    let DeviceScratch { scores, queries: [made, _], .. } = scratch;
-    let (made, heads) = (signed(step, rows, keys.words, made, sign)?, step.queries.heads);
-    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
-    step.prefix.gpu.score_signatures((made, rows, heads), keys, ties, reduction, scores)
-}
+pub(super) trait DeviceSigner {
+    /// How candidates at one distance are ordered.
+    fn ties(&self) -> Ties;
 
-/// Picks the tokens whose signatures are nearest for all rows of a step, if that can be done at once: as [`score_there`] scores them.
-#[cfg(feature = "cuda")]
-pub(super) fn pick_there(
-    step: &DeviceStep<'_>,
-    keys: &DeviceSignatures<'_>,
-    (ties, reduction): (Ties, Option<Reduction>),
-    scratch: &mut DeviceScratch,
-    to: &mut DeviceRoom,
-    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
-) -> Result<bool, GpuError> {
-    let (gpu, rows, heads) = (step.prefix.gpu, step.numbers.len(), step.queries.heads);
-    let Some(nearest) = Nearest::new(gpu, (rows, heads), *keys, reduction) else { return Ok(false) };
-    let made = signed(step, rows, keys.words, &mut scratch.queries[0], sign)?;
-    let ties = ties.on_device(32 * keys.words, heads / keys.kv_heads);
-    let chosen = (&to.numbers, step.prefix.candidates.start);
-    gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)?;
-    Ok(true)
-}
+    /// The signatures of a layer's keys.
+    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> DeviceSignatures<'a>;
 
-/// Signatures of the queries of so many rows, which `sign` makes.
-#[cfg(feature = "cuda")]
-fn signed<'a>(
-    step: &DeviceStep<'_>,
-    rows: usize,
-    words: usize,
-    made: &'a mut Option<Buffer>,
-    sign: impl FnOnce(&mut Buffer) -> Result<(), GpuError>,
-) -> Result<&'a Buffer, GpuError> {
-    step.prefix.gpu.reserve(made, 4 * rows * step.queries.heads * words)?;
-    let Some(made) = made else { unreachable!("it was reserved") };
-    sign(made)?;
-    Ok(made)
+    /// Signs the queries of some rows: `[row][head][word]`.
+    fn sign(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        made: &mut Buffer,
+    ) -> Result<(), GpuError>;
+
+    /// [`DeviceScorer::score_all`](crate::attention::device::DeviceScorer::score_all).
+    fn score(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<(), GpuError> {
+        let (keys, count) = (self.keys(step, index), rows.len());
+        let DeviceScratch { scores, queries: [made, _], .. } = scratch;
+        let (made, ties) = self.signed(step, rows, index, made)?;
+        step.prefix.gpu.score_signatures((made, count, step.queries.heads), &keys, ties, reduction, scores)
+    }
+
+    /// How the nearest for all rows of a step are picked at once; `None` where scores are written first.
+    fn nearest<'a>(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &'a DeviceIndex,
+        reduction: Option<Reduction>,
+    ) -> Option<Nearest<'a>> {
+        Nearest::new(step.prefix.gpu, (step.numbers.len(), step.queries.heads), self.keys(step, index), reduction)
+    }
+
+    /// [`DeviceScorer::pick_at_once`](crate::attention::device::DeviceScorer::pick_at_once).
+    fn pick(
+        &self,
+        step: &DeviceStep<'_>,
+        index: &DeviceIndex,
+        reduction: Option<Reduction>,
+        scratch: &mut DeviceScratch,
+        to: &mut DeviceRoom,
+    ) -> Result<(), GpuError> {
+        let nearest = self.nearest(step, index, reduction).expect(AT_ONCE);
+        let (made, ties) = self.signed(step, 0..step.numbers.len(), index, &mut scratch.queries[0])?;
+        let chosen = (&to.numbers, step.prefix.candidates.start);
+        step.prefix.gpu.nearest_signatures(nearest, made, ties, chosen, &mut to.lists)
+    }
+
+    /// The signatures of the queries of some rows, and the order of candidates that are equally near to them.
+    fn signed<'m>(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        made: &'m mut Option<Buffer>,
+    ) -> Result<(&'m Buffer, TieOrder), GpuError> {
+        let DeviceSignatures { kv_heads, words, .. } = self.keys(step, index);
+        let heads = step.queries.heads;
+        step.prefix.gpu.reserve(made, 4 * rows.len() * heads * words)?;
+        let Some(made) = made else { unreachable!("it was reserved") };
+        self.sign(step, rows, index, made)?;
+        Ok((made, self.ties().on_device(32 * words, heads / kv_heads)))
+    }
 }
 
 /// How finely places are told apart beside a distance. All numbers stay exact in single precision, also the sum over a

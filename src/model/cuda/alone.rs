@@ -13,7 +13,7 @@ use super::step::{HeadPlan, PickRoom, RowOfLists, RowPlan};
 use super::storage;
 use crate::attention::{
     DeviceForm, DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Fork, Learned, PromptStats, RunThere,
-    Selects,
+    Scoring, Selects,
 };
 use crate::cost::Cost;
 use crate::kernels::cuda::{
@@ -198,6 +198,7 @@ impl LayerAlone {
             out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
             prepared: None,
             recordings: Vec::new(),
+            scoring: Scoring::Never,
             timeline: Timeline::default(),
             number: fork.number(fork.tokens()),
             found: [0; 2],
@@ -241,8 +242,10 @@ pub struct AloneTimes {
     pub select: Duration,
     /// Attending alone, likewise.
     pub attend: Duration,
-    /// Scoring alone, likewise; nothing where a method does not score all candidates first.
+    /// Scoring alone, likewise; nothing where a method does not score all candidates.
     pub score: Duration,
+    /// What picking takes beyond scoring; nothing where it is not by scores that are written.
+    pub pick: Duration,
 }
 
 /// A method that steps again and again behind the same context.
@@ -263,8 +266,9 @@ pub struct RunAlone {
     attention: AttentionRoom,
     prepared: Option<Prepared>,
     out: Buffer,
-    /// Of the whole step, of both halves where something is picked, and of scoring where that is apart.
+    /// Of the whole step, of both halves where something is picked, and of scoring where candidates can be scored.
     recordings: Vec<Recording>,
+    scoring: Scoring,
     timeline: Timeline,
 }
 
@@ -299,10 +303,11 @@ impl RunAlone {
         }
         let ([whole, select, attend, score], steps) = (spans, self.refresh());
         Ok(match self.recordings.len() {
-            1 => AloneTimes { whole, select, attend: whole, score },
+            1 => AloneTimes { whole, attend: whole, ..AloneTimes::default() },
             _ => {
                 let whole = (whole + attend * (steps - 1)) / steps;
-                AloneTimes { whole, select: select / steps, attend, score: score / steps }
+                let pick = if self.scoring == Scoring::Always { select.saturating_sub(score) } else { Duration::ZERO };
+                AloneTimes { whole, select: select / steps, attend, score: score / steps, pick: pick / steps }
             }
         })
     }
@@ -360,7 +365,8 @@ impl RunAlone {
             let select = gpu.record(|| copies.clone().try_for_each(|copy| self.select(copy)))?;
             let attend = gpu.record(|| copies.clone().try_for_each(|copy| self.attend(copy)))?;
             self.recordings.extend([select, attend]);
-            if self.score(0)? {
+            self.scoring = self.score(0)?;
+            if self.scoring != Scoring::Never {
                 let score = gpu.record(|| copies.clone().try_for_each(|copy| self.score(copy).map(drop)))?;
                 self.recordings.push(score);
             }
@@ -373,10 +379,10 @@ impl RunAlone {
         self.with_form(copy, |form, step, index, picks, scratch| form.select_all(step, index, picks, scratch)).map(drop)
     }
 
-    /// Scores the candidates of a copy, where that is apart from picking.
-    fn score(&mut self, copy: usize) -> Result<bool, GpuError> {
+    /// Scores the candidates of a copy, where a method can.
+    fn score(&mut self, copy: usize) -> Result<Scoring, GpuError> {
         let scored = self.with_form(copy, |form, step, index, _, scratch| form.score_alone(step, index, scratch))?;
-        Ok(scored == Some(true))
+        Ok(scored.unwrap_or(Scoring::Never))
     }
 
     /// Has a copy's step done by the method's form, if it has one.

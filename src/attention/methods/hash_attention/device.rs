@@ -11,11 +11,11 @@ use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScrat
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
-use crate::attention::methods::signatures::{pick_there, score_there};
+use crate::attention::methods::signatures::{DeviceSigner, Ties};
 use crate::cost::Cost;
 use crate::kernels::GPU_WIDEST;
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::{Gpu, GpuError, Nets, Reduction, Signatures};
+use crate::kernels::cuda::{Buffer, Gpu, GpuError, Nets, Reduction, Signatures};
 use crate::kv::{KvDtype, KvShape};
 
 impl LearnedSignatures {
@@ -31,16 +31,30 @@ impl LearnedSignatures {
         let nets: Vec<&SignNet> = nets.collect();
         Nets::new(gpu, nets.len(), (d, self.kind.bits), SignNet::stacked(&nets))
     }
+}
 
-    /// Signatures of a layer's keys, and nets for its queries.
-    #[cfg(feature = "cuda")]
-    fn there<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> (Signatures<'a>, &'a Nets) {
-        let ([buffer], Some(nets)) = (index.buffers.as_slice(), &index.nets) else {
-            unreachable!("what `build_all` made")
-        };
+#[cfg(feature = "cuda")]
+impl DeviceSigner for LearnedSignatures {
+    fn ties(&self) -> Ties {
+        self.ties
+    }
+
+    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> Signatures<'a> {
+        let [buffer] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
         let (kv_heads, tokens) = (step.prefix.cache.kv_heads, step.prefix.candidates.len());
-        let each = self.any_net().map_or(1, |(each, _)| each);
-        (Signatures { buffer, kv_heads, nets: each, words: nets.words(), tokens }, nets)
+        let nets = self.any_net().map_or(1, |(each, _)| each);
+        Signatures { buffer, kv_heads, nets, words: words_of(self.kind.bits), tokens }
+    }
+
+    fn sign(
+        &self,
+        step: &DeviceStep<'_>,
+        rows: Range<usize>,
+        index: &DeviceIndex,
+        made: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        let nets = index.nets.as_ref().expect("what `build_all` made");
+        step.prefix.gpu.sign_queries((&step.queries, rows), step.prefix.cache.storage, nets, made)
     }
 }
 
@@ -88,10 +102,12 @@ impl DeviceScorer for LearnedSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
-        let (keys, nets) = self.there(step, index);
-        score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
-            step.prefix.gpu.sign_queries((&step.queries, rows), step.prefix.cache.storage, nets, made)
-        })
+        self.score(step, rows, index, reduction, scratch)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn picks_at_once(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
+        self.nearest(step, index, reduction).is_some()
     }
 
     #[cfg(feature = "cuda")]
@@ -102,11 +118,7 @@ impl DeviceScorer for LearnedSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
         to: &mut DeviceRoom,
-    ) -> Result<bool, GpuError> {
-        let (keys, nets) = self.there(step, index);
-        let rows = 0..step.numbers.len();
-        pick_there(step, &keys, (self.ties, reduction), scratch, to, |made| {
-            step.prefix.gpu.sign_queries((&step.queries, rows), step.prefix.cache.storage, nets, made)
-        })
+    ) -> Result<(), GpuError> {
+        self.pick(step, index, reduction, scratch, to)
     }
 }

@@ -13,7 +13,7 @@ use crate::attention::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScrat
 use crate::attention::device::{DeviceScorer, StepShape};
 use crate::attention::methods::signatures::words_of;
 #[cfg(feature = "cuda")]
-use crate::attention::methods::signatures::{pick_there, score_there};
+use crate::attention::methods::signatures::{DeviceSigner, Ties};
 #[cfg(feature = "cuda")]
 use crate::attention::scorer::Scorer;
 use crate::cost::Cost;
@@ -25,22 +25,25 @@ use crate::kv::{KvDtype, KvShape};
 const WIDEST: usize = 256;
 
 #[cfg(feature = "cuda")]
-impl RandomSignatures {
-    /// Signatures of a layer's keys, and the hyperplanes.
-    fn there<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> (Signatures<'a>, &'a Buffer) {
-        let [buffer, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
-        let (kv_heads, tokens) = (step.prefix.cache.kv_heads, step.prefix.candidates.len());
-        (Signatures { buffer, kv_heads, nets: 1, words: words_of(self.bits), tokens }, sides)
+impl DeviceSigner for RandomSignatures {
+    fn ties(&self) -> Ties {
+        self.ties
     }
 
-    /// Signs the queries of some rows.
-    fn sign_there(
+    fn keys<'a>(&self, step: &DeviceStep<'_>, index: &'a DeviceIndex) -> Signatures<'a> {
+        let [buffer, _] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
+        let (kv_heads, tokens) = (step.prefix.cache.kv_heads, step.prefix.candidates.len());
+        Signatures { buffer, kv_heads, nets: 1, words: words_of(self.bits), tokens }
+    }
+
+    fn sign(
         &self,
         step: &DeviceStep<'_>,
         rows: Range<usize>,
-        sides: &Buffer,
+        index: &DeviceIndex,
         made: &mut Buffer,
     ) -> Result<(), GpuError> {
+        let [_, sides] = index.buffers.as_slice() else { unreachable!("what `build_all` made") };
         let (gpu, cache) = (step.prefix.gpu, &step.prefix.cache);
         gpu.sign_sides((&step.queries, rows), cache.storage, sides, (cache.d, self.bits), made)
     }
@@ -99,10 +102,12 @@ impl DeviceScorer for RandomSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
     ) -> Result<(), GpuError> {
-        let (keys, sides) = self.there(step, index);
-        score_there(step, rows.len(), &keys, (self.ties, reduction), scratch, |made| {
-            self.sign_there(step, rows, sides, made)
-        })
+        self.score(step, rows, index, reduction, scratch)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn picks_at_once(&self, step: &DeviceStep<'_>, index: &DeviceIndex, reduction: Option<Reduction>) -> bool {
+        self.nearest(step, index, reduction).is_some()
     }
 
     #[cfg(feature = "cuda")]
@@ -113,9 +118,7 @@ impl DeviceScorer for RandomSignatures {
         reduction: Option<Reduction>,
         scratch: &mut DeviceScratch,
         to: &mut DeviceRoom,
-    ) -> Result<bool, GpuError> {
-        let (keys, sides) = self.there(step, index);
-        let rows = 0..step.numbers.len();
-        pick_there(step, &keys, (self.ties, reduction), scratch, to, |made| self.sign_there(step, rows, sides, made))
+    ) -> Result<(), GpuError> {
+        self.pick(step, index, reduction, scratch, to)
     }
 }
