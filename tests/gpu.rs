@@ -2735,7 +2735,20 @@ fn many_threads_may_look_at_what_a_device_reads() {
 #[ignore = "needs a GPU"]
 fn runs_of_one_method_are_picked_for_together() {
     let g = load("llama3", CUDA);
-    let specs = ["topk:k=16", "quest:k=32", "topk:k=16", "topk:k=24", "topk:k=16", "quest:k=32"];
+    // Of the last ones only the index is the same: one answer cannot stand for another.
+    let specs = [
+        "topk:k=16",
+        "quest:k=32",
+        "topk:k=16",
+        "topk:k=24",
+        "topk:k=16",
+        "quest:k=32",
+        "sparq:k=16,r=4",
+        "sparq:k=16,r=8",
+        "sparq:k=24,r=8",
+        "lsh_bits:k=16",
+        "lsh_bits:k=16,ties=first",
+    ];
     let (together, forks) = run_some(&g, &g, &specs, false, false);
     for (i, spec) in specs.iter().enumerate() {
         let (alone, fork) = run_some(&g, &g, &[spec], false, false);

@@ -83,9 +83,11 @@ pub trait DeviceForm: Send + Sync {
         Cost::default()
     }
 
-    /// What rows that are picked for together have in common, beside their index: everything but their
-    /// [numbers](Self::number).
-    fn kind(&self) -> String;
+    /// Whether a row's [number](Self::number) says all that a budget says, so that rows of methods which differ in nothing else are picked
+    /// for together; not by default.
+    fn numbers_are_budgets(&self) -> bool {
+        false
+    }
 
     /// How much is picked in a context of a prefix with so many candidates, in units that the method knows.
     fn number(&self, context: Context, candidates: usize) -> u32;
@@ -393,11 +395,7 @@ pub(super) trait DevicePicker: Send + Sync {
     /// What it costs to pick once by so many scores.
     fn cost(&self, scores: usize) -> Cost;
 
-    /// As [`DeviceForm::kind`].
-    fn kind(&self) -> String;
-
     /// Whether it picks the largest scores, as many as [`number`](Self::number) says; not by default.
-    #[cfg(feature = "cuda")]
     fn is_of_largest(&self) -> bool {
         false
     }

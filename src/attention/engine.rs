@@ -785,8 +785,8 @@ impl Fork {
 
     /// Whether rows of this run and those of another are picked for together on a device.
     pub fn selects_with(&self, other: &Fork) -> bool {
-        let kind = |fork: &Fork| fork.method.method.device_form().map(DeviceForm::kind);
-        self.on_device && other.on_device && Arc::ptr_eq(&self.indexes, &other.indexes) && kind(self) == kind(other)
+        let share_index = Arc::ptr_eq(&self.indexes, &other.indexes);
+        self.on_device && other.on_device && share_index && self.method.picks_with(&other.method)
     }
 
     /// Where the run picks on a device: the method's form there, and its index of a layer that is not dense.
@@ -1307,23 +1307,42 @@ mod tests {
 
     #[test]
     fn what_is_picked_for_together_differs_in_budgets_alone() {
-        let form = |spec: &str| {
-            let ([fork], _) = forks(spec, false);
-            let form = fork.method().method.device_form().unwrap();
-            (form.kind(), form.number(Context::new(TOKENS + 1, &(1..9)), 8))
+        let policy = crate::attention::Policy::default();
+        let method = |spec: &str| {
+            let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+            crate::attention::methods::configure(&spec, &policy).unwrap()
         };
-        let (topk, number) = form("topk:k=3");
-        assert_eq!((form("topk:k=5"), number), ((topk.clone(), 5), 3));
-        // No more than there is: eight candidates, or four pages of two.
-        assert_eq!(form("topk:k=50"), (topk.clone(), 8));
-        for other in ["topk:k=3,per=kv_head", "topk:k=3,per=kv_head,reduce=max"] {
-            assert_ne!(form(other).0, topk, "{other}");
+        for (a, b, together) in [
+            ("topk:k=3", "topk:k=5", true),
+            ("topk:k=3", "topk:density=0.1", true),
+            ("topk:ratio=0.1,reduce=max,per=kv_head", "topk:k=3,per=kv_head,reduce=max", true),
+            ("topk:k=3", "topk:k=3,per=kv_head", false),
+            ("topk:per=kv_head", "topk:per=kv_head,reduce=max", false),
+            ("topk:k=3", "topk:pick=topp,p=0.5", false),
+            ("topk:k=3", "quest:k=3", false),
+            // What queries are compared by is no part of an index, either.
+            ("sparq:k=3,r=4", "sparq:k=5,r=4", true),
+            ("sparq:k=3,r=4", "sparq:k=3,r=8", false),
+            ("lsh_bits:k=3", "lsh_bits:ratio=0.1", true),
+            ("lsh_bits:k=3", "lsh_bits:k=3,ties=first", false),
+            ("hash_attention:k=3", "hash_attention:k=3,ties=first", false),
+            ("magicpig:K=4,L=12", "magicpig:K=4,L=12,min_collisions=1", false),
+            // Shares, samples, searches and what runs hold are no numbers of rows.
+            ("topp:p=0.5", "topp:p=0.6", false),
+            ("topp:p=0.5", "topp:p=0.5", true),
+            ("oracle_sampling:budget=3", "oracle_sampling:budget=4", false),
+            ("hip:k=16", "hip:k=32", false),
+            ("hip:k=16", "hip:k=16,r_m=1", false),
+            ("h2o:k=3", "h2o:k=5", false),
+        ] {
+            assert_eq!([(a, b), (b, a)].map(|(a, b)| method(a).picks_with(&method(b))), [together; 2], "{a} with {b}");
         }
-        assert_ne!(form("topk:per=kv_head").0, form("topk:per=kv_head,reduce=max").0);
-        assert_ne!(form("topp:p=0.5").0, form("topp:p=0.6").0, "shares are no budgets");
-        assert_eq!(form("quest:page=2,k=3").1, 2);
-        assert_eq!(form("quest:page=2,k=1,min_pages=3").1, 3);
-        assert_eq!(form("quest:page=2,k=100").1, 4);
+        let number =
+            |spec: &str| method(spec).method.device_form().unwrap().number(Context::new(TOKENS + 1, &(1..9)), 8);
+        // No more than there is: eight candidates, or four pages of two.
+        assert_eq!(["topk:k=3", "topk:k=5", "topk:k=50"].map(number), [3, 5, 8]);
+        let of_pages = ["quest:page=2,k=3", "quest:page=2,k=1,min_pages=3", "quest:page=2,k=100"];
+        assert_eq!(of_pages.map(number), [2, 3, 4]);
     }
 
     /// Holds a prefix that no GPU has.

@@ -85,6 +85,14 @@ pub struct Configured {
 }
 
 impl Configured {
+    /// Whether a device picks for rows of both by one launch, if they have the same index: nothing differs, or nothing but what rows'
+    /// [numbers](device::DeviceForm::number) say.
+    pub(super) fn picks_with(&self, other: &Self) -> bool {
+        let is_in_number = || self.method.device_form().is_some_and(|form| form.numbers_are_budgets());
+        let differ_in_budget = || spec::beside_budget(&self.settings).eq(spec::beside_budget(&other.settings));
+        self.name == other.name && (self.params == other.params || is_in_number() && differ_in_budget())
+    }
+
     /// The method with `artefact`, which is known to fit the model; as it is if neither it nor its reader needs that kind.
     ///
     /// # Errors

@@ -418,9 +418,8 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         cost
     }
 
-    fn kind(&self) -> String {
-        let (_, picker) = self.on_device().expect(ON_DEVICE);
-        format!("{} per {:?}, at least {}", picker.kind(), self.per, self.least)
+    fn numbers_are_budgets(&self) -> bool {
+        self.on_device().expect(ON_DEVICE).1.is_of_largest()
     }
 
     fn number(&self, context: Context, candidates: usize) -> u32 {

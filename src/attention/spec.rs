@@ -382,7 +382,7 @@ impl Params {
 
     fn budget_of_at_least(&mut self, least: usize, default: Budget) -> Result<Budget, UsageError> {
         self.has_layer_budgets = true;
-        let budget = match self.take_one_of(&["k", "ratio", DENSITY])? {
+        let budget = match self.take_one_of(&BUDGET_KEYS)? {
             None => default,
             Some((key @ "k", text)) => Budget::Tokens(self.parse_within(key, &text, least..=MOST_TOKENS)?),
             Some((key @ "ratio", text)) => Budget::Ratio(self.parse_share(key, &text)?),
@@ -458,6 +458,14 @@ impl Params {
 
 /// The key that stands for a budget in all methods.
 pub(super) const DENSITY: &str = "density";
+
+/// The keys of which one says how many tokens are picked.
+const BUDGET_KEYS: [&str; 3] = ["k", "ratio", DENSITY];
+
+/// All settings but that which says how many tokens are picked.
+pub(super) fn beside_budget(settings: &[Setting]) -> impl Iterator<Item = &Setting> {
+    settings.iter().filter(|setting| !BUDGET_KEYS.contains(&setting.key))
+}
 
 #[cfg(test)]
 mod tests {

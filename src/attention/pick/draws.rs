@@ -151,10 +151,6 @@ impl DevicePicker for Draws {
         Cost { select_bytes: PASSES * (scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
-    fn kind(&self) -> String {
-        format!("{} draws", self.budget.value())
-    }
-
     fn number(&self, _: Context, pages: &LeastPages) -> u32 {
         self.budget.value().get().min(pages.all) as u32
     }

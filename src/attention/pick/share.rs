@@ -123,10 +123,6 @@ impl DevicePicker for TopShare {
         Cost { select_bytes: pass * share_passes(scores), ..Cost::default() }
     }
 
-    fn kind(&self) -> String {
-        format!("share {}", self.p.value())
-    }
-
     fn number(&self, _: Context, pages: &LeastPages) -> u32 {
         pages.all as u32
     }

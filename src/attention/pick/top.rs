@@ -45,11 +45,6 @@ impl DevicePicker for Top {
         Cost { select_bytes: (2 * scores * size_of::<f32>()) as u64, ..Cost::default() }
     }
 
-    fn kind(&self) -> String {
-        "top".to_owned()
-    }
-
-    #[cfg(feature = "cuda")]
     fn is_of_largest(&self) -> bool {
         true
     }

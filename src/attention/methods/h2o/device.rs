@@ -64,11 +64,6 @@ impl DeviceForm for H2o {
         }
     }
 
-    fn kind(&self) -> String {
-        let Self { heavy, recent, per } = self;
-        format!("{heavy:?} {recent:?} {per:?}")
-    }
-
     /// What is held says that.
     fn number(&self, _: Context, _: usize) -> u32 {
         0

@@ -67,11 +67,6 @@ impl DeviceForm for Hip {
         }
     }
 
-    fn kind(&self) -> String {
-        let Self { budget, key_block, search, refresh, per, .. } = self;
-        format!("{budget:?} {key_block} {search:?} {refresh} {per:?}")
-    }
-
     fn number(&self, context: Context, candidates: usize) -> u32 {
         self.keep(context).min(candidates.div_ceil(self.key_block)) as u32
     }

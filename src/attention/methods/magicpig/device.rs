@@ -62,11 +62,6 @@ impl DeviceForm for MagicPig {
         Cost { aux_bytes: number_bytes(step.candidates) as u64 * entries + 4 * picked, ..Cost::default() }
     }
 
-    fn kind(&self) -> String {
-        let Self { bits, tables, hashing, u_floor, .. } = self;
-        format!("{bits:?} {tables} {hashing:?} {u_floor}")
-    }
-
     /// 1: what is sampled is as much as it is.
     fn number(&self, _: Context, candidates: usize) -> u32 {
         u32::from(candidates > 0)
