@@ -17,6 +17,10 @@ constexpr int THREADS = 512;
 constexpr int MASKS = 256, EACH = 4, AHEAD = 4;
 // Tokens that may decide, of which every block of a cluster has all.
 constexpr uint32_t ROOM = 64;
+// Bits of a level that come first, for all tokens at once, where more than a third of them lie at the distance that decides: looked at one
+// by one these would take longer. In a cell they are one of COARSE_CELLS numbers.
+constexpr int COARSE = 6;
+constexpr uint32_t COARSE_CELLS = 1 << COARSE;
 // Bytes of shared memory before the marks, as the launcher has it.
 constexpr int SHARED = 18 << 10;
 
@@ -162,6 +166,26 @@ template <typename Cell> __device__ __forceinline__ uint2 mark(const Cell* cells
     return marks;
 }
 
+// Puts the highest bits of the levels of open places into cells, the highest level being nearest, and counts them, `[cell][copies]`; what
+// is not open is farther than all.
+template <typename Cell>
+__device__ __forceinline__ void fill_levels(Cell* cells, uint32_t* counts, uint32_t copies, const uint32_t* open, uint32_t chunk, uint32_t begin,
+                                            const Ties& ties) {
+    const uint32_t copy = threadIdx.x % copies;
+    for (uint32_t i = threadIdx.x * EACH; i < chunk; i += THREADS * EACH) {
+        const uint32_t bits = open[i / 32] >> i % 32;
+        uint32_t some[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) {
+            const bool is_open = bits >> j & 1;
+            const uint32_t cell = COARSE_CELLS - 1 - (level_of(ties, begin + i + j) >> (ties.levels - COARSE));
+            some[j] = is_open ? cell : 2 * COARSE_CELLS - 1;
+            if (is_open) atomicAdd(&counts[cell * copies + copy], 1);
+        }
+        store_cells(cells + i, some);
+    }
+}
+
 // Blocks: lists of a row by CLUSTER, rows. A list is of `of_list` heads, whose signatures are `[row][head][word]`; `sharing` lists, one
 // after the other, have the same keys, `[word][stride of keys]`, which is a multiple of four. There are `count` prices, half of `of_list`,
 // rounded up; PRICES is as much for signatures of one word, or zero. `chunk` is what a block has of a list, a multiple of 128, with shared memory for
@@ -202,6 +226,22 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
         picked[i] = marks.x, open[i] = marks.y;
     }
     __syncthreads();
+    // The level of the last that is picked as far as it is known, without its lowest `unknown` bits.
+    uint32_t level = 0, unknown = ties.levels, missing = deciding.y, in_doubt = deciding.z;
+    if (3 * in_doubt > columns && missing < in_doubt && unknown > COARSE) {
+        constexpr uint32_t COPIES = 32;
+        for (int i = threadIdx.x; i < COARSE_CELLS * COPIES; i += THREADS) own.bins[i] = 0;
+        __syncthreads();
+        fill_levels(cells, own.bins, COPIES, open, chunk, begin, ties);
+        gather_counts<1>(own.bins, COPIES, COARSE_CELLS - 1);
+        const uint3 found = find(own, cluster, missing, COARSE_CELLS);
+        for (uint32_t i = threadIdx.x; i < mark_words; i += THREADS) {
+            const uint2 marks = mark(cells + 32 * i, COARSE_CELLS - 1 - found.x);
+            picked[i] |= marks.x, open[i] = marks.y;
+        }
+        level = found.x, unknown -= COARSE, missing = found.y, in_doubt = found.z;
+        __syncthreads();
+    }
     const uint2 marks = words_of_thread<THREADS>(mark_words);
     // Those at the distance, one after the other where there is room for all: cells are not needed any more.
     uint16_t* const list_of_open = reinterpret_cast<uint16_t*>(cells);
@@ -224,8 +264,6 @@ __device__ __forceinline__ void hamming_top(const uint32_t* queries, int words, 
                 visit(level_of(ties, begin + place), place);
             }
     };
-    // The level of the last that is picked as far as it is known, without its lowest `unknown` bits.
-    uint32_t level = 0, unknown = ties.levels, missing = deciding.y, in_doubt = deciding.z;
     while (in_doubt > ROOM && missing < in_doubt && unknown > 0) {
         const uint32_t next = unknown > DIGIT ? unknown - DIGIT : 0, digits = unknown - next;
         each_open([&](uint32_t x, uint32_t) {
