@@ -89,8 +89,8 @@ impl Configured {
     /// [numbers](device::DeviceForm::number) say.
     pub(super) fn picks_with(&self, other: &Self) -> bool {
         let is_in_number = || self.method.device_form().is_some_and(|form| form.numbers_are_budgets());
-        let differ_in_budget = || spec::beside_budget(&self.settings).eq(spec::beside_budget(&other.settings));
-        self.name == other.name && (self.params == other.params || is_in_number() && differ_in_budget())
+        let are_alike_beside = || spec::beside_budget(&self.settings).eq(spec::beside_budget(&other.settings));
+        self.name == other.name && (self.params == other.params || is_in_number() && are_alike_beside())
     }
 
     /// The method with `artefact`, which is known to fit the model; as it is if neither it nor its reader needs that kind.
