@@ -503,6 +503,10 @@ mod tests {
             "file"
         }
 
+        fn inputs(&self) -> String {
+            String::new()
+        }
+
         fn available(&self) -> Option<usize> {
             Some(1)
         }

@@ -825,6 +825,10 @@ mod tests {
             "given"
         }
 
+        fn inputs(&self) -> String {
+            String::new()
+        }
+
         fn available(&self) -> Option<usize> {
             Some(1)
         }
@@ -944,6 +948,10 @@ mod tests {
     impl Task for OfOneSeed {
         fn name(&self) -> &str {
             "given"
+        }
+
+        fn inputs(&self) -> String {
+            String::new()
         }
 
         fn available(&self) -> Option<usize> {

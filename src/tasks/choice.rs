@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use super::likelihood::{Continuation, LikelihoodTask, Passage, Scoring, TextEncoder};
 use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Family, Task, TaskInfo, TaskOptions};
+use super::{Family, Task, TaskInfo, TaskOptions, digest};
 use crate::error::UsageError;
 
 const PREFIX: &str = "mcq/";
@@ -149,6 +149,7 @@ impl Definition {
 }
 
 /// A question as it is put.
+#[derive(Hash)]
 struct Question {
     description: String,
     prompt: String,
@@ -315,6 +316,10 @@ impl Definition {
 impl Task for Questions {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, &self.questions, &self.examples, &self.draws))
     }
 
     fn available(&self) -> Option<usize> {

@@ -16,7 +16,7 @@ use super::metrics::Metric;
 use super::metrics::lm_eval::distinct_answers;
 use super::shots::{self, Shots};
 use super::templates::{self, Fields, Hub, Made};
-use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions};
+use super::{Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use crate::error::UsageError;
 
 const PREFIX: &str = "gen/";
@@ -172,6 +172,7 @@ impl Family for Generation {
 }
 
 /// A question as it is put.
+#[derive(Hash)]
 struct Question {
     subject: String,
     context: String,
@@ -269,6 +270,7 @@ impl Drawn {
 }
 
 /// Examples that come before questions.
+#[derive(Hash)]
 struct Examples {
     all: Vec<String>,
     count: usize,
@@ -334,6 +336,10 @@ impl Questions {
 impl Task for Questions {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, &self.questions, &self.examples))
     }
 
     fn available(&self) -> Option<usize> {

@@ -26,7 +26,7 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
-    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, kv_retrieval, longbench, longeval,
+    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest, kv_retrieval, longbench, longeval,
     ruler, summary, turns,
 };
 use crate::error::UsageError;
@@ -203,6 +203,10 @@ impl Task for Prepared {
 
     fn is_cut(&self) -> bool {
         self.is_cut
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(self.rows.digest(), self.spec.metric.map(Metric::name), self.spec.max_new_tokens))
     }
 
     fn notes(&self) -> Vec<String> {

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::metrics::Metric;
 use super::rows::{Row, RowSource, Rows, text_or_number};
 use super::templates::Fields;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets, digest};
 use crate::error::UsageError;
 
 const FILES: [&str; 5] = [
@@ -349,6 +349,10 @@ impl LongSet {
 impl Task for LongSet {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, self.rows.digest()))
     }
 
     fn available(&self) -> Option<usize> {

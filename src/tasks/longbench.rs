@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::metrics::datasets::{Dataset, LENGTH_RANGES, LengthRange};
 use super::rows::{Row, Rows};
 use super::ruler::template::substitute;
-use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, assets, digest};
 use crate::error::UsageError;
 
 const PREFIX: &str = "longbench/";
@@ -284,6 +284,10 @@ struct LongBenchTask {
 impl Task for LongBenchTask {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, self.rows.digest()))
     }
 
     fn available(&self) -> Option<usize> {

@@ -8,6 +8,7 @@
 
 pub mod assets;
 mod choice;
+pub mod digest;
 #[cfg(test)]
 mod fuzz;
 mod generation;
@@ -188,6 +189,9 @@ pub trait Task: Send + Sync {
     fn is_cut(&self) -> bool {
         false
     }
+    /// Digest of everything that its examples are made of besides program, length, index, seed and tokenizer: options and
+    /// data ([`digest::of`]). Where it is the same, so are the examples.
+    fn inputs(&self) -> String;
     /// What the user should know about the task's data, one line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()

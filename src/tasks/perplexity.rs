@@ -22,7 +22,7 @@ use super::likelihood::{Continuation, LikelihoodTask, Measure, Passage, Scoring,
 use super::options::Given;
 use super::text::decode;
 use super::text::wikitext::Detokenised;
-use super::{Family, Task, TaskInfo, TaskOptions, assets, rows};
+use super::{Family, Task, TaskInfo, TaskOptions, assets, digest, rows};
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
 
@@ -329,6 +329,11 @@ impl Task for Windows {
 
     fn available(&self) -> Option<usize> {
         None
+    }
+
+    fn inputs(&self) -> String {
+        let texts: Vec<&str> = self.texts.iter().map(Text::text).collect();
+        digest::of(&(&self.name, &self.source, texts))
     }
 
     fn is_sized(&self) -> bool {

@@ -15,8 +15,10 @@ use anyhow::{Context, Result};
 use serde::Deserializer;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use zip::result::ZipError;
 
+use super::digest;
 use super::table::{self, LONGEST_LINE, TooLarge};
 use crate::error::UsageError;
 use crate::foreign::contain;
@@ -382,6 +384,7 @@ pub struct Rows {
     /// Where each row starts, and its line number from 1; blank lines are no rows.
     starts: Vec<(u64, usize)>,
     malformed: Malformed,
+    digest: String,
 }
 
 impl Rows {
@@ -396,8 +399,8 @@ impl Rows {
         mut check: impl FnMut(&Row) -> Result<bool, UsageError>,
     ) -> Result<Self> {
         let malformed = Malformed::none(source.label(), "line");
-        let mut rows = Self { source: source.clone(), starts: Vec::new(), malformed };
-        let mut usable = 0;
+        let mut rows = Self { source: source.clone(), starts: Vec::new(), malformed, digest: String::new() };
+        let (mut usable, mut hash) = (0, Sha256::new());
         source.read_from(0, |reader| {
             let (mut at, mut number, mut line) = (0, 0, Vec::new());
             loop {
@@ -410,6 +413,7 @@ impl Rows {
                     return Ok(());
                 }
                 number += 1;
+                hash.update(&line);
                 if read as u64 > LONGEST_LINE {
                     let what = format!("{}:{number}: longer than {} MiB", source.label(), LONGEST_LINE >> 20);
                     return Err(UsageError::new(what).hint(FILE_HINT).into());
@@ -427,6 +431,7 @@ impl Rows {
             }
         })?;
         rows.malformed.judge(usable, skip_bad)?;
+        rows.digest = digest::hex(hash);
         Ok(rows)
     }
 
@@ -438,6 +443,11 @@ impl Rows {
     /// Whether no row is wanted.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
+    }
+
+    /// Digest of the whole file, malformed rows included.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// Where they are.

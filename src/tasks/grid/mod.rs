@@ -21,7 +21,7 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::ruler::fit::{self, Draft, Request, Units};
 use super::seed::example_seed;
-use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions};
+use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 use crate::error::UsageError;
 
 /// Every base, in the order in which they are listed.
@@ -67,6 +67,10 @@ trait Setting: Send + Sync {
     /// Number of samples, if a file fixes it.
     fn available(&self) -> Option<usize> {
         None
+    }
+    /// Digest of the data of a user that it draws from; empty where there are none.
+    fn data(&self) -> String {
+        String::new()
     }
     /// What the user should know about its data, one line each.
     fn notes(&self) -> Vec<String> {
@@ -258,6 +262,10 @@ impl Task for GridTask {
 
     fn available(&self) -> Option<usize> {
         self.setting.available()
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, self.setting.data()))
     }
 
     fn notes(&self) -> Vec<String> {

@@ -15,7 +15,7 @@ use crate::tasks::ruler::template::substitute;
 use crate::tasks::seed::Draw;
 use crate::tasks::text::essays::{Essays, Reader, sentences};
 use crate::tasks::text::words::Words;
-use crate::tasks::{TaskOptions, assets};
+use crate::tasks::{TaskOptions, assets, digest};
 
 pub(super) const BASE: Base = Base { name: "needle", members, steps: 11, count: None, takes_file: false, make };
 
@@ -85,6 +85,10 @@ struct Needles {
 impl Setting for Needles {
     fn source(&self) -> String {
         format!("essays={} words={}", self.essays.label(), self.words.label())
+    }
+
+    fn data(&self) -> String {
+        digest::of(&(&self.words, &self.essays))
     }
 
     fn units(&self, length: usize) -> Units {

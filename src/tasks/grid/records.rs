@@ -14,7 +14,7 @@ use crate::tasks::rows::{RowSource, Rows};
 use crate::tasks::ruler::niah::uuid;
 use crate::tasks::seed::Draw;
 use crate::tasks::text::words::Words;
-use crate::tasks::{assets, kv_retrieval, longeval};
+use crate::tasks::{assets, digest, kv_retrieval, longeval};
 
 pub(super) const PAIRS: Base = Base {
     name: "kv_retrieval",
@@ -117,6 +117,7 @@ impl Setting for Pairs {
 struct PairFile {
     file: String,
     rows: Vec<kv_retrieval::Row>,
+    digest: String,
     note: Option<String>,
 }
 
@@ -131,7 +132,7 @@ impl PairFile {
             rows.push(kv_retrieval::Row::read(&row.fields, &row.place)?);
             Ok(true)
         })?;
-        Ok(Self { file: file.source().file_name(), rows, note: file.note() })
+        Ok(Self { file: file.source().file_name(), rows, digest: file.digest().to_owned(), note: file.note() })
     }
 }
 
@@ -142,6 +143,10 @@ fn is_no_folder(found: std::fs::Metadata) -> std::io::Result<()> {
 impl Setting for PairFile {
     fn source(&self) -> String {
         self.file.clone()
+    }
+
+    fn data(&self) -> String {
+        self.digest.clone()
     }
 
     fn units(&self, length: usize) -> Units {
@@ -206,6 +211,10 @@ impl Lines {
 impl Setting for Lines {
     fn source(&self) -> String {
         format!("words={}", self.words.label())
+    }
+
+    fn data(&self) -> String {
+        digest::of(&self.words)
     }
 
     fn units(&self, length: usize) -> Units {

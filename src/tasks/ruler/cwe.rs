@@ -12,7 +12,7 @@ use super::template::{Definition, TaskDefinition, substitute};
 use super::{Base, Generator, shuffled_order};
 use crate::tasks::seed::Draw;
 use crate::tasks::text::words::Words;
-use crate::tasks::{TaskOptions, assets};
+use crate::tasks::{TaskOptions, assets, digest};
 
 /// This base task.
 pub const BASE: Base = Base { name: "cwe", file: include_str!("../../../tasks/ruler/cwe.toml"), make };
@@ -80,6 +80,10 @@ fn make(definition: &Definition, task: &TaskDefinition, options: &TaskOptions) -
 impl Generator for CommonWords {
     fn source(&self) -> String {
         format!("words={}", self.words.label())
+    }
+
+    fn data(&self) -> String {
+        digest::of(&self.words)
     }
 
     fn generate(&self, request: &Request) -> Result<Draft> {

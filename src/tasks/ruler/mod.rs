@@ -26,7 +26,7 @@ pub use self::reworded::Reworded;
 use self::template::{Definition, TaskDefinition};
 use super::metrics::Metric;
 use super::seed::{Draw, example_seed};
-use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, assets};
+use super::{Example, Family, Handling, Positions, PromptCounter, Task, TaskInfo, TaskOptions, assets, digest};
 use crate::error::UsageError;
 
 /// Every base task, in the order of the published configuration.
@@ -57,6 +57,10 @@ pub(in crate::tasks) trait Generator: Send + Sync {
     /// Number of examples, if a data set limits it.
     fn available(&self) -> Option<usize> {
         None
+    }
+    /// Digest of the data of a user that it draws from; empty where there are none.
+    fn data(&self) -> String {
+        String::new()
     }
     /// What the user should know about its data, one line each.
     fn notes(&self) -> Vec<String> {
@@ -250,6 +254,10 @@ impl Task for RulerTask {
 
     fn available(&self) -> Option<usize> {
         self.generator.available()
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&(&self.name, self.positions == Positions::Published, self.generator.data()))
     }
 
     fn notes(&self) -> Vec<String> {

@@ -17,7 +17,7 @@ use super::{Base, Generator, shuffled_order};
 use crate::tasks::seed::Draw;
 use crate::tasks::text::essays::{Essays, Reader, sentences};
 use crate::tasks::text::words::Words;
-use crate::tasks::{TaskOptions, assets};
+use crate::tasks::{TaskOptions, assets, digest};
 
 /// This base task.
 pub const BASE: Base = Base { name: "niah", file: include_str!("../../../tasks/ruler/niah.toml"), make };
@@ -123,6 +123,10 @@ impl Generator for Niah {
             Haystack::Noise | Haystack::Needle => String::new(),
         };
         format!("{essays}words={}", self.words.label())
+    }
+
+    fn data(&self) -> String {
+        digest::of(&(&self.words, &self.essays))
     }
 
     fn generate(&self, request: &Request) -> Result<Draft> {

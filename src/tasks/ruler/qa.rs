@@ -18,7 +18,7 @@ use super::template::{Definition, TaskDefinition, substitute};
 use super::{Base, Generator, qa_synth, shuffled_order};
 use crate::error::{UsageError, in_plain_words};
 use crate::tasks::rows::Malformed;
-use crate::tasks::{Positions, TaskOptions, assets, text};
+use crate::tasks::{Positions, TaskOptions, assets, digest, text};
 
 /// This base task.
 pub const BASE: Base = Base { name: "qa", file: include_str!("../../../tasks/ruler/qa.toml"), make };
@@ -103,7 +103,7 @@ impl Prompt {
 }
 
 /// A question with the documents it is about; documents are indices into the collection.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Hash)]
 struct Question {
     text: String,
     answers: Vec<String>,
@@ -114,7 +114,7 @@ struct Question {
 }
 
 /// Questions in file order, and all distinct documents in alphabetical order, as published.
-#[derive(Debug)]
+#[derive(Debug, Hash)]
 struct Collection {
     label: String,
     note: Option<String>,
@@ -285,6 +285,10 @@ struct Documents {
 impl Generator for Documents {
     fn source(&self) -> String {
         format!("qa={}", self.collection.label)
+    }
+
+    fn data(&self) -> String {
+        digest::of(&self.collection)
     }
 
     fn available(&self) -> Option<usize> {

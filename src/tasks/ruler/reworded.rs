@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::template::{Definition, TaskDefinition};
 use super::{BASES, Base, RulerTask, info};
 use crate::error::UsageError;
-use crate::tasks::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions};
+use crate::tasks::{Example, Family, PromptCounter, Task, TaskInfo, TaskOptions, digest};
 
 const GROUP: &str = "ruler_reworded";
 const PREFIX: &str = "ruler_reworded/";
@@ -126,6 +126,10 @@ impl Task for InTurn {
 
     fn available(&self) -> Option<usize> {
         self.wordings[0].available()
+    }
+
+    fn inputs(&self) -> String {
+        digest::of(&self.wordings.iter().map(Task::inputs).collect::<Vec<_>>())
     }
 
     fn is_sized(&self) -> bool {

@@ -16,7 +16,7 @@ use crate::error::{UsageError, in_plain_words};
 use crate::tasks::seed::Draw;
 
 /// Where essay text comes from.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub enum Essays {
     /// Text of the house grammar, different for every example.
     Grammar,
@@ -32,7 +32,7 @@ pub enum Essays {
 }
 
 /// Where the haystack of an example starts in a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Start {
     /// Where the text starts: the same for every example, as published.
     Beginning,

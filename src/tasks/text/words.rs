@@ -37,7 +37,7 @@ static PETNAMES: LazyLock<PlainNames> = LazyLock::new(PlainNames::gather);
 static PLAIN_POOL: LazyLock<Vec<String>> = LazyLock::new(|| PETNAMES.pool());
 
 /// Word lists: adjectives and nouns for keys, a pool of plain words for lists, and a long tail.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Words {
     adjectives: Arc<[String]>,
     nouns: Arc<[String]>,
@@ -45,7 +45,7 @@ pub struct Words {
     label: &'static str,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 enum Pool {
     /// [`PLAIN_POOL`], which is gathered when somebody looks: most tasks have no lists.
     Plain,
