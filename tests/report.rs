@@ -133,6 +133,8 @@ fn record(task: &str, method: &str, params: &str, sample: usize, score: f64) -> 
         length: 4096,
         sample,
         seed: 7,
+        example_sha256: None,
+        revision: 1,
         context: None,
         method: method.into(),
         params: params.into(),

@@ -64,6 +64,9 @@ use std::sync::Arc;
 
 use artefact::{Artefact, ArtefactError};
 
+/// What [`Configured::revision`] begins with.
+pub const FIRST_REVISION: u32 = 1;
+
 /// A method with its parameters and policy resolved: what one cell of a run evaluates.
 #[derive(Clone)]
 pub struct Configured {
@@ -76,6 +79,9 @@ pub struct Configured {
     pub settings: Vec<Setting>,
     /// Sink, window and dense layers.
     pub policy: Policy,
+    /// Which form of its arithmetic this is, from 1 on: records of two forms are never taken for each other. With a reader
+    /// of its own, both count.
+    pub revision: u32,
     /// The method itself.
     pub method: Arc<dyn AnyMethod>,
     /// SHA-256 of the artefact it was given, if it needs one.

@@ -492,7 +492,12 @@ impl Run {
             kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
         }
         let settings = &self.configs[0].settings;
-        Store::open(&self.out, self.mode, &manifest(settings, &parts, kept, &command))
+        let manifest = manifest(settings, &parts, &ready.tasks, kept, &command);
+        Store::open_checked(&self.out, self.mode, &manifest, |stored, records| {
+            ready.slots.iter().try_for_each(|slot| {
+                ready.planner(&slot.config, slot.opened(), self).check_recorded(&self.out, stored, records)
+            })
+        })
     }
 
     /// Draws everything from the stored records, and prints the table or JSON.

@@ -109,6 +109,8 @@ impl<'a> Cell<'a> {
             // Both are in the order of the examples.
             while theirs.next_if(|theirs| example(theirs) < example(ours)).is_some() {}
             let same = theirs.next_if(|theirs| example(theirs) == example(ours));
+            // Of one model, only what was asked alike: a name does not say so.
+            let same = same.filter(|theirs| ours.model != theirs.model || ours.asks_as(theirs));
             pairs.extend(same.map(|theirs| (*context, *ours, theirs)));
         }
         pairs

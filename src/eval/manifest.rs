@@ -9,13 +9,13 @@ use serde_json::{Map, Value, json};
 use super::config::{RunConfig, Settings, Variant};
 use super::protocol::Protocol;
 use super::record::Latency;
-use super::store::{CALIBRATION, IDENTITY};
+use super::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::attention::{Configured, PromptNeed};
 use crate::kernels::cpu::precision::MatmulPrecision;
 use crate::kernels::cpu::{isa_name, tiles};
 use crate::model::OpenModel;
 use crate::model::device::Device;
-use crate::tasks::Positions;
+use crate::tasks::{Positions, Task};
 use crate::version;
 
 /// Raised whenever the same settings may give other records than before.
@@ -61,7 +61,16 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     if config.latency != Latency::Shared {
         identity["latency"] = config.latency.name().into();
     }
+    let content = [json!(model.dimensions.config()), model.tokenizer.identity()];
+    CONTENT.into_iter().zip(content).for_each(|(key, value)| identity[key] = value);
     identity
+}
+
+/// An identity as it was before models' configurations were part of it: keys of older records are made of that.
+pub fn without_content(identity: &Value) -> Value {
+    let mut fields = identity.as_object().cloned().unwrap_or_default();
+    CONTENT.iter().for_each(|key| drop(fields.shift_remove(*key)));
+    Value::Object(fields)
 }
 
 /// What the manifest says of a model and of what is run on it.
@@ -115,9 +124,20 @@ impl ModelPart {
     }
 }
 
+/// What tasks are made of, by their names.
+pub fn inputs(tasks: &[Box<dyn Task>]) -> Map<String, Value> {
+    tasks.iter().map(|task| (task.name().to_owned(), task.inputs().into())).collect()
+}
+
 /// The whole manifest of a run on some models, at least one. What differs by model, seed or protocol is a list where
 /// there are several. `kept` are identities of models that cannot be loaded now, but have records.
-pub fn manifest(settings: &Settings, parts: &[ModelPart], kept: Vec<Value>, command: &[String]) -> Value {
+pub fn manifest(
+    settings: &Settings,
+    parts: &[ModelPart],
+    tasks: &[Box<dyn Task>],
+    kept: Vec<Value>,
+    command: &[String],
+) -> Value {
     let identities = parts.iter().flat_map(|p| p.identities.iter().cloned()).chain(kept).collect();
     let by_model = || parts.iter().map(|p| (p.id.clone(), p.calibration.clone().into())).collect::<Map<_, _>>();
     json!({
@@ -126,6 +146,7 @@ pub fn manifest(settings: &Settings, parts: &[ModelPart], kept: Vec<Value>, comm
         "command": command,
         IDENTITY: one_or_several(identities),
         CALIBRATION: if let [part] = parts { part.calibration.clone() } else { by_model() },
+        INPUTS: inputs(tasks),
         "methods": parts.first().map(|p| &p.methods),
         "config": settings,
         "model": one_or_several(parts.iter().map(|p| p.model.clone()).collect()),
@@ -248,7 +269,7 @@ mod tests {
         let hash = config.methods[1].artefact.clone().expect("loki is calibrated");
         let part = ModelPart::new(&config, &model, Some("folder"));
         let larger = ModelPart { id: "other".into(), example_bytes: part.example_bytes + 1, ..part.clone() };
-        let of = |parts: &[ModelPart], kept| manifest(&config.settings, parts, kept, &["eval".into()]);
+        let of = |parts: &[ModelPart], kept| manifest(&config.settings, parts, &[], kept, &["eval".into()]);
 
         let one = of(std::slice::from_ref(&part), Vec::new());
         let own = identity(&config, config.variants()[0], &model, Some("folder"));

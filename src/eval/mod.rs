@@ -1,5 +1,6 @@
 //! Running a matrix: settings, one example under many methods, records, store and statistics.
 
+mod asked;
 pub mod attempts;
 pub mod calibration;
 pub mod capture;
@@ -25,6 +26,7 @@ pub mod plan;
 pub mod prompts;
 pub mod protocol;
 pub mod record;
+mod recorded;
 pub mod run;
 pub mod scores;
 pub mod shared;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shared::{Pool, Shared, Text};
 use super::stats::median;
+use crate::attention::FIRST_REVISION;
 use crate::cost::Cost;
 use crate::error::UsageError;
 use crate::tasks::likelihood::Measure;
@@ -39,8 +40,15 @@ pub struct Record {
     /// examples of one context are not independent. `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
+    /// Digest of what was asked: prompt tokens, answer key, metric and limits. Records are paired, merged and resumed by it.
+    /// `None` in records from before it was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub example_sha256: Option<Text>,
     /// Bare method name.
     pub method: Text,
+    /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](crate::attention::Configured::revision)).
+    #[serde(default = "first_revision", skip_serializing_if = "is_first_revision")]
+    pub revision: u32,
     /// Canonical `key=value,...` of the method's parameters.
     pub params: Text,
     /// All parameters of the method by key, those at their default too; empty in records from before they were kept.
@@ -203,6 +211,14 @@ impl Record {
     }
 }
 
+fn first_revision() -> u32 {
+    FIRST_REVISION
+}
+
+fn is_first_revision(revision: &u32) -> bool {
+    *revision == FIRST_REVISION
+}
+
 fn is_empty_text(text: &Text) -> bool {
     text.is_empty()
 }
@@ -230,6 +246,7 @@ impl Record {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
         let texts = [&mut self.source, &mut self.question, &mut self.prediction];
         names.into_iter().chain(texts).for_each(|text| said.texts.share(text));
+        self.example_sha256.iter_mut().for_each(|text| said.texts.share(text));
         [&mut self.references, &mut self.all_classes].into_iter().for_each(|list| said.lists.share(list));
         said.settings.share(&mut self.settings);
         self.conditions.iter_mut().for_each(|conditions| said.conditions.share(conditions));
@@ -467,6 +484,17 @@ impl Choice {
 }
 
 impl Record {
+    /// Whether two records of one model answer the same question. Of records without a digest, what they spell out is compared.
+    pub fn asks_as(&self, other: &Self) -> bool {
+        match (&self.example_sha256, &other.example_sha256) {
+            (Some(own), Some(others)) => own == others,
+            _ => {
+                let spelled = |r: &Self| (r.question.clone(), r.references.clone(), r.prompt_tokens);
+                spelled(self) == spelled(other)
+            }
+        }
+    }
+
     /// All parameters of the method by key; of a record from before they were kept, those that are named.
     pub fn settings(&self) -> BTreeMap<String, String> {
         if self.settings.is_empty() { named(&self.params) } else { (*self.settings).clone() }
@@ -760,7 +788,9 @@ pub(crate) mod tests {
             sample,
             seed: 1,
             context: None,
+            example_sha256: None,
             method: method.into(),
+            revision: FIRST_REVISION,
             params: "".into(),
             settings: Shared::default(),
             protocol: "question".into(),

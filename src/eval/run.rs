@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
+use super::asked;
 use super::config::Variant;
 use super::cut::Fitted;
 use super::generate::{Held, Outcome, Request, Run, Spent, run_example, run_from_first_token};
 use super::likelihood::{self, Scored, run_in_parallel, run_passage};
-use super::manifest::{cpu_name, identity};
+use super::manifest::{cpu_name, identity, without_content};
 use super::material::{self, Material};
 use super::plan::{Cell, LENGTH_HINT, Place, Plan, Planner};
 use super::prompts;
@@ -27,7 +28,7 @@ use super::record::{Choice, Comparable, Conditions, Latency, Likelihood, REFEREN
 use super::shared::{Shared, Text};
 use super::store::Store;
 use super::watch::{Failure, Progress, Watch};
-use crate::attention::Configured;
+use crate::attention::{Configured, FIRST_REVISION};
 use crate::error::UsageError;
 use crate::kernels::cpu::isa_name;
 use crate::model::Model;
@@ -86,6 +87,8 @@ struct Wanted {
 struct Item {
     wanted: Wanted,
     material: Rc<Material>,
+    /// Digest of what is asked.
+    digest: Rc<str>,
     prefix_tokens: usize,
     /// Tokens of the longer prefixes that the next items have, each going on from the one before.
     longer: Vec<usize>,
@@ -227,10 +230,14 @@ impl Runner<'_> {
     fn wanted(&self, plan: &Plan, place: Place, context: &[usize], has: impl Fn(&str) -> bool) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         for variant in self.config.variants() {
-            let identity = identity(self.config, variant, self.model, self.data).to_string();
+            let identity = identity(self.config, variant, self.model, self.data);
+            let [identity, before] = [identity.to_string(), without_content(&identity).to_string()];
             for &index in context {
-                let key = |m: &Configured| record_key(&identity, self.tasks[place.task].name(), place.length, index, m);
-                let is_missing = |m: &&Configured| plan.has(place, variant, m) && !has(&key(m));
+                let task = self.tasks[place.task].name();
+                let key = |identity: &str, m: &Configured| record_key(identity, task, place.length, index, m);
+                // Folders of older versions have records whose keys were made without a model's configuration.
+                let is_there = |m: &Configured| has(&key(&identity, m)) || has(&key(&before, m));
+                let is_missing = |m: &&Configured| plan.has(place, variant, m) && !is_there(m);
                 let methods: Vec<Configured> = self.config.methods.iter().filter(is_missing).cloned().collect();
                 if !methods.is_empty() {
                     wanted.push(Wanted { place, index, variant, methods });
@@ -243,7 +250,7 @@ impl Runner<'_> {
     /// Makes what examples of a context are made of, each once for all protocols, and puts those that begin alike
     /// next to each other. A context that cannot be made takes what is left of its seed with it.
     fn items(&self, wanted: Vec<Wanted>, plan: &mut Plan, watch: &mut dyn Watch) -> Result<Vec<Item>> {
-        let mut made: BTreeMap<(u64, usize), Option<Rc<Material>>> = BTreeMap::new();
+        let mut made: BTreeMap<(u64, usize), Option<(Rc<Material>, Rc<str>)>> = BTreeMap::new();
         let mut items = Vec::new();
         for wanted in wanted {
             let Wanted { place, index, variant: Variant { seed, .. }, .. } = wanted;
@@ -252,7 +259,10 @@ impl Runner<'_> {
                 Some(material) => material,
                 None => {
                     let material = match self.material(place, index, seed) {
-                        Ok(material) => Some(Rc::new(material)),
+                        Ok(material) => {
+                            let digest = asked::digest(&material);
+                            Some((Rc::new(material), digest.into()))
+                        }
                         Err(error) => {
                             let of_seed: Vec<_> =
                                 self.config.variants().into_iter().filter(|v| v.seed == seed).collect();
@@ -265,9 +275,9 @@ impl Runner<'_> {
                     material
                 }
             };
-            if let Some(material) = material {
+            if let Some((material, digest)) = material {
                 let prefix_tokens = material.prefix_tokens(wanted.variant.protocol);
-                items.push(Item { wanted, material, prefix_tokens, longer: Vec::new() });
+                items.push(Item { wanted, material, digest, prefix_tokens, longer: Vec::new() });
             }
         }
         items.sort_by(|a, b| a.prefix().cmp(b.prefix()).then(a.wanted.variant.seed.cmp(&b.wanted.variant.seed)));
@@ -431,7 +441,7 @@ impl Runner<'_> {
                 score: example.score(&prediction),
                 other_scores: example.also.iter().map(score_by).collect::<BTreeMap<_, _>>(),
                 depth: example.depth,
-                question: abridged(&example.question).into(),
+                question: asked::abridged(&example.question).into(),
                 prediction: prediction.into(),
                 references: example.references.clone().into(),
                 all_classes: example.all_classes.clone().into(),
@@ -442,7 +452,7 @@ impl Runner<'_> {
                 prompt_tokens: prompt.ids.len(),
                 prefix_tokens: item.prefix_tokens,
                 bos_tokens: self.model.tokenizer.bos_id().map(|_| prompt.bos_count),
-                ..self.cost_record(&identity, &item.wanted, method, run, shared)
+                ..self.cost_record(&identity, item, method, run, shared)
             })
         };
         methods.iter().zip(outcome.runs).map(record).collect()
@@ -490,11 +500,7 @@ impl Runner<'_> {
             prompt_tokens: passage.prompt.len(),
             prefix_tokens: request.prefix_tokens,
             bos_tokens: bos.map(|bos| passage.prompt.iter().filter(|id| **id == bos).count()),
-            ..scored_record(
-                passage,
-                &scored.sums,
-                self.cost_record(&identity, &item.wanted, method, scored.run, shared),
-            )
+            ..scored_record(passage, &scored.sums, self.cost_record(&identity, item, method, scored.run, shared))
         };
         Ok(Some(methods.iter().zip(outcome.runs).map(record).collect()))
     }
@@ -504,20 +510,14 @@ impl Runner<'_> {
     }
 
     /// A record with what is known of place, method and cost; the rest is empty.
-    fn cost_record(
-        &self,
-        identity: &str,
-        wanted: &Wanted,
-        method: &Configured,
-        run: Run,
-        shared: SharedReading,
-    ) -> Record {
-        let Wanted { place, index, variant, .. } = *wanted;
+    fn cost_record(&self, identity: &str, item: &Item, method: &Configured, run: Run, shared: SharedReading) -> Record {
+        let Wanted { place, index, variant, .. } = item.wanted;
         // What a method read by itself was read anew.
         let reading = run.prefill.map_or(shared, |time| SharedReading { time, ..SharedReading::default() });
         let task = self.tasks[place.task].name();
         let is_solo = self.config.latency == Latency::Solo;
         let settings = method.settings.iter().map(|s| (s.key.to_owned(), s.value.clone()));
+        let example_sha256 = (&*item.digest).into();
         Record {
             key: record_key(identity, task, place.length, index, method),
             model: self.model.id.as_str().into(),
@@ -526,7 +526,9 @@ impl Runner<'_> {
             sample: index,
             seed: variant.seed,
             context: Some(self.tasks[place.task].context_of(index)),
+            example_sha256: Some(example_sha256),
             method: method.name.as_str().into(),
+            revision: method.revision,
             params: method.params.as_str().into(),
             settings: settings.collect::<BTreeMap<_, _>>().into(),
             protocol: variant.protocol.to_string().into(),
@@ -657,21 +659,12 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
 }
 
-/// A text of at most a few hundred characters: the middle of a longer one is left out.
-fn abridged(text: &str) -> String {
-    const HALF: usize = 250;
-    let text = text.trim();
-    let from = |at: usize| text.char_indices().nth(at).map(|(i, _)| i);
-    let count = text.chars().count();
-    match (count > 2 * HALF, from(HALF), from(count.saturating_sub(HALF))) {
-        (true, Some(head), Some(tail)) => format!("{} … {}", &text[..head], &text[tail..]),
-        _ => text.to_owned(),
-    }
-}
-
 /// Hash of all that determines a record; known before the example is made.
 fn record_key(identity: &str, task: &str, length: usize, index: usize, method: &Configured) -> String {
     let mut text = format!("{identity}\n{task}\n{length}\n{index}\n{}", method.label());
+    if method.revision != FIRST_REVISION {
+        text += &format!("\nrevision {}", method.revision);
+    }
     for artefact in method.parts().filter_map(|part| part.artefact.as_ref()) {
         text += &format!("\n{artefact}");
     }
@@ -1123,6 +1116,7 @@ mod tests {
         let item = |prompt: &[u32], prefix_tokens| Item {
             wanted: Wanted { place: Place { task: 0, length: 0 }, index: 0, variant, methods: Vec::new() },
             material: Rc::new(Material::Passage(passage(prompt.to_vec(), 1))),
+            digest: "".into(),
             prefix_tokens,
             longer: Vec::new(),
         };
@@ -1180,12 +1174,7 @@ mod tests {
     }
 
     #[test]
-    fn long_questions_are_abridged_and_panics_say_what_they_can() {
-        let text = |n: usize| (0..n).map(|i| char::from_u32('à' as u32 + i as u32 % 20).unwrap()).collect::<String>();
-        assert_eq!(abridged(&format!("  {}\n", text(500))), text(500));
-        let long = text(501);
-        let (head, tail): (String, String) = (long.chars().take(250).collect(), long.chars().skip(251).collect());
-        assert_eq!(abridged(&long), format!("{head} … {tail}"));
+    fn panics_say_what_they_can() {
         assert_eq!(
             (said(&"why"), said(&"how".to_owned()), said(&7)),
             ("why".into(), "how".into(), "it did not say what".into())

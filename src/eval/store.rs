@@ -27,6 +27,11 @@ pub const IDENTITY: &str = "identity";
 /// Key of the manifest that holds, by kind, the hash of what methods were calibrated with. A resumed run may add
 /// a kind, but not change one.
 pub const CALIBRATION: &str = "calibration";
+/// Key of the manifest that holds, by task, a digest of what its examples are made of ([`Task::inputs`](crate::tasks::Task::inputs)).
+pub const INPUTS: &str = "inputs";
+/// Parts of an identity that folders from before they were kept do not have: a model's configuration, and how its tokenizer
+/// makes prompts and ends answers.
+pub const CONTENT: [&str; 2] = ["config", "tokens"];
 const LOCK: &str = ".lock";
 /// Where the rest of the manifest of later, resumed runs is kept.
 const RESUMED: &str = "resumed";
@@ -90,6 +95,19 @@ impl Store {
     /// the manifest of a resumed run does not match, or a record is of no run in the manifest; other errors if a file
     /// cannot be read or written.
     pub fn open(dir: &Path, mode: OpenMode, manifest: &Value) -> Result<Self> {
+        Self::open_checked(dir, mode, manifest, |_, _| Ok(()))
+    }
+
+    /// The same, after `check` has seen the stored manifest and its records, where there are any; nothing is written before.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and those of `check`.
+    pub fn open_checked(
+        dir: &Path,
+        mode: OpenMode,
+        manifest: &Value,
+        check: impl FnOnce(&Value, &[Record]) -> Result<()>,
+    ) -> Result<Self> {
         check_free(dir, mode)?;
         let (lock, is_locked) = lock(dir)?;
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
@@ -108,6 +126,11 @@ impl Store {
             repair(&path, &mut loaded.notices)?;
             loaded = read_records(&path, loaded.notices)?;
             check_belong(dir, &loaded.records, &manifest)?;
+            let stored = load_manifest(dir)?;
+            if identities(&stored).iter().any(|identity| CONTENT.iter().any(|key| identity[*key].is_null())) {
+                loaded.notices.push(format!("{} {UNKNOWN_CONTENT}", dir.display()));
+            }
+            check(&stored, &loaded.records)?;
         }
         write_whole(&dir.join(MANIFEST), format!("{manifest:#}\n").as_bytes())?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
@@ -286,7 +309,7 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
         records.push(record);
     }
     records.shrink_to_fit();
-    let repeated = drop_repeated(&mut records, |r| (&r.key, ""));
+    let repeated = drop_repeated(&mut records, |r| [&r.key, "", ""]);
     if repeated > 0 {
         notices.push(format!("{}: {repeated} records repeat a key; the first of each key counts", path.display()));
     }
@@ -294,7 +317,7 @@ fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
 }
 
 /// Keeps the first of the records that are equal in what is told of them; returns how many are left out.
-pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> (&str, &str)) -> usize {
+pub fn drop_repeated(records: &mut Vec<Record>, of: fn(&Record) -> [&str; 3]) -> usize {
     // Of most there is one: hashes say so, which are smaller than keys.
     let hasher = RandomState::new();
     let hashes: Vec<u64> = records.par_iter().map(|r| hasher.hash_one(of(r))).collect();
@@ -334,6 +357,10 @@ pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
 fn holds_records(dir: &Path) -> bool {
     fs::metadata(dir.join(SAMPLES)).is_ok_and(|file| file.len() > 0)
 }
+
+/// Ends the note on a folder that does not hold [`CONTENT`].
+const UNKNOWN_CONTENT: &str = "was written by a version that did not record a model's configuration and chat template: \
+                               nobody can check that these are still the same";
 
 const OUT_HINT: &str = "choose another --out folder";
 
@@ -450,9 +477,12 @@ fn merged_manifest(dir: &Path, manifest: &Value) -> Result<Value> {
         .hint("use the same settings, --overwrite, or another --out folder")
         .into());
     }
+    // Whether records are still of what tasks are made of is checked record by record.
+    let inputs = with_known_kinds(&manifest[INPUTS], &stored[INPUTS]);
     let (then, now) = (without_identity(&stored), without_identity(manifest));
     let Some(fields) = stored.as_object_mut() else { return Ok(stored) };
     fields.insert(CALIBRATION.to_owned(), calibration);
+    fields.insert(INPUTS.to_owned(), inputs);
     fields.insert(IDENTITY.to_owned(), manifest[IDENTITY].clone());
     if then != now {
         let resumed = fields.entry(RESUMED).or_insert_with(|| Value::Array(Vec::new()));
@@ -485,7 +515,7 @@ fn with_known_kinds(calibration: &Value, other: &Value) -> Value {
 }
 
 fn without_identity(manifest: &Value) -> Value {
-    let own = |key: &str| ![IDENTITY, CALIBRATION, RESUMED].contains(&key);
+    let own = |key: &str| ![IDENTITY, CALIBRATION, INPUTS, RESUMED].contains(&key);
     let rest = manifest.as_object().into_iter().flatten().filter(|(key, _)| own(key));
     Value::Object(rest.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
@@ -534,7 +564,8 @@ fn check_belong(dir: &Path, records: &[Record], manifest: &Value) -> Result<()> 
 fn differences(key: &str, stored: &Value, now: &Value, found: &mut BTreeSet<String>) {
     if let (Value::Object(stored), Value::Object(now)) = (stored, now) {
         let field = |object: &Map<String, Value>, name: &str| object.get(name).cloned().unwrap_or(Value::Null);
-        for name in stored.keys().chain(now.keys()) {
+        let unknown = |name: &String| key.is_empty() && CONTENT.contains(&name.as_str()) && !stored.contains_key(name);
+        for name in stored.keys().chain(now.keys()).filter(|name| !unknown(name)) {
             let nested = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
             differences(&nested, &field(stored, name), &field(now, name), found);
         }
@@ -781,14 +812,14 @@ mod tests {
             ..record("vt", "full", sample, 1.0)
         };
         let all = || vec![of("a", "x", 0), of("b", "x", 1), of("a", "y", 2), of("a", "x", 3), of("b", "x", 4)];
-        let left = |told: fn(&Record) -> (&str, &str)| {
+        let left = |told: fn(&Record) -> [&str; 3]| {
             let mut records = all();
             let dropped = drop_repeated(&mut records, told);
             (records.iter().map(|r| r.sample).collect::<Vec<_>>(), dropped)
         };
-        assert_eq!(left(|r| (&r.key, "")), (vec![0, 1], 3));
-        assert_eq!(left(|r| (&r.key, &r.model)), (vec![0, 1, 2], 2));
-        assert_eq!(left(|_| ("", "")).1, 4);
+        assert_eq!(left(|r| [&r.key, "", ""]), (vec![0, 1], 3));
+        assert_eq!(left(|r| [&r.key, &r.model, ""]), (vec![0, 1, 2], 2));
+        assert_eq!(left(|_| [""; 3]).1, 4);
     }
 
     #[test]

@@ -7,12 +7,13 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::error::UsageError;
 
 /// The decoder families that can be evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Architecture {
     /// `LlamaForCausalLM`.
     Llama,
@@ -54,7 +55,8 @@ impl fmt::Display for Architecture {
 }
 
 /// How rotary frequencies are scaled; the formulas are in [`rope`](super::rope).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
     /// `default`: no scaling.
     Default,
@@ -85,7 +87,7 @@ pub enum RopeScaling {
 }
 
 /// Parameters of YaRN scaling, defaults filled in.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct YarnScaling {
     /// How many times longer the context becomes.
     pub factor: f64,
@@ -106,7 +108,7 @@ pub struct YarnScaling {
 }
 
 /// Base and scaling of the rotary embedding.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RopeConfig {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
@@ -125,8 +127,9 @@ pub enum CheckpointType {
     Bf16,
 }
 
-/// Shape and constants of a model.
-#[derive(Debug, Clone, PartialEq)]
+/// Shape and constants of a model. Serialised, it is what of `config.json` determines a model's answers, as a run's
+/// identity holds it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelConfig {
     /// The decoder family.
     pub architecture: Architecture,
@@ -162,11 +165,14 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Whether gate, up and down projections have biases.
     pub mlp_bias: bool,
-    /// Ids that end a generation, as this file states them; may be empty.
+    /// Ids that end a generation, as this file states them; may be empty. The tokenizer says which ones are used.
+    #[serde(skip)]
     pub eos_ids: Vec<u32>,
-    /// Id of the beginning-of-sequence token, if stated.
+    /// Id of the beginning-of-sequence token, if stated. The tokenizer says which one is used.
+    #[serde(skip)]
     pub bos_id: Option<u32>,
-    /// Number format of the checkpoint, if stated.
+    /// Number format of the checkpoint, if stated. What is computed in is part of a run's settings.
+    #[serde(skip)]
     pub checkpoint_type: Option<CheckpointType>,
 }
 

@@ -6,7 +6,7 @@
 //! do not reproduce, so both are decided here and nowhere else. Rendering is in
 //! [`chat`](super::chat).
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::chat::{ChatTemplate, Message};
 use super::checksum::sha256_hex;
@@ -79,6 +79,8 @@ pub struct Tokenizer {
     bos: Option<u32>,
     eos: Vec<u32>,
     chat: Option<ChatTemplate>,
+    /// SHA-256 of the template in use and of the tokens that it may print.
+    chat_sha256: Option<String>,
     options: TokenizerOptions,
     sha256: String,
 }
@@ -106,9 +108,11 @@ impl Tokenizer {
         eos.extend(turn_ends(&inner));
         eos.sort_unstable();
         eos.dedup();
+        let template = template(files, &settings)?.filter(|_| options.chat);
         let tokenizer = Self {
             bos: front.first().copied().or(stated_bos),
-            chat: chat_template(files, &settings)?.filter(|_| options.chat),
+            chat: template.as_ref().map(Template::compiled).transpose()?,
+            chat_sha256: template.as_ref().map(Template::sha256),
             sha256: sha256_hex(files.tokenizer.text.as_bytes()),
             file: files.tokenizer.name.clone(),
             inner,
@@ -152,6 +156,17 @@ impl Tokenizer {
     /// SHA-256 of `tokenizer.json` in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
+    }
+
+    /// What determines prompts and where answers end besides `tokenizer.json`, as a run's identity holds it.
+    pub fn identity(&self) -> Value {
+        json!({
+            "chat_template_sha256": self.chat_sha256,
+            "thinking": self.options.thinking,
+            "front": self.front,
+            "bos": self.bos,
+            "eos": self.eos,
+        })
     }
 
     /// Id of the BOS token, if the model has one.
@@ -356,7 +371,7 @@ fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-fn chat_template(files: &ModelTexts, settings: &Map<String, Value>) -> Result<Option<ChatTemplate>, UsageError> {
+fn template<'a>(files: &'a ModelTexts, settings: &'a Map<String, Value>) -> Result<Option<Template<'a>>, UsageError> {
     let named = |key: &str| settings.get(key).and_then(token_text);
     let (source, file) = match (&files.chat_template, &files.tokenizer_config) {
         (Some(own), _) => (own.text.as_ref(), own.name.as_str()),
@@ -366,7 +381,27 @@ fn chat_template(files: &ModelTexts, settings: &Map<String, Value>) -> Result<Op
         },
         (None, None) => return Ok(None),
     };
-    ChatTemplate::parse(source, file, named("bos_token"), named("eos_token")).map(Some)
+    Ok(Some(Template { source, file, bos: named("bos_token"), eos: named("eos_token") }))
+}
+
+/// A chat template as a model's files state it.
+struct Template<'a> {
+    source: &'a str,
+    /// Where it stands, for errors.
+    file: &'a str,
+    /// The texts of the special tokens that it may print.
+    bos: Option<&'a str>,
+    eos: Option<&'a str>,
+}
+
+impl Template<'_> {
+    fn compiled(&self) -> Result<ChatTemplate, UsageError> {
+        ChatTemplate::parse(self.source, self.file, self.bos, self.eos)
+    }
+
+    fn sha256(&self) -> String {
+        sha256_hex(json!([self.source, self.bos, self.eos]).to_string().as_bytes())
+    }
 }
 
 /// The template in `tokenizer_config.json`: a text, or the one named `default` of a list.

@@ -9,9 +9,11 @@ use serde_json::Value;
 
 use crate::eval::record::Record;
 use crate::eval::shared::Text;
-use crate::eval::store::{CALIBRATION, Loaded, SAMPLES, drop_repeated, identities, load_run};
+use crate::eval::store::{CALIBRATION, CONTENT, Loaded, SAMPLES, drop_repeated, identities, load_run};
 
 use super::format::distinct;
+
+mod questions;
 
 /// A run's folder that was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,10 +56,12 @@ const OF_TASKS: [&str; 2] = ["data", "positions"];
 
 /// Reads the runs in folders: each is a run's folder, or holds such folders at any depth.
 ///
-/// Records with the same key are the same record, and the first counts. Runs with the same model's name but other
-/// weights, another tokenizer, precision or version of the program do not mix: what they differ in is added to the
-/// model's name in all of their records, which gives them rows of their own, and a note says so. The same goes for runs
-/// that made the same task and length from other data, or with other calibrations of a method.
+/// Records with the same key that answer the same question are the same record, and the first counts. Runs with the same
+/// model's name but other weights, another configuration, tokenizer, chat template, precision or version of the program do
+/// not mix: what they differ in is added to the model's name in all of their records, which gives them rows of their own,
+/// and a note says so. The same goes for runs that made the same task and length from other data, or with other
+/// calibrations of a method. Runs in which a task of one name asks other questions get tasks of their own, named by the
+/// run, and forms of a method that compute differently get rows of their own.
 ///
 /// # Errors
 /// If a folder has no records, one that is of no run in its manifest, or files that cannot be read.
@@ -84,10 +88,12 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     }
     merged.order = distinct(std::mem::take(&mut merged.order));
     tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
+    questions::tell_apart(&merged.sources, &mut loaded, &mut merged.notes);
+    tell_revisions_apart(&mut loaded, &mut merged.notes);
     merged.records.reserve_exact(loaded.iter().map(Vec::len).sum());
     loaded.into_iter().for_each(|records| merged.records.extend(records));
     // The same key under another label is another record: what differs is not in the key.
-    let repeated = drop_repeated(&mut merged.records, |r| (&r.key, &r.model));
+    let repeated = drop_repeated(&mut merged.records, |r| [&r.key, &r.model, &r.task]);
     if repeated > 0 {
         merged.notes.push(format!("{repeated} records are in several of the runs; each counts once"));
     }
@@ -159,7 +165,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
             let mut places: BTreeMap<Option<&String>, BTreeSet<&Place>> = BTreeMap::new();
             for (run, identity) in &identities {
                 let value = identity.get(**key);
-                if value.is_some() || !key.starts_with(CALIBRATION) {
+                if value.is_some() || !may_be_unknown(key) {
                     places.entry(value).or_default().extend(&has[*run].places);
                 }
             }
@@ -178,7 +184,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
         for run in runs {
             let part = |key: &&String| {
                 let value = identities[&run].get(*key).map_or("none", String::as_str);
-                format!("{}={}", key.trim_end_matches("_sha256"), value.chars().take(8).collect::<String>())
+                format!("{}={}", key.trim_end_matches("_sha256"), shortened(key, value))
             };
             let label = format!("{model} ({})", differing.iter().map(part).collect::<Vec<_>>().join(", "));
             let label = Text::from(label);
@@ -187,8 +193,38 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
     }
 }
 
+/// Gives records of different forms of a method rows of their own: what one computes is not what the other does.
+fn tell_revisions_apart(loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
+    let mut forms: BTreeMap<(Text, Text), BTreeSet<u32>> = BTreeMap::new();
+    for r in loaded.iter().flatten() {
+        forms.entry((r.method.clone(), r.params.clone())).or_default().insert(r.revision);
+    }
+    forms.retain(|_, revisions| revisions.len() > 1);
+    for (method, params) in forms.keys() {
+        let label = if params.is_empty() { method.to_string() } else { format!("{method}:{params}") };
+        notes.push(format!("{label} was run in several forms of the method: each is in rows of its own"));
+    }
+    for r in loaded.iter_mut().flatten() {
+        if forms.contains_key(&(r.method.clone(), r.params.clone())) {
+            let separator = if r.params.is_empty() { "" } else { "," };
+            r.params = format!("{}{separator}form={}", r.params, r.revision).into();
+        }
+    }
+}
+
+/// Whether a run without it may have had the same: a calibration that it did not need, or what older versions did not record.
+fn may_be_unknown(key: &str) -> bool {
+    key.starts_with(CALIBRATION) || CONTENT.iter().any(|part| key.split('.').next() == Some(part))
+}
+
 fn is_of_tasks(key: &str) -> bool {
     OF_TASKS.contains(&key) || key.starts_with(CALIBRATION)
+}
+
+/// A value that tells runs apart, as labels have it: of digests and long ones the beginning.
+fn shortened(key: &str, value: &str) -> String {
+    let digits = if is_of_tasks(key) || key.ends_with("_sha256") { 8 } else { 16 };
+    value.chars().take(digits).collect()
 }
 
 /// A protocol, a task and a length.
@@ -220,7 +256,6 @@ impl Has {
 /// What determines a run's records of a model besides what is in them, by name. Several identities of a model in one
 /// run differ only in that.
 fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let fields = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let all = identities(manifest);
     let own = all.iter().find(|identity| identity["model"] == model).or(all.first()).copied().unwrap_or(&Value::Null);
@@ -228,14 +263,28 @@ fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let calibration = calibration.get(model).filter(|kinds| kinds.is_object()).unwrap_or(calibration);
     let identity = fields(own).into_iter().filter(|(key, _)| !IN_RECORDS.contains(&key.as_str()));
     let calibration = fields(calibration).into_iter().map(|(kind, hash)| (format!("{CALIBRATION}.{kind}"), hash));
-    identity.chain(calibration).map(|(key, value)| (key, text(&value))).collect()
+    let mut all = BTreeMap::new();
+    // Older runs are told apart by this alone, not by each thing that they did not record.
+    let is_recorded = CONTENT.iter().all(|key| !own[*key].is_null());
+    all.insert("configuration".to_owned(), if is_recorded { "recorded" } else { "not recorded" }.to_owned());
+    identity.chain(calibration).for_each(|(key, value)| flatten(key, &value, &mut all));
+    all
+}
+
+/// The fields of a value, those of objects in it with dots; numbers and lists as JSON.
+fn flatten(key: String, value: &Value, into: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| flatten(format!("{key}.{name}"), value, into)),
+        Value::String(text) => drop(into.insert(key, text.clone())),
+        other => drop(into.insert(key, other.to_string())),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
-    use crate::eval::store::{IDENTITY, OpenMode, Store};
+    use crate::eval::store::{IDENTITY, INPUTS, OpenMode, Store};
     use serde_json::json;
 
     /// A run of the fixture's model, protocol and seed, with what else is said of it.
@@ -310,5 +359,72 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = read(&[dir.path().to_owned()]).unwrap_err().to_string();
         assert!(error.contains("holds no samples.jsonl"), "{error}");
+    }
+
+    fn tasks(merged: &Merged) -> Vec<&str> {
+        distinct(merged.records.iter().map(|r| r.task.as_str()))
+    }
+
+    fn asking(method: &str, sample: usize, what: &str) -> Record {
+        Record { example_sha256: Some(what.into()), ..record("jsonl:validation", method, sample, 1.0) }
+    }
+
+    /// RULER calls all of its files `validation.jsonl`.
+    #[test]
+    fn tasks_of_one_name_are_told_apart_by_what_they_ask() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str, inputs: Value, records: &[Record]| {
+            let path = run(&dir.path().join(name), json!({}), json!({}), records);
+            let mut manifest = crate::eval::store::load_manifest(&path).unwrap();
+            manifest[INPUTS] = json!({ "jsonl:validation": inputs });
+            std::fs::write(path.join("manifest.json"), manifest.to_string()).unwrap();
+            path
+        };
+        let vt = of("vt", json!("a"), &[asking("full", 0, "v0"), asking("full", 1, "v1")]);
+        let more_vt = of("more", json!("a2"), &[asking("quest", 1, "v1"), asking("quest", 2, "v2")]);
+        let qa = of("qa", json!("b"), &[asking("full", 0, "q0")]);
+        let shard = of("shard", json!("a"), &[asking("full", 7, "v7")]);
+        let other_shard = of("other", json!("b"), &[asking("full", 7, "q7")]);
+        let merged = |runs: &[&PathBuf]| read(&runs.iter().map(|run| (*run).clone()).collect::<Vec<_>>()).unwrap();
+
+        let one = merged(&[&vt, &more_vt, &shard]);
+        assert_eq!(
+            (tasks(&one), one.records.len()),
+            (vec!["jsonl:validation"], 5),
+            "a file that has grown is the same"
+        );
+        let two = merged(&[&vt, &qa]);
+        assert_eq!(tasks(&two), ["jsonl:validation (vt)", "jsonl:validation (qa)"]);
+        assert_eq!(two.records.len(), 3, "nothing is dropped, though two records have one key");
+        assert_eq!(two.notes, ["`jsonl:validation` asks other questions in vt, qa: each is a task of its own"]);
+        // Nothing in common, but made of other data.
+        assert_eq!(tasks(&merged(&[&vt, &other_shard])).len(), 2);
+        // Older records have no digest, but their questions.
+        let old = |name: &str, question: &str| {
+            let record = Record { question: question.into(), example_sha256: None, ..asking("full", 0, "") };
+            run(&dir.path().join(name), json!({}), json!({}), &[record])
+        };
+        let [old, other, same] = [old("old", "Where?"), old("other-old", "Who?"), old("same-old", "Where?")];
+        assert_eq!(tasks(&merged(&[&old, &other])).len(), 2);
+        assert_eq!(tasks(&merged(&[&old, &same])).len(), 1);
+    }
+
+    #[test]
+    fn configurations_and_forms_of_methods_get_rows_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str, facts: Value, revision: u32| {
+            let record = Record { revision, ..record("vt", "quest", 0, 1.0) };
+            run(&dir.path().join(name), facts, json!({}), &[record])
+        };
+        let yarn = |factor: f64| json!({"config": {"rope": {"scaling": {"yarn": {"factor": factor}}}}, "tokens": {}});
+        let two = read(&[of("1", yarn(2.0), 1), of("2", yarn(4.0), 1)]).unwrap();
+        let keys = ["builtin (config.rope.scaling.yarn.factor=2.0)", "builtin (config.rope.scaling.yarn.factor=4.0)"];
+        assert_eq!(models(&two), keys);
+        let with_old = read(&[of("3", yarn(2.0), 1), of("4", json!({}), 1)]).unwrap();
+        assert_eq!(models(&with_old), ["builtin (configuration=recorded)", "builtin (configuration=not recorded)"]);
+        let forms = read(&[of("5", json!({}), 1), of("6", json!({}), 2)]).unwrap();
+        let params: Vec<&str> = forms.records.iter().map(|r| r.params.as_str()).collect();
+        assert_eq!(params, ["form=1", "form=2"]);
+        assert_eq!(forms.notes, ["quest was run in several forms of the method: each is in rows of its own"]);
     }
 }

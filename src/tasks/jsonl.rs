@@ -26,8 +26,8 @@ use super::metrics::Metric;
 use super::options::Given;
 use super::rows::{Row, RowSource, Rows};
 use super::{
-    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest, kv_retrieval, longbench, longeval,
-    ruler, summary, turns,
+    Cut, Example, Family, Handling, PromptCounter, Task, TaskInfo, TaskOptions, digest, kv_retrieval, longbench,
+    longeval, ruler, summary, turns,
 };
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;

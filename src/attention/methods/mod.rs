@@ -55,8 +55,8 @@ use super::calibration::Calibration;
 use super::channels::Channels;
 use super::granularity::{Granularity, Reduce};
 use super::{
-    AnyMethod, Configured, DenseLayers, MethodSpec, Params, Policy, PrefillPattern, Role, Schedule, Setting, Tail,
-    TailRule,
+    AnyMethod, Configured, DenseLayers, FIRST_REVISION, MethodSpec, Params, Policy, PrefillPattern, Role, Schedule,
+    Setting, Tail, TailRule,
 };
 use crate::error::UsageError;
 use crate::kv::MOST_TOKENS;
@@ -290,7 +290,18 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let mut settings = decoder.settings.clone();
     settings.push(Setting { key: READER, value: reader.label(), is_named: false });
     let name = format!("{}>{}", reader.label(), decoder.name);
-    Ok(Configured { name, settings, reader: Some(Arc::new(reader)), ..decoder })
+    let revision = decoder.revision + reader.revision - FIRST_REVISION;
+    Ok(Configured { name, settings, revision, reader: Some(Arc::new(reader)), ..decoder })
+}
+
+/// Methods that pick other tokens, or count other costs, than their first form did, with the number of their form. A change
+/// raises it, so that records of both forms are told apart.
+const REVISIONS: [(&str, u32, fn(&Policy) -> bool); 0] = [];
+
+/// Which form of its arithmetic a method has under a policy.
+fn revision(name: &str, policy: &Policy) -> u32 {
+    let raised = REVISIONS.iter().find(|(of, _, applies)| *of == name && applies(policy));
+    raised.map_or(FIRST_REVISION, |(_, revision, _)| *revision)
 }
 
 /// The setting that says who read the prompt.
@@ -312,7 +323,8 @@ fn configure_one(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
     let settings = params.finish()?;
     let named = settings.iter().filter(|s| s.is_named).map(|s| format!("{}={}", s.key, s.value));
     let params = named.collect::<Vec<_>>().join(",");
-    Ok(Configured { name: entry.name.to_owned(), params, settings, policy, method, artefact: None, reader: None })
+    let (name, revision) = (entry.name.to_owned(), revision(entry.name, &policy));
+    Ok(Configured { name, params, settings, policy, revision, method, artefact: None, reader: None })
 }
 
 fn preset(entry: &MethodEntry, name: &str) -> Result<&'static [(&'static str, &'static str)], UsageError> {

@@ -1,0 +1,101 @@
+//! Whether what a folder has recorded was asked as it would be asked now: rows, data, metrics, limits and chat templates may
+//! have changed under the same names, and records of two questions are never put into one mean.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use super::asked;
+use super::material;
+use super::plan::Planner;
+use super::record::Record;
+use super::store::INPUTS;
+use crate::attention::Configured;
+use crate::error::UsageError;
+use crate::version;
+
+const HINT: &str = "put back what was changed, or use --overwrite or another --out folder";
+
+/// An example by its task's place, its length, seed and sample.
+type Place = (usize, usize, u64, usize);
+
+impl Planner<'_> {
+    /// Makes sure that records of a folder are of the examples that this matrix would make, and by the methods that it has.
+    /// Tasks that were made by this program from the same data are not looked at again; examples of others are made anew, all
+    /// that are recorded. `manifest` is the stored one.
+    ///
+    /// # Errors
+    /// A [`UsageError`] that names the first record that differs, and how.
+    pub fn check_recorded(&self, dir: &Path, manifest: &Value, records: &[Record]) -> Result<()> {
+        let own: Vec<&Record> = records.iter().filter(|r| *r.model == *self.model.id).collect();
+        self.check_revisions(dir, &own)?;
+        let is_same_program = programs(manifest).all(|program| is_this_program(program));
+        let changed = |task: usize| {
+            let task = &self.tasks[task];
+            !is_same_program || manifest[INPUTS][task.name()] != *task.inputs()
+        };
+        let to_compare: Vec<bool> = (0..self.tasks.len()).map(changed).collect();
+        let mut examples: BTreeMap<Place, Vec<&Record>> = BTreeMap::new();
+        for record in own {
+            let task = self.tasks.iter().position(|task| task.name() == &*record.task);
+            if let Some(task) = task.filter(|task| to_compare[*task]) {
+                examples.entry((task, record.length, record.seed, record.sample)).or_default().push(record);
+            }
+        }
+        let examples: Vec<_> = examples.into_iter().collect();
+        let first = examples.par_iter().find_map_first(|(place, records)| self.compared(dir, *place, records).err());
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Compares the records of an example with the example.
+    fn compared(&self, dir: &Path, (task, length, seed, sample): Place, records: &[&Record]) -> Result<()> {
+        let name = self.tasks[task].name();
+        let material =
+            material::make(self.tasks[task].as_ref(), length, sample, seed, self.model).with_context(|| {
+                format!("{}: {name}, example {sample} is recorded, and cannot be made any more", dir.display())
+            })?;
+        match records.iter().find_map(|record| asked::difference(record, &material)) {
+            None => Ok(()),
+            Some(what) => {
+                let example = format!("{name}, example {sample}");
+                Err(UsageError::new(format!("{}: {example} is not what was recorded: {what}", dir.display()))
+                    .hint(HINT)
+                    .into())
+            }
+        }
+    }
+
+    /// Makes sure that no record is of another form of a method than this program has.
+    fn check_revisions(&self, dir: &Path, records: &[&Record]) -> Result<(), UsageError> {
+        let other = |r: &&&Record| {
+            let is_it = |m: &&Configured| m.name == *r.method && m.params == *r.params;
+            self.config.methods.iter().find(is_it).is_some_and(|method| method.revision != r.revision)
+        };
+        match records.iter().find(other) {
+            None => Ok(()),
+            Some(Record { method, params, revision, .. }) => {
+                let label = if params.is_empty() { method.to_string() } else { format!("{method}:{params}") };
+                Err(UsageError::new(format!(
+                    "{}: `{label}` was run in form {revision} of the method, which has changed since",
+                    dir.display()
+                ))
+                .hint("--overwrite runs all again; another --out folder keeps what there is"))
+            }
+        }
+    }
+}
+
+/// The programs that added to a folder.
+fn programs(manifest: &Value) -> impl Iterator<Item = &Value> {
+    let resumed = manifest["resumed"].as_array().into_iter().flatten();
+    std::iter::once(manifest).chain(resumed).map(|manifest| &manifest["program"])
+}
+
+/// Whether a program is known to be this one. One that was built from files that nobody committed may be another.
+fn is_this_program(program: &Value) -> bool {
+    let is_committed = version::COMMIT.is_none_or(|commit| !commit.ends_with('+'));
+    is_committed && ["version", "commit"].iter().all(|key| program[*key] == version::as_json()[*key])
+}

@@ -1,0 +1,91 @@
+//! Tasks that have one name in several runs and ask other questions there: names come from files, and many files have one
+//! name. What was asked is compared, example by example.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Source;
+use crate::eval::record::Record;
+use crate::eval::shared::Text;
+use crate::eval::store::INPUTS;
+
+/// A task on a model.
+type Named = (Text, Text);
+
+/// What tells the examples of a task apart: length, seed and sample.
+type Example = (usize, u64, usize);
+
+/// A task in one run.
+struct Asked<'a> {
+    /// A record of each example.
+    examples: HashMap<Example, &'a Record>,
+    /// Digest of what the task was made of, where the run says it.
+    inputs: Option<&'a str>,
+}
+
+impl Asked<'_> {
+    /// Whether both can be parts of one task: examples that both have are the same, and where they have none in common they
+    /// were made of the same data, as far as is known.
+    fn goes_with(&self, other: &Self) -> bool {
+        let mut common = self.examples.iter().filter_map(|(example, own)| Some((own, other.examples.get(example)?)));
+        match common.next() {
+            Some((own, theirs)) => own.asks_as(theirs) && common.all(|(own, theirs)| own.asks_as(theirs)),
+            None => self.inputs.is_none() || other.inputs.is_none() || self.inputs == other.inputs,
+        }
+    }
+}
+
+/// Names tasks by their runs where these ask other questions under one name, and says so.
+pub(super) fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
+    let mut labels: Vec<HashMap<Named, Text>> = vec![HashMap::new(); loaded.len()];
+    for (named, runs) in asked(sources, loaded) {
+        let groups = groups(&runs);
+        if groups.len() < 2 {
+            continue;
+        }
+        let name_of = |group: &Vec<usize>| sources[group[0]].name.as_str();
+        let names: Vec<&str> = groups.iter().map(name_of).collect();
+        notes.push(format!("`{}` asks other questions in {}: each is a task of its own", named.1, names.join(", ")));
+        for (group, name) in groups.iter().zip(names) {
+            let label = Text::from(format!("{} ({name})", named.1));
+            group.iter().for_each(|run| drop(labels[*run].insert(named.clone(), label.clone())));
+        }
+    }
+    for (records, labels) in loaded.iter_mut().zip(labels).filter(|(_, labels)| !labels.is_empty()) {
+        for r in records {
+            if let Some(label) = labels.get(&(r.model.clone(), r.task.clone())) {
+                r.task = label.clone();
+            }
+        }
+    }
+}
+
+/// Tasks that are in several runs, by run.
+fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named, BTreeMap<usize, Asked<'a>>> {
+    let mut all: BTreeMap<Named, BTreeMap<usize, Asked>> = BTreeMap::new();
+    for (run, records) in loaded.iter().enumerate() {
+        // Records beside each other are mostly of one task.
+        for records in records.chunk_by(|a, b| a.model == b.model && a.task == b.task) {
+            let named = (records[0].model.clone(), records[0].task.clone());
+            let inputs = sources[run].manifest[INPUTS][&*records[0].task].as_str();
+            let task = all.entry(named).or_default();
+            let asked = task.entry(run).or_insert_with(|| Asked { examples: HashMap::new(), inputs });
+            for r in records {
+                asked.examples.entry((r.length, r.seed, r.sample)).or_insert(r);
+            }
+        }
+    }
+    all.retain(|_, runs| runs.len() > 1);
+    all
+}
+
+/// Runs that go together, each group in the order of the runs.
+fn groups(runs: &BTreeMap<usize, Asked>) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (run, asked) in runs {
+        match groups.iter_mut().find(|group| group.iter().all(|other| asked.goes_with(&runs[other]))) {
+            Some(group) => group.push(*run),
+            None => groups.push(vec![*run]),
+        }
+    }
+    groups
+}
