@@ -65,7 +65,7 @@ use std::sync::Arc;
 use artefact::{Artefact, ArtefactError};
 
 /// What [`Configured::revision`] begins with.
-pub const FIRST_REVISION: u32 = 1;
+pub const FIRST_REVISION: u16 = 1;
 
 /// A method with its parameters and policy resolved: what one cell of a run evaluates.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ pub struct Configured {
     pub policy: Policy,
     /// Which form of its arithmetic this is, from 1 on: records of two forms are never taken for each other. With a reader
     /// of its own, both count.
-    pub revision: u32,
+    pub revision: u16,
     /// The method itself.
     pub method: Arc<dyn AnyMethod>,
     /// SHA-256 of the artefact it was given, if it needs one.

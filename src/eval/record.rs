@@ -48,7 +48,7 @@ pub struct Record {
     pub method: Text,
     /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](crate::attention::Configured::revision)).
     #[serde(default = "first_revision", skip_serializing_if = "is_first_revision")]
-    pub revision: u32,
+    pub revision: u16,
     /// Canonical `key=value,...` of the method's parameters.
     pub params: Text,
     /// All parameters of the method by key, those at their default too; empty in records from before they were kept.
@@ -211,11 +211,11 @@ impl Record {
     }
 }
 
-fn first_revision() -> u32 {
+fn first_revision() -> u16 {
     FIRST_REVISION
 }
 
-fn is_first_revision(revision: &u32) -> bool {
+fn is_first_revision(revision: &u16) -> bool {
     *revision == FIRST_REVISION
 }
 

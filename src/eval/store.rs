@@ -595,7 +595,8 @@ mod tests {
     use serde_json::json;
 
     fn manifest(seed: u64) -> Value {
-        let identity = json!({"model": "builtin", "weights": {"hash": "ab"}, "protocol": "question", "seed": seed});
+        let mut identity = json!({"model": "builtin", "weights": {"hash": "ab"}, "protocol": "question", "seed": seed});
+        CONTENT.iter().for_each(|key| identity[*key] = json!({}));
         json!({"identity": identity, "machine": "one"})
     }
 

@@ -195,7 +195,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
 
 /// Gives records of different forms of a method rows of their own: what one computes is not what the other does.
 fn tell_revisions_apart(loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
-    let mut forms: BTreeMap<(Text, Text), BTreeSet<u32>> = BTreeMap::new();
+    let mut forms: BTreeMap<(Text, Text), BTreeSet<u16>> = BTreeMap::new();
     for r in loaded.iter().flatten() {
         forms.entry((r.method.clone(), r.params.clone())).or_default().insert(r.revision);
     }
@@ -412,8 +412,8 @@ mod tests {
     #[test]
     fn configurations_and_forms_of_methods_get_rows_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
-        let of = |name: &str, facts: Value, revision: u32| {
-            let record = Record { revision, ..record("vt", "quest", 0, 1.0) };
+        let of = |name: &str, facts: Value, revision: u16| {
+            let record = Record { key: format!("{revision}"), revision, ..record("vt", "quest", 0, 1.0) };
             run(&dir.path().join(name), facts, json!({}), &[record])
         };
         let yarn = |factor: f64| json!({"config": {"rope": {"scaling": {"yarn": {"factor": factor}}}}, "tokens": {}});

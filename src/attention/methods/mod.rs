@@ -296,10 +296,10 @@ pub fn configure(spec: &MethodSpec, policy: &Policy) -> Result<Configured, Usage
 
 /// Methods that pick other tokens, or count other costs, than their first form did, with the number of their form. A change
 /// raises it, so that records of both forms are told apart.
-const REVISIONS: [(&str, u32, fn(&Policy) -> bool); 0] = [];
+const REVISIONS: [(&str, u16, fn(&Policy) -> bool); 0] = [];
 
 /// Which form of its arithmetic a method has under a policy.
-fn revision(name: &str, policy: &Policy) -> u32 {
+fn revision(name: &str, policy: &Policy) -> u16 {
     let raised = REVISIONS.iter().find(|(of, _, applies)| *of == name && applies(policy));
     raised.map_or(FIRST_REVISION, |(_, revision, _)| *revision)
 }

@@ -22,15 +22,38 @@ struct Asked<'a> {
     inputs: Option<&'a str>,
 }
 
+/// How what a task asks in one run compares with what it asks in another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relation {
+    /// The same, in all examples that both have; where they have none in common, made of the same data as far as is known.
+    Same,
+    /// They have no example in common and were made of other data, as shards of a file that has grown meanwhile.
+    Unknown,
+    /// An example differs.
+    Different,
+}
+
 impl Asked<'_> {
-    /// Whether both can be parts of one task: examples that both have are the same, and where they have none in common they
-    /// were made of the same data, as far as is known.
-    fn goes_with(&self, other: &Self) -> bool {
+    fn relation(&self, other: &Self) -> Relation {
         let mut common = self.examples.iter().filter_map(|(example, own)| Some((own, other.examples.get(example)?)));
+        let is_same_data = self.inputs.is_none() || other.inputs.is_none() || self.inputs == other.inputs;
         match common.next() {
-            Some((own, theirs)) => own.asks_as(theirs) && common.all(|(own, theirs)| own.asks_as(theirs)),
-            None => self.inputs.is_none() || other.inputs.is_none() || self.inputs == other.inputs,
+            None if is_same_data => Relation::Same,
+            None => Relation::Unknown,
+            Some((own, theirs)) if own.asks_as(theirs) && common.all(|(own, theirs)| own.asks_as(theirs)) => {
+                Relation::Same
+            }
+            Some(_) => Relation::Different,
         }
+    }
+
+    /// Whether a task can be one with that of other runs: none differs, and one is known to be the same.
+    fn goes_with<'a>(&self, others: impl Iterator<Item = &'a Self>) -> bool
+    where
+        Self: 'a,
+    {
+        let relations: Vec<Relation> = others.map(|other| self.relation(other)).collect();
+        relations.contains(&Relation::Same) && !relations.contains(&Relation::Different)
     }
 }
 
@@ -82,7 +105,7 @@ fn asked<'a>(sources: &'a [Source], loaded: &'a [Vec<Record>]) -> BTreeMap<Named
 fn groups(runs: &BTreeMap<usize, Asked>) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (run, asked) in runs {
-        match groups.iter_mut().find(|group| group.iter().all(|other| asked.goes_with(&runs[other]))) {
+        match groups.iter_mut().find(|group| asked.goes_with(group.iter().map(|other| &runs[other]))) {
             Some(group) => group.push(*run),
             None => groups.push(vec![*run]),
         }

@@ -1,0 +1,481 @@
+//! Numbers of two questions never enter one mean: whatever decides a prompt, its answer or its score is changed under the
+//! same names, and then the run is resumed, and reported together with a run of what it is now.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+const RUN: &str = "run";
+
+/// A folder with a tiny model, rows, texts and data sets, and what is run on them.
+struct Place {
+    dir: PathBuf,
+}
+
+struct Ran {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Place {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Replaces a text that has to be there.
+    fn replace(&self, name: &str, from: &str, to: &str) {
+        let text = self.read(name);
+        assert!(text.contains(from), "{name} has no {from}");
+        self.write(name, &text.replacen(from, to, 1));
+    }
+
+    /// Sets keys of a JSON file.
+    fn set(&self, name: &str, keys: Value) {
+        let mut json: Map<String, Value> = serde_json::from_str(&self.read(name)).unwrap();
+        json.extend(keys.as_object().unwrap().clone());
+        self.write(name, &Value::Object(json).to_string());
+    }
+
+    fn spattn(&self, args: &[&str]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spattn"));
+        command.args(args).current_dir(&self.dir).env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent/hf");
+        let output = command.env("SPATTN_DATA", "/nonexistent/data").env("NO_COLOR", "1").output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Evaluates a task into a folder.
+    fn eval(&self, out: &str, task: &str, more: &[&str]) -> Ran {
+        let base = ["eval", "--model", "model", "-t", task, "-n", "3", "--quiet", "--skip-bad", "--data", "data"];
+        self.spattn(&[&base, more, &["--out", out]].concat())
+    }
+}
+
+/// A tokenizer with a token for every byte.
+fn byte_tokenizer() -> Value {
+    let is_printed = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut unprinted = 256;
+    let vocab = (0..256u32).map(|byte| {
+        let code = if is_printed(byte) { byte } else { std::mem::replace(&mut unprinted, unprinted + 1) };
+        (char::from_u32(code).unwrap().to_string(), json!(byte))
+    });
+    let vocab: Map<String, Value> = vocab.collect();
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+    })
+}
+
+fn lines(rows: impl IntoIterator<Item = Value>) -> String {
+    rows.into_iter().map(|row| format!("{row}\n")).collect()
+}
+
+fn needle_row(i: usize) -> Value {
+    json!({"context": format!("The grass is green. Person {i} lives in house {}. The sky is blue.", i + 40),
+           "question": format!("Where does person {i} live?"), "answers": [format!("house {}", i + 40)]})
+}
+
+fn hotpotqa_rows() -> String {
+    lines((0..4).map(|i| {
+        json!({"input": format!("How long is river {i}?"), "context": format!("River {i} is {} miles long. ", i + 22),
+               "answers": [format!("{} miles", i + 22)], "length": 8, "dataset": "hotpotqa", "language": "en",
+               "all_classes": null, "_id": format!("{i}")})
+    }))
+}
+
+fn sums(from: usize) -> String {
+    let sum = |i| json!({"question": format!("{i} and {i} are how many?"), "answer": format!("Add.\n#### {}", 2 * i)});
+    lines((from..from + 9).map(sum))
+}
+
+fn squad() -> Value {
+    let paragraph = |i: usize| {
+        json!({"context": format!("River {i} is {} miles long.", i + 22), "qas": [{"question": format!("How long is river {i}?"),
+            "is_impossible": false, "answers": [{"text": format!("{} miles", i + 22), "answer_start": 11}]}]})
+    };
+    json!({"data": [{"title": "T", "paragraphs": (0..9).map(paragraph).collect::<Vec<_>>()}]})
+}
+
+fn essays(word: &str) -> String {
+    (0..400).map(|i| format!("The {word} of town {i} is old. ")).collect()
+}
+
+fn zip(member: &str, text: &str) -> Vec<u8> {
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    zip.start_file(member, zip::write::SimpleFileOptions::default()).unwrap();
+    zip.write_all(text.as_bytes()).unwrap();
+    zip.finish().unwrap().into_inner()
+}
+
+fn place(dir: &Path) -> Place {
+    let place = Place { dir: dir.to_owned() };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/llama3");
+    fs::create_dir_all(place.path("model")).unwrap();
+    fs::copy(golden.join("model.safetensors"), place.path("model/model.safetensors")).unwrap();
+    fs::copy(golden.join("config.json"), place.path("model/config.json")).unwrap();
+    place.set("model/config.json", json!({"max_position_embeddings": 4096}));
+    place.write("model/tokenizer.json", &byte_tokenizer().to_string());
+    place.write("model/tokenizer_config.json", "{}");
+    place.write("model/generation_config.json", "{}");
+    place.write(
+        "model/chat_template.jinja",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:",
+    );
+    place.write("rows.jsonl", &lines((0..4).map(needle_row)));
+    place.write("text.txt", &essays("mayor"));
+    place.write("data/longbench/hotpotqa.jsonl", &hotpotqa_rows());
+    place.write("data/gsm8k/test.jsonl", &sums(1));
+    place.write("data/squad/dev-v2.0.json", &squad().to_string());
+    place.write("data/essays/a.txt", &essays("church"));
+    fs::write(place.path("rows.zip"), zip("rows.jsonl", &lines((0..4).map(needle_row)))).unwrap();
+    for list in ["nounlist.txt", "adjectivelist.txt", "verblist.txt"] {
+        let words: String = (0..60).map(|i| format!("{}{}\n", &list[..3], i)).collect();
+        place.write(&format!("data/wordlists/{list}"), &words);
+    }
+    place
+}
+
+/// A change, and what is said of it.
+struct Case {
+    name: &'static str,
+    task: &'static str,
+    /// The task after the change, where it is named with other options.
+    then: Option<&'static str>,
+    more: &'static [&'static str],
+    change: fn(&Place),
+    /// What the refused resumption says.
+    says: &'static str,
+}
+
+const ROWS: &str = "jsonl:rows.jsonl";
+const LENGTH: &[&str] = &["-l", "2500"];
+
+fn case(name: &'static str, change: fn(&Place), says: &'static str) -> Case {
+    Case { name, task: ROWS, then: None, more: &[], change, says }
+}
+
+impl Case {
+    fn of(self, task: &'static str, more: &'static [&'static str]) -> Self {
+        Self { task, more, ..self }
+    }
+
+    fn then(self, task: &'static str) -> Self {
+        Self { then: Some(task), change: |_| {}, ..self }
+    }
+}
+
+fn cases() -> Vec<Case> {
+    vec![
+        // Rows.
+        case(
+            "an answer",
+            |p| p.replace("rows.jsonl", "[\"house 41\"]", "[\"house 99\"]"),
+            "the answer key was [\"house 41\"]",
+        ),
+        case(
+            "a question",
+            |p| p.replace("rows.jsonl", "Where does person 1", "Whereabouts does person 1"),
+            "the question was",
+        ),
+        case("a context", |p| p.replace("rows.jsonl", "sky is blue", "sky is grey"), "its text has changed"),
+        case("the order", |p| p.write("rows.jsonl", &lines([1, 0, 2, 3].map(needle_row))), "the question was"),
+        case("another file", |p| p.write("rows.jsonl", &lines((7..11).map(needle_row))), "the question was"),
+        case("a row less", |p| p.write("rows.jsonl", &lines((1..4).map(needle_row))), "the question was"),
+        case("no such row any more", |p| p.write("rows.jsonl", &lines((0..2).map(needle_row))), "example 2"),
+        case(
+            "an archive",
+            |p| fs::write(p.path("rows.zip"), zip("rows.jsonl", &lines((1..5).map(needle_row)))).unwrap(),
+            "the question was",
+        )
+        .of("jsonl:rows.zip/rows.jsonl", &[]),
+        case("a metric", |_| {}, "the metric was \"string_match_all\", is \"qa_f1\"")
+            .then("jsonl:rows.jsonl:metric=qa_f1"),
+        case("a limit", |_| {}, "the limit of tokens to generate was").then("jsonl:rows.jsonl:max_new_tokens=9"),
+        // Data sets and texts.
+        case(
+            "a row of LongBench",
+            |p| p.replace("data/longbench/hotpotqa.jsonl", "22 miles long", "27 miles long"),
+            "its text has changed",
+        )
+        .of("longbench/hotpotqa", &[]),
+        case("a question of gsm8k", |p| p.write("data/gsm8k/test.jsonl", &sums(2)), "the question was")
+            .of("gen/gsm8k_cot:shots=1", &[]),
+        case("a text", |p| p.replace("text.txt", "mayor", "baker"), "its text has changed")
+            .of("ppl/file:text.txt:scored=16", &["-l", "512"]),
+        case("essays", |p| p.write("data/essays/a.txt", &essays("market")), "its text has changed")
+            .of("ruler/niah_single_2", LENGTH),
+        case(
+            "words",
+            |p| p.replace("data/wordlists/nounlist.txt", "nou0\n", "nou70\nnou71\n"),
+            "ruler/niah_multikey_2",
+        )
+        .of("ruler/niah_multikey_2", LENGTH),
+        case("documents", |p| p.replace("data/squad/dev-v2.0.json", "22 miles", "27 miles"), "ruler/qa_1")
+            .of("ruler/qa_1", LENGTH),
+        case("essays of a needle", |p| p.write("data/essays/a.txt", &essays("market")), "its text has changed")
+            .of("needle/number:depths=50", LENGTH),
+        // The model.
+        case(
+            "RoPE's base",
+            |p| p.replace("model/config.json", "500000.0", "10000.0"),
+            "`config.rope.theta` was 500000.0, is 10000.0",
+        ),
+        case(
+            "a longer context",
+            |p| p.replace("model/config.json", "\"factor\":8.0", "\"factor\":16.0"),
+            "`config.rope.scaling.llama3.factor` was 8.0, is 16.0",
+        ),
+        case(
+            "YaRN",
+            |p| {
+                p.set("model/config.json", json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 4096}}));
+            },
+            "`config.rope.scaling` was",
+        ),
+        case(
+            "the norm's epsilon",
+            |p| p.set("model/config.json", json!({"rms_norm_eps": 1e-6})),
+            "`config.rms_norm_eps` was",
+        ),
+        case(
+            "the context",
+            |p| p.set("model/config.json", json!({"max_position_embeddings": 3000})),
+            "`config.max_position_embeddings` was 4096, is 3000",
+        ),
+        case(
+            "a family",
+            |p| p.set("model/config.json", json!({"architectures": ["MistralForCausalLM"], "sliding_window": null})),
+            "`config.architecture` was",
+        ),
+        case(
+            "ends of answers",
+            |p| p.set("model/config.json", json!({"eos_token_id": [2, 3, 65]})),
+            "`tokens.eos` was [2,3], is [2,3,65]",
+        ),
+        case(
+            "ends of answers elsewhere",
+            |p| p.write("model/generation_config.json", "{\"eos_token_id\": 66}"),
+            "`tokens.eos` was",
+        ),
+        case(
+            "a chat template",
+            |p| p.replace("model/chat_template.jinja", "assistant:", "model:"),
+            "`tokens.chat_template_sha256` was",
+        ),
+        case(
+            "no chat template",
+            |p| fs::remove_file(p.path("model/chat_template.jinja")).unwrap(),
+            "`chat_template` was true, is false",
+        ),
+        case(
+            "a token in front",
+            |p| p.set("model/tokenizer_config.json", json!({"bos_token": "A", "add_bos_token": true})),
+            "`tokens.front` was [], is [65]",
+        ),
+        case(
+            "the tokenizer",
+            |p| p.replace("model/tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}"),
+            "`tokenizer_sha256` was",
+        ),
+        case(
+            "the weights",
+            |p| {
+                let mut bytes = fs::read(p.path("model/model.safetensors")).unwrap();
+                let last = bytes.len() - 1;
+                bytes[last] ^= 1;
+                fs::write(p.path("model/model.safetensors"), bytes).unwrap();
+            },
+            "`weights_sha256` was",
+        ),
+    ]
+}
+
+fn summary(ran: &Ran) -> Vec<Value> {
+    serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}\n{}", ran.stdout, ran.stderr))
+}
+
+/// What is wrong with how a change is met; empty if nothing is.
+fn faults(case: &Case) -> String {
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    let full = place.eval(RUN, case.task, case.more);
+    if full.status != Some(0) {
+        return format!("the first run fails: {}", full.stderr);
+    }
+    let records = place.read("run/samples.jsonl");
+    (case.change)(&place);
+    let task = case.then.unwrap_or(case.task);
+    let mut faults = String::new();
+
+    // With the same methods and with one more: nothing is written, and the change is named.
+    for methods in [&[][..], &["-m", "topk:k=4"]] {
+        let resumed = place.eval(RUN, task, &[case.more, methods, &["--resume"]].concat());
+        let is_refused = resumed.status == Some(2) && resumed.stderr.contains(case.says);
+        if !is_refused || resumed.stderr.lines().filter(|line| line.starts_with("error: ")).count() != 1 {
+            faults += &format!("resumed: {:?} {}\n", resumed.status, resumed.stderr);
+        }
+        if place.read("run/samples.jsonl") != records {
+            faults += "records were written\n";
+        }
+    }
+
+    // Beside a run of what it is now.
+    let now = place.eval("now", task, &[case.more, &["--no-full", "-m", "topk:k=4"]].concat());
+    if now.status != Some(0) {
+        return format!("{faults}the run of what it is now fails: {}", now.stderr);
+    }
+    let report = place.spattn(&["report", "run", "now", "--json"]);
+    let rows = summary(&report);
+    let count =
+        |method: &str| rows.iter().filter(|r| r["method"] == method).map(|r| r["n"].as_u64().unwrap()).sum::<u64>();
+    let (then, now) = (records.lines().count() as u64, place.read("now/samples.jsonl").lines().count() as u64);
+    if (count("full"), count("topk")) != (then, now) {
+        faults += &format!("reported: {} of {then} and {} of {now} examples\n", count("full"), count("topk"));
+    }
+    let is_paired = |r: &&Value| r["method"] == "topk" && !r["delta_full"].is_null();
+    if let Some(row) = rows.iter().find(is_paired) {
+        faults += &format!("reported: paired with other questions: {row}\n");
+    }
+    if !report.stderr.contains("of their own") && !report.stderr.contains("of its own") {
+        faults += &format!("reported: not a word: {}\n", report.stderr);
+    }
+    faults
+}
+
+#[test]
+fn no_change_of_what_is_asked_goes_unnoticed() {
+    let cases = cases();
+    assert!(cases.len() >= 30, "{}", cases.len());
+    let told = |case: &Case| Some((case.name, faults(case))).filter(|(_, faults)| !faults.is_empty());
+    let failed: Vec<String> =
+        cases.par_iter().filter_map(told).map(|(name, faults)| format!("== {name}\n{faults}")).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// What does not decide an answer may change: the run goes on, and both are one table.
+#[test]
+fn what_decides_nothing_may_change() {
+    let changes: [(&str, &str, fn(&Place)); 6] = [
+        ("nothing", ROWS, |_| {}),
+        ("rows behind those that were asked", ROWS, |p| p.write("rows.jsonl", &lines((0..9).map(needle_row)))),
+        ("an empty line", ROWS, |p| p.write("rows.jsonl", &format!("\n{}", p.read("rows.jsonl")))),
+        ("the layout of a config", ROWS, |p| {
+            let config: Value = serde_json::from_str(&p.read("model/config.json")).unwrap();
+            p.write("model/config.json", &format!("{config:#}\n"));
+        }),
+        ("a key that nobody reads", ROWS, |p| p.set("model/config.json", json!({"transformers_version": "9"}))),
+        ("text behind that which was read", "ppl/file:text.txt:scored=16", |p| {
+            p.write("text.txt", &format!("{}{}", p.read("text.txt"), essays("miller")));
+        }),
+    ];
+    for (name, task, change) in changes {
+        let dir = TempDir::new().unwrap();
+        let place = place(dir.path());
+        let more: &[&str] = if task.starts_with("ppl") { &["-l", "512"] } else { &[] };
+        assert_eq!(place.eval(RUN, task, more).status, Some(0), "{name}");
+        change(&place);
+        let resumed = place.eval(RUN, task, &[more, &["-m", "topk:k=4", "--resume", "--json"]].concat());
+        assert_eq!(resumed.status, Some(0), "{name}: {}", resumed.stderr);
+        let rows = summary(&resumed);
+        let of = |method: &str| rows.iter().find(|r| r["method"] == method).unwrap();
+        assert_eq!((of("full")["n"].as_u64(), of("topk")["n"].as_u64()), (Some(3), Some(3)), "{name}");
+        assert!(of("topk")["delta_full"].is_number(), "{name}: {}", of("topk"));
+    }
+}
+
+/// Files of one name in different folders, as RULER's are, are different tasks.
+#[test]
+fn files_of_one_name_are_told_apart() {
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    place.write("vt/validation.jsonl", &lines((0..3).map(needle_row)));
+    place.write("qa/validation.jsonl", &lines((5..8).map(needle_row)));
+    assert_eq!(place.eval("a", "jsonl:vt/validation.jsonl", &[]).status, Some(0));
+    assert_eq!(place.eval("b", "jsonl:qa/validation.jsonl", &["--no-full", "-m", "topk:k=4"]).status, Some(0));
+    let report = place.spattn(&["report", "a", "b", "--json"]);
+    assert!(report.stderr.contains("`jsonl:validation` asks other questions in a, b"), "{}", report.stderr);
+    let rows = summary(&report);
+    let named = |method: &str| rows.iter().find(|r| r["method"] == method).unwrap();
+    assert_eq!((&named("full")["task"], &named("full")["n"]), (&json!("jsonl:validation (a)"), &json!(3)));
+    assert_eq!((&named("topk")["task"], &named("topk")["n"]), (&json!("jsonl:validation (b)"), &json!(3)));
+    assert!(named("topk")["delta_full"].is_null());
+}
+
+/// A folder that was written before records had a digest is resumed where they spell out the same, and said to be unchecked.
+#[test]
+fn folders_of_older_versions_are_resumed_and_told_apart() {
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    assert_eq!(place.eval("new", ROWS, &[]).status, Some(0));
+    fs::create_dir(place.path("old")).unwrap();
+    let mut manifest: Value = serde_json::from_str(&place.read("new/manifest.json")).unwrap();
+    manifest.as_object_mut().unwrap().remove("inputs");
+    let identity = manifest["identity"].as_object_mut().unwrap();
+    for key in ["config", "tokens"] {
+        assert!(identity.shift_remove(key).is_some());
+    }
+    let identity = Value::Object(identity.clone()).to_string();
+    place.write("old/manifest.json", &manifest.to_string());
+    // As keys were made then.
+    let key =
+        |sample: u64| format!("{:x}", sha256(&format!("{identity}\njsonl:rows\n0\n{sample}\nfull")))[..32].to_owned();
+    let records = place.read("new/samples.jsonl");
+    let old = records.lines().map(|line| {
+        let mut record: Value = serde_json::from_str(line).unwrap();
+        record.as_object_mut().unwrap().shift_remove("example_sha256");
+        record["key"] = key(record["sample"].as_u64().unwrap()).into();
+        record
+    });
+    place.write("old/samples.jsonl", &lines(old));
+    let resumed = place.eval("old", ROWS, &["-m", "topk:k=4", "--resume", "--json"]);
+    assert_eq!(resumed.status, Some(0), "{}", resumed.stderr);
+    assert!(resumed.stderr.contains("did not record a model's configuration"), "{}", resumed.stderr);
+    let rows = summary(&resumed);
+    assert!(rows.iter().all(|r| r["n"] == 3) && rows[1]["delta_full"].is_number(), "{rows:?}");
+    assert_eq!(place.read("old/samples.jsonl").lines().count(), 6, "nothing was run twice");
+
+    // What older records spell out is compared.
+    place.write(
+        "old/samples.jsonl",
+        &lines(records.lines().map(|line| {
+            let mut record: Value = serde_json::from_str(line).unwrap();
+            record.as_object_mut().unwrap().shift_remove("example_sha256");
+            record
+        })),
+    );
+    place.write("old/manifest.json", &manifest.to_string());
+    let beside = place.spattn(&["report", "new", "old", "--json"]);
+    assert!(beside.stderr.contains("differ in configuration"), "{}", beside.stderr);
+    place.replace("rows.jsonl", "[\"house 41\"]", "[\"house 99\"]");
+    let refused = place.eval("old", ROWS, &["--resume"]);
+    assert!(refused.status == Some(2) && refused.stderr.contains("the answer key was"), "{}", refused.stderr);
+}
+
+fn sha256(text: &str) -> impl std::fmt::LowerHex {
+    struct Hex(Vec<u8>);
+    impl std::fmt::LowerHex for Hex {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        }
+    }
+    use sha2::Digest as _;
+    Hex(sha2::Sha256::digest(text).to_vec())
+}
