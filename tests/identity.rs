@@ -11,6 +11,10 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 const RUN: &str = "run";
+/// The methods of a run, of one that goes on with one more, and of a run beside it.
+const FIRST: &[&str] = &["-m", "random:ratio=0.5"];
+const MORE: &[&str] = &["-m", "random:ratio=0.5", "-m", "topk:k=4"];
+const BESIDE: &[&str] = &["--no-full", "-m", "topk:k=4"];
 
 /// A folder with a tiny model, rows, texts and data sets, and what is run on them.
 struct Place {
@@ -69,9 +73,9 @@ impl Place {
 /// A tokenizer with a token for every byte.
 fn byte_tokenizer() -> Value {
     let is_printed = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let mut unprinted = 256;
+    let unprinted_before = |byte: u32| (0..byte).filter(|other| !is_printed(*other)).count() as u32;
     let vocab = (0..256u32).map(|byte| {
-        let code = if is_printed(byte) { byte } else { std::mem::replace(&mut unprinted, unprinted + 1) };
+        let code = if is_printed(byte) { byte } else { 256 + unprinted_before(byte) };
         (char::from_u32(code).unwrap().to_string(), json!(byte))
     });
     let vocab: Map<String, Value> = vocab.collect();
@@ -93,12 +97,22 @@ fn needle_row(i: usize) -> Value {
            "question": format!("Where does person {i} live?"), "answers": [format!("house {}", i + 40)]})
 }
 
-fn hotpotqa_rows() -> String {
-    lines((0..4).map(|i| {
+/// LongBench's archive, and a file in it.
+const ARCHIVE: &str = "data/data.zip";
+const MEMBER: &str = "data/2wikimqa.jsonl";
+
+/// Four rows of a set of LongBench.
+fn qa_rows(set: &str, from: usize) -> String {
+    lines((from..from + 4).map(|i| {
         json!({"input": format!("How long is river {i}?"), "context": format!("River {i} is {} miles long. ", i + 22),
-               "answers": [format!("{} miles", i + 22)], "length": 8, "dataset": "hotpotqa", "language": "en",
+               "answers": [format!("{} miles", i + 22)], "length": 8, "dataset": set, "language": "en",
                "all_classes": null, "_id": format!("{i}")})
     }))
+}
+
+fn sentences(done: &str) -> String {
+    let sentence = |i| json!({"sentence": format!("{i} guests {done}, as _ had paid."), "option1": "Ann", "option2": "Bob", "answer": "2"});
+    lines((0..4).map(sentence))
 }
 
 fn sums(from: usize) -> String {
@@ -141,11 +155,13 @@ fn place(dir: &Path) -> Place {
     );
     place.write("rows.jsonl", &lines((0..4).map(needle_row)));
     place.write("text.txt", &essays("mayor"));
-    place.write("data/longbench/hotpotqa.jsonl", &hotpotqa_rows());
+    place.write("data/longbench/hotpotqa.jsonl", &qa_rows("hotpotqa", 0));
     place.write("data/gsm8k/test.jsonl", &sums(1));
+    place.write("data/winogrande/validation.jsonl", &sentences("slept"));
+    place.write("system.txt", "Answer in one word.");
     place.write("data/squad/dev-v2.0.json", &squad().to_string());
     place.write("data/essays/a.txt", &essays("church"));
-    fs::write(place.path("rows.zip"), zip("rows.jsonl", &lines((0..4).map(needle_row)))).unwrap();
+    fs::write(place.path(ARCHIVE), zip(MEMBER, &qa_rows("2wikimqa", 0))).unwrap();
     for list in ["nounlist.txt", "adjectivelist.txt", "verblist.txt"] {
         let words: String = (0..60).map(|i| format!("{}{}\n", &list[..3], i)).collect();
         place.write(&format!("data/wordlists/{list}"), &words);
@@ -199,14 +215,13 @@ fn cases() -> Vec<Case> {
         case("the order", |p| p.write("rows.jsonl", &lines([1, 0, 2, 3].map(needle_row))), "the question was"),
         case("another file", |p| p.write("rows.jsonl", &lines((7..11).map(needle_row))), "the question was"),
         case("a row less", |p| p.write("rows.jsonl", &lines((1..4).map(needle_row))), "the question was"),
-        case("no such row any more", |p| p.write("rows.jsonl", &lines((0..2).map(needle_row))), "example 2"),
         case(
             "an archive",
-            |p| fs::write(p.path("rows.zip"), zip("rows.jsonl", &lines((1..5).map(needle_row)))).unwrap(),
+            |p| fs::write(p.path(ARCHIVE), zip(MEMBER, &qa_rows("2wikimqa", 1))).unwrap(),
             "the question was",
         )
-        .of("jsonl:rows.zip/rows.jsonl", &[]),
-        case("a metric", |_| {}, "the metric was \"string_match_all\", is \"qa_f1\"")
+        .of("longbench/2wikimqa", &[]),
+        case("a metric", |_| {}, "the metric was \"string_match_part\", is \"qa_f1\"")
             .then("jsonl:rows.jsonl:metric=qa_f1"),
         case("a limit", |_| {}, "the limit of tokens to generate was").then("jsonl:rows.jsonl:max_new_tokens=9"),
         // Data sets and texts.
@@ -229,9 +244,17 @@ fn cases() -> Vec<Case> {
         )
         .of("ruler/niah_multikey_2", LENGTH),
         case("documents", |p| p.replace("data/squad/dev-v2.0.json", "22 miles", "27 miles"), "ruler/qa_1")
-            .of("ruler/qa_1", LENGTH),
+            .of("ruler/qa_1", &["-l", "600"]),
         case("essays of a needle", |p| p.write("data/essays/a.txt", &essays("market")), "its text has changed")
             .of("needle/number:depths=50", LENGTH),
+        case(
+            "an option",
+            |p| p.write("data/winogrande/validation.jsonl", &sentences("left")),
+            "the number of tokens to score",
+        )
+        .of("mcq/winogrande", &[]),
+        case("a system prompt", |p| p.write("system.txt", "Answer in two words."), "`system_prompt` was")
+            .of(ROWS, &["--system-prompt", "@system.txt"]),
         // The model.
         case(
             "RoPE's base",
@@ -248,7 +271,7 @@ fn cases() -> Vec<Case> {
             |p| {
                 p.set("model/config.json", json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 4096}}));
             },
-            "`config.rope.scaling` was",
+            "`config.rope.scaling.llama3` was",
         ),
         case(
             "the norm's epsilon",
@@ -316,7 +339,7 @@ fn summary(ran: &Ran) -> Vec<Value> {
 fn faults(case: &Case) -> String {
     let dir = TempDir::new().unwrap();
     let place = place(dir.path());
-    let full = place.eval(RUN, case.task, case.more);
+    let full = place.eval(RUN, case.task, &[case.more, FIRST].concat());
     if full.status != Some(0) {
         return format!("the first run fails: {}", full.stderr);
     }
@@ -326,7 +349,7 @@ fn faults(case: &Case) -> String {
     let mut faults = String::new();
 
     // With the same methods and with one more: nothing is written, and the change is named.
-    for methods in [&[][..], &["-m", "topk:k=4"]] {
+    for methods in [FIRST, MORE] {
         let resumed = place.eval(RUN, task, &[case.more, methods, &["--resume"]].concat());
         let is_refused = resumed.status == Some(2) && resumed.stderr.contains(case.says);
         if !is_refused || resumed.stderr.lines().filter(|line| line.starts_with("error: ")).count() != 1 {
@@ -338,7 +361,7 @@ fn faults(case: &Case) -> String {
     }
 
     // Beside a run of what it is now.
-    let now = place.eval("now", task, &[case.more, &["--no-full", "-m", "topk:k=4"]].concat());
+    let now = place.eval("now", task, &[case.more, BESIDE].concat());
     if now.status != Some(0) {
         return format!("{faults}the run of what it is now fails: {}", now.stderr);
     }
@@ -346,7 +369,7 @@ fn faults(case: &Case) -> String {
     let rows = summary(&report);
     let count =
         |method: &str| rows.iter().filter(|r| r["method"] == method).map(|r| r["n"].as_u64().unwrap()).sum::<u64>();
-    let (then, now) = (records.lines().count() as u64, place.read("now/samples.jsonl").lines().count() as u64);
+    let (then, now) = (records.lines().count() as u64 / 2, place.read("now/samples.jsonl").lines().count() as u64);
     if (count("full"), count("topk")) != (then, now) {
         faults += &format!("reported: {} of {then} and {} of {now} examples\n", count("full"), count("topk"));
     }
@@ -370,6 +393,22 @@ fn no_change_of_what_is_asked_goes_unnoticed() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// A row that is gone cannot be compared; the others are still the same questions.
+#[test]
+fn a_row_that_is_gone_ends_a_resumption_and_no_report() {
+    let dir = TempDir::new().unwrap();
+    let place = place(dir.path());
+    assert_eq!(place.eval(RUN, ROWS, FIRST).status, Some(0));
+    place.write("rows.jsonl", &lines((0..2).map(needle_row)));
+    let resumed = place.eval(RUN, ROWS, &[FIRST, &["--resume"]].concat());
+    assert!(resumed.status == Some(2) && resumed.stderr.contains("example 2 is recorded"), "{}", resumed.stderr);
+    assert_eq!(place.eval("now", ROWS, BESIDE).status, Some(0));
+    let rows = summary(&place.spattn(&["report", "run", "now", "--json"]));
+    let n = |method: &str| rows.iter().find(|r| r["method"] == method).map(|r| r["n"].clone());
+    assert_eq!((n("full"), n("topk")), (Some(json!(3)), Some(json!(2))));
+    assert!(rows.iter().all(|r| r["delta_full"].is_number()), "{rows:?}");
+}
+
 /// What does not decide an answer may change: the run goes on, and both are one table.
 #[test]
 fn what_decides_nothing_may_change() {
@@ -390,9 +429,9 @@ fn what_decides_nothing_may_change() {
         let dir = TempDir::new().unwrap();
         let place = place(dir.path());
         let more: &[&str] = if task.starts_with("ppl") { &["-l", "512"] } else { &[] };
-        assert_eq!(place.eval(RUN, task, more).status, Some(0), "{name}");
+        assert_eq!(place.eval(RUN, task, &[more, FIRST].concat()).status, Some(0), "{name}");
         change(&place);
-        let resumed = place.eval(RUN, task, &[more, &["-m", "topk:k=4", "--resume", "--json"]].concat());
+        let resumed = place.eval(RUN, task, &[more, MORE, &["--resume", "--json"]].concat());
         assert_eq!(resumed.status, Some(0), "{name}: {}", resumed.stderr);
         let rows = summary(&resumed);
         let of = |method: &str| rows.iter().find(|r| r["method"] == method).unwrap();
@@ -408,8 +447,8 @@ fn files_of_one_name_are_told_apart() {
     let place = place(dir.path());
     place.write("vt/validation.jsonl", &lines((0..3).map(needle_row)));
     place.write("qa/validation.jsonl", &lines((5..8).map(needle_row)));
-    assert_eq!(place.eval("a", "jsonl:vt/validation.jsonl", &[]).status, Some(0));
-    assert_eq!(place.eval("b", "jsonl:qa/validation.jsonl", &["--no-full", "-m", "topk:k=4"]).status, Some(0));
+    assert_eq!(place.eval("a", "jsonl:vt/validation.jsonl", FIRST).status, Some(0));
+    assert_eq!(place.eval("b", "jsonl:qa/validation.jsonl", BESIDE).status, Some(0));
     let report = place.spattn(&["report", "a", "b", "--json"]);
     assert!(report.stderr.contains("`jsonl:validation` asks other questions in a, b"), "{}", report.stderr);
     let rows = summary(&report);
@@ -424,7 +463,7 @@ fn files_of_one_name_are_told_apart() {
 fn folders_of_older_versions_are_resumed_and_told_apart() {
     let dir = TempDir::new().unwrap();
     let place = place(dir.path());
-    assert_eq!(place.eval("new", ROWS, &[]).status, Some(0));
+    assert_eq!(place.eval("new", ROWS, FIRST).status, Some(0));
     fs::create_dir(place.path("old")).unwrap();
     let mut manifest: Value = serde_json::from_str(&place.read("new/manifest.json")).unwrap();
     manifest.as_object_mut().unwrap().remove("inputs");
@@ -435,22 +474,27 @@ fn folders_of_older_versions_are_resumed_and_told_apart() {
     let identity = Value::Object(identity.clone()).to_string();
     place.write("old/manifest.json", &manifest.to_string());
     // As keys were made then.
-    let key =
-        |sample: u64| format!("{:x}", sha256(&format!("{identity}\njsonl:rows\n0\n{sample}\nfull")))[..32].to_owned();
+    let key = |sample: u64, method: &str| {
+        format!("{:x}", sha256(&format!("{identity}\njsonl:rows\n0\n{sample}\n{method}")))[..32].to_owned()
+    };
     let records = place.read("new/samples.jsonl");
     let old = records.lines().map(|line| {
         let mut record: Value = serde_json::from_str(line).unwrap();
         record.as_object_mut().unwrap().shift_remove("example_sha256");
-        record["key"] = key(record["sample"].as_u64().unwrap()).into();
+        let method = match record["method"].as_str() {
+            Some("random") => "random:ratio=0.5",
+            _ => "full",
+        };
+        record["key"] = key(record["sample"].as_u64().unwrap(), method).into();
         record
     });
     place.write("old/samples.jsonl", &lines(old));
-    let resumed = place.eval("old", ROWS, &["-m", "topk:k=4", "--resume", "--json"]);
+    let resumed = place.eval("old", ROWS, &[MORE, &["--resume", "--json"]].concat());
     assert_eq!(resumed.status, Some(0), "{}", resumed.stderr);
     assert!(resumed.stderr.contains("did not record a model's configuration"), "{}", resumed.stderr);
     let rows = summary(&resumed);
-    assert!(rows.iter().all(|r| r["n"] == 3) && rows[1]["delta_full"].is_number(), "{rows:?}");
-    assert_eq!(place.read("old/samples.jsonl").lines().count(), 6, "nothing was run twice");
+    assert!(rows.iter().all(|r| r["n"] == 3 && r["delta_full"].is_number()), "{rows:?}");
+    assert_eq!(place.read("old/samples.jsonl").lines().count(), 9, "nothing was run twice");
 
     // What older records spell out is compared.
     place.write(
@@ -465,7 +509,7 @@ fn folders_of_older_versions_are_resumed_and_told_apart() {
     let beside = place.spattn(&["report", "new", "old", "--json"]);
     assert!(beside.stderr.contains("differ in configuration"), "{}", beside.stderr);
     place.replace("rows.jsonl", "[\"house 41\"]", "[\"house 99\"]");
-    let refused = place.eval("old", ROWS, &["--resume"]);
+    let refused = place.eval("old", ROWS, &[FIRST, &["--resume"]].concat());
     assert!(refused.status == Some(2) && refused.stderr.contains("the answer key was"), "{}", refused.stderr);
 }
 

@@ -51,6 +51,9 @@ impl Merged {
 
 /// Parts of a run's identity that are in its records, so that rows tell them apart, or that add to them.
 const IN_RECORDS: [&str; 5] = ["model", "protocol", "seed", "fidelity", "latency"];
+/// Whether a run holds its model's configuration, which older ones do not.
+const CONFIGURATION: &str = "configuration";
+const NOT_RECORDED: &str = "not recorded";
 /// Parts that matter only where two runs have records of the same task and length.
 const OF_TASKS: [&str; 2] = ["data", "positions"];
 
@@ -165,7 +168,7 @@ fn tell_apart(sources: &[Source], loaded: &mut [Vec<Record>], notes: &mut Vec<St
             let mut places: BTreeMap<Option<&String>, BTreeSet<&Place>> = BTreeMap::new();
             for (run, identity) in &identities {
                 let value = identity.get(**key);
-                if value.is_some() || !may_be_unknown(key) {
+                if value.is_some() || !may_be_unknown(key, identity) {
                     places.entry(value).or_default().extend(&has[*run].places);
                 }
             }
@@ -212,9 +215,11 @@ fn tell_revisions_apart(loaded: &mut [Vec<Record>], notes: &mut Vec<String>) {
     }
 }
 
-/// Whether a run without it may have had the same: a calibration that it did not need, or what older versions did not record.
-fn may_be_unknown(key: &str) -> bool {
-    key.starts_with(CALIBRATION) || CONTENT.iter().any(|part| key.split('.').next() == Some(part))
+/// Whether a run that does not say it may have had the same: a calibration that it did not need, or what older versions did
+/// not record.
+fn may_be_unknown(key: &str, identity: &BTreeMap<String, String>) -> bool {
+    let is_content = CONTENT.iter().any(|part| key.split('.').next() == Some(part));
+    key.starts_with(CALIBRATION) || is_content && identity[CONFIGURATION] == NOT_RECORDED
 }
 
 fn is_of_tasks(key: &str) -> bool {
@@ -266,7 +271,7 @@ fn identity(manifest: &Value, model: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     // Older runs are told apart by this alone, not by each thing that they did not record.
     let is_recorded = CONTENT.iter().all(|key| !own[*key].is_null());
-    all.insert("configuration".to_owned(), if is_recorded { "recorded" } else { "not recorded" }.to_owned());
+    all.insert(CONFIGURATION.to_owned(), if is_recorded { "recorded" } else { NOT_RECORDED }.to_owned());
     identity.chain(calibration).for_each(|(key, value)| flatten(key, &value, &mut all));
     all
 }
