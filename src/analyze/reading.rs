@@ -22,7 +22,7 @@ use crate::model::device::Device;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
-use crate::tasks::{Task, TaskOptions, resolve};
+use crate::tasks::{Task, TaskOptions, digest, resolve};
 
 /// Tokens that there are at least before those whose queries are looked at.
 const LEAST_CONTEXT: usize = 16;
@@ -71,6 +71,14 @@ impl Source {
         match self {
             Self::Tasks(tasks) => tasks.iter().map(|task| task.name().to_owned()).collect(),
             Self::Text { label, .. } => vec![label.clone()],
+        }
+    }
+
+    /// Digests of what is read, in the order of the names.
+    fn inputs(&self) -> Vec<String> {
+        match self {
+            Self::Tasks(tasks) => tasks.iter().map(|task| task.inputs()).collect(),
+            Self::Text { ids, .. } => vec![digest::of(ids)],
         }
     }
 }
@@ -187,6 +195,11 @@ impl Reader {
         self.source.names()
     }
 
+    /// Digests of what is read, in the order of [`tasks`](Self::tasks).
+    pub fn inputs(&self) -> Vec<String> {
+        self.source.inputs()
+    }
+
     /// Documents that will be read.
     pub fn documents(&self) -> usize {
         self.samples * if let Source::Tasks(tasks) = &self.source { tasks.len() } else { 1 }
@@ -235,6 +248,11 @@ impl Loaded {
     /// What the documents are parts of, or asked by.
     pub fn tasks(&self) -> Vec<String> {
         self.source.names()
+    }
+
+    /// Digests of what is read, in the order of [`tasks`](Self::tasks).
+    pub fn inputs(&self) -> Vec<String> {
+        self.source.inputs()
     }
 
     /// A prompt's tokens, and the documents in it.

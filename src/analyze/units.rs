@@ -176,6 +176,8 @@ impl<'a> Order<'a> {
             "results_version": RESULTS_VERSION,
             "model": model.id,
             "weights_sha256": model.weights_sha256,
+            "configuration": model.configuration(),
+            "inputs": reading.inputs(),
             "analyses": analyses,
             "task": task,
             "length": length,
@@ -270,6 +272,13 @@ impl Reading {
         match self {
             Self::Found(reader) => reader.tasks(),
             Self::Loaded(loaded) => loaded.tasks(),
+        }
+    }
+
+    fn inputs(&self) -> Vec<String> {
+        match self {
+            Self::Found(reader) => reader.inputs(),
+            Self::Loaded(loaded) => loaded.inputs(),
         }
     }
 

@@ -105,6 +105,8 @@ impl Reading {
             "method": method,
             "model": model.id,
             "weights_sha256": model.weights_sha256,
+            "configuration": model.configuration(),
+            "inputs": self.loaded.inputs(),
             "dtype": model.dimensions.dtype().name(),
             "device": args.device.as_deref().unwrap_or("cpu"),
             "sink": policy.sink,

@@ -31,6 +31,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use serde_json::{Value, json};
 
 use crate::attention::artefact::ModelShape;
 use crate::error::{RunFailure, UsageError};
@@ -181,6 +182,16 @@ impl OpenModel {
                     .hint("its tokenizer.json belongs to another model, or to another version of it"))
             }
         }
+    }
+
+    /// What determines answers besides weights and the type that is computed in: the decoder's configuration, and how the
+    /// tokenizer makes prompts and ends answers.
+    pub fn configuration(&self) -> Value {
+        json!({
+            "config": self.dimensions.config(),
+            "tokenizer_sha256": self.tokenizer.sha256(),
+            "tokens": self.tokenizer.identity(),
+        })
     }
 
     /// What an artefact has to be made for to fit this model.
