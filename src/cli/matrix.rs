@@ -493,9 +493,12 @@ impl Run {
         }
         let settings = &self.configs[0].settings;
         let manifest = manifest(settings, &parts, &ready.tasks, kept, &command);
-        Store::open_checked(&self.out, self.mode, &manifest, |stored, records| {
+        Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
             ready.slots.iter().try_for_each(|slot| {
-                ready.planner(&slot.config, slot.opened(), self).check_recorded(&self.out, stored, records)
+                let planner = ready.planner(&slot.config, slot.opened(), self);
+                planner.check_recorded(&self.out, stored, &loaded.records)?;
+                planner.leave_out_other_forms(loaded);
+                Ok(())
             })
         })
     }

@@ -1,7 +1,7 @@
 //! Whether what a folder has recorded was asked as it would be asked now: rows, data, metrics, limits and chat templates may
 //! have changed under the same names, and records of two questions are never put into one mean.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -12,7 +12,7 @@ use super::asked;
 use super::material;
 use super::plan::Planner;
 use super::record::Record;
-use super::store::INPUTS;
+use super::store::{INPUTS, Loaded};
 use crate::attention::Configured;
 use crate::error::UsageError;
 use crate::version;
@@ -23,15 +23,14 @@ const HINT: &str = "put back what was changed, or use --overwrite or another --o
 type Place = (usize, usize, u64, usize);
 
 impl Planner<'_> {
-    /// Makes sure that records of a folder are of the examples that this matrix would make, and by the methods that it has.
-    /// Tasks that were made by this program from the same data are not looked at again; examples of others are made anew, all
-    /// that are recorded. `manifest` is the stored one.
+    /// Makes sure that records of a folder are of the examples that this matrix would make. Tasks that were made by this
+    /// program from the same data are not looked at again; examples of others are made anew, all that are recorded.
+    /// `manifest` is the stored one.
     ///
     /// # Errors
     /// A [`UsageError`] that names the first record that differs, and how.
     pub fn check_recorded(&self, dir: &Path, manifest: &Value, records: &[Record]) -> Result<()> {
         let own: Vec<&Record> = records.iter().filter(|r| *r.model == *self.model.id).collect();
-        self.check_revisions(dir, &own)?;
         let is_same_program = programs(manifest).all(|program| is_this_program(program));
         let changed = |task: usize| {
             let task = &self.tasks[task];
@@ -68,24 +67,27 @@ impl Planner<'_> {
         }
     }
 
-    /// Makes sure that no record is of another form of a method than this program has.
-    fn check_revisions(&self, dir: &Path, records: &[&Record]) -> Result<(), UsageError> {
-        let other = |r: &&&Record| {
+    /// Leaves out records of other forms of a method than this program has, and notes it: they stay in their file, where a
+    /// report keeps them apart, and their examples are run again.
+    pub fn leave_out_other_forms(&self, loaded: &mut Loaded) {
+        let form_of = |r: &Record| {
             let is_it = |m: &&Configured| m.name == *r.method && m.params == *r.params;
-            self.config.methods.iter().find(is_it).is_some_and(|method| method.revision != r.revision)
+            self.config.methods.iter().find(is_it).map(|method| method.revision)
         };
-        match records.iter().find(other) {
-            None => Ok(()),
-            Some(Record { method, params, revision, .. }) => {
-                let label = if params.is_empty() { method.to_string() } else { format!("{method}:{params}") };
-                Err(UsageError::new(format!(
-                    "{}: `{label}` was run in form {revision} of the method, which has changed since",
-                    dir.display()
-                ))
-                .hint("--overwrite runs all again; another --out folder keeps what there is"))
-            }
+        let is_other = |r: &Record| form_of(r).is_some_and(|form| form != r.revision);
+        let others: BTreeSet<String> = loaded.records.iter().filter(|r| is_other(r)).map(label).collect();
+        for label in others {
+            loaded.notices.push(format!(
+                "`{label}` computes or counts otherwise than when it was recorded: it is run again, and reports keep both apart"
+            ));
         }
+        loaded.records.retain(|r| !is_other(r));
     }
+}
+
+/// A record's method as a user would write it.
+fn label(r: &Record) -> String {
+    if r.params.is_empty() { r.method.to_string() } else { format!("{}:{}", r.method, r.params) }
 }
 
 /// The programs that added to a folder.

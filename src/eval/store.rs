@@ -99,6 +99,7 @@ impl Store {
     }
 
     /// The same, after `check` has seen the stored manifest and its records, where there are any; nothing is written before.
+    /// Records that it takes out are treated as if they were not there, and stay in their file.
     ///
     /// # Errors
     /// As [`open`](Self::open), and those of `check`.
@@ -106,7 +107,7 @@ impl Store {
         dir: &Path,
         mode: OpenMode,
         manifest: &Value,
-        check: impl FnOnce(&Value, &[Record]) -> Result<()>,
+        check: impl FnOnce(&Value, &mut Loaded) -> Result<()>,
     ) -> Result<Self> {
         check_free(dir, mode)?;
         let (lock, is_locked) = lock(dir)?;
@@ -130,7 +131,7 @@ impl Store {
             if identities(&stored).iter().any(|identity| CONTENT.iter().any(|key| identity[*key].is_null())) {
                 loaded.notices.push(format!("{} {UNKNOWN_CONTENT}", dir.display()));
             }
-            check(&stored, &loaded.records)?;
+            check(&stored, &mut loaded)?;
         }
         write_whole(&dir.join(MANIFEST), format!("{manifest:#}\n").as_bytes())?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
