@@ -2,9 +2,12 @@
 //!
 //! Who reads such a file finds the old one or the new one, never a part, whatever stops the writer: a full disk, a kill.
 //! Files that grow while a run goes on (records) are not of this kind.
+//!
+//! A file that a user names is written where a link leads. In a folder that the program looks after no link is followed: what
+//! is called `here` refuses it.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -22,6 +25,80 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
+/// As [`write_whole`], but neither through a link nor into a device or a pipe.
+///
+/// # Errors
+/// As [`write_whole`], and if the file is there and is no plain file.
+pub fn write_whole_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(|e| named(path, &e))?;
+    }
+    replace_here(path, bytes)
+}
+
+/// As [`write_whole_here`], into a folder that has to be there.
+///
+/// # Errors
+/// As [`write_whole_here`], and if the folder is not there.
+pub fn replace_here(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let place = check_plain(path).and_then(|_| Place::aside(path.to_owned())).map_err(|e| named(path, &e))?;
+    let mut file = WholeFile { path: path.to_owned(), place: BufWriter::new(place) };
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+/// Opens a file, but neither through a link nor a device or a pipe, which might wait for ever.
+///
+/// # Errors
+/// If it is none that can be opened, without its name.
+pub fn open_here(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    check_plain(path)?;
+    let mut options = options.clone();
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        // If it became one meanwhile.
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    }
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(not_plain("it is no plain file")),
+    }
+}
+
+/// The first bytes of a plain file, at most `most`.
+///
+/// # Errors
+/// As [`open_here`].
+pub fn read_here(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_here(path, OpenOptions::new().read(true))?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether a plain file is there.
+///
+/// # Errors
+/// If something else is, a link among others.
+pub fn check_plain(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(e) => Err(e),
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(found) if found.is_symlink() => {
+            Err(not_plain("it is a link, and links in a results folder are not followed"))
+        }
+        Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
+        Ok(_) => Err(not_plain("it is no plain file")),
+    }
+}
+
+fn not_plain(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, what)
+}
+
 /// A file that is being written, and has its name only when [finished](Self::finish). Errors name it.
 #[derive(Debug)]
 pub struct WholeFile {
@@ -32,7 +109,8 @@ pub struct WholeFile {
 /// Where the bytes go meanwhile.
 #[derive(Debug)]
 enum Place {
-    Aside(NamedTempFile),
+    /// With the path that it takes in the end.
+    Aside(NamedTempFile, PathBuf),
     /// A device or a pipe, which cannot be replaced.
     Itself(File),
 }
@@ -54,7 +132,7 @@ impl WholeFile {
     pub fn finish(self) -> io::Result<()> {
         let Self { path, place } = self;
         let place = place.into_inner().map_err(|e| named(&path, e.error()))?;
-        place.keep(&path).map_err(|e| named(&path, &e))
+        place.keep().map_err(|e| named(&path, &e))
     }
 }
 
@@ -74,11 +152,14 @@ impl Place {
         if there.as_ref().is_some_and(|file| !file.is_file() && !file.is_dir()) {
             return File::options().write(true).open(path).map(Self::Itself);
         }
-        let path = behind_links(path);
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if there.is_some_and(|file| file.is_dir()) {
-            return Err(io::ErrorKind::IsADirectory.into());
+            return Err(ErrorKind::IsADirectory.into());
         }
+        Self::aside(behind_links(path))
+    }
+
+    fn aside(path: PathBuf) -> io::Result<Self> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut aside = tempfile::Builder::new();
         aside.prefix(".").suffix(".part");
         // As any other new file has them; by itself the crate lets nobody else read.
@@ -88,13 +169,13 @@ impl Place {
         if let Ok(before) = fs::metadata(&path) {
             aside.as_file().set_permissions(before.permissions())?;
         }
-        Ok(Self::Aside(aside))
+        Ok(Self::Aside(aside, path))
     }
 
-    fn keep(self, path: &Path) -> io::Result<()> {
+    fn keep(self) -> io::Result<()> {
         match self {
             Self::Itself(_) => Ok(()),
-            Self::Aside(file) => file.persist(behind_links(path)).map(drop).map_err(|e| e.error),
+            Self::Aside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
         }
     }
 }
@@ -102,14 +183,14 @@ impl Place {
 impl Write for Place {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Aside(file) => file.as_file_mut().write(bytes),
+            Self::Aside(file, _) => file.as_file_mut().write(bytes),
             Self::Itself(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Aside(file) => file.as_file_mut().flush(),
+            Self::Aside(file, _) => file.as_file_mut().flush(),
             Self::Itself(file) => file.flush(),
         }
     }
@@ -187,6 +268,33 @@ mod tests {
         assert_eq!((fs::read(dir.path().join("file")).unwrap(), mode("file")), (b"y".to_vec(), 0o600));
         write_whole(Path::new("/dev/null"), b"z").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn in_a_results_folder_nothing_is_written_or_read_through_a_link() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("theirs"), "x").unwrap();
+        symlink("theirs", at("link")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+        let options = OpenOptions::new().create(true).append(true).clone();
+        for (name, what) in [("link", "it is a link"), ("dangling", "it is a link"), ("pipe", "it is no plain file")] {
+            let error = write_whole_here(&at(name), b"y").unwrap_err().to_string();
+            assert!(error.starts_with("cannot write ") && error.contains(&format!("{name}: {what}")), "{error}");
+            assert!(open_here(&at(name), &options).unwrap_err().to_string().starts_with(what));
+            assert!(read_here(&at(name), 10).unwrap_err().to_string().starts_with(what));
+        }
+        assert!(fs::read(at("theirs")).unwrap() == b"x" && !at("nowhere").exists());
+        write_whole_here(&at("new/a"), b"abc").unwrap();
+        open_here(&at("new/a"), &options).unwrap().write_all(b"d").unwrap();
+        assert_eq!(
+            (read_here(&at("new/a"), 3).unwrap(), fs::read(at("new/a")).unwrap()),
+            (b"abc".to_vec(), b"abcd".to_vec())
+        );
+        assert_eq!((check_plain(&at("new/a")).unwrap(), check_plain(&at("no")).unwrap()), (true, false));
     }
 
     #[test]

@@ -74,6 +74,8 @@ enum Behaviour {
     Stalled(usize, Duration),
     /// As right, but slowly.
     Slow(Duration),
+    /// So many bytes, then one each so often.
+    Trickling(usize, Duration),
     /// One bit of the first byte is another.
     Flipped,
     /// A byte more, not announced.
@@ -260,6 +262,14 @@ fn content(
             stream.write_all(first)?;
             std::thread::sleep(pause);
             return stream.write_all(second);
+        }
+        Behaviour::Trickling(bytes, pause) => {
+            stream.write_all(&body[..bytes])?;
+            for byte in &body[bytes..] {
+                stream.write_all(&[*byte])?;
+                std::thread::sleep(pause);
+            }
+            return Ok(());
         }
         Behaviour::Stalled(bytes, pause) => {
             stream.write_all(&body[..bytes])?;
@@ -651,6 +661,30 @@ fn a_stall_is_called_so() {
     let (what, hint, _) = told(&fetch(&HubOptions { timeouts, ..options(&cache, &hub) }).unwrap_err());
     assert!(what.ends_with("sent nothing for 0.8 s"), "{what}");
     assert!(hint.starts_with("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer") && hint.contains("goes on where"), "{hint}");
+}
+
+#[test]
+fn a_connection_that_trickles_is_ended_and_what_came_is_kept() {
+    let hub = Hub::start(checkpoint(), |asked| match asked.is_weights() && asked.earlier == 0 {
+        true => Behaviour::Trickling(1000, Duration::from_millis(50)),
+        false => Behaviour::Right,
+    });
+    let (cache, started) = (TempDir::new().unwrap(), Instant::now());
+    // Never so long without a byte that it is a stall.
+    let timeouts = Timeouts { stall: Duration::from_millis(500), ..Timeouts::default() };
+    let slow = || fetch(&HubOptions { timeouts, ..options(&cache, &hub) });
+    let (what, hint, is_usage) = told(&slow().unwrap_err());
+    assert!(what.contains("sent ") && what.ends_with(" bytes in 3 s, which leads nowhere"), "{what}");
+    assert!(
+        hint.contains("less than 1024 bytes a second") && hint.contains("goes on where this one stopped"),
+        "{hint}"
+    );
+    assert!(!is_usage && started.elapsed() < Duration::from_secs(30));
+    slow().unwrap();
+    assert_whole(&cache, &hub);
+    let [first, second] = &ranges(&hub)[..] else { panic!("{:?}", ranges(&hub)) };
+    let kept: usize = second.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap();
+    assert!(first.is_empty() && kept >= 1000, "{second}");
 }
 
 // --- Hints ---

@@ -45,7 +45,7 @@ fn drawn(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         let name = entry.file_name().into_string().unwrap();
         if entry.path().is_dir() {
             files.extend(drawn(&entry.path()).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
-        } else if ![".lock", "samples.jsonl", "manifest.json"].contains(&name.as_str()) {
+        } else if ![".lock", ".written", "samples.jsonl", "manifest.json"].contains(&name.as_str()) {
             files.insert(name, fs::read(entry.path()).unwrap());
         }
     }

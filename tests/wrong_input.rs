@@ -267,6 +267,9 @@ fn edit(dir: &Path, edit: &str) {
         write(&path, &appended);
     } else if let Some((path, value)) = split(" tensors ") {
         set_tensors(&path, value);
+    } else if let Some((path, to)) = split(" link ") {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(to, path).unwrap();
     } else if let Some(name) = edit.strip_prefix("remove ") {
         fs::remove_file(dir.join(name.trim())).unwrap();
     } else if let Some(name) = edit.strip_prefix("folder ") {

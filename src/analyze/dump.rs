@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::picked::picks_of;
 use super::{Choices, Document, Method};
-use crate::disk::write_whole;
+use crate::eval::owned;
 
 /// Numbers with their name and shape.
 struct Tensor {
@@ -37,10 +37,13 @@ impl Tensor {
     }
 }
 
-/// Writes a document with what methods pick in it to `NNNN.safetensors` in a folder, which is there; the file's path.
+/// Name of the folder of dumps within that of an analysis.
+pub const DUMP: &str = "dump";
+
+/// Writes a document with what methods pick in it to `dump/NNNN.safetensors` below a folder; the file's path.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If a file of another's is there, or it cannot be written.
 pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Path) -> Result<PathBuf> {
     let mut tensors = Vec::new();
     for layer in &document.layers {
@@ -70,9 +73,8 @@ pub fn write(document: &Document, number: usize, methods: &[Method], folder: &Pa
     let views = views.collect::<Result<Vec<_>, _>>().context("a tensor has another size than its shape")?;
     let metadata = HashMap::from([("spattn".to_owned(), about.to_string())]);
     let bytes = serialize(views, Some(metadata)).context("cannot put tensors into a file")?;
-    let path = folder.join(format!("{number:04}.safetensors"));
-    write_whole(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
+    let written = owned::write_all(folder, &[(format!("{DUMP}/{number:04}.safetensors"), bytes)])?;
+    written.into_iter().next().context("nothing was written")
 }
 
 fn of_layer(document: &Document, layer: usize) -> [Tensor; 3] {

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::{Loaded, Method, Reader, Request, Running, Setup, select};
 use crate::analyze::findings::Table;
 use crate::attention::Policy;
-use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::estimate::reading_seconds;
 use crate::eval::manifest::RESULTS_VERSION;
+use crate::eval::owned::{self, OwnFolder};
 use crate::eval::papers::seen::{Observing, Seen, SeenTable};
 use crate::model::device::Device;
 use crate::version;
@@ -85,8 +85,8 @@ impl<'a> Order<'a> {
     /// # Errors
     /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
     pub fn see(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Ended> {
-        if self.overwrite && self.folder.exists() {
-            std::fs::remove_dir_all(self.folder).with_context(|| format!("cannot remove {}", self.folder.display()))?;
+        if self.overwrite {
+            OwnFolder::of(self.folder)?.clear(&[&owned::UNITS])?;
         }
         std::fs::create_dir_all(self.folder).map_err(|e| {
             UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
@@ -110,8 +110,8 @@ impl<'a> Order<'a> {
                         None => {
                             reading = reading.loaded()?;
                             let seen = self.unit(reading.weights()?, identity, (at, task), *length, unit)?;
-                            write_whole(&path, format!("{}\n", serde_json::to_string(&seen)?).as_bytes())
-                                .with_context(|| format!("cannot write {}", path.display()))?;
+                            let text = format!("{}\n", serde_json::to_string(&seen)?);
+                            owned::write_all(self.folder, &[(self.name(task, *length, unit), text)])?;
                             tell(&format!("{} of {count}: {task}, {length} tokens, unit {unit}", done + 1));
                             // As it will be read again, to the last digit.
                             read(&path)?
@@ -166,7 +166,11 @@ impl<'a> Order<'a> {
     }
 
     fn path(&self, task: &str, length: usize, unit: usize) -> PathBuf {
-        self.folder.join(format!("{}-{length}-{unit:04}.json", task.replace('/', "_")))
+        self.folder.join(self.name(task, length, unit))
+    }
+
+    fn name(&self, task: &str, length: usize, unit: usize) -> String {
+        format!("{}-{length}-{unit:04}.json", task.replace('/', "_"))
     }
 
     fn identity(&self, reading: &Reading, length: usize, task: &str, unit: usize) -> Value {

@@ -1,10 +1,10 @@
 //! `spattn analyze`: what the papers observed about attention, measured on a model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -15,6 +15,7 @@ use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, 
 use crate::attention::Policy;
 use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
+use crate::eval::owned::{self, OwnFolder};
 use crate::kv::KvDtype;
 use crate::model::device::Device;
 use crate::report::analyses as drawing;
@@ -198,7 +199,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
         }
         let document = loaded.read(task, number, &needs)?;
         running.observe(&document)?;
-        if let Some(folder) = &folder {
+        if let Some(folder) = folder {
             dumped.push(dump::write(&document, at, &methods, folder)?);
         }
         if !args.quiet {
@@ -259,12 +260,12 @@ impl AnalyzeArgs {
             let what = format!("{} holds an earlier analysis", self.out.display());
             return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
         }
-        Ok(())
+        owned::check(&self.out, &owned::ANALYSIS)
     }
 
-    /// Makes the folders, and gives the one that is dumped to.
-    fn folder(&self) -> Result<Option<PathBuf>> {
-        let dump = self.out.join("dump");
+    /// Makes the folders, and gives the one that is dumped below.
+    fn folder(&self) -> Result<Option<&Path>> {
+        let dump = self.out.join(dump::DUMP);
         let made = if self.dump { &dump } else { &self.out };
         std::fs::create_dir_all(made).map_err(|e| {
             UsageError::new(format!("cannot write to the folder {}: {e}", made.display()))
@@ -272,14 +273,9 @@ impl AnalyzeArgs {
         })?;
         if self.dump {
             // What an earlier one left would pass for this one's.
-            for entry in std::fs::read_dir(&dump).context("cannot read the folder of dumps")? {
-                let path = entry.context("cannot read the folder of dumps")?.path();
-                if path.extension().is_some_and(|e| e == "safetensors") {
-                    std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-                }
-            }
+            OwnFolder::of(&self.out)?.clear(&[&owned::DUMP])?;
         }
-        Ok(self.dump.then_some(dump))
+        Ok(self.dump.then_some(self.out.as_path()))
     }
 
     fn manifest(

@@ -17,6 +17,7 @@ use crate::bench::{Bench, Capture, Op, Peers, Plan, Reader, check_memory, steps}
 use crate::error::UsageError;
 use crate::eval::config::{parse_dtype, parse_matmul_precision};
 use crate::eval::manifest::cpu_name;
+use crate::eval::owned;
 use crate::eval::record::REFERENCE;
 use crate::kernels::cpu::precision::{MatmulPrecision, set_matmul_precision};
 use crate::kernels::cpu::{isa_name, tiles};
@@ -253,13 +254,12 @@ impl BenchArgs {
 
     /// That nothing is in the folder, unless it may be written over.
     fn check_free(&self) -> Result<(), UsageError> {
-        match &self.out {
-            Some(folder) if !self.overwrite && folder.join("bench.json").exists() => {
-                let what = format!("{} holds an earlier bench", folder.display());
-                Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"))
-            }
-            _ => Ok(()),
+        let Some(folder) = &self.out else { return Ok(()) };
+        if !self.overwrite && folder.join("bench.json").exists() {
+            let what = format!("{} holds an earlier bench", folder.display());
+            return Err(UsageError::new(what).hint("choose another --out folder, or add --overwrite"));
         }
+        owned::check(folder, &owned::BENCH)
     }
 
     /// That nothing is asked for that would not be done.

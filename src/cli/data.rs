@@ -14,6 +14,7 @@ use super::export_eval::{self, ExportEvalArgs};
 use super::numbers;
 use super::output::Export;
 use crate::error::UsageError;
+use crate::given;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
 
 /// Fetch and check published data sets; make and convert data files.
@@ -116,7 +117,8 @@ const ROWS_A_BATCH: usize = 1 << 16;
 
 fn export_train(args: &ExportArgs) -> Result<()> {
     let read = |path: &Path| {
-        std::fs::read_to_string(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
+        given::text(path, given::MOST_OF_TEXT)
+            .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))
     };
     let plan = parse_plan(&read(&args.plan)?, &args.plan)?;
     let trainer = Trainer::new(args.books.as_deref().map(Books::from_folder).transpose()?.unwrap_or_default())?;

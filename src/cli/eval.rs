@@ -317,8 +317,9 @@ impl RunArgs {
     pub(super) fn run(self, command: &str, configs: Vec<RunConfig>, on_failure: OnFailure) -> Result<Run, UsageError> {
         let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
+        let is_unnamed = self.out.is_none();
         let Self { threads, quiet, json, .. } = self;
-        Ok(Run { configs, shard, out, mode, threads, quiet, json, on_failure, is_elsewhere: false })
+        Ok(Run { configs, shard, out, is_unnamed, mode, threads, quiet, json, on_failure, is_elsewhere: false })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.

@@ -18,6 +18,7 @@ use super::progress::Meter;
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
 use super::{Advised, Done, listed};
 use crate::attention::Configured;
+use crate::error::UsageError;
 use crate::eval::attempts::{self, Ending, Log};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
@@ -27,6 +28,7 @@ use crate::eval::estimate::{Estimate, estimate_by_products};
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
 use crate::eval::memory::peak_bytes;
+use crate::eval::owned;
 use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
 use crate::eval::record::{REFERENCE, Record};
 use crate::eval::run::{End, Left, Runner};
@@ -62,6 +64,8 @@ pub(super) struct Run {
     pub configs: Vec<RunConfig>,
     pub shard: Shard,
     pub out: PathBuf,
+    /// Whether the folder's name was made up here, and another will do where somebody has it.
+    pub is_unnamed: bool,
     pub mode: OpenMode,
     pub threads: Option<usize>,
     pub quiet: bool,
@@ -191,16 +195,22 @@ impl Run {
     }
 
     fn run(
-        self,
+        mut self,
         work: impl FnOnce(&Self, &mut Ready, &mut Store, &AtomicBool, &mut Watcher) -> Result<(End, Took)>,
         finish: impl FnOnce(&Self, Took) -> Result<()>,
     ) -> Result<Done> {
         let (stop, is_planning) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let is_preempted = raise_on_preemption(&stop, &is_planning)?;
-        check_free(&self.out, self.mode)?;
+        if !self.is_unnamed {
+            self.check_free()?;
+        }
         let mut watcher = Watcher::new(self.on_failure);
         let mut ready = self.ready(&mut watcher)?;
+        if self.is_unnamed {
+            self.out = new_folder(&self.out)?;
+        }
         let mut store = self.open_store(&ready)?;
+        let place = store.place()?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
         is_planning.store(false, Ordering::Relaxed);
         if self.on_failure == OnFailure::GoOn {
@@ -219,16 +229,29 @@ impl Run {
             log.end(ending, store.count(), ran.as_ref().err())?;
         }
         drop(store);
+        // What was moved away meanwhile is not there to be drawn.
+        let ran = ran.and_then(|ran| Ok(place.check().map(|()| ran)?));
         if ending == Ending::Stopped {
             let kept = kept(&self.out, "go on").unwrap_or_else(|| "nothing was recorded yet".to_owned());
             let is_preempted = is_preempted.load(Ordering::Relaxed);
             eprintln!("{}: {kept}", if is_preempted { "told to stop" } else { "interrupted" });
             return Ok(if is_preempted { Done::Preempted } else { Done::Interrupted });
         }
-        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| watcher.verdict("are done"));
-        match (ended, kept(&self.out, "once that is mended, go on")) {
+        let ended = ran.and_then(|(_, took)| finish(&self, took)).and_then(|()| Ok(place.check()?));
+        let ended = ended.and_then(|()| watcher.verdict("are done"));
+        let is_in_place = place.check().is_ok();
+        match (ended, kept(&self.out, "once that is mended, go on").filter(|_| is_in_place)) {
             (Err(error), Some(advice)) => Err(Advised { error, advice }.into()),
             (ended, _) => ended.map(|()| Done::Completed),
+        }
+    }
+
+    /// That the folder can be written, as far as that can be seen.
+    fn check_free(&self) -> Result<(), UsageError> {
+        check_free(&self.out, self.mode)?;
+        match self.on_failure {
+            OnFailure::Stop => Ok(()),
+            OnFailure::GoOn => owned::check(&self.out, &owned::ATTEMPTS),
         }
     }
 
@@ -552,6 +575,27 @@ impl std::fmt::Display for Took {
         }
         if self.gpu.most_bytes > 0 { write!(f, "\n{}", self.gpu) } else { Ok(()) }
     }
+}
+
+/// Makes a folder of a name, or, where that is there, of the name with a number.
+fn new_folder(name: &Path) -> Result<PathBuf, UsageError> {
+    let unwritable = |e: std::io::Error| {
+        UsageError::new(format!("cannot write to the folder {}: {e}", name.display())).hint("choose one with --out DIR")
+    };
+    if let Some(parent) = name.parent() {
+        std::fs::create_dir_all(parent).map_err(unwritable)?;
+    }
+    for number in 1_u32.. {
+        let path = match number {
+            1 => name.to_owned(),
+            _ => PathBuf::from(format!("{}-{number}", name.display())),
+        };
+        match std::fs::create_dir(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path).map_err(unwritable),
+        }
+    }
+    Err(unwritable(std::io::ErrorKind::AlreadyExists.into()))
 }
 
 /// What is there of a run that did not end, and how to `go_on`.

@@ -9,6 +9,7 @@ use super::listed;
 use super::output::{print, print_line, width};
 use crate::error::UsageError;
 use crate::eval::checks::in_short;
+use crate::eval::owned;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::Figures;
 use crate::report::table::Form;
@@ -124,8 +125,10 @@ impl ReportArgs {
                 .hint("leave out all but --out; tables of your own can be made from its bench.csv")
                 .into());
         }
+        let out = self.out.as_deref().unwrap_or(dir);
+        owned::check(out, &owned::BENCH_PAGE)?;
         let stored = bench::read(dir)?;
-        let files = bench::draw(&stored, self.out.as_deref().unwrap_or(dir))?;
+        let files = bench::draw(&stored, out)?;
         print(&(bench::table(&stored) + "\n"))?;
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
     }
@@ -151,6 +154,17 @@ pub fn run(args: ReportArgs) -> Result<()> {
         return args.draw_bench(dir);
     }
     let mut merged = merge::read(&args.dirs)?;
+    if merged.records.is_empty() {
+        let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
+        return Err(UsageError::new(format!("there is no record in {}", dirs.join(", ")))
+            .hint("the run ended before its first example was done: go on with --resume, or give another folder")
+            .into());
+    }
+    if let Some(out) = args.folder() {
+        owned::check(&out, &owned::REPORT)?;
+    }
+    let empty = merged.sources.iter().filter(|source| source.records == 0);
+    empty.for_each(|source| eprintln!("note: there is no record in {}", source.dir.display()));
     if args.no_times {
         merged.leave_out_times();
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -15,11 +15,11 @@ use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Done, numbers};
 use crate::analyze::units::{Ended, Order, Outlook};
-use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
 use crate::eval::learned::Lesson;
+use crate::eval::owned;
 use crate::eval::papers::item::{Item, Variant};
 use crate::eval::papers::learning::Learning;
 use crate::eval::papers::measure::Evidence;
@@ -28,6 +28,7 @@ use crate::eval::papers::seen::{Observing, Seen};
 use crate::eval::papers::select;
 use crate::eval::record::Record;
 use crate::eval::store::{OpenMode, load_manifest};
+use crate::given;
 use crate::report::{merge, papers};
 
 /// Where results go if nothing else is said.
@@ -141,6 +142,9 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
         .check_values()
         .map_err(|wrong| UsageError { what: format!("--{}: {}", wrong.key, wrong.error.what), ..wrong.error })?;
     super::setup::set_threads(args.threads)?;
+    if !args.dry_run {
+        args.check_free(&items)?;
+    }
     let (mut failed, count) = (Vec::new(), items.len());
     for (at, Named { name, item }) in items.iter().enumerate() {
         if args.dry_run {
@@ -188,7 +192,7 @@ impl ReproduceArgs {
             let shipped = select(self.what.as_deref())?;
             return shipped.iter().map(|s| Ok(Named { name: s.name.to_owned(), item: s.parse()? })).collect();
         };
-        let text = std::fs::read_to_string(file).map_err(|e| {
+        let text = given::text(Path::new(file), given::MOST_OF_SETTINGS).map_err(|e| {
             UsageError::new(format!("cannot read {file}: {e}"))
                 .hint("give a file, a paper, or PAPER/ITEM: spattn list configs")
         })?;
@@ -207,6 +211,15 @@ impl ReproduceArgs {
         }
     }
 
+    /// That nothing of another's would be replaced.
+    fn check_free(&self, items: &[Named]) -> Result<(), UsageError> {
+        owned::check(&self.out, &owned::PAPERS)?;
+        for Named { name, .. } in items {
+            owned::check(&self.out.join(papers::folder_of(name, self.variant().name())), &owned::ITEM)?;
+        }
+        Ok(())
+    }
+
     fn run_folder(&self, name: &str) -> PathBuf {
         self.out.join(RUNS).join(self.variant().name()).join(name)
     }
@@ -217,6 +230,7 @@ impl ReproduceArgs {
             configs: RunConfig::resolve(self.overrides().over(settings))?,
             shard: Shard::WHOLE,
             out: self.run_folder(name),
+            is_unnamed: false,
             mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
             threads: None,
             quiet: self.quiet,
@@ -397,9 +411,7 @@ impl ReproduceArgs {
             write_manifest(&dir, &looked)?;
         }
         let all = papers::read_all(&self.out)?;
-        let page = self.out.join("RESULTS.md");
-        write_whole(&page, papers::page(&all).as_bytes())
-            .with_context(|| format!("cannot write {}", page.display()))?;
+        owned::write_all(&self.out, &[("RESULTS.md", papers::page(&all))])?;
         print(&papers::item(&outcome))
     }
 }
@@ -495,7 +507,5 @@ fn write_manifest(dir: &Path, manifest: &Value) -> Result<()> {
         .filter(|(key, _)| KEPT.contains(&key.as_str()))
         .map(|(k, v)| (k.clone(), v.clone()))
         .collect();
-    let path = dir.join("manifest.json");
-    write_whole(&path, format!("{:#}\n", json!(kept)).as_bytes())
-        .with_context(|| format!("cannot write {}", path.display()))
+    owned::write_all(dir, &[("manifest.json", format!("{:#}\n", json!(kept)))]).map(drop)
 }

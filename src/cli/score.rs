@@ -11,6 +11,7 @@ use super::output::print_line;
 use crate::error::UsageError;
 use crate::eval::stats::mean;
 use crate::eval::store::SAMPLES;
+use crate::given;
 use crate::tasks::longbench;
 use crate::tasks::metrics::datasets::{Dataset, LengthRange};
 use crate::tasks::metrics::{Metric, first_line};
@@ -211,7 +212,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, UsageError> {
             .hint("give a file with one JSON object a line: prediction, and answers")
     };
     if !path.is_dir() {
-        std::fs::File::open(path).map_err(unreadable)?;
+        given::open(path).map_err(unreadable)?;
         return Ok(vec![path.to_owned()]);
     }
     let samples = path.join(SAMPLES);

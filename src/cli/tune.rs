@@ -12,6 +12,7 @@ use crate::attention::{DenseLayers, Policy};
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
+use crate::eval::owned;
 use crate::eval::record::Record;
 use crate::eval::store::OpenMode;
 use crate::report::tuning as drawing;
@@ -32,6 +33,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
     if args.schedules {
         return tune_schedules::run(&args);
     }
+    owned::check(&args.out, &owned::TUNE)?;
     let settings = args.settings();
     settings.check_values().map_err(of_flag)?;
     let asked = Asked { parameter: &args.parameter, range: args.range.as_deref(), steps: args.steps };
@@ -46,6 +48,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
         configs: vec![config],
         shard: Shard::WHOLE,
         out: args.out.clone(),
+        is_unnamed: false,
         mode: args.mode(),
         threads: args.threads,
         quiet: args.quiet,

@@ -4,7 +4,7 @@
 //! Whoever looks on reads it; the runs themselves need it for one thing: a job that is begun again and again and gets
 //! nothing done has to end.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::time::SystemTime;
@@ -13,11 +13,15 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::lease::host;
+use super::owned::OwnFolder;
 use crate::clock;
+use crate::disk::{open_here, read_here};
 use crate::error::RunFailure;
 
 /// Name of the file within a folder.
 pub const ATTEMPTS: &str = "attempts.jsonl";
+/// Bytes of it that are read at most.
+const MOST_BYTES: u64 = 1 << 30;
 /// How often a job may begin without getting anything done.
 const MOST_FRUITLESS: usize = 3;
 
@@ -104,7 +108,8 @@ pub struct Attempt {
 
 /// The attempts on a folder, in their order; none where nothing can be read of them.
 pub fn read(dir: &Path) -> Vec<Attempt> {
-    let text = fs::read_to_string(dir.join(ATTEMPTS)).unwrap_or_default();
+    let bytes = read_here(&dir.join(ATTEMPTS), MOST_BYTES).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let mut attempts: Vec<Attempt> = Vec::new();
     // A torn line says nothing.
     for line in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
@@ -137,7 +142,8 @@ impl Log {
     fn begin_as(dir: &Path, records: usize, job: Option<String>) -> Result<Self> {
         let before = read(dir);
         let path = dir.join(ATTEMPTS);
-        let file = OpenOptions::new().create(true).append(true).open(&path);
+        OwnFolder::of(dir)?.claim([ATTEMPTS])?;
+        let file = open_here(&path, OpenOptions::new().create(true).append(true));
         let mut log = Self { file: file.with_context(|| format!("cannot write {}", path.display()))? };
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| host());
         let start = Start { at: now(), node, job: job.clone(), pid: std::process::id(), records };
@@ -200,6 +206,7 @@ fn fruitless(attempts: &[Attempt], job: &str, records: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn attempts_are_read_as_they_were_made() {

@@ -19,6 +19,7 @@ use crate::attention::methods::CALIBRATIONS;
 use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
 use crate::disk::write_whole;
 use crate::error::UsageError;
+use crate::given;
 use crate::model::calibration::CalibrationPlace;
 use crate::model::checksum::sha256_hex;
 use crate::model::tokenizer::Tokenizer;
@@ -28,6 +29,9 @@ use crate::tasks::seed::{Draw, example_seed};
 use crate::tasks::text::decode;
 use crate::tasks::text::essays::Essays;
 use crate::tasks::train::{Books, Encoder, Trainer};
+
+/// Bytes of a file that was learned elsewhere.
+const MOST_OF_IMPORT: u64 = 16 << 30;
 
 // ---- finding artefacts ----
 
@@ -209,7 +213,7 @@ impl Text {
 /// If it cannot be read or has no text.
 pub fn read_text(path: &Path, flag: &str, tokenizer: &Tokenizer) -> Result<(String, Vec<u32>)> {
     let hint = format!("{flag} takes text files");
-    let bytes = std::fs::read(path)
+    let bytes = given::bytes(path, given::MOST_OF_TEXT)
         .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())).hint(hint.clone()))?;
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let label = format!("{name} ({})", &sha256_hex(&bytes)[..12]);
@@ -399,7 +403,7 @@ pub fn import(order: &Order, path: &Path, model: &OpenModel) -> Result<Made> {
         UsageError::new(format!("nothing that was learned for {kind} elsewhere is read"))
             .hint(format!("--import is for {}", known.join(", ")))
     })?;
-    let bytes = std::fs::read(path).map_err(|e| {
+    let bytes = given::bytes(path, MOST_OF_IMPORT).map_err(|e| {
         UsageError::new(format!("cannot read {label}: {e}"))
             .hint("--import takes a file: scripts/import_hash_attention.py makes one")
     })?;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,6 +13,7 @@ use super::record::Latency;
 use crate::attention::methods::configure;
 use crate::attention::{Configured, DenseLayers, Policy, Schedule, Tail, expand_grid};
 use crate::error::UsageError;
+use crate::given;
 use crate::kernels::cpu::precision::MatmulPrecision;
 use crate::kv::{KvDtype, MOST_TOKENS};
 use crate::model::device::Device;
@@ -230,7 +231,7 @@ impl Settings {
         if let Some(shipped) = SHIPPED.iter().find(|c| c.name == name) {
             return Self::parse(shipped.text, name);
         }
-        let text = std::fs::read_to_string(name).map_err(|e| {
+        let text = given::text(Path::new(name), given::MOST_OF_SETTINGS).map_err(|e| {
             let known: Vec<&str> = SHIPPED.iter().map(|c| c.name).collect();
             UsageError::new(format!("cannot read config {name}: {e}"))
                 .hint(format!("give a TOML file, or a shipped config: {}", known.join(", ")))
@@ -454,7 +455,7 @@ impl RunConfig {
 pub fn system_text(given: &str) -> Result<String, UsageError> {
     let text = match given.strip_prefix('@') {
         None => given.to_owned(),
-        Some(file) => std::fs::read_to_string(file)
+        Some(file) => given::text(Path::new(file), given::MOST_OF_SETTINGS)
             .map_err(|e| UsageError::new(format!("cannot read {file}: {e}")).hint("@FILE takes a text file in UTF-8"))?
             .trim_end()
             .to_owned(),

@@ -11,15 +11,20 @@ use serde_json::{Value, json};
 use super::calibration::{Order, Plan, Text};
 use super::estimate::reading_seconds;
 use super::manifest::RESULTS_VERSION;
+use super::owned::{self, OwnFolder};
 use super::papers::learning::{Learned, Learning, by_layer};
 use super::papers::seen::Seen;
-use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::model::device::Device;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
 use crate::version;
+
+/// The name of a calibration's file, by its number.
+fn name(at: usize) -> String {
+    format!("{at:02}.json")
+}
 
 /// Calibrations that are to be learned, and where what they are measured to be is kept.
 #[derive(Debug, Clone, Copy)]
@@ -57,8 +62,8 @@ impl Lesson<'_> {
     /// # Errors
     /// As [`check`](Self::check); what is kept of other settings; a model that cannot read, files that cannot be written.
     pub fn learn(&self, stop: &AtomicBool, mut tell: impl FnMut(&str)) -> Result<Option<Vec<Seen>>> {
-        if self.overwrite && self.folder.exists() {
-            std::fs::remove_dir_all(self.folder).with_context(|| format!("cannot remove {}", self.folder.display()))?;
+        if self.overwrite {
+            OwnFolder::of(self.folder)?.clear(&[&owned::UNITS])?;
         }
         std::fs::create_dir_all(self.folder).map_err(|e| {
             UsageError::new(format!("cannot write to the folder {}: {e}", self.folder.display()))
@@ -85,9 +90,7 @@ impl Lesson<'_> {
                 held_out: self.held_out(at)?,
                 csv,
             };
-            let path = self.path(at);
-            write_whole(&path, format!("{}\n", serde_json::to_string(&learned)?).as_bytes())
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            owned::write_all(self.folder, &[(name(at), format!("{}\n", serde_json::to_string(&learned)?))])?;
             tell(&format!("{} of {count}: {}", at + 1, learned.calibration));
             all.push(learned);
         }
@@ -128,7 +131,7 @@ impl Lesson<'_> {
     }
 
     fn path(&self, at: usize) -> std::path::PathBuf {
-        self.folder.join(format!("{at:02}.json"))
+        self.folder.join(name(at))
     }
 
     fn identity(&self, at: usize, model: &OpenModel) -> Result<Value> {

@@ -3,7 +3,8 @@
 //!
 //! The file is made where it is not there, which only one can do. It names its owner and has a count that the owner raises
 //! as long as it lives. A count that stands still for [`PATIENCE`] is that of an owner who is gone, whatever the clocks of
-//! the two machines say. Who takes over writes its own name, waits, and looks whether it still stands there. An owner that
+//! the two machines say. A file that was cut short, by a full disk or a kill while it was made, is nobody's: it is only ever
+//! replaced whole. Who takes over writes its own name, waits, and looks whether it still stands there. An owner that
 //! was asleep and finds another's name writes nothing more.
 
 use std::fs::{self, OpenOptions};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::{open_here, read_here, replace_here};
+
 /// Name of the file within a folder.
 pub const OWNER: &str = ".owner";
 /// How often an owner says that it lives.
@@ -24,6 +27,42 @@ const BEAT: Duration = Duration::from_secs(5);
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a name has to stand where two may take over at the same time.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// Bytes of the file that are read at most.
+const MOST_BYTES: u64 = 1 << 16;
+
+/// What is found in a file's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Owner(Owner),
+    /// The beginning of what an owner writes.
+    CutShort,
+}
+
+impl Found {
+    /// # Errors
+    /// If the file is of no owner, or cannot be read.
+    fn at(path: &Path) -> io::Result<Self> {
+        let bytes = match read_here(path, MOST_BYTES) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Self::Nothing),
+            bytes => bytes?,
+        };
+        if let Ok(owner) = serde_json::from_slice(&bytes) {
+            return Ok(Self::Owner(owner));
+        }
+        let (beginning, text) = (b"{\"host\"", bytes.trim_ascii());
+        // A machine that went down may leave zeros.
+        let is_cut = text.iter().all(|byte| *byte == 0) || text.starts_with(beginning) || beginning.starts_with(text);
+        match is_cut {
+            true => Ok(Self::CutShort),
+            false => {
+                let what = format!("{OWNER} is there, and spattn did not write it");
+                Err(io::Error::new(ErrorKind::InvalidInput, what))
+            }
+        }
+    }
+}
 
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +95,7 @@ impl Owner {
 
     /// The owner of a folder, if one has left its name there.
     pub fn of(dir: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(dir.join(OWNER)).ok()?).ok()
+        serde_json::from_slice(&read_here(&dir.join(OWNER), MOST_BYTES).ok()?).ok()
     }
 
     /// Whether the folder's owner lives: whether its process is there, if that is of this machine, and otherwise whether it
@@ -122,14 +161,26 @@ impl Lease {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
             Err(_) => {}
         }
-        let found = Owner::of(dir);
-        let is_here = found.as_ref().is_some_and(|found| (&found.host, &found.boot) == (&owner.host, &owner.boot));
-        if !(is_here && (is_locked || found.as_ref().is_some_and(is_ended))) {
-            wait_for_silence(dir, found, patience)?;
-            write(&path, &owner)?;
+        let mut found = Found::at(&path)?;
+        if found == Found::CutShort {
+            // Unless somebody is just making it.
             std::thread::sleep(settle);
-        } else {
-            write(&path, &owner)?;
+            found = Found::at(&path)?;
+        }
+        let is_followed_at_once = match &found {
+            Found::Owner(found) => {
+                let is_here = (&found.host, &found.boot) == (&owner.host, &owner.boot);
+                // A lock tells that the process of this number is no writer, if its file was there all the time.
+                is_here && (is_ended(found) || is_locked && found.pid == owner.pid)
+            }
+            _ => false,
+        };
+        if !is_followed_at_once && let Found::Owner(found) = found {
+            wait_for_silence(dir, found, patience)?;
+        }
+        write(&path, &owner)?;
+        if !is_followed_at_once {
+            std::thread::sleep(settle);
         }
         match Owner::of(dir) {
             Some(now) if !now.is(&owner) => Err(Refused::Owned(now)),
@@ -150,9 +201,11 @@ impl Lease {
                     break;
                 }
                 own.count += 1;
-                match stands(&path_there, &own) {
-                    true => drop(write(&path_there, &own)),
-                    false => of_thread.is_lost.store(true, Ordering::Relaxed),
+                match Found::at(&path_there) {
+                    Ok(Found::Owner(found)) if !found.is(&own) => of_thread.is_lost.store(true, Ordering::Relaxed),
+                    Ok(Found::Owner(_) | Found::CutShort) => drop(write(&path_there, &own)),
+                    // Another folder may have taken the place of this one.
+                    Ok(Found::Nothing) | Err(_) => {}
                 }
                 *last = Some(Instant::now());
             }
@@ -183,7 +236,8 @@ impl Drop for Lease {
         if let Some(thread) = self.beating.take() {
             let _ = thread.join();
         }
-        if stands(&self.path, &self.owner) && !self.shared.is_lost.load(Ordering::Relaxed) {
+        let is_own = matches!(Found::at(&self.path), Ok(Found::Owner(found)) if found.is(&self.owner));
+        if is_own && !self.shared.is_lost.load(Ordering::Relaxed) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -191,18 +245,22 @@ impl Drop for Lease {
 
 /// Whether no other's name is in the file. That nothing can be read of it, for a moment, says nothing.
 fn stands(path: &Path, owner: &Owner) -> bool {
-    let found = fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<Owner>(&bytes).ok());
+    let found = read_here(path, MOST_BYTES).ok().and_then(|bytes| serde_json::from_slice::<Owner>(&bytes).ok());
     found.is_none_or(|found| found.is(owner))
 }
 
 fn create(path: &Path, owner: &Owner) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    file.write_all(&line(owner))
+    let mut file = match open_here(path, OpenOptions::new().write(true).create_new(true)) {
+        // Whatever it is, it is looked at next.
+        Err(_) if fs::symlink_metadata(path).is_ok() => return Err(ErrorKind::AlreadyExists.into()),
+        file => file?,
+    };
+    file.write_all(&line(owner)).inspect_err(|_| drop(fs::remove_file(path)))
 }
 
+/// Whoever reads it meanwhile finds a whole one.
 fn write(path: &Path, owner: &Owner) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    file.write_all(&line(owner))
+    replace_here(path, &line(owner))
 }
 
 fn line(owner: &Owner) -> Vec<u8> {
@@ -218,26 +276,21 @@ fn is_ended(owner: &Owner) -> bool {
 }
 
 /// Waits until nothing has changed for so long.
-fn wait_for_silence(dir: &Path, mut found: Option<Owner>, patience: Duration) -> Result<(), Refused> {
-    let mut told = false;
-    let start = Instant::now();
-    let mut since = start;
-    while since.elapsed() < patience {
+fn wait_for_silence(dir: &Path, found: Owner, patience: Duration) -> Result<(), Refused> {
+    let (mut told, start) = (false, Instant::now());
+    while start.elapsed() < patience {
         std::thread::sleep(patience / 30);
-        let now = Owner::of(dir);
-        match (&found, now) {
+        match Owner::of(dir) {
             // Let go of.
-            (_, None) if !dir.join(OWNER).exists() => return Ok(()),
-            (Some(before), Some(now)) if *before != now => return Err(Refused::Owned(now)),
-            // One that was being written.
-            (None, Some(now)) => (found, since) = (Some(now), Instant::now()),
+            None if !dir.join(OWNER).exists() => return Ok(()),
+            Some(now) if now != found => return Err(Refused::Owned(now)),
             _ => {}
         }
         if !told && start.elapsed() > patience / 10 {
             told = true;
-            let who = found.as_ref().map_or("somebody".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
-            let wait = patience.as_secs();
-            eprintln!("note: {} was being written by {who}: waiting {wait} s for a sign of life", dir.display());
+            let Owner { pid, host, .. } = &found;
+            let (dir, wait) = (dir.display(), patience.as_secs());
+            eprintln!("note: {dir} was being written by process {pid} on {host}: waiting {wait} s for a sign of life");
         }
     }
     Ok(())
@@ -291,10 +344,60 @@ mod tests {
         let start = Instant::now();
         let lease = take(dir.path()).unwrap();
         assert!(start.elapsed() >= PATIENCE && lease.is_held());
-        // A torn file is somebody's as long as it may be being written.
-        drop(lease);
-        fs::write(dir.path().join(OWNER), "{\"host\": \"el").unwrap();
-        assert!(take(dir.path()).unwrap().is_held());
+    }
+
+    #[test]
+    fn one_that_was_cut_short_is_followed_at_once_and_another_programs_file_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(OWNER);
+        let whole = line(&elsewhere(5));
+        for cut in [0, 1, 5, 20, whole.len() - 2] {
+            for is_locked in [false, true] {
+                fs::write(&path, &whole[..cut]).unwrap();
+                let start = Instant::now();
+                let lease = Lease::take_within(dir.path(), is_locked, 100 * PATIENCE, SETTLE).unwrap();
+                assert!(start.elapsed() < 10 * PATIENCE && lease.is_held() && Owner::of(dir.path()).is_some(), "{cut}");
+            }
+        }
+        fs::write(&path, [0; 200]).unwrap();
+        drop(take(dir.path()).unwrap());
+        for foreign in ["alice", "{\"name\": \"alice\"}", "[1"] {
+            fs::write(&path, foreign).unwrap();
+            let error = take(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(".owner is there, and spattn did not write it"), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
+        }
+    }
+
+    #[test]
+    fn one_that_is_completed_meanwhile_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(OWNER);
+        fs::write(&path, "{\"host\"").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(SETTLE / 2);
+                write(&path, &elsewhere(0)).unwrap();
+                std::thread::sleep(SETTLE + PATIENCE / 2);
+                write(&path, &elsewhere(1)).unwrap();
+            });
+            assert!(matches!(take(dir.path()), Err(Refused::Owned(_))));
+        });
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_lets_nobody_in_while_its_process_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let lives = Owner { pid: std::os::unix::process::parent_id(), since: 1, ..Owner::this() };
+        write(&dir.path().join(OWNER), &lives).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(PATIENCE / 2);
+                write(&dir.path().join(OWNER), &Owner { count: 1, ..lives.clone() }).unwrap();
+            });
+            // Whoever comes has locked a new file.
+            assert!(matches!(Lease::take_within(dir.path(), true, PATIENCE, SETTLE), Err(Refused::Owned(_))));
+        });
     }
 
     #[test]

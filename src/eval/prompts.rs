@@ -1,16 +1,17 @@
 //! Prompts that a run keeps (`--keep-prompts`): what the model read of each example, compressed, a file of its own in the
 //! folder `prompts`. Methods and protocols share it.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use flate2::read::MultiGzDecoder;
 use flate2::{Compression, GzBuilder};
 
+use super::owned;
 use super::record::Record;
-use crate::disk::write_whole;
+use crate::error::UsageError;
+use crate::given;
 use crate::model::checksum::sha256_hex;
 
 /// The folder within a run's folder.
@@ -33,14 +34,13 @@ pub fn file_name(model: &str, task: &str, length: usize, seed: u64, sample: usiz
 /// # Errors
 /// If it cannot be written, with the file's name.
 pub fn keep(dir: &Path, name: &str, prompt: &str) -> Result<()> {
-    let path = dir.join(PROMPTS).join(name);
-    if path.is_file() {
+    if dir.join(PROMPTS).join(name).is_file() {
         return Ok(());
     }
     // Without a time, so that the same prompt is the same file.
     let mut packer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
     packer.write_all(prompt.as_bytes())?;
-    Ok(write_whole(&path, &packer.finish()?)?)
+    owned::add(dir, &format!("{PROMPTS}/{name}"), &packer.finish()?)
 }
 
 /// Where the prompt of a record is among runs' folders, if any of them kept it.
@@ -52,11 +52,14 @@ pub fn find<'d>(dirs: impl IntoIterator<Item = &'d Path>, record: &Record) -> Op
 /// Reads a prompt that was kept.
 ///
 /// # Errors
-/// If the file cannot be read, or is not what [`keep`] writes.
+/// A [`UsageError`] if the file cannot be read, or is not what [`keep`] writes.
 pub fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let unpack = |file| MultiGzDecoder::new(file).take(MOST_BYTES).read_to_string(&mut text);
-    fs::File::open(path).and_then(unpack).with_context(|| format!("cannot read {}", path.display()))?;
+    given::plain(path).and_then(unpack).map_err(|e| {
+        UsageError::new(format!("cannot read {}: {e}", path.display()))
+            .hint("it is damaged: delete it, and the page is drawn without this prompt")
+    })?;
     Ok(text)
 }
 
@@ -64,6 +67,7 @@ pub fn read(path: &Path) -> Result<String> {
 mod tests {
     use super::*;
     use crate::eval::record::tests::record;
+    use std::fs;
 
     #[test]
     fn a_prompt_is_kept_once_and_found_by_its_record() {
@@ -79,7 +83,8 @@ mod tests {
         assert_eq!(read(&path).unwrap(), "a prompt, é\n");
         assert_eq!(find(of_dirs(), &record("vt", "topk", 4, 1.0)), None);
         fs::write(&path, b"\x1f\x8b torn").unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains(&name));
+        let error: UsageError = read(&path).unwrap_err().downcast().unwrap();
+        assert!(error.what.contains(&name) && error.hint.unwrap().contains("delete it"));
     }
 
     #[test]

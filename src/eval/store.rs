@@ -3,18 +3,21 @@
 //! A record is one line, written whole and flushed when its example is done: whatever stops a run, the
 //! lines before are there, and at most the last one is torn. What is drawn from records is not made here.
 
-use super::lease::{Lease, Owner, Refused};
-use super::prompts::PROMPTS;
+use super::lease::{Lease, OWNER, Owner, Refused};
+use super::owned::{self, OwnFolder};
+use super::place::{self, Place};
 use super::record::{Record, Said};
-use crate::disk::write_whole;
+use super::tail::{is_torn, read_line, repair, said};
+use crate::disk::{check_plain, open_here, read_here};
 use crate::error::{UsageError, in_plain_words};
+use crate::given;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Name of the file of records within a run's folder.
@@ -35,22 +38,8 @@ pub const CONTENT: [&str; 2] = ["config", "tokens"];
 const LOCK: &str = ".lock";
 /// Where the rest of the manifest of later, resumed runs is kept.
 const RESUMED: &str = "resumed";
-/// What a run draws from its records, and what `Overwrite` therefore removes.
-const DRAWN: [&str; 10] = [
-    "summary.csv",
-    "summary.md",
-    "summary.tex",
-    "summary.json",
-    "depths.csv",
-    "metrics.csv",
-    "report.html",
-    "tune.json",
-    "tune.csv",
-    "tune.md",
-];
-/// Folders of drawings, tables and prompts, and the endings of what is written into them.
-const DRAWN_INTO: [(&str, &[&str]); 3] =
-    [("plots", &["svg", "png"]), ("tables", &["md", "csv", "tex", "json"]), (PROMPTS, &["gz"])];
+/// Bytes of a manifest at most.
+const MOST_OF_MANIFEST: u64 = 256 << 20;
 
 /// What to do with a folder that holds records already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,8 +103,9 @@ impl Store {
         let lease = Lease::take(dir, is_locked).map_err(|refused| owned(dir, refused))?;
         // Again, now that no other process can be writing.
         check_free(dir, mode)?;
+        let mut own = OwnFolder::of(dir)?;
         if mode == OpenMode::Overwrite {
-            clear(dir)?;
+            own.clear(&[&owned::RUN, &owned::REPORT, &owned::TUNE])?;
         }
         let path = dir.join(SAMPLES);
         let manifest = match holds_records(dir) {
@@ -133,7 +123,8 @@ impl Store {
             }
             check(&stored, &mut loaded)?;
         }
-        write_whole(&dir.join(MANIFEST), format!("{manifest:#}\n").as_bytes())?;
+        own.claim([SAMPLES, MANIFEST])?;
+        own.write(MANIFEST, format!("{manifest:#}\n").as_bytes())?;
         let keys = loaded.records.iter().map(|r| r.key.clone()).collect();
         Ok(Self { dir: dir.to_owned(), samples: Samples::open(&path)?, loaded, keys, lease, lock })
     }
@@ -163,11 +154,20 @@ impl Store {
         self.keys.contains(key)
     }
 
+    /// The file of records, to look later whether it is still in its place.
+    ///
+    /// # Errors
+    /// If there are no more open files to be had.
+    pub fn place(&self) -> Result<Place> {
+        Ok(Place::of(&self.samples.path, &self.samples.file)?)
+    }
+
     /// Adds a record: the whole line in one write, then a flush. A key that is stored already changes nothing (the
     /// first record stays); the return value says whether the record was added.
     ///
     /// # Errors
-    /// If the line cannot be written; what was written before stays readable. If the record would not be
+    /// If the line cannot be written; what was written before stays readable. If the folder was moved, removed or replaced, or is
+    /// written by another process: nothing is written then. If the record would not be
     /// readable again (a number that is not finite), nothing is written.
     pub fn append(&mut self, record: &Record) -> Result<bool> {
         if self.contains(&record.key) {
@@ -176,8 +176,13 @@ impl Store {
         if !self.lease.is_held() {
             let owner = Owner::of(&self.dir)
                 .map_or("another process".to_owned(), |o| format!("process {} on {}", o.pid, o.host));
-            anyhow::bail!("{} is now written by {owner}: this process was silent for too long", self.dir.display());
+            let why = match place::is_of(&self.dir.join(LOCK), &self.lock) {
+                true => "this process was silent for too long".to_owned(),
+                false => format!("its {LOCK} was removed meanwhile"),
+            };
+            anyhow::bail!("{} is now written by {owner}: {why}", self.dir.display());
         }
+        place::check(&self.samples.path, &self.samples.file)?;
         self.samples.append(&line(record)?)?;
         self.keys.insert(record.key.clone());
         Ok(true)
@@ -197,6 +202,9 @@ impl Drop for Store {
 /// If the folder has no records file, or a line other than the last cannot be read.
 pub fn load_records(dir: &Path) -> Result<Loaded> {
     let path = dir.join(SAMPLES);
+    if path.is_dir() {
+        return Err(no_file(&path).into());
+    }
     if !path.is_file() {
         return Err(UsageError::new(format!("{} holds no {SAMPLES}", dir.display()))
             .hint("give the folder that a run was written to")
@@ -212,8 +220,9 @@ pub fn load_records(dir: &Path) -> Result<Loaded> {
 pub fn load_manifest(dir: &Path) -> Result<Value> {
     let path = dir.join(MANIFEST);
     let wrong = |what: String| UsageError::new(what).hint("without it records say too little: give another folder");
-    let bytes = fs::read(&path).map_err(|e| wrong(format!("cannot read {}: {e}", path.display())))?;
-    Ok(serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{} is not JSON: {e}", path.display())))?)
+    let text = given::text(&path, MOST_OF_MANIFEST);
+    let text = text.map_err(|e| wrong(format!("cannot read {}: {e}", path.display())))?;
+    Ok(serde_json::from_str(&text).map_err(|e| wrong(format!("{} is not JSON: {e}", path.display())))?)
 }
 
 // ---- the file of records ----
@@ -228,10 +237,7 @@ struct Samples {
 
 impl Samples {
     fn open(path: &Path) -> Result<Self> {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
+        let mut file = open_here(path, OpenOptions::new().create(true).append(true))
             .with_context(|| format!("cannot write {}", path.display()))?;
         let whole = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.to_owned(), file, whole })
@@ -259,54 +265,29 @@ fn line(record: &Record) -> Result<String> {
     Ok(line)
 }
 
-/// Completes or cuts off a last line without its newline, which a killed run may leave.
-fn repair(path: &Path, notices: &mut Vec<String>) -> Result<()> {
-    let failed = || format!("cannot repair {}", path.display());
-    let mut file = OpenOptions::new().read(true).write(true).open(path).with_context(failed)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).with_context(failed)?;
-    let (whole, tail) = split_torn(&bytes);
-    if tail.is_empty() {
-        return Ok(());
-    }
-    if serde_json::from_slice::<Record>(tail).is_ok() {
-        return file.write_all(b"\n").with_context(failed);
-    }
-    file.set_len(whole.len() as u64).with_context(failed)?;
-    notices.push(format!("{}: cut off a torn last line of {} bytes", path.display(), tail.len()));
-    Ok(())
-}
-
-/// The whole lines, and what follows the last newline.
-fn split_torn(bytes: &[u8]) -> (&[u8], &[u8]) {
-    let end = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-    bytes.split_at(end)
-}
-
 fn read_records(path: &Path, mut notices: Vec<String>) -> Result<Loaded> {
     let failed = || format!("cannot read {}", path.display());
-    let (mut records, mut said) = (Vec::new(), Said::default());
+    let (mut records, mut shared) = (Vec::new(), Said::default());
     // A line at a time: records are smaller in memory than as text, and there may be millions of them.
     let (mut lines, mut line) = (BufReader::new(File::open(path).with_context(failed)?), Vec::new());
     for at in 1.. {
-        line.clear();
-        if lines.read_until(b'\n', &mut line).with_context(failed)? == 0 {
+        if read_line(&mut lines, &mut line).with_context(failed)? == 0 {
             break;
         }
-        let (is_torn, text) = (line.last() != Some(&b'\n'), line.trim_ascii());
-        if text.is_empty() && !is_torn {
+        let text = said(&line, at == 1);
+        if text.is_empty() {
             continue;
         }
         let mut record: Record = match serde_json::from_slice(text) {
             Ok(record) => record,
-            Err(_) if is_torn => {
+            Err(_) if is_torn(&line) => {
                 notices.push(format!("{}: left out a torn last line of {} bytes", path.display(), line.len()));
                 break;
             }
             Err(e) => return Err(not_a_record(path, at, &e)),
         };
         record.check().map_err(|what| not_a_record(path, at, &what))?;
-        record.share(&mut said);
+        record.share(&mut shared);
         records.push(record);
     }
     records.shrink_to_fit();
@@ -343,15 +324,32 @@ fn not_a_record(path: &Path, line: usize, error: &dyn std::fmt::Display) -> anyh
 /// Makes sure, without changing anything, that `dir` can be opened in `mode` as far as that can be seen.
 ///
 /// # Errors
-/// [`UsageError`] if it is a file, or if it holds records and `mode` is `Fresh`.
+/// [`UsageError`] if it is a file, if it holds records and `mode` is `Fresh`, or if a file of another's or a link is in the way.
 pub fn check_free(dir: &Path, mode: OpenMode) -> Result<(), UsageError> {
     if dir.exists() && !dir.is_dir() {
         return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OUT_HINT));
     }
-    match mode {
-        OpenMode::Fresh if holds_records(dir) => Err(already_there(dir)),
-        _ => Ok(()),
+    let samples = dir.join(SAMPLES);
+    if samples.is_dir() {
+        return Err(no_file(&samples));
     }
+    if mode == OpenMode::Fresh && holds_records(dir) {
+        return Err(already_there(dir));
+    }
+    for name in [LOCK, OWNER] {
+        let path = dir.join(name);
+        check_plain(&path).map_err(|e| not_ours(&path, &e))?;
+    }
+    owned::check(dir, &owned::RUN)
+}
+
+fn no_file(samples: &Path) -> UsageError {
+    UsageError::new(format!("{} is a folder, not a file of records", samples.display()))
+        .hint("move it away, or give another folder")
+}
+
+fn not_ours(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
+    UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OUT_HINT}"))
 }
 
 /// Whether anything was ever recorded; a run that failed before its first record leaves an empty file.
@@ -387,8 +385,13 @@ fn lock(dir: &Path) -> Result<(File, bool)> {
     let failed = || format!("cannot write to the folder {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| unwritable(dir, e))?;
     let path = dir.join(LOCK);
+    // What another program has there is not emptied.
+    let is_pid = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0;
+    if read_here(&path, 64).is_ok_and(|said| !said.iter().all(is_pid)) {
+        return Err(not_ours(&path, &"it is there, and spattn did not write it").into());
+    }
     let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
-    let mut file = options.open(&path).map_err(|e| unwritable(dir, e))?;
+    let mut file = open_here(&path, &options).map_err(|e| unwritable(dir, e))?;
     let is_locked = match file.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => return Err(locked(dir, &path).into()),
@@ -422,31 +425,6 @@ fn locked(dir: &Path, lock: &Path) -> UsageError {
 fn already_there(dir: &Path) -> UsageError {
     UsageError::new(format!("{} already holds records of a run", dir.display()))
         .hint("--resume continues it, --overwrite throws its records away, --out chooses another folder")
-}
-
-/// Removes the records and what was drawn from them; other people's files stay.
-fn clear(dir: &Path) -> Result<()> {
-    for name in DRAWN.iter().chain([&SAMPLES, &MANIFEST]) {
-        remove(&dir.join(name))?;
-    }
-    for (folder, endings) in DRAWN_INTO {
-        let Ok(files) = fs::read_dir(dir.join(folder)) else { continue };
-        for file in files.flatten().map(|entry| entry.path()) {
-            if file.extension().is_some_and(|e| endings.iter().any(|ending| e == *ending)) {
-                remove(&file)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 // ---- the manifest ----
@@ -592,6 +570,7 @@ fn short(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::RunFailure;
     use crate::eval::record::tests::record;
     use serde_json::json;
 
@@ -781,15 +760,101 @@ mod tests {
     fn overwriting_removes_what_was_drawn_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         stored(dir.path(), 2);
-        fs::create_dir(dir.path().join("plots")).unwrap();
-        for name in ["summary.csv", "notes.txt", "plots/old.svg", "plots/notes.txt"] {
+        owned::write_all(dir.path(), &[("summary.csv", "x"), ("plots/old.svg", "x")]).unwrap();
+        for name in ["notes.txt", "plots/notes.txt", "plots/mine.svg"] {
             fs::write(dir.path().join(name), "x").unwrap();
         }
         let store = Store::open(dir.path(), OpenMode::Overwrite, &manifest(2)).unwrap();
         assert!(store.records().is_empty());
         let there = |name: &str| dir.path().join(name).exists();
-        assert!(there("notes.txt") && there("plots/notes.txt") && !there("summary.csv") && !there("plots/old.svg"));
+        assert!(["notes.txt", "plots/notes.txt", "plots/mine.svg"].iter().all(|name| there(name)));
+        assert!(!there("summary.csv") && !there("plots/old.svg"));
         assert_eq!(load_records(dir.path()).unwrap().records.len(), 0);
+    }
+
+    #[test]
+    fn no_mode_replaces_what_another_wrote() {
+        for name in ["manifest.json", "summary.csv", "report.html", "plots/a.svg", "prompts/a.gz", LOCK] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "theirs").unwrap();
+            for mode in [OpenMode::Fresh, OpenMode::Resume, OpenMode::Overwrite] {
+                let error = usage(Store::open(dir.path(), mode, &manifest(1)).unwrap_err());
+                assert!(error.what.contains(&format!("{name}")) && error.hint.is_some(), "{error}");
+                assert!(error.what.contains("spattn did not write it"), "{error}");
+                assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(SAMPLES)).unwrap();
+        for mode in [OpenMode::Fresh, OpenMode::Resume, OpenMode::Overwrite] {
+            let error = usage(Store::open(dir.path(), mode, &manifest(1)).unwrap_err());
+            assert!(error.what.ends_with("samples.jsonl is a folder, not a file of records"), "{error}");
+        }
+        assert_eq!(usage(load_records(dir.path()).unwrap_err()).what.split(' ').nth(1), Some("is"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_in_a_folder_from_elsewhere_are_not_written_through() {
+        for name in [LOCK, OWNER, SAMPLES, MANIFEST, "summary.csv", "plots"] {
+            let temp = tempfile::tempdir().unwrap();
+            let (dir, theirs) = (temp.path().join("run"), temp.path().join("theirs"));
+            stored(&dir, 1);
+            fs::write(&theirs, "12345").unwrap();
+            let _ = fs::remove_file(dir.join(name));
+            std::os::unix::fs::symlink(&theirs, dir.join(name)).unwrap();
+            for mode in [OpenMode::Resume, OpenMode::Overwrite] {
+                let error = usage(Store::open(&dir, mode, &manifest(1)).unwrap_err());
+                assert!(error.what.contains(&format!("{name}: it is a link")) && error.hint.is_some(), "{error}");
+            }
+            assert_eq!(fs::read_to_string(&theirs).unwrap(), "12345");
+        }
+    }
+
+    #[test]
+    fn records_survive_other_ends_of_lines_and_a_mark() {
+        for (mark, end) in [("", "\r"), ("", "\r\n"), ("\u{feff}", "\n"), ("\u{feff}", "\r")] {
+            let dir = tempfile::tempdir().unwrap();
+            stored(dir.path(), 3);
+            let path = dir.path().join(SAMPLES);
+            let text = fs::read_to_string(&path).unwrap();
+            fs::write(&path, format!("{mark}{}", text.replace('\n', end))).unwrap();
+            let marked = format!("\u{feff}{}", fs::read_to_string(dir.path().join(MANIFEST)).unwrap());
+            fs::write(dir.path().join(MANIFEST), marked).unwrap();
+            let mut store = Store::open(dir.path(), OpenMode::Resume, &manifest(1)).unwrap();
+            assert_eq!((store.records().len(), store.notices().len()), (3, 0), "{end:?}");
+            assert!(store.append(&record("vt", "full", 3, 1.0)).unwrap());
+            assert_eq!(load_records(dir.path()).unwrap().records.len(), 4, "{end:?}");
+            // The line of what is wrong is the one that an editor shows.
+            let text = fs::read_to_string(&path).unwrap();
+            fs::write(&path, text.replacen("\"sample\":1,", "\"sample\":x,", 1)).unwrap();
+            let error = usage(load_records(dir.path()).unwrap_err());
+            assert!(error.what.contains("samples.jsonl:2: not a record"), "{error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_goes_during_a_run_is_noticed_at_the_next_record() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, moved) = (temp.path().join("run"), temp.path().join("moved"));
+        let mut store = Store::open(&dir, OpenMode::Fresh, &manifest(1)).unwrap();
+        assert!(store.append(&record("vt", "full", 0, 1.0)).unwrap());
+        fs::rename(&dir, &moved).unwrap();
+        let failure: RunFailure = store.append(&record("vt", "full", 1, 1.0)).unwrap_err().downcast().unwrap();
+        assert!(failure.what.contains("was moved or removed during the run"), "{failure}");
+        assert_eq!(load_records(&moved).unwrap().records.len(), 1, "and nothing more was written");
+        fs::rename(&moved, &dir).unwrap();
+        assert!(store.append(&record("vt", "full", 1, 1.0)).unwrap(), "it is back");
+        fs::remove_file(dir.join(SAMPLES)).unwrap();
+        assert!(store.place().unwrap().check().is_err());
+        let failure: RunFailure = store.append(&record("vt", "full", 2, 1.0)).unwrap_err().downcast().unwrap();
+        assert!(
+            failure.what.contains("samples.jsonl was moved or removed") && failure.what.contains("gone"),
+            "{failure}"
+        );
     }
 
     #[test]

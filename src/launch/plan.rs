@@ -2,18 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::write_whole;
 use crate::error::{UsageError, in_plain_words};
 use crate::eval::attempts::Failed;
+use crate::eval::owned;
+use crate::given;
 
 /// Name of the file within a sweep's folder.
 pub const PLAN: &str = "plan.json";
+/// Bytes of it at most.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// What there is to run, by shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,7 +87,7 @@ impl SweepPlan {
     /// A [`UsageError`] if there is none, or it is none.
     pub fn load(dir: &Path) -> Result<Self, UsageError> {
         let path = dir.join(PLAN);
-        let text = fs::read(&path).map_err(|e| {
+        let text = given::bytes(&path, MOST_BYTES).map_err(|e| {
             UsageError::new(format!("cannot read {}: {e}", path.display()))
                 .hint("give the folder that `spattn sweep --launch slurm` wrote to")
         })?;
@@ -100,7 +102,7 @@ impl SweepPlan {
     /// If it cannot be written.
     pub fn save(&self, dir: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        write_whole(&dir.join(PLAN), text.as_bytes()).context("the plan cannot be kept")
+        owned::write_all(dir, &[(PLAN, text)]).map(drop).context("the plan cannot be kept")
     }
 
     /// Whether another plan is of the same matrix in the same shards.

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::{UsageError, in_plain_words};
+use crate::given;
 
 /// Where a site's template is looked for, from the working directory.
 pub const SITE: &str = "configs/slurm.toml";
@@ -47,7 +48,7 @@ impl Template {
     pub fn load(path: &Path) -> Result<Self, UsageError> {
         let hint = "a template has [sbatch] with options, `setup` and `launcher`: see docs/cluster.md";
         let wrong = |what: String| UsageError::new(what).hint(hint);
-        let text = std::fs::read_to_string(path)
+        let text = given::text(path, given::MOST_OF_SETTINGS)
             .map_err(|e| wrong(format!("cannot read the template {}: {e}", path.display())))?;
         let template: Self = toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::given;
+
 /// Name of the folder of artefacts within a model's folder.
 pub const CALIBRATION: &str = "calibration";
 
@@ -51,7 +53,7 @@ impl CalibrationPlace {
     pub fn read(&self, kind: &str) -> io::Result<Option<Vec<u8>>> {
         match self {
             Self::Embedded => Ok(EMBEDDED.iter().find(|(name, _)| *name == kind).map(|(_, bytes)| bytes.to_vec())),
-            Self::Folder(folder) => match std::fs::read(folder.join(file_name(kind))) {
+            Self::Folder(folder) => match given::plain_bytes(&folder.join(file_name(kind))) {
                 Ok(bytes) => Ok(Some(bytes)),
                 Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
                 Err(e) => Err(e),

@@ -1,7 +1,7 @@
 //! Requests over HTTP. Redirects are followed by hand, so that a token stays with the host that it is for; what goes
 //! wrong is told apart, so that hints name the true cause.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use ureq::http::{HeaderMap, Response, StatusCode, header};
 use ureq::{Body, BodyReader};
@@ -21,9 +21,15 @@ const LONGEST_ERROR_CODE: usize = 40;
 pub struct Timeouts {
     /// To be found, to be connected, and to begin to answer; each.
     pub answer: Duration,
-    /// Between one byte of a file, or of what comes before it, and the next. A whole file may take any time.
+    /// Between one byte of a file, or of what comes before it, and the next. A whole file may take any time, as long as
+    /// [`LEAST_RATE`] is kept up: over six times as long as this, that is looked at.
     pub stall: Duration,
 }
+
+/// Bytes a second below which an answer does not get anywhere.
+pub const LEAST_RATE: u64 = 1024;
+/// How many times as long as a stall the rate is measured over.
+const STALLS_A_WINDOW: u32 = 6;
 
 impl Default for Timeouts {
     fn default() -> Self {
@@ -101,6 +107,16 @@ pub enum HttpError {
         host: String,
         /// How long it was waited for.
         after: Duration,
+    },
+    /// A file does go on, but so slowly that it would never be there.
+    #[error("{host} sent {bytes} bytes in {:.0} s, which leads nowhere", during.as_secs_f64())]
+    Slow {
+        /// The host.
+        host: String,
+        /// How much came.
+        bytes: u64,
+        /// How long that took.
+        during: Duration,
     },
     /// The connection ended before the answer did.
     #[error("the connection to {host} broke ({detail})")]
@@ -185,6 +201,9 @@ impl HttpError {
             ),
             Self::Unanswered { .. } => format!("HF_HUB_ETAG_TIMEOUT=60 waits longer for an answer; {again}"),
             Self::Stalled { .. } => format!("HF_HUB_DOWNLOAD_TIMEOUT=60 waits longer for the next byte; {again}"),
+            Self::Slow { .. } => format!(
+                "less than {LEAST_RATE} bytes a second is given up; HF_HUB_DOWNLOAD_TIMEOUT=60 gives it longer; {again}"
+            ),
             Self::Broken { .. } => format!("the network or {} ended it; {again}", self.host()),
             Self::Unintelligible { host, .. } => {
                 format!("look at what is between here and {host} (HF_ENDPOINT, HTTPS_PROXY, a login page); {again}")
@@ -200,6 +219,7 @@ impl HttpError {
             | Self::Insecure { host, .. }
             | Self::Unanswered { host, .. }
             | Self::Stalled { host, .. }
+            | Self::Slow { host, .. }
             | Self::Broken { host, .. }
             | Self::Unintelligible { host, .. } => host,
         }
@@ -244,7 +264,29 @@ pub struct Answer {
     pub headers: HeaderMap,
     host: String,
     stall: Duration,
+    window: Window,
     body: BodyReader<'static>,
+}
+
+/// What came of an answer while it was waited for, which is not while the program was stopped.
+#[derive(Debug, Default)]
+struct Window {
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Window {
+    /// Takes in what came after a wait; where a window of this length is over in which too little came, that window.
+    fn take(&mut self, read: usize, waited: Duration, length: Duration) -> Result<(), Self> {
+        self.bytes += read as u64;
+        self.waited += waited;
+        if self.waited < length {
+            return Ok(());
+        }
+        let full = std::mem::take(self);
+        let is_slow = (full.bytes as f64) < full.waited.as_secs_f64() * LEAST_RATE as f64;
+        if is_slow { Err(full) } else { Ok(()) }
+    }
 }
 
 impl Answer {
@@ -267,11 +309,20 @@ impl Answer {
     /// The next bytes; none at the end.
     ///
     /// # Errors
-    /// If the connection breaks or stalls.
+    /// If the connection breaks or stalls, or too little comes for too long.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, HttpError> {
         loop {
+            let begun = Instant::now();
             match std::io::Read::read(&mut self.body, buffer) {
-                Ok(read) => return Ok(read),
+                // The end is no matter of rates.
+                Ok(0) => return Ok(0),
+                Ok(read) => {
+                    let (waited, length) =
+                        (begun.elapsed().min(self.stall), self.stall.saturating_mul(STALLS_A_WINDOW));
+                    let slow =
+                        |Window { waited, bytes }| HttpError::Slow { host: self.host.clone(), bytes, during: waited };
+                    return self.window.take(read, waited, length).map(|()| read).map_err(slow);
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.torn(ureq::Error::from(e))),
             }
@@ -379,7 +430,8 @@ impl Client {
         let (host, stall) = (host_of(&at), self.timeouts.stall);
         let (head, body) = response.into_parts();
         let is_part = head.status == StatusCode::PARTIAL_CONTENT;
-        Ok(Answer { is_part, headers: head.headers, host, stall, body: body.into_reader() })
+        let window = Window::default();
+        Ok(Answer { is_part, headers: head.headers, host, stall, window, body: body.into_reader() })
     }
 
     /// Asks what there is to know about a file, and follows redirects until `enough`; all that was said on the way.

@@ -15,8 +15,12 @@ use super::calibration::{CALIBRATION, CalibrationPlace};
 use super::config::ModelConfig;
 use super::files::{CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG};
 use super::hub::{self, HubOptions, Wanted};
-use super::weights::{Weights, WeightsError};
+use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use crate::error::UsageError;
+use crate::given;
+
+/// Bytes of a text of a model, such as its tokenizer.
+const MOST_OF_TEXTS: u64 = 1 << 30;
 
 macro_rules! shape_file {
     ($name:literal) => {
@@ -170,14 +174,15 @@ fn random_config(shape: &str) -> Result<TextFile, UsageError> {
         return Ok(TextFile { name: format!("the shape {name}"), text: (*text).into() });
     }
     let path = expand_home(shape);
-    if !path.is_file() {
+    if !path.exists() || path.is_dir() {
         let names = SHAPES.map(|(name, _)| name);
         return Err(match shape.ends_with(".json") {
             true => UsageError::new(format!("{}: no such file", path.display())),
             false => UsageError::unknown("shape", shape, names),
         });
     }
-    let text = std::fs::read_to_string(&path).map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
+    let text = given::text(&path, given::MOST_OF_SETTINGS);
+    let text = text.map_err(|e| UsageError::new(format!("{}: {e}", path.display())))?;
     Ok(TextFile { name: path.display().to_string(), text: text.into() })
 }
 
@@ -258,7 +263,12 @@ impl ModelFiles {
     pub fn from_folder(folder: &Path, id: String) -> Result<Self> {
         let texts = ModelTexts::from_folder(folder, id)?;
         let weights = Weights::open_folder(folder).map_err(|e| match e {
-            WeightsError::NoWeights { .. } => UsageError::new(e.to_string()).hint(FOLDER_HINT).into(),
+            WeightsError::NoWeights { .. } => {
+                match [SINGLE_FILE, INDEX_FILE].iter().try_for_each(|name| is_there(&folder.join(name)).map(drop)) {
+                    Err(broken) => broken.into(),
+                    Ok(()) => UsageError::new(e.to_string()).hint(FOLDER_HINT).into(),
+                }
+            }
             other => anyhow::Error::from(other),
         })?;
         Ok(Self { texts, weights, calibration: CalibrationPlace::Folder(folder.join(CALIBRATION)) })
@@ -302,12 +312,31 @@ fn missing_file(folder: &Path, name: &str) -> UsageError {
     UsageError::new(format!("{}: no {name} in this folder", folder.display())).hint(hint)
 }
 
+/// Whether a file of a model is there.
+///
+/// # Errors
+/// If there is a link in its place that leads nowhere, or something that is no file: it is not as if there were none.
+fn is_there(path: &Path) -> Result<bool, UsageError> {
+    if path.is_file() {
+        return Ok(true);
+    }
+    let wrong = |what: String| UsageError::new(format!("{}: {what}", path.display()));
+    match (std::fs::symlink_metadata(path), std::fs::read_link(path)) {
+        (Err(_), _) => Ok(false),
+        (Ok(found), _) if found.is_dir() => Ok(false),
+        (Ok(_), Ok(to)) if !path.exists() => Err(wrong(format!("a link to {}, which is not there", to.display()))
+            .hint("what it led to was moved or deleted: fetch the model again, or copy the file itself")),
+        _ => Err(wrong("it is no plain file".to_owned()).hint(FOLDER_HINT)),
+    }
+}
+
 fn optional(folder: &Path, name: &str) -> Result<Option<TextFile>> {
     let path = folder.join(name);
-    if !path.is_file() {
+    if !is_there(&path)? {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let text = given::plain(&path).and_then(|_| given::text(&path, MOST_OF_TEXTS));
+    let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
     Ok(Some(TextFile { name: path.display().to_string(), text: text.into() }))
 }
 

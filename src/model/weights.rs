@@ -19,6 +19,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::checksum::{Blob, sha256_hex, sha256_of_file};
 
+use crate::given;
 use crate::kv::KvDtype;
 
 use crate::error::in_plain_words;
@@ -27,6 +28,8 @@ use crate::error::in_plain_words;
 pub const SINGLE_FILE: &str = "model.safetensors";
 /// File name of the index of weights in shards.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
+/// Bytes of it at most.
+const MOST_OF_INDEX: u64 = 256 << 20;
 
 /// What can be wrong with weights; each is one line with the file.
 #[derive(Debug, thiserror::Error)]
@@ -319,7 +322,8 @@ impl Weights {
     /// Opens the shards named by an index beside it. Errors as for [`open_folder`](Self::open_folder).
     pub fn open_index(index: &Path) -> Result<Self, WeightsError> {
         let label = index.display().to_string();
-        let text = std::fs::read_to_string(index).map_err(|source| WeightsError::Io { file: label.clone(), source })?;
+        let text =
+            given::text(index, MOST_OF_INDEX).map_err(|source| WeightsError::Io { file: label.clone(), source })?;
         let names = shard_names(&text).map_err(|what| WeightsError::Malformed { file: label.clone(), what })?;
         let folder = index.parent().unwrap_or(Path::new(""));
         let shards: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();

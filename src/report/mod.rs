@@ -37,9 +37,9 @@ use rayon::prelude::*;
 pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
 use self::plots::{Figure, depths, png};
-use crate::disk::write_whole;
 use crate::eval::cells::{self, Cell};
 use crate::eval::checks::{self, Warning};
+use crate::eval::owned::{self, OwnFolder};
 use crate::eval::record::{Record, SummaryRow};
 use crate::eval::summary;
 
@@ -114,12 +114,8 @@ impl<'a> Report<'a> {
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
-        let mut paths: Vec<PathBuf> =
-            files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
         // The largest come last: where a disk is full, numbers are there.
-        paths.extend(write_figures(&figures.first, dir)?);
-        paths.extend(write_figures(&figures.others, dir)?);
-        Ok(paths)
+        write_files(files, &[&figures.first[..], &figures.others].concat(), dir)
     }
 
     /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX
@@ -147,31 +143,32 @@ impl<'a> Report<'a> {
             ];
             files.extend(texts.map(|(ending, text)| (format!("tables/{name}.{ending}"), text)));
         }
-        files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect()
+        owned::write_all(dir, &files)
     }
 }
 
-/// Writes files of some names and, under `plots/`, figures into a folder; returns their paths.
-fn write_files<N: AsRef<Path>>(files: Vec<(N, String)>, figures: &[Figure], dir: &Path) -> Result<Vec<PathBuf>> {
+/// Writes files of some names and, under `plots/`, figures as SVG and as PNG into a folder; returns their paths.
+///
+/// # Errors
+/// If one of them is there and another's, which is found before anything is written; if one cannot be drawn or written.
+fn write_files<N: AsRef<str>>(files: Vec<(N, String)>, figures: &[Figure], dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut own = OwnFolder::of(dir)?;
+    let names: Vec<[String; 2]> = figures.iter().map(|figure| figure_names(&figure.file)).collect();
+    let of_figures = names.iter().flatten().map(String::as_str);
+    own.claim(files.iter().map(|(name, _)| name.as_ref()).chain(of_figures))?;
     let mut paths: Vec<PathBuf> =
-        files.into_iter().map(|(name, text)| write(dir.join(name), text.as_bytes())).collect::<Result<_>>()?;
-    paths.extend(write_figures(figures, dir)?);
+        files.iter().map(|(name, text)| own.write(name.as_ref(), text.as_bytes())).collect::<Result<_>>()?;
+    let draw = |(figure, [svg, png]): (&Figure, &[String; 2])| -> Result<[PathBuf; 2]> {
+        let pixels = png::render(&figure.svg).with_context(|| format!("cannot draw {}", figure.file))?;
+        Ok([own.write(svg, figure.svg.as_bytes())?, own.write(png, &pixels)?])
+    };
+    let drawn: Vec<[PathBuf; 2]> = figures.par_iter().zip(&names).map(draw).collect::<Result<_>>()?;
+    paths.extend(drawn.into_iter().flatten());
     Ok(paths)
 }
 
-/// Writes figures under `plots/`, each as SVG and as PNG.
-fn write_figures(figures: &[Figure], dir: &Path) -> Result<Vec<PathBuf>> {
-    let drawn: Vec<[PathBuf; 2]> = figures.par_iter().map(|figure| write_figure(figure, dir)).collect::<Result<_>>()?;
-    Ok(drawn.into_iter().flatten().collect())
-}
-
-fn write_figure(figure: &Figure, dir: &Path) -> Result<[PathBuf; 2]> {
-    let svg = dir.join("plots").join(&figure.file);
-    let pixels = png::render(&figure.svg).with_context(|| format!("cannot draw {}", figure.file))?;
-    Ok([write(svg.clone(), figure.svg.as_bytes())?, write(svg.with_extension("png"), &pixels)?])
-}
-
-fn write(path: PathBuf, bytes: &[u8]) -> Result<PathBuf> {
-    write_whole(&path, bytes)?;
-    Ok(path)
+/// Names of a figure's files, as SVG and as PNG.
+fn figure_names(file: &str) -> [String; 2] {
+    let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
+    [format!("plots/{file}"), format!("plots/{stem}.png")]
 }

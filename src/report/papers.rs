@@ -52,9 +52,14 @@ pub fn draw_again(outcome: &mut Outcome, item: &Item, dir: &Path) -> Result<Vec<
 
 /// Where an outcome lies below the folder of results: what was run on the paper's own model in a folder of its own.
 pub fn folder(outcome: &Outcome) -> String {
-    match outcome.variant.as_str() {
-        "paper" => format!("{}/paper", outcome.name),
-        _ => outcome.name.clone(),
+    folder_of(&outcome.name, &outcome.variant)
+}
+
+/// The same of an item that is not judged yet.
+pub fn folder_of(name: &str, variant: &str) -> String {
+    match variant {
+        "paper" => format!("{name}/paper"),
+        _ => name.to_owned(),
     }
 }
 

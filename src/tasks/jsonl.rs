@@ -30,6 +30,7 @@ use super::{
     longeval, ruler, summary, turns,
 };
 use crate::error::UsageError;
+use crate::given;
 use crate::kv::MOST_TOKENS;
 
 const PREFIX: &str = "jsonl:";
@@ -156,7 +157,7 @@ impl Prepared {
         if spec.path.is_dir() {
             return Err(unreadable(std::io::ErrorKind::IsADirectory.into()).into());
         }
-        std::fs::File::open(&spec.path).map_err(unreadable)?;
+        given::open(&spec.path).map_err(unreadable)?;
         let (mut is_cut, mut usable) = (false, 0);
         let (mut places, mut contexts, mut seen) = (Vec::new(), Vec::new(), HashMap::new());
         let rows = Rows::open(RowSource::open(&spec.path)?, skip_bad, |row| {

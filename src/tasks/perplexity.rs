@@ -8,7 +8,6 @@
 //! WikiText-2 is read as the file has it (`wiki.test.raw`), not with its lines joined anew. With `detokenize=true` it is
 //! read as lm-eval reads it, and bytes and words are those of the file ([`Detokenised`]).
 
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,6 +23,7 @@ use super::text::decode;
 use super::text::wikitext::Detokenised;
 use super::{Family, Task, TaskInfo, TaskOptions, assets, digest, rows};
 use crate::error::UsageError;
+use crate::given;
 use crate::kv::MOST_TOKENS;
 
 const PREFIX: &str = "ppl/";
@@ -409,12 +409,11 @@ fn read_text(path: &Path) -> Result<String> {
         let bytes = rows::read_member(&archive, &member, |packed| unpack(packed, MOST_UNPACKED, path))?;
         return Ok(decode(bytes, path)?);
     }
-    let mut file = File::open(path).map_err(|e| unreadable(path, &e))?;
     if path.extension().is_some_and(|e| e == "gz") {
+        let file = given::open(path).map_err(|e| unreadable(path, &e))?;
         return Ok(decode(unpack(&mut MultiGzDecoder::new(file), MOST_UNPACKED, path)?, path)?);
     }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
+    let bytes = given::bytes(path, given::MOST_OF_TEXT).map_err(|e| unreadable(path, &e))?;
     Ok(decode(bytes, path)?)
 }
 
@@ -425,7 +424,7 @@ fn unpack(packed: &mut dyn Read, most: u64, path: &Path) -> Result<Vec<u8>, Usag
     packed.take(most + 1).read_to_end(&mut bytes).map_err(|e| unreadable(path, &e))?;
     if bytes.len() as u64 > most {
         let what = format!("cannot read {}: longer than {} MiB unpacked", path.display(), most >> 20);
-        return Err(UsageError::new(what).hint("split it, or unpack it: a text that is not packed may have any length"));
+        return Err(UsageError::new(what).hint("split it, or unpack it: a text that is not packed may be longer"));
     }
     Ok(bytes)
 }
@@ -437,6 +436,7 @@ fn unreadable(path: &Path, e: &std::io::Error) -> UsageError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
 
     /// One token a byte of text, with one in front.
     struct Bytes;

@@ -22,6 +22,7 @@ use super::digest;
 use super::table::{self, LONGEST_LINE, TooLarge};
 use crate::error::UsageError;
 use crate::foreign::contain;
+use crate::given::{self, Given, MARK};
 
 const FILE_HINT: &str = "a prepared file has one JSON object a line";
 const ARCHIVE_HINT: &str = "it is damaged or not the published archive; `spattn data check` compares it";
@@ -33,6 +34,14 @@ const LARGE_HINT: &str =
 const SKIP_HINT: &str = "--skip-bad goes on without malformed rows";
 /// Malformed rows whose places a message names at most.
 const PLACES_NAMED: usize = 10;
+/// Bytes of a JSON document that is read as a whole.
+const MOST_OF_DOCUMENT: u64 = 4 << 30;
+/// Empty lines in a row: behind more, no row is looked for.
+const MOST_EMPTY: usize = 1_000_000;
+/// Malformed rows that are remembered: a file with more is no file of rows.
+const MOST_MALFORMED: usize = 100_000;
+/// Bytes that a file in an archive may unpack to.
+const MOST_UNPACKED: u64 = 16 << 30;
 
 /// Where rows are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +130,7 @@ impl RowSource {
         let context = || format!("cannot read {}", self.label());
         match self {
             Self::File(path) => {
-                let mut reader = BufReader::new(File::open(path).with_context(context)?);
+                let mut reader = BufReader::new(given::open(path).with_context(context)?);
                 reader.seek(SeekFrom::Start(offset)).with_context(context)?;
                 with(&mut reader)
             }
@@ -163,7 +172,7 @@ pub(super) fn read_member<T, E: From<UsageError>>(
 }
 
 fn open_archive(archive: &Path) -> Result<zip::ZipArchive<BufReader<File>>, UsageError> {
-    let file = BufReader::new(File::open(archive).map_err(|e| unreadable(archive, &e))?);
+    let file = BufReader::new(given::plain(archive).map_err(|e| unreadable(archive, &e))?);
     zip::ZipArchive::new(file).map_err(|e| unreadable(archive, &e))
 }
 
@@ -176,7 +185,7 @@ fn document_lines(path: &Path) -> Result<Vec<u8>> {
     if first_byte(path)? == Some(b'[') {
         return list_lines(path);
     }
-    let bytes = std::fs::read(path)?;
+    let bytes = given::bytes(path, MOST_OF_DOCUMENT)?;
     let mut document: Value = serde_json::from_slice(bytes.strip_prefix(MARK).unwrap_or(&bytes))?;
     let Some(Value::Array(rows)) = document.get_mut("data").map(Value::take) else {
         anyhow::bail!("it has no list `data`");
@@ -189,11 +198,9 @@ fn document_lines(path: &Path) -> Result<Vec<u8>> {
     Ok(lines)
 }
 
-const MARK: &[u8] = b"\xef\xbb\xbf";
-
 /// A reader of a document behind the mark that it may begin with.
-fn behind_mark(path: &Path) -> io::Result<BufReader<File>> {
-    let mut reader = BufReader::new(File::open(path)?);
+fn behind_mark(path: &Path) -> io::Result<BufReader<Given>> {
+    let mut reader = BufReader::new(given::open(path)?);
     if reader.fill_buf()?.starts_with(MARK) {
         reader.consume(MARK.len());
     }
@@ -402,7 +409,7 @@ impl Rows {
         let mut rows = Self { source: source.clone(), starts: Vec::new(), malformed, digest: String::new() };
         let (mut usable, mut hash) = (0, Sha256::new());
         source.read_from(0, |reader| {
-            let (mut at, mut number, mut line) = (0, 0, Vec::new());
+            let (mut at, mut number, mut empty, mut line) = (0, 0, 0, Vec::new());
             loop {
                 line.clear();
                 let read = reader
@@ -418,7 +425,10 @@ impl Rows {
                     let what = format!("{}:{number}: longer than {} MiB", source.label(), LONGEST_LINE >> 20);
                     return Err(UsageError::new(what).hint(FILE_HINT).into());
                 }
-                if !line.trim_ascii().is_empty() {
+                if line.trim_ascii().is_empty() {
+                    empty += 1;
+                } else {
+                    empty = 0;
                     match rows.parse(&line, number).and_then(|row| check(&row)) {
                         Ok(wanted) => {
                             usable += 1;
@@ -428,6 +438,18 @@ impl Rows {
                     }
                 }
                 at += read as u64;
+                let is_zipped = matches!(source, RowSource::Zipped { .. });
+                let too_much = match () {
+                    () if empty > MOST_EMPTY => format!("more than {MOST_EMPTY} empty lines"),
+                    () if rows.malformed.bad.len() > MOST_MALFORMED => {
+                        format!("more than {MOST_MALFORMED} malformed rows")
+                    }
+                    () if is_zipped && at > MOST_UNPACKED => {
+                        format!("longer than {} GiB unpacked", MOST_UNPACKED >> 30)
+                    }
+                    () => continue,
+                };
+                return Err(UsageError::new(format!("{}: {too_much}", source.label())).hint(FILE_HINT).into());
             }
         })?;
         rows.malformed.judge(usable, skip_bad)?;
@@ -594,6 +616,30 @@ mod tests {
         assert_eq!(plain.len(), zipped.len());
         for index in 0..plain.len() {
             assert_eq!(plain.read(index).unwrap().fields, zipped.read(index).unwrap().fields);
+        }
+    }
+
+    #[test]
+    fn lines_without_rows_are_not_read_for_ever() {
+        let row = b"{\"x\": \"1\"}\n";
+        let empty = |count: usize| [&row[..], &vec![b'\n'; count], row].concat();
+        // The lines, how often they come, and what is said of them.
+        let malformed = vec![&b"x\n"[..]; MOST_MALFORMED + 1].concat();
+        for (bytes, said) in [
+            (empty(MOST_EMPTY), None),
+            (empty(MOST_EMPTY + 1), Some("more than 1000000 empty lines")),
+            ([malformed.as_slice(), row].concat(), Some("more than 100000 malformed rows")),
+        ] {
+            let (dir, plain) = file(&bytes);
+            let path = dir.path().join("data.zip");
+            archive(&path, "rows.jsonl", &bytes);
+            for source in [plain, RowSource::zipped(&path, "rows.jsonl").unwrap().unwrap()] {
+                let opened = Rows::open(source, true, has_x);
+                match said {
+                    None => assert_eq!(opened.unwrap().len(), 2),
+                    Some(said) => assert!(opened.unwrap_err().to_string().ends_with(said)),
+                }
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! few bytes. So every page is looked at before its reader makes room for it ([`Pages`]), a row's texts are counted
 //! before the row is put together ([`sizes`]), and what a table may give in all is bounded ([`Limits`]).
 
+use crate::given;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,7 +71,7 @@ impl Limits {
 /// # Errors
 /// If it is no table that can be read, or a [`TooLarge`] one.
 pub(super) fn lines(path: &Path) -> Result<Vec<u8>> {
-    let file = Arc::new(File::open(path)?);
+    let file = Arc::new(given::plain(path)?);
     let limits = Limits::of(file.metadata()?.len());
     lines_within(&file, &limits)
 }

@@ -20,6 +20,7 @@ use super::metrics::{python, python_literal};
 use super::rows::{Malformed, RowSource, Rows};
 use super::{TaskOptions, assets};
 use crate::error::UsageError;
+use crate::given;
 
 /// The tasks that a file of definitions lists.
 ///
@@ -363,7 +364,8 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, UsageError> {
 
 /// The lines of a file; what is not UTF-8 in them is left to who reads their rows.
 fn lines(path: &Path) -> Result<Vec<String>, UsageError> {
-    let bytes = std::fs::read(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    let bytes = given::bytes(path, given::MOST_OF_TEXT)
+        .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
@@ -374,9 +376,10 @@ fn of_table<T>(
     make: &impl Fn(Map<String, Value>, &Path) -> Result<T>,
 ) -> Result<OfFile<T>> {
     let unreadable = |e: csv::Error| UsageError::new(format!("cannot read {}: {e}", path.display()));
-    let builder = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_path(path);
+    let file = given::open(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
     let (mut items, mut malformed) = (Vec::new(), Malformed::none(path.display().to_string(), "line"));
-    for (number, record) in builder.map_err(unreadable)?.byte_records().enumerate() {
+    for (number, record) in reader.byte_records().enumerate() {
         let record = record.map_err(unreadable)?;
         if number == 0 && record.get(0) == Some(b"question") && record.get(5) == Some(b"answer") {
             continue;

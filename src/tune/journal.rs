@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::disk::open_here;
 use crate::error::UsageError;
+use crate::eval::owned::{self, OwnFolder};
 use crate::eval::store::OpenMode;
 
 /// Name of the file within a folder.
@@ -45,9 +47,11 @@ impl Journal {
             UsageError::new(format!("cannot write to the folder {}: {e}", folder.display()))
                 .hint("choose another --out folder")
         };
+        OwnFolder::of(folder)?.check(&owned::TUNE)?;
         std::fs::create_dir_all(folder).map_err(unwritable)?;
-        let file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(unwritable)?;
+        OwnFolder::of(folder)?.claim([FILE])?;
+        let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
+        let file = open_here(&path, &options).map_err(unwritable)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(UsageError::new(format!("{} is being written by another process", folder.display()))

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use super::{Base, Draft, Member, Request, Scene, Setting, Units};
 use crate::error::UsageError;
+use crate::given;
 use crate::tasks::rows::{RowSource, Rows};
 use crate::tasks::ruler::niah::uuid;
 use crate::tasks::seed::Draw;
@@ -123,7 +124,7 @@ struct PairFile {
 
 impl PairFile {
     fn open(path: &Path, skip_bad: bool) -> Result<Self> {
-        std::fs::File::open(path).and_then(|file| file.metadata()).and_then(is_no_folder).map_err(|e| {
+        given::open(path).map(drop).map_err(|e| {
             UsageError::new(format!("cannot read {}: {e}", path.display()))
                 .hint("kv_retrieval:file=PATH takes a file with one JSON object a line")
         })?;
@@ -134,10 +135,6 @@ impl PairFile {
         })?;
         Ok(Self { file: file.source().file_name(), rows, digest: file.digest().to_owned(), note: file.note() })
     }
-}
-
-fn is_no_folder(found: std::fs::Metadata) -> std::io::Result<()> {
-    if found.is_dir() { Err(std::io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
 impl Setting for PairFile {

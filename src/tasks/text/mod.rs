@@ -10,13 +10,15 @@ pub mod words;
 use std::path::Path;
 
 use crate::error::UsageError;
+use crate::given;
 
 /// All of a file of text, without the mark that may be at its start.
 ///
 /// # Errors
 /// If it cannot be read, or as [`decode`].
 pub fn read(path: &Path) -> Result<String, UsageError> {
-    let bytes = std::fs::read(path).map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
+    let bytes = given::bytes(path, given::MOST_OF_TEXT)
+        .map_err(|e| UsageError::new(format!("cannot read {}: {e}", path.display())))?;
     decode(bytes, path)
 }
 

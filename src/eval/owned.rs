@@ -1,0 +1,476 @@
+//! Which files of a results folder this program wrote: only those are ever replaced or removed, whatever a flag says.
+//!
+//! Each such folder has a list of them, [`WRITTEN`], a name a line. It only grows, except where a run is thrown away. Folders from
+//! before there were lists are known by what only this program writes: a manifest, a page, a result. Nothing is written through a
+//! link, as a folder may be somebody else's.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::disk::{check_plain, open_here, read_here, write_whole_here};
+use crate::error::UsageError;
+
+/// Name of the list within a folder.
+pub const WRITTEN: &str = ".written";
+/// The list's first line, by which it is known.
+const HEADING: &str = "# What spattn wrote into this folder: only that is ever replaced or removed.";
+/// Bytes of a list, and of a file by which a folder is known, at most.
+const MOST_BYTES: u64 = 256 << 20;
+const OTHER_FOLDER: &str = "choose another --out folder";
+
+/// What a command writes into a folder.
+#[derive(Debug)]
+pub struct Kind {
+    /// Files in the folder itself.
+    pub names: &'static [&'static str],
+    /// Folders in it, and the endings of the files there.
+    pub folders: &'static [(&'static str, &'static [&'static str])],
+    /// Whether a folder without a list is known to hold such files.
+    is_in: fn(&Path) -> bool,
+}
+
+/// A run: records, manifest, summary, page, figures and prompts.
+pub const RUN: Kind = Kind {
+    names: &["samples.jsonl", "manifest.json", "summary.csv", "summary.md", "depths.csv", "metrics.csv", "report.html"],
+    folders: &[FIGURES, ("prompts", &["gz"])],
+    is_in: |dir| has(dir, "manifest.json", &["program", "identity"]),
+};
+/// What became of the attempts of a sweep, which stays where a run is thrown away.
+pub const ATTEMPTS: Kind = Kind { names: &["attempts.jsonl"], folders: &[], is_in: |dir| RUN.is_in(dir) };
+/// What `spattn report` draws.
+pub const REPORT: Kind = Kind {
+    names: &["summary.csv", "summary.md", "summary.tex", "summary.json", "depths.csv", "metrics.csv", "report.html"],
+    folders: &[FIGURES, ("tables", &["md", "csv", "tex", "json"])],
+    is_in: |dir| RUN.is_in(dir) || begins(dir, "report.html", 4096, " – spattn</title>"),
+};
+/// What `spattn tune` finds; its records are a run.
+pub const TUNE: Kind = Kind {
+    names: &["tune.json", "tune.csv", "tune.md", "measured.jsonl"],
+    folders: &[FIGURES],
+    is_in: |dir| RUN.is_in(dir) || has(dir, "tune.json", &["run"]) || begins(dir, "measured.jsonl", 6, "{\"of\":"),
+};
+/// What `spattn bench` times.
+pub const BENCH: Kind = Kind {
+    names: &["bench.json", "bench.csv", "bench.md", "manifest.json"],
+    folders: &[FIGURES],
+    is_in: |dir| has(dir, "manifest.json", &["program", "bench"]),
+};
+/// What `spattn report` draws of a bench.
+pub const BENCH_PAGE: Kind = Kind { names: &["bench.md"], folders: &[FIGURES], is_in: |dir| BENCH.is_in(dir) };
+/// What `spattn analyze` finds.
+pub const ANALYSIS: Kind = Kind {
+    names: &["analyze.json", "analyze.md"],
+    folders: &[FIGURES, ("tables", &["csv"]), ("dump", &["safetensors"])],
+    is_in: |dir| has(dir, "analyze.json", &["manifest", "analyses"]),
+};
+/// What `spattn analyze --dump` writes.
+pub const DUMP: Kind = Kind { names: &[], folders: &[("dump", &["safetensors"])], is_in: |dir| ANALYSIS.is_in(dir) };
+/// What came of an item of a paper.
+pub const ITEM: Kind = Kind {
+    names: &["result.json", "table.csv", "plot.svg", "manifest.json"],
+    folders: &[("", &["svg"])],
+    is_in: |dir| has(dir, "result.json", &["name", "variant", "ran"]),
+};
+/// The page of all items.
+pub const PAPERS: Kind = Kind {
+    names: &["RESULTS.md"],
+    folders: &[],
+    is_in: |dir| begins(dir, "RESULTS.md", 64, "# The papers, reproduced"),
+};
+/// Units of what an item looks at or has learned, in a folder of their own.
+pub const UNITS: Kind = Kind {
+    names: &[],
+    folders: &[("", &["json", "safetensors"])],
+    is_in: |dir| files_in(dir).iter().any(|name| name.ends_with(".json") && has(dir, name, &["identity", "program"])),
+};
+/// The plan of a sweep on a cluster.
+pub const SWEEP: Kind = Kind {
+    names: &["plan.json", "matrix.toml", "sweep.sbatch"],
+    folders: &[],
+    is_in: |dir| has(dir, "plan.json", &["cells", "shards", "submissions"]),
+};
+
+const FIGURES: (&str, &[&str]) = ("plots", &["svg", "png"]);
+const KINDS: [&Kind; 10] = [&RUN, &ATTEMPTS, &REPORT, &TUNE, &BENCH, &ANALYSIS, &ITEM, &PAPERS, &UNITS, &SWEEP];
+
+impl Kind {
+    fn is_in(&self, dir: &Path) -> bool {
+        (self.is_in)(dir)
+    }
+
+    /// Whether a file may be of this kind, by its name.
+    fn is_name(&self, name: &str) -> bool {
+        let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+        let is_drawn = |(of, endings): &(&str, &[&str])| {
+            *of == folder && file.rsplit_once('.').is_some_and(|(_, ending)| endings.contains(&ending))
+        };
+        self.names.contains(&name) || self.folders.iter().any(is_drawn)
+    }
+
+    /// The files of this kind that are there.
+    fn files(&self, dir: &Path) -> Vec<String> {
+        let mut all: Vec<String> =
+            self.names.iter().filter(|name| dir.join(name).exists()).map(|n| (*n).to_owned()).collect();
+        for (folder, _) in self.folders {
+            let path = |file: String| if folder.is_empty() { file } else { format!("{folder}/{file}") };
+            all.extend(files_in(&dir.join(folder)).into_iter().map(path).filter(|name| self.is_name(name)));
+        }
+        all
+    }
+}
+
+/// A results folder, and what in it is this program's own.
+#[derive(Debug)]
+pub struct OwnFolder {
+    dir: PathBuf,
+    names: BTreeSet<String>,
+    is_listed: bool,
+}
+
+impl OwnFolder {
+    /// Reads which files are the program's own; the folder need not be there.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the list is none of this program's, or cannot be read.
+    pub fn of(dir: &Path) -> Result<Self, UsageError> {
+        if dir.exists() && !dir.is_dir() {
+            return Err(UsageError::new(format!("{} is a file, not a folder", dir.display())).hint(OTHER_FOLDER));
+        }
+        let path = dir.join(WRITTEN);
+        let is_listed = check_plain(&path).map_err(|e| refused(&path, &e))?;
+        let names = match is_listed {
+            true => listed(&path)?,
+            false => KINDS.iter().filter(|kind| kind.is_in(dir)).flat_map(|kind| kind.files(dir)).collect(),
+        };
+        Ok(Self { dir: dir.to_owned(), names, is_listed })
+    }
+
+    /// Makes sure that files of a kind can be written: that none of another's would be replaced, as far as names are known before
+    /// there is something to write, and that no link is in the way.
+    ///
+    /// # Errors
+    /// A [`UsageError`] that names the file.
+    pub fn check(&self, kind: &Kind) -> Result<(), UsageError> {
+        kind.names.iter().try_for_each(|name| self.check_name(name))?;
+        for (folder, _) in kind.folders.iter().filter(|(folder, _)| !folder.is_empty()) {
+            self.check_folder(&self.dir.join(folder))?;
+        }
+        // What is drawn has names that are not known yet: another's drawings are no place for them.
+        let is_new = self.names.is_empty();
+        let foreign = kind.files(&self.dir).into_iter().find(|name| is_new && name.contains('/'));
+        foreign.map_or(Ok(()), |name| self.check_name(&name))
+    }
+
+    /// Notes that files are going to be written, and makes the folder where needed.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if one is another's or a link; others if the list cannot be written.
+    pub fn claim<'n>(&mut self, names: impl IntoIterator<Item = &'n str>) -> Result<()> {
+        let names: Vec<&str> = names.into_iter().collect();
+        names.iter().try_for_each(|name| self.check_name(name))?;
+        let is_first = !self.is_listed;
+        let mut new: Vec<String> = if is_first { self.names.iter().cloned().collect() } else { Vec::new() };
+        new.extend(names.into_iter().filter(|name| !self.names.contains(*name)).map(str::to_owned));
+        if new.is_empty() {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.dir).with_context(|| format!("cannot write to the folder {}", self.dir.display()))?;
+        let heading = is_first.then_some(HEADING).into_iter();
+        append(&self.dir, heading.chain(new.iter().map(String::as_str)))?;
+        self.is_listed = true;
+        self.names.extend(new);
+        Ok(())
+    }
+
+    /// Writes a file whole that was claimed. Returns its path.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        self.check_name(name)?;
+        write_whole_here(&path, bytes)?;
+        Ok(path)
+    }
+
+    /// Removes what is the program's own and of one of these kinds.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
+    pub fn clear(&mut self, kinds: &[&Kind]) -> Result<()> {
+        let of_kinds = |name: &&String| kinds.iter().any(|kind| kind.is_name(name));
+        let gone: BTreeSet<String> = self.names.iter().filter(of_kinds).cloned().collect();
+        for name in &gone {
+            self.check_name(name)?;
+            let path = self.dir.join(name);
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(e).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        self.names.retain(|name| !gone.contains(name));
+        if !self.dir.is_dir() {
+            return Ok(());
+        }
+        let lines = std::iter::once(HEADING).chain(self.names.iter().map(String::as_str));
+        let text: String = lines.map(|line| format!("{line}\n")).collect();
+        self.is_listed = true;
+        Ok(write_whole_here(&self.dir.join(WRITTEN), text.as_bytes())?)
+    }
+
+    /// That a file is not there, or is this program's own, and is reached through no link.
+    fn check_name(&self, name: &str) -> Result<(), UsageError> {
+        let path = self.dir.join(name);
+        if let Some((folder, _)) = name.rsplit_once('/') {
+            self.check_folder(&self.dir.join(folder))?;
+        }
+        let is_there = check_plain(&path).map_err(|e| refused(&path, &e))?;
+        if !is_there || self.names.contains(name) {
+            return Ok(());
+        }
+        Err(UsageError::new(format!("{} is there, and spattn did not write it", path.display()))
+            .hint(format!("it would be replaced: move it away, or {OTHER_FOLDER}")))
+    }
+
+    fn check_folder(&self, folder: &Path) -> Result<(), UsageError> {
+        match fs::symlink_metadata(folder) {
+            Ok(found) if found.is_symlink() => {
+                Err(refused(folder, &"it is a link, and links in a results folder are not followed"))
+            }
+            Ok(found) if !found.is_dir() => Err(refused(folder, &"it is a file, not a folder")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Makes sure that a command can write into a folder; see [`OwnFolder::check`].
+///
+/// # Errors
+/// A [`UsageError`] that names the file that is in the way.
+pub fn check(dir: &Path, kind: &Kind) -> Result<(), UsageError> {
+    OwnFolder::of(dir)?.check(kind)
+}
+
+/// Writes files of some names into a folder, which is made where needed: all or, where one of them is another's, none. Returns
+/// their paths.
+///
+/// # Errors
+/// As [`OwnFolder::claim`] and [`OwnFolder::write`].
+pub fn write_all<N: AsRef<str>, B: AsRef<[u8]>>(dir: &Path, files: &[(N, B)]) -> Result<Vec<PathBuf>> {
+    let mut own = OwnFolder::of(dir)?;
+    own.claim(files.iter().map(|(name, _)| name.as_ref()))?;
+    files.iter().map(|(name, bytes)| own.write(name.as_ref(), bytes.as_ref())).collect()
+}
+
+/// Writes a file, among very many of different names: the list is not read where there is one, only added to.
+///
+/// # Errors
+/// As [`OwnFolder::claim`] and [`OwnFolder::write`].
+pub fn add(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let mut own = OwnFolder { dir: dir.to_owned(), names: BTreeSet::new(), is_listed: true };
+    if !dir.join(WRITTEN).exists() {
+        own = OwnFolder::of(dir)?;
+    }
+    own.claim([name])?;
+    own.write(name, bytes).map(drop)
+}
+
+fn refused(path: &Path, why: &dyn std::fmt::Display) -> UsageError {
+    UsageError::new(format!("cannot write {}: {why}", path.display())).hint(format!("remove it, or {OTHER_FOLDER}"))
+}
+
+/// Adds lines to the list, in one write: others may be adding to it too.
+fn append<'n>(dir: &Path, lines: impl IntoIterator<Item = &'n str>) -> Result<()> {
+    let path = dir.join(WRITTEN);
+    let text: String = lines.into_iter().map(|line| format!("{line}\n")).collect();
+    open_here(&path, OpenOptions::new().create(true).append(true))
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The names in a list; of a folder that somebody made up, those alone that are below it.
+fn listed(path: &Path) -> Result<BTreeSet<String>, UsageError> {
+    let bytes = read_here(path, MOST_BYTES).map_err(|e| refused(path, &e))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines();
+    if lines.next().is_some_and(|first| first != HEADING) {
+        return Err(refused(path, &"it is no list of this program's"));
+    }
+    let is_below = |name: &&str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    Ok(lines.filter(|name| !name.is_empty()).filter(is_below).map(str::to_owned).collect())
+}
+
+/// Names of the plain files in a folder.
+fn files_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let plain = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+    plain.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Whether a file is a JSON object with all of these keys.
+fn has(dir: &Path, name: &str, keys: &[&str]) -> bool {
+    let read =
+        |bytes: Vec<u8>| serde_json::from_slice::<Value>(bytes.strip_prefix(crate::given::MARK).unwrap_or(&bytes)).ok();
+    let value = text_of(dir, name, MOST_BYTES).ok().and_then(read);
+    value.is_some_and(|value| keys.iter().all(|key| !value[*key].is_null()))
+}
+
+/// Whether a file has this text among its first bytes.
+fn begins(dir: &Path, name: &str, within: u64, text: &str) -> bool {
+    text_of(dir, name, within).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(text))
+}
+
+fn text_of(dir: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
+    read_here(&dir.join(name), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(dir: &Path, name: &str, text: &str) {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn text(dir: &Path, name: &str) -> String {
+        fs::read_to_string(dir.join(name)).unwrap()
+    }
+
+    fn usage(error: anyhow::Error) -> UsageError {
+        error.downcast().unwrap()
+    }
+
+    #[test]
+    fn files_of_others_are_neither_replaced_nor_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
+        put(dir, "summary.csv", "theirs");
+        put(dir, "notes.txt", "theirs");
+        let error = usage(write_all(dir, &[("summary.md", "ours"), ("summary.csv", "ours")]).unwrap_err());
+        assert!(error.what.ends_with("summary.csv is there, and spattn did not write it"), "{error}");
+        assert!(error.hint.unwrap().contains("choose another --out folder"));
+        assert!(!dir.join("summary.md").exists() && text(dir, "summary.csv") == "theirs", "nothing of it was written");
+        fs::remove_file(dir.join("summary.csv")).unwrap();
+        write_all(dir, &[("summary.csv", "ours"), ("plots/a.svg", "ours")]).unwrap();
+        put(dir, "plots/mine.svg", "theirs");
+        write_all(dir, &[("summary.csv", "ours again")]).unwrap();
+        add(dir, "prompts/1.gz", b"ours").unwrap();
+        assert!(add(dir, "notes.txt", b"ours").is_err());
+        let mut own = OwnFolder::of(dir).unwrap();
+        own.check(&RUN).unwrap();
+        own.clear(&[&RUN]).unwrap();
+        let left: Vec<bool> = ["summary.csv", "plots/a.svg", "prompts/1.gz", "plots/mine.svg", "notes.txt"]
+            .map(|name| dir.join(name).exists())
+            .into();
+        assert_eq!(left, [false, false, false, true, true]);
+        // And is another's from now on.
+        put(dir, "summary.csv", "theirs");
+        assert!(OwnFolder::of(dir).unwrap().check(&RUN).is_err());
+    }
+
+    #[test]
+    fn drawings_of_others_are_no_place_for_ours_unless_the_folder_is() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
+        put(dir, "plots/figure-1.svg", "theirs");
+        put(dir, "plots/readme.txt", "theirs");
+        let error = check(dir, &RUN).unwrap_err();
+        assert!(error.what.contains("plots/figure-1.svg is there"), "{error}");
+        fs::remove_file(dir.join("plots/figure-1.svg")).unwrap();
+        check(dir, &RUN).unwrap();
+        write_all(dir, &[("manifest.json", "{}")]).unwrap();
+        put(dir, "plots/figure-1.svg", "theirs");
+        check(dir, &RUN).unwrap();
+        assert!(write_all(dir, &[("plots/figure-1.svg", "ours")]).is_err());
+    }
+
+    #[test]
+    fn a_folder_from_before_there_were_lists_is_known_by_what_is_in_it() {
+        let manifest = r#"{"program": {"name": "spattn"}, "identity": {"model": "builtin"}}"#;
+        let page = "<!doctype html>\n<title>builtin – spattn</title>";
+        // What makes it known, a file of such a folder, and what writes it.
+        let table: [(&str, &str, &str, &Kind); 9] = [
+            ("manifest.json", manifest, "samples.jsonl", &RUN),
+            ("manifest.json", manifest, "plots/a.png", &RUN),
+            ("manifest.json", manifest, "tables/a.tex", &REPORT),
+            ("report.html", page, "summary.csv", &REPORT),
+            ("manifest.json", r#"{"program": {}, "bench": {}}"#, "bench.csv", &BENCH),
+            ("analyze.json", r#"{"manifest": {}, "analyses": []}"#, "dump/0000.safetensors", &ANALYSIS),
+            ("measured.jsonl", "{\"of\":{\"model\":\"m\"}}\n", "tune.md", &TUNE),
+            ("result.json", r#"{"name": "a", "variant": "builtin", "ran": []}"#, "plot.svg", &ITEM),
+            ("plan.json", r#"{"cells": [], "shards": [], "submissions": []}"#, "matrix.toml", &SWEEP),
+        ];
+        for (mark, known, name, kind) in table {
+            let temp = tempfile::tempdir().unwrap();
+            put(temp.path(), name, "ours");
+            assert!(check(temp.path(), kind).is_err(), "{name}: without {mark} it may be anybody's");
+            put(temp.path(), mark, "{}");
+            assert!(check(temp.path(), kind).is_err(), "{name}: {mark} of another");
+            put(temp.path(), mark, known);
+            check(temp.path(), kind).unwrap_or_else(|e| panic!("{name}: {e}"));
+            write_all(temp.path(), &[(name, "new")]).unwrap();
+            assert!(text(temp.path(), WRITTEN).contains(mark), "all that was there is listed with it");
+        }
+    }
+
+    #[test]
+    fn the_folders_of_results_in_the_repository_are_known() {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        for (folder, kind) in [
+            ("reference/quick", &RUN),
+            ("papers", &PAPERS),
+            ("papers/topk/figure-11", &ITEM),
+            ("papers/topk/figure-2", &ITEM),
+        ] {
+            if results.join(folder).is_dir() {
+                check(&results.join(folder), kind).unwrap_or_else(|e| panic!("{folder}: {e}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_names_only_what_is_below_its_folder() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, outside) = (temp.path().join("run"), temp.path().join("report.html"));
+        put(&dir, WRITTEN, &format!("{HEADING}\n../report.html\n{}\nsummary.csv\n", outside.display()));
+        put(&dir, "summary.csv", "ours");
+        fs::write(&outside, "theirs").unwrap();
+        OwnFolder::of(&dir).unwrap().clear(&[&RUN, &REPORT]).unwrap();
+        assert!(outside.exists() && !dir.join("summary.csv").exists());
+        put(&dir, WRITTEN, "eggs, milk\n");
+        assert!(OwnFolder::of(&dir).unwrap_err().what.ends_with("it is no list of this program's"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_refused_by_name() {
+        use std::os::unix::fs::symlink;
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, elsewhere) = (temp.path().join("run"), temp.path().join("elsewhere"));
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join("file"), "theirs").unwrap();
+        for (name, to) in [("summary.csv", "file"), ("manifest.json", "nowhere"), ("plots", ""), (WRITTEN, "file")] {
+            let _ = fs::remove_dir_all(&dir);
+            write_all(&dir, &[("summary.csv", "ours"), ("manifest.json", "{}"), ("plots/a.svg", "ours")]).unwrap();
+            let _ = fs::remove_file(dir.join(name));
+            let _ = fs::remove_dir_all(dir.join(name));
+            symlink(elsewhere.join(to), dir.join(name)).unwrap();
+            let error = check(&dir, &RUN).unwrap_err();
+            assert!(error.what.contains(&format!("{name}: it is a link")) && error.hint.is_some(), "{error}");
+            let files = [("summary.csv", "new"), ("manifest.json", "new"), ("plots/a.svg", "new")];
+            assert!(usage(write_all(&dir, &files).unwrap_err()).what.contains("it is a link"));
+            assert!(OwnFolder::of(&dir).and_then(|own| own.check(&RUN)).is_err());
+            assert_eq!(files_in(&elsewhere), ["file"]);
+            assert_eq!(text(&elsewhere, "file"), "theirs");
+        }
+    }
+}

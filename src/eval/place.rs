@@ -1,0 +1,120 @@
+//! Whether the file of records is still where it was opened: a folder may be moved, removed or replaced while a run writes to
+//! it, which the open file by itself does not notice.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::RunFailure;
+
+/// A file that is open, and the path that it was opened by.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    file: File,
+}
+
+impl Place {
+    /// Of a file that was opened by this path.
+    ///
+    /// # Errors
+    /// If there are no more open files to be had.
+    pub fn of(path: &Path, file: &File) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), file: file.try_clone()? })
+    }
+
+    /// Makes sure that the path still leads to the file.
+    ///
+    /// # Errors
+    /// What became of the file, as far as that can be told.
+    pub fn check(&self) -> Result<(), RunFailure> {
+        check(&self.path, &self.file)
+    }
+}
+
+/// Makes sure that a path still leads to an open file.
+///
+/// # Errors
+/// What became of the file, as far as that can be told.
+pub fn check(path: &Path, file: &File) -> Result<(), RunFailure> {
+    if is_of(path, file) {
+        return Ok(());
+    }
+    let (name, folder) = (path.display(), path.parent().unwrap_or(Path::new(".")));
+    let happened = match (fs::symlink_metadata(folder), fs::symlink_metadata(path)) {
+        (Err(_), _) => format!("the folder {} was moved or removed during the run", folder.display()),
+        (Ok(_), Err(_)) => format!("{name} was moved or removed during the run"),
+        (Ok(_), Ok(_)) => format!("{name} was replaced by another file during the run"),
+    };
+    Err(match place_now(file) {
+        Some(now) => RunFailure {
+            what: format!("{happened}; its records are in {}", now.display()),
+            hint: format!(
+                "go on with --out {} --resume, and leave the folder as it is during a run",
+                now.parent().unwrap_or(Path::new(".")).display()
+            ),
+        },
+        None => RunFailure {
+            what: format!("{happened}; the records in it are gone"),
+            hint: "run it again, and leave the folder as it is during a run".to_owned(),
+        },
+    })
+}
+
+/// Whether a path leads to an open file.
+#[cfg(unix)]
+pub fn is_of(path: &Path, file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let place = |found: fs::Metadata| (found.dev(), found.ino());
+    // Where the system does not say what is open, nothing is wrong.
+    let Ok(open) = file.metadata().map(place) else { return true };
+    fs::metadata(path).is_ok_and(|found| place(found) == open)
+}
+
+/// Whether a path leads to an open file, as far as that can be told here: to a file.
+#[cfg(not(unix))]
+pub fn is_of(path: &Path, _: &File) -> bool {
+    path.is_file()
+}
+
+/// Where an open file is now, if it has a name.
+#[cfg(target_os = "linux")]
+fn place_now(file: &File) -> Option<PathBuf> {
+    use std::os::fd::AsRawFd;
+    let now = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    is_of(&now, file).then_some(now)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn place_now(_: &File) -> Option<PathBuf> {
+    None
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_more_where_it_was_is_noticed_and_found() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, moved) = (temp.path().join("run"), temp.path().join("moved"));
+        let path = dir.join("samples.jsonl");
+        fs::create_dir(&dir).unwrap();
+        let place = Place::of(&path, &File::create(&path).unwrap()).unwrap();
+        place.check().unwrap();
+        let said = || place.check().unwrap_err().what;
+
+        fs::rename(&dir, &moved).unwrap();
+        let what = said();
+        assert!(what.contains("run was moved or removed during the run; "), "{what}");
+        if cfg!(target_os = "linux") {
+            assert!(what.ends_with(&format!("its records are in {}", moved.join("samples.jsonl").display())), "{what}");
+        }
+        fs::create_dir(&dir).unwrap();
+        assert!(said().contains("samples.jsonl was moved or removed"));
+        fs::write(&path, "another's").unwrap();
+        assert!(said().contains("samples.jsonl was replaced by another file"));
+        fs::remove_dir_all(&moved).unwrap();
+        assert!(said().ends_with("the records in it are gone"));
+    }
+}

@@ -1,0 +1,375 @@
+//! Files that a user gives to be read: rows, texts, configs. None of them can make the program wait in silence, read without
+//! end or fill the memory.
+//!
+//! A plain file is opened as it is. What comes through a pipe (`<(…)`, `/dev/stdin`, a FIFO) can be read only once and not from
+//! the middle, so it is copied to its end into a temporary file, once a process, and readers get that. A device is refused.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that a config, a prompt or another text of settings may have.
+pub const MOST_OF_SETTINGS: u64 = 16 << 20;
+/// Bytes that a text to be read by a model may have: it is split into tokens as a whole.
+pub const MOST_OF_TEXT: u64 = 2 << 30;
+/// The mark that a file in UTF-8 may begin with.
+pub const MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// What a pipe may take.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Bytes that come through it.
+    bytes: u64,
+    /// Time without a byte after which the user is told what the program waits for.
+    tell: Duration,
+    /// Time without a byte after which it is given up.
+    silence: Duration,
+}
+
+const LIMITS: Limits = Limits { bytes: 2 << 30, tell: Duration::from_secs(3), silence: Duration::from_secs(300) };
+/// Bytes that are read from a pipe at a time.
+const BLOCK: usize = 1 << 16;
+/// Blocks that wait to be written.
+const AHEAD: usize = 8;
+
+/// An open file, to be read from any place.
+#[derive(Debug)]
+pub struct Given(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Plain(File),
+    Piped { copy: Copied, at: u64 },
+}
+
+/// All that came through a pipe.
+#[derive(Debug, Clone)]
+struct Copied {
+    file: Arc<Mutex<File>>,
+    length: u64,
+}
+
+/// Opens a file that a user gave.
+///
+/// # Errors
+/// If it is not there, is a folder or a device, or cannot be read; of a pipe also if nothing comes for five minutes, or more than
+/// 2 GiB do.
+pub fn open(path: &Path) -> io::Result<Given> {
+    open_within(path, LIMITS)
+}
+
+/// Opens a plain file that a user gave, where nothing else will do.
+///
+/// # Errors
+/// As [`open`], and of a pipe.
+pub fn plain(path: &Path) -> io::Result<File> {
+    match Kind::of(&fs::metadata(path)?) {
+        Kind::Plain => File::open(path),
+        Kind::Folder => Err(ErrorKind::IsADirectory.into()),
+        Kind::Pipe | Kind::Device => Err(wrong("it is a pipe or a device; save it as a file first")),
+    }
+}
+
+/// All bytes of a plain file that a user gave.
+///
+/// # Errors
+/// As [`plain`], and if it cannot be read.
+pub fn plain_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    plain(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// All bytes of a file that a user gave.
+///
+/// # Errors
+/// As [`open`], and if there are more than `most`.
+pub fn bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let given = open_within(path, Limits { bytes: most.min(LIMITS.bytes), ..LIMITS })?;
+    let long = || wrong(format!("longer than {} MiB", most >> 20));
+    if given.length()? > most {
+        return Err(long());
+    }
+    let mut bytes = Vec::new();
+    given.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(long()) } else { Ok(bytes) }
+}
+
+/// The text of a file that a user gave, without the mark that it may begin with.
+///
+/// # Errors
+/// As [`bytes`], and if it is not UTF-8.
+pub fn text(path: &Path, most: u64) -> io::Result<String> {
+    let bytes = bytes(path, most)?;
+    let text = std::str::from_utf8(bytes.strip_prefix(MARK).unwrap_or(&bytes));
+    text.map(str::to_owned).map_err(|e| io::Error::new(ErrorKind::InvalidData, format!("not UTF-8: {e}")))
+}
+
+impl Given {
+    /// Number of bytes, as far as the system says it.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn length(&self) -> io::Result<u64> {
+        match &self.0 {
+            Inner::Plain(file) => Ok(file.metadata()?.len()),
+            Inner::Piped { copy, .. } => Ok(copy.length),
+        }
+    }
+}
+
+impl Read for Given {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Inner::Plain(file) => file.read(buffer),
+            Inner::Piped { copy, at } => {
+                let mut file = copy.file.lock().unwrap_or_else(PoisonError::into_inner);
+                file.seek(SeekFrom::Start(*at))?;
+                let read = file.read(buffer)?;
+                *at += read as u64;
+                Ok(read)
+            }
+        }
+    }
+}
+
+impl Seek for Given {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match &mut self.0 {
+            Inner::Plain(file) => file.seek(to),
+            Inner::Piped { copy, at } => {
+                let place = match to {
+                    SeekFrom::Start(place) => Some(place),
+                    SeekFrom::End(by) => copy.length.checked_add_signed(by),
+                    SeekFrom::Current(by) => at.checked_add_signed(by),
+                };
+                *at = place.ok_or(ErrorKind::InvalidInput)?;
+                Ok(*at)
+            }
+        }
+    }
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Folder,
+    Pipe,
+    /// Also a terminal, which is read like a pipe.
+    Device,
+}
+
+impl Kind {
+    fn of(found: &Metadata) -> Self {
+        if found.is_file() {
+            return Self::Plain;
+        }
+        if found.is_dir() {
+            return Self::Folder;
+        }
+        #[cfg(unix)]
+        if std::os::unix::fs::FileTypeExt::is_fifo(&found.file_type()) {
+            return Self::Pipe;
+        }
+        Self::Device
+    }
+}
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, what.into())
+}
+
+fn open_within(path: &Path, limits: Limits) -> io::Result<Given> {
+    let found = fs::metadata(path)?;
+    match Kind::of(&found) {
+        Kind::Plain => Ok(Given(Inner::Plain(File::open(path)?))),
+        Kind::Folder => Err(ErrorKind::IsADirectory.into()),
+        Kind::Pipe | Kind::Device => Ok(Given(Inner::Piped { copy: copied_once(path, &found, limits)?, at: 0 })),
+    }
+}
+
+/// A pipe is told by where it is in the file system: `/dev/stdin` and `/dev/fd/0` are two, which nobody gives together.
+type Key = (PathBuf, u64, u64);
+
+/// What came through pipes so far.
+static COPIED: LazyLock<Mutex<HashMap<Key, Copied>>> = LazyLock::new(Mutex::default);
+
+fn copied_once(path: &Path, found: &Metadata, limits: Limits) -> io::Result<Copied> {
+    let key = key(path, found);
+    // Whoever wants the same pipe meanwhile waits for it.
+    let mut all = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(copied) = all.get(&key) {
+        return Ok(copied.clone());
+    }
+    let copied = copy(path, limits)?;
+    all.insert(key, copied.clone());
+    Ok(copied)
+}
+
+#[cfg(unix)]
+fn key(path: &Path, found: &Metadata) -> Key {
+    use std::os::unix::fs::MetadataExt;
+    (path.to_owned(), found.dev(), found.ino())
+}
+
+#[cfg(not(unix))]
+fn key(path: &Path, _: &Metadata) -> Key {
+    (path.to_owned(), 0, 0)
+}
+
+/// Copies a pipe to its end. A thread of its own reads it, as nothing else can wait for a writer and stop waiting; where it is
+/// given up, the thread goes on waiting until the program ends, which is then soon.
+fn copy(path: &Path, limits: Limits) -> io::Result<Copied> {
+    let (send, receive) = sync_channel(AHEAD);
+    let source = path.to_owned();
+    std::thread::Builder::new().name("pipe".to_owned()).spawn(move || read_blocks(&source, &send))?;
+    let mut file = tempfile::tempfile()?;
+    let mut length = 0;
+    while let Some(block) = next(&receive, path, limits)? {
+        length += block.len() as u64;
+        if length > limits.bytes {
+            return Err(wrong(format!(
+                "more than {} MiB came through the pipe; save it as a file first",
+                limits.bytes >> 20
+            )));
+        }
+        file.write_all(&block)?;
+    }
+    Ok(Copied { file: Arc::new(Mutex::new(file)), length })
+}
+
+/// The next block; `None` at the end.
+fn next(receive: &Receiver<io::Result<Vec<u8>>>, path: &Path, limits: Limits) -> io::Result<Option<Vec<u8>>> {
+    let (start, mut told) = (Instant::now(), false);
+    loop {
+        let left = if told { limits.silence } else { limits.tell }.saturating_sub(start.elapsed());
+        match receive.recv_timeout(left) {
+            Ok(block) => return block.map(Some),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) if !told => {
+                told = true;
+                eprintln!("note: waiting for something to be written to {}; Ctrl-C ends it", path.display());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(wrong(format!("nothing was written to it for {} s", limits.silence.as_secs_f64())));
+            }
+        }
+    }
+}
+
+fn read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) {
+    if let Err(error) = try_read_blocks(path, send) {
+        // Nobody may be waiting any more.
+        let _ = send.send(Err(error));
+    }
+}
+
+fn try_read_blocks(path: &Path, send: &SyncSender<io::Result<Vec<u8>>>) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let is_stream = Kind::of(&file.metadata()?) == Kind::Pipe || file.is_terminal();
+    loop {
+        let mut block = vec![0; BLOCK];
+        let read = match file.read(&mut block) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        if read == 0 {
+            return Ok(());
+        }
+        // One without a byte, such as /dev/null, is an empty file.
+        if !is_stream {
+            return Err(wrong("it is a device, not a file"));
+        }
+        block.truncate(read);
+        if send.send(Ok(block)).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const QUICK: Limits =
+        Limits { bytes: 1 << 20, tell: Duration::from_millis(50), silence: Duration::from_millis(200) };
+
+    fn fifo(dir: &Path, name: &str) -> PathBuf {
+        let path = dir.join(name);
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    }
+
+    fn written(path: &Path, bytes: Vec<u8>) -> std::thread::JoinHandle<()> {
+        let path = path.to_owned();
+        // The reader may have had enough.
+        std::thread::spawn(move || drop(File::options().write(true).open(path).and_then(|mut f| f.write_all(&bytes))))
+    }
+
+    #[test]
+    fn a_pipe_is_read_once_and_then_from_any_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fifo(dir.path(), "rows");
+        let bytes: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).take(1 << 20).collect();
+        let writer = written(&path, bytes.clone());
+        let mut given = open_within(&path, QUICK).unwrap();
+        writer.join().unwrap();
+        let mut all = Vec::new();
+        given.read_to_end(&mut all).unwrap();
+        assert!(all == bytes && given.length().unwrap() == bytes.len() as u64);
+        // Nobody writes to it any more.
+        let mut again = open_within(&path, QUICK).unwrap();
+        let mut four = [0; 4];
+        again.seek(SeekFrom::Start(4000)).unwrap();
+        again.read_exact(&mut four).unwrap();
+        assert_eq!(u32::from_le_bytes(four), 1000);
+        assert_eq!(
+            (again.seek(SeekFrom::End(-4)).unwrap(), again.seek(SeekFrom::Current(2)).unwrap()),
+            (1048572, 1048574)
+        );
+        assert!(again.seek(SeekFrom::Current(-2_000_000)).is_err());
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_writes_to_or_that_has_no_end_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = |path: &Path| open_within(path, QUICK).unwrap_err().to_string();
+        let start = Instant::now();
+        assert_eq!(said(&fifo(dir.path(), "silent")), "nothing was written to it for 0.2 s");
+        assert!(start.elapsed() < Duration::from_secs(20));
+        let endless = fifo(dir.path(), "endless");
+        let writer = written(&endless, vec![b'\n'; 4 << 20]);
+        assert_eq!(said(&endless), "more than 1 MiB came through the pipe; save it as a file first");
+        drop(writer);
+    }
+
+    #[test]
+    fn devices_and_folders_are_refused_and_an_empty_one_is_an_empty_file() {
+        for device in ["/dev/zero", "/dev/urandom"] {
+            assert_eq!(open(Path::new(device)).unwrap_err().to_string(), "it is a device, not a file");
+        }
+        assert_eq!(bytes(Path::new("/dev/null"), 10).unwrap(), b"");
+        assert_eq!(open(Path::new("/")).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert!(plain(Path::new("/dev/null")).unwrap_err().to_string().contains("save it as a file"));
+    }
+
+    #[test]
+    fn a_text_has_a_limit_and_no_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        fs::write(&path, b"\xef\xbb\xbfa\xc3\xa9").unwrap();
+        assert_eq!(text(&path, 6).unwrap(), "aé");
+        assert!(text(&path, 5).unwrap_err().to_string().starts_with("longer than "));
+        fs::write(&path, b"a\xff").unwrap();
+        assert!(text(&path, 6).unwrap_err().to_string().starts_with("not UTF-8: "));
+        // A file with a hole takes no room on the disk, and would take all of the memory.
+        File::create(&path).unwrap().set_len(1 << 42).unwrap();
+        assert_eq!(text(&path, MOST_OF_TEXT).unwrap_err().to_string(), "longer than 2048 MiB");
+    }
+}
