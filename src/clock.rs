@@ -1,4 +1,4 @@
-//! Processor time, every moment of it counted once.
+//! Processor time, every moment of it counted once; and what time it is.
 //!
 //! A thread that waits for others takes up other work meanwhile, which may be measured by itself. What a [`Section`]
 //! measures is therefore what its thread did between its begin and its end, less the sections that began and ended
@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{AddAssign, Sub};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 
@@ -176,10 +176,34 @@ pub fn processor_time() -> Duration {
     START.elapsed()
 }
 
+/// A time as `2025-01-31T12:00:00Z`. What a wrong clock says before 1970 or after the year 9999 is the nearest that can be written
+/// so.
+pub fn date(time: SystemTime) -> String {
+    /// The last second of the year 9999, from the first of 1970.
+    const LAST: Duration = Duration::from_secs(253_402_300_799);
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(LAST);
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Instant;
+
+    #[test]
+    fn a_wrong_clock_gives_the_nearest_date_that_can_be_written() {
+        let (second, year) = (Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
+        // Dates by `date -u -d @SECONDS +%FT%TZ`.
+        for (time, expected) in [
+            (UNIX_EPOCH, "1970-01-01T00:00:00Z"),
+            (UNIX_EPOCH - second, "1970-01-01T00:00:00Z"),
+            (UNIX_EPOCH - 50 * year, "1970-01-01T00:00:00Z"),
+            (UNIX_EPOCH + 1_738_324_800 * second, "2025-01-31T12:00:00Z"),
+            (UNIX_EPOCH + 20_000 * year, "9999-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(date(time), expected);
+        }
+    }
 
     /// Keeps the processor busy.
     fn work(time: Duration) {

@@ -3,7 +3,7 @@
 //! The library is built in floors; a module imports only from those below it
 //! (see `ARCHITECTURE.md`):
 //!
-//! `error`, `version`, `clock`, `cost`, `disk`, `foreign`, `given` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
+//! `error`, `version`, `clock`, `cost`, `disk`, `foreign`, `given`, `memory` → [`kernels`] → [`kv`] → [`attention`] → [`model`] → [`tasks`] → [`eval`] → [`analyze`], [`mod@bench`], [`launch`], [`tune`] → [`report`] → [`cli`].
 
 /// Prints a line on standard error, whether or not anybody can read it: `std`'s own ends the program with a panic where
 /// the other end of a pipe is closed (`spattn eval 2>&1 | head -1`).
@@ -23,6 +23,7 @@ pub mod foreign;
 pub mod given;
 pub mod kernels;
 pub mod kv;
+pub mod memory;
 pub mod version;
 
 pub mod attention;

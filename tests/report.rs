@@ -209,7 +209,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
     let records = sweep();
     let made = |records: &[Record]| -> BTreeMap<String, Vec<u8>> {
         let dir = tempfile::tempdir().unwrap();
-        let files = Report::new(records, &[]).write_all(dir.path()).unwrap();
+        let files = Report::new(records, &[]).write_all(dir.path()).unwrap().files;
         let name = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().display().to_string();
         files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
     };
@@ -224,7 +224,7 @@ fn a_report_made_twice_is_the_same_to_the_byte() {
 /// What a report of records writes, by name.
 fn written(records: &[Record]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
-    let files = Report::new(records, &[]).write_all(dir.path()).unwrap();
+    let files = Report::new(records, &[]).write_all(dir.path()).unwrap().files;
     let name = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().display().to_string();
     let texts = files.iter().filter(|path| path.extension() != Some("png".as_ref()));
     texts.map(|path| (name(path), std::fs::read_to_string(path).unwrap())).collect()

@@ -16,8 +16,8 @@ use crate::eval::calibration::read_text;
 use crate::eval::capture::read_apart;
 use crate::eval::counter::Counter;
 use crate::eval::cut;
-use crate::eval::memory::most_bytes;
 use crate::kv::{KvDtype, LayerKv, Prefix};
+use crate::memory;
 use crate::model::device::Device;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
@@ -164,25 +164,14 @@ impl Reader {
     pub fn bytes(&self) -> usize {
         let dimensions = &self.model.dimensions;
         let c = dimensions.config();
-        let queries = 4 * self.queries * c.layers * (c.heads + 2 * c.kv_heads) * c.head_dim;
-        dimensions.weight_bytes() + dimensions.prefill_bytes(self.length, false) + queries
+        let heads = c.heads.saturating_add(c.kv_heads.saturating_mul(2));
+        let queries = memory::product([4, self.queries, c.layers, heads, c.head_dim]);
+        memory::sum([dimensions.weight_bytes(), dimensions.prefill_bytes(self.length, false), queries])
     }
 
     fn check_memory(&self) -> Result<(), UsageError> {
-        let (length, needed) = (self.length, self.bytes() as u64);
-        match most_bytes() {
-            Some(most) if needed > most => {
-                let gb = |bytes: u64| bytes as f64 / 1e9;
-                let what = format!(
-                    "{} reading {length} tokens takes {:.1} GB, more than this machine has ({:.1})",
-                    self.model.id,
-                    gb(needed),
-                    gb(most)
-                );
-                Err(UsageError::new(what).hint("take a smaller --length, or fewer --queries"))
-            }
-            _ => Ok(()),
-        }
+        let what = format!("{} reading {} tokens takes", self.model.id, self.length);
+        memory::check(self.bytes() as u64, what, "take a smaller --length, or fewer --queries")
     }
 
     /// The model, without its weights.

@@ -26,6 +26,7 @@ use super::prompt_shape::PromptShape;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
 use crate::kv::{KvDtype, KvStore};
+use crate::memory::product;
 
 /// Something that a method has to know of the prefix's own attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,11 +45,11 @@ impl PromptNeed {
     /// Bytes kept for a prefix of this shape that nothing goes on from.
     pub fn bytes(self, shape: &PromptShape) -> usize {
         let numbers = match self {
-            Self::LastQueries(n) | Self::SampledQueries(n) => n.min(shape.tokens) * shape.heads * shape.d,
-            Self::AttentionMass => shape.tokens * shape.heads,
-            Self::FollowingScores(_) => shape.tokens * shape.kv_heads,
+            Self::LastQueries(n) | Self::SampledQueries(n) => product([n.min(shape.tokens), shape.heads, shape.d]),
+            Self::AttentionMass => product([shape.tokens, shape.heads]),
+            Self::FollowingScores(_) => product([shape.tokens, shape.kv_heads]),
         };
-        shape.layers * numbers * size_of::<f32>()
+        product([shape.layers, numbers, size_of::<f32>()])
     }
 
     /// Positions of the queries kept, ascending.

@@ -15,8 +15,8 @@ use crate::error::UsageError;
 use crate::eval::calibration::{found, read_text};
 use crate::eval::capture::read_apart;
 use crate::eval::counter::Counter;
-use crate::eval::memory::most_bytes;
 use crate::kv::{KvDtype, LayerKv};
+use crate::memory;
 use crate::model::device::Device;
 use crate::model::dimensions::Dimensions;
 use crate::model::source::ModelSource;
@@ -123,20 +123,12 @@ impl Reader {
         }
         let c = dimensions.config();
         // Of a prompt that is read as a whole, all queries and what is attended.
-        let queries = if steps == 0 { 2 * 4 * c.heads * c.head_dim } else { 0 };
-        let kept = sequences * tokens * (self.dimensions().kv_bytes_per_token() + queries);
-        let needed = (kept + dimensions.weight_bytes() + dimensions.prefill_bytes(tokens, false)) as u64;
-        match most_bytes() {
-            Some(most) if needed > most => {
-                let gb = |bytes: u64| bytes as f64 / 1e9;
-                let (needed, most) = (gb(needed), gb(most));
-                let what = format!(
-                    "{id} reading {tokens} tokens takes {needed:.1} GB, more than this machine has ({most:.1})"
-                );
-                Err(UsageError::new(what).hint("take shorter contexts, smaller batches or fewer --layers"))
-            }
-            _ => Ok(()),
-        }
+        let queries = if steps == 0 { memory::product([2, 4, c.heads, c.head_dim]) } else { 0 };
+        let of_token = self.dimensions().kv_bytes_per_token().saturating_add(queries);
+        let kept = memory::product([sequences, tokens, of_token]);
+        let needed = memory::sum([kept, dimensions.weight_bytes(), dimensions.prefill_bytes(tokens, false)]);
+        let what = format!("{id} reading {tokens} tokens takes");
+        memory::check(needed as u64, what, "take shorter contexts, smaller batches or fewer --layers")
     }
 
     /// Loads the weights.
@@ -356,7 +348,9 @@ mod tests {
         assert_eq!(error.what, "a context of 32752 tokens and the 17 behind it are beyond what builtin reads (32768)");
         assert!(error.hint.unwrap().starts_with("take contexts of up to 32751 tokens"));
         let error = reader.check(&[32_751], 17, 1 << 20).unwrap_err();
-        assert!(error.what.contains("more than this machine has"), "{}", error.what);
+        assert!(
+            error.what.starts_with("builtin reading 32768 tokens takes") && error.what.contains(" of memory, and ")
+        );
         let error = Reader::open("builtin", KvDtype::Bf16, None, 11, 1).err().unwrap().to_string();
         assert_eq!(error, "11 layers are to be timed, and builtin has 10");
     }

@@ -25,9 +25,9 @@ use super::sequence::{Sequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
 use crate::attention::{Configured, PromptNeed, Rotation, mix_seed};
 use crate::error::UsageError;
-use crate::eval::memory::most_bytes;
 use crate::eval::record::REFERENCE;
 use crate::kv::LayerKv;
+use crate::memory;
 #[cfg(feature = "cuda")]
 use crate::model::cuda::{LayerAlone, PromptAlone};
 use crate::model::decoder::Decoder;
@@ -177,25 +177,24 @@ pub fn check_memory(
     };
     let c = dimensions.config();
     let rows = if op == Op::Prefill && !whole { last.unwrap_or(*context).min(*context) } else { 0 };
-    let queries = rows * 2 * 4 * c.heads * c.head_dim;
-    let angles = (4 * c.head_dim * context) as u64;
-    let weights = if whole { dimensions.weight_bytes() as u64 } else { 0 };
-    let needed = (batch * (context * dimensions.kv_bytes_per_token() + queries)) as u64 + angles + weights;
-    let (most, whose) = match device {
-        Device::Cpu => (most_bytes(), "this machine has"),
-        Device::Cuda(_) => (device.free_bytes(), "are free on the GPU"),
-    };
-    match most {
-        Some(most) if needed > most => {
-            let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
-            let what = format!(
-                "{batch} x {context} tokens in {layers} take {:.1} GB, more than {whose} ({:.1})",
-                needed as f64 / 1e9,
-                most as f64 / 1e9
-            );
-            Err(UsageError::new(what).hint("take shorter contexts, smaller batches or fewer --layers"))
-        }
-        _ => Ok(()),
+    let queries = memory::product([rows, 2, 4, c.heads, c.head_dim]);
+    let angles = memory::product([4, c.head_dim, *context]);
+    let weights = if whole { dimensions.weight_bytes() } else { 0 };
+    let kept = memory::product([*context, dimensions.kv_bytes_per_token()]).saturating_add(queries);
+    let needed = memory::sum([memory::product([*batch, kept]), angles, weights]) as u64;
+    let layers = if c.layers == 1 { "1 layer".to_owned() } else { format!("{} layers", c.layers) };
+    let what = format!("{batch} x {context} tokens in {layers} take");
+    const HINT: &str = "take shorter contexts, smaller batches or fewer --layers";
+    match device {
+        Device::Cpu => memory::check(needed, what, HINT),
+        Device::Cuda(_) => match device.free_bytes().filter(|free| needed > *free) {
+            None => Ok(()),
+            Some(free) => {
+                let gb = |bytes: u64| bytes as f64 / 1e9;
+                let what = format!("{what} {:.1} GB, more than are free on the GPU ({:.1})", gb(needed), gb(free));
+                Err(UsageError::new(what).hint(HINT))
+            }
+        },
     }
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::output::{print, print_line};
-use super::setup::{find_data, set_threads, stop_on_interrupt, system_prompt};
+use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
 use crate::attention::Policy;
@@ -133,7 +133,7 @@ pub struct AnalyzeArgs {
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Folder for analyze.json, analyze.md, tables and plots
     ///
@@ -172,7 +172,6 @@ pub struct AnalyzeArgs {
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
 pub fn run(args: &AnalyzeArgs) -> Result<Done> {
     let analyses = select(&args.what)?;
-    set_threads(args.threads)?;
     args.check_free()?;
     let data = args.data.as_deref().map(find_data).transpose()?;
     let data = data.as_ref().map(|data| data.folder.as_path());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::output::{print, print_line};
 use super::progress::Meter;
-use super::setup::{set_threads, stop_on_interrupt};
+use super::setup::stop_on_interrupt;
 use super::{Done, listed, numbers};
 use crate::attention::methods::configure;
 use crate::attention::{Configured, MethodSpec, Policy, Schedule, expand_grid};
@@ -185,7 +185,7 @@ pub struct BenchArgs {
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Folder for bench.json, bench.csv, bench.md, the manifest and plots; nothing is written if not given
     ///
@@ -217,7 +217,6 @@ pub struct BenchArgs {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; what is timed that fails, files that cannot be written.
 pub fn run(args: &BenchArgs) -> Result<Done> {
-    set_threads(args.threads)?;
     set_matmul_precision(args.matmul_precision()?);
     args.check_free()?;
     let plan = args.plan()?;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::output::print_line;
 use super::progress::Meter;
-use super::setup::{set_threads, stop_on_interrupt};
+use super::setup::stop_on_interrupt;
 use super::{Done, numbers};
 use crate::disk::write_whole;
 use crate::error::UsageError;
@@ -108,7 +108,7 @@ pub struct CalibrateArgs {
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Show no progress
     ///
@@ -123,7 +123,6 @@ pub struct CalibrateArgs {
 /// Mistakes in arguments as [`UsageError`]; files that cannot be read or written otherwise.
 pub fn run(args: CalibrateArgs) -> Result<Done> {
     let orders = Order::parse(&[&args.methods[..], &args.more_methods].concat())?;
-    set_threads(args.threads)?;
     let (source, device) = (ModelSource::parse(&args.model)?, args.device.parse()?);
     let tasks = resolve(&args.tasks, &TaskOptions::default())?;
     if let Some(path) = &args.import {

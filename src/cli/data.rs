@@ -13,6 +13,7 @@ use super::data_sets::{self, CheckArgs, FetchArgs, ListArgs};
 use super::export_eval::{self, ExportEvalArgs};
 use super::numbers;
 use super::output::Export;
+use super::setup::no_threads;
 use crate::error::UsageError;
 use crate::given;
 use crate::tasks::train::{Books, Encoder, PieceEncoder, Trainer};
@@ -132,12 +133,13 @@ fn export_train(args: &ExportArgs) -> Result<()> {
     // Rows are made while those before them are written.
     let (send, receive) = sync_channel::<Vec<Vec<u8>>>(2);
     std::thread::scope(|scope| {
-        let writer = scope.spawn(move || -> Result<()> {
+        let write = move || -> Result<()> {
             for group in receive {
                 group.iter().try_for_each(|bytes| out.write_all(bytes))?;
             }
             Ok(out.finish()?)
-        });
+        };
+        let writer = std::thread::Builder::new().spawn_scoped(scope, write).map_err(no_threads)?;
         for group in plan.get(args.from..).unwrap_or_default().chunks(AT_ONCE) {
             let made = make(group, &trainer, &encoder, args)?;
             if send.send(made).is_err() {

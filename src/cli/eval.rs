@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::matrix::{OnFailure, Run};
 use super::{Done, numbers};
+use crate::clock;
 use crate::error::UsageError;
 use crate::eval::config::{RunConfig, Settings, Several, Wrong};
 use crate::eval::contexts::Shard;
@@ -34,7 +35,7 @@ pub struct EvalArgs {
     config: Option<String>,
 
     #[command(flatten)]
-    run: RunArgs,
+    pub(super) run: RunArgs,
 }
 
 /// What `eval` and `sweep` take: settings that override a config's, and how to run.
@@ -163,7 +164,7 @@ pub(super) struct RunArgs {
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Folder for records, tables and plots; results/TIME if not given
     ///
@@ -318,8 +319,8 @@ impl RunArgs {
         let shard = self.shard.as_deref().map_or(Ok(Shard::WHOLE), Shard::parse)?;
         let (out, mode) = self.output(command)?;
         let is_unnamed = self.out.is_none();
-        let Self { threads, quiet, json, .. } = self;
-        Ok(Run { configs, shard, out, is_unnamed, mode, threads, quiet, json, on_failure, is_elsewhere: false })
+        let Self { quiet, json, .. } = self;
+        Ok(Run { configs, shard, out, is_unnamed, mode, quiet, json, on_failure, is_elsewhere: false })
     }
 
     /// Where to write, and whether what is there may be kept or thrown away.
@@ -369,7 +370,7 @@ fn several<T: Clone>(items: &[T]) -> Option<Several<T>> {
 
 /// `results/` and the time, as `eval-2025-01-31T12-00-00`.
 fn default_folder(command: &str) -> PathBuf {
-    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let now = clock::date(SystemTime::now());
     Path::new("results").join(format!("{command}-{}", now.trim_end_matches('Z').replace(':', "-")))
 }
 

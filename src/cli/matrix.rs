@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::numbers::{duration, megabytes};
 use super::output::{print, print_line, width};
 use super::progress::Meter;
-use super::setup::{find_data, raise_on_interrupt, raise_on_preemption, set_threads};
+use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Advised, Done, listed};
 use crate::attention::Configured;
 use crate::error::UsageError;
@@ -27,7 +27,6 @@ use crate::eval::contexts::Shard;
 use crate::eval::estimate::{Estimate, estimate_by_products};
 use crate::eval::generate::Spent;
 use crate::eval::manifest::{ModelPart, example_bytes, manifest};
-use crate::eval::memory::peak_bytes;
 use crate::eval::owned;
 use crate::eval::plan::{Cell, DealtCell, Plan, Planner, gpu_need};
 use crate::eval::record::{REFERENCE, Record};
@@ -38,13 +37,14 @@ use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest,
 use crate::eval::watch::{Failure, Progress, Watch};
 use crate::kernels::cpu::precision::set_matmul_precision;
 use crate::launch::plan::{PlannedCell, PlannedShard};
+use crate::memory::peak_bytes;
 use crate::model::device::Device;
 use crate::model::engine::GpuUse;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
 use crate::report::table::Form;
-use crate::report::{Report, json, merge, table};
+use crate::report::{Report, Written, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
 use crate::tune::Batch;
 
@@ -67,7 +67,6 @@ pub(super) struct Run {
     /// Whether the folder's name was made up here, and another will do where somebody has it.
     pub is_unnamed: bool,
     pub mode: OpenMode,
-    pub threads: Option<usize>,
     pub quiet: bool,
     pub json: bool,
     pub on_failure: OnFailure,
@@ -425,7 +424,6 @@ impl Run {
 
     /// Loads and checks everything, before any work.
     fn ready(&self, watcher: &mut Watcher) -> Result<Ready> {
-        set_threads(self.threads)?;
         let (tasks, data) = self.tasks(watcher)?;
         let mut ready = Ready { tasks, data, slots: VecDeque::new(), missing_models: Vec::new() };
         for config in &self.configs {
@@ -469,28 +467,20 @@ impl Run {
 
     /// A model with what is run on it; `None` if it cannot be loaded.
     fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
-        let opened = open_model(&config).and_then(|model| match self.configs.len() {
-            1 if !self.is_elsewhere => Ok(Slotted::Loaded(Box::new(model.load(config.device)?))),
-            _ => Ok(Slotted::Open(Box::new(model))),
-        });
-        let slotted = match opened {
+        let model = match open_model(&config) {
             Ok(model) => model,
             Err(error) => {
                 watcher.failed(Failure { what: config.model, error })?;
                 return Ok(None);
             }
         };
-        let model: &OpenModel = match &slotted {
-            Slotted::Loaded(model) => model,
-            Slotted::Open(model) => model,
-        };
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
         if !self.quiet && std::io::stderr().is_terminal() {
-            eprintln!("{}", size(model, &config));
+            eprintln!("{}", size(&model, &config));
         }
         let mut methods = Vec::new();
         for mut method in std::mem::take(&mut config.methods) {
-            match supply(std::slice::from_mut(&mut method), model, config.calibration.as_deref()) {
+            match supply(std::slice::from_mut(&mut method), &model, config.calibration.as_deref()) {
                 Ok(()) => methods.push(method),
                 Err(error) => {
                     watcher.failed(Failure { what: format!("{}, {}", model.id, method.label()), error })?;
@@ -498,9 +488,21 @@ impl Run {
             }
         }
         config.methods = methods;
-        let plan = ready.planner(&config, model, self).plan(watcher)?;
-        let part = ModelPart::new(&config, model, ready.data.as_deref());
-        Ok(Some(Slot { config, plan, part, model: slotted }))
+        let plan = ready.planner(&config, &model, self).plan(watcher)?;
+        let part = ModelPart::new(&config, &model, ready.data.as_deref());
+        // Only now that all is known to fit into memory.
+        let is_loaded = self.configs.len() == 1 && !self.is_elsewhere && !plan.cells.is_empty();
+        let slotted = match is_loaded {
+            true => model.load(config.device).map(|model| Slotted::Loaded(Box::new(model))),
+            false => Ok(Slotted::Open(Box::new(model))),
+        };
+        match slotted {
+            Ok(model) => Ok(Some(Slot { config, plan, part, model })),
+            Err(error) => {
+                watcher.failed(Failure { what: config.model, error })?;
+                Ok(None)
+            }
+        }
     }
 
     fn open_store(&self, ready: &Ready) -> Result<Store> {
@@ -530,9 +532,10 @@ impl Run {
     fn finish(&self, took: Took) -> Result<()> {
         let merged = merge::read(std::slice::from_ref(&self.out))?;
         let report = Report::of(&merged);
-        let files = report.write_all(&self.out)?;
+        let Written { files, not_drawn } = report.write_all(&self.out)?;
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
+            not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
             return print_line(&json::render(&report.rows)?);
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });
@@ -548,6 +551,7 @@ impl Run {
             let _ = writeln!(text, "  {}", self.out.join(name).display());
         }
         text.extend(listed(&files).iter().map(|line| format!("  {line}\n")));
+        text.extend(not_drawn.map(|line| format!("{line}\n")));
         print(&text)
     }
 }
@@ -639,11 +643,16 @@ fn expected_gpu_bytes(model: &OpenModel, config: &RunConfig) -> Option<usize> {
 
 // ---- looking on ----
 
+/// So many of the parts that could not be run are listed at the end; a sweep's folder has all.
+const MOST_LISTED: usize = 100;
+
 /// Draws progress and current scores on standard error, and keeps what failed.
 struct Watcher {
     on_failure: OnFailure,
     meter: Meter,
     failures: Vec<Failure>,
+    /// Nothing runs yet.
+    is_planning: bool,
     scores: Scores,
     /// Where what happens is noted, if it is.
     log: Option<Log>,
@@ -651,7 +660,8 @@ struct Watcher {
 
 impl Watcher {
     fn new(on_failure: OnFailure) -> Self {
-        Self { on_failure, meter: Meter::hidden(), failures: Vec::new(), scores: Scores::default(), log: None }
+        let (meter, scores) = (Meter::hidden(), Scores::default());
+        Self { on_failure, meter, failures: Vec::new(), is_planning: true, scores, log: None }
     }
 
     /// Begins to note what happens in a run's folder, what happened already too.
@@ -664,6 +674,7 @@ impl Watcher {
 
     /// Starts to draw; `records` are there already.
     fn begin(&mut self, quiet: bool, records: &[Record]) {
+        self.is_planning = false;
         self.meter = Meter::new(quiet, "{prefix}{bar:30} {percent}%, {eta} left  {msg}");
         records.iter().for_each(|record| self.scores.add(&record.into()));
         self.scores.take_current();
@@ -680,8 +691,12 @@ impl Watcher {
     }
 
     fn list(&self) {
-        for Failure { what, error } in &self.failures {
+        for Failure { what, error } in self.failures.iter().take(MOST_LISTED) {
             eprintln!("failed: {what}: {}", format!("{error:#}").replace('\n', " "));
+        }
+        let more = self.failures.len().saturating_sub(MOST_LISTED);
+        if more > 0 {
+            eprintln!("failed: {more} more");
         }
     }
 
@@ -717,7 +732,13 @@ impl Watch for Watcher {
         if self.on_failure == OnFailure::Stop {
             return Err(failure.error.context(failure.what));
         }
-        self.meter.say(&format!("failed: {}: {:#}", failure.what, failure.error));
+        // While a matrix is planned nothing else is shown, and there may be thousands of models to look for.
+        match self.is_planning && self.failures.is_empty() {
+            true => {
+                eprintln!("note: {} cannot be run: {}", failure.what, format!("{:#}", failure.error).replace('\n', " "))
+            }
+            false => self.meter.say(&format!("failed: {}: {:#}", failure.what, failure.error)),
+        }
         if let Some(log) = &mut self.log {
             log.failed(&failure.what, &failure.error)?;
         }

@@ -86,12 +86,12 @@ pub enum Done {
     Completed,
     /// The user stopped it; what was done is kept.
     Interrupted,
-    /// A scheduler told it to stop, by SIGTERM, SIGUSR1 or SIGUSR2; what was done is kept.
+    /// A scheduler told it to stop, by SIGTERM, SIGUSR1 or SIGUSR2, or its terminal was closed (SIGHUP); what was done is kept.
     Preempted,
 }
 
 /// Runs the program on the process's arguments: exit status 0 when done, 1 if a run failed, 2 for wrong
-/// arguments or configs, 75 if a scheduler stopped it, 130 if the user did.
+/// arguments or configs, 75 if a scheduler stopped it or its terminal was closed, 130 if the user did.
 pub fn main() -> ExitCode {
     main_with(&[])
 }
@@ -142,9 +142,29 @@ struct Advised {
     advice: String,
 }
 
+impl Command {
+    /// How many threads it is to have, if that was said.
+    fn threads(&self) -> Option<usize> {
+        match self {
+            Self::Eval(args) => args.run.threads,
+            Self::Sweep(args) => args.run.threads,
+            Self::Reproduce(args) => args.threads,
+            Self::Analyze(args) => args.threads,
+            Self::Tune(args) => args.threads,
+            Self::Bench(args) => args.threads,
+            Self::Calibrate(args) => args.threads,
+            _ => None,
+        }
+    }
+}
+
 fn dispatch(command: Command) -> anyhow::Result<Done> {
     check_isa()?;
     numbers::check_threads_variable()?;
+    setup::write_errors_instead_of_signals()?;
+    if !matches!(command, Command::List(_) | Command::Completions { .. }) {
+        setup::start_threads(command.threads())?;
+    }
     match command {
         Command::Eval(args) => return eval::run(*args),
         Command::Sweep(args) => return sweep::run(*args),

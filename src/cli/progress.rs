@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::numbers::duration;
+use super::setup::can_start_thread;
 
 /// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(30);
@@ -35,7 +36,10 @@ impl Meter {
             (false, true) => {
                 let style = ProgressStyle::with_template(bar).unwrap_or_else(|_| ProgressStyle::default_bar());
                 let drawn = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style);
-                drawn.enable_steady_tick(Duration::from_millis(500));
+                // Without a thread that draws it, it is drawn when there is something new.
+                if can_start_thread() {
+                    drawn.enable_steady_tick(Duration::from_millis(500));
+                }
                 Shown::Bar(drawn)
             }
             (false, false) => Shown::Lines(Lines::begin(Instant::now())),

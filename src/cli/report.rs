@@ -11,9 +11,9 @@ use crate::error::UsageError;
 use crate::eval::checks::in_short;
 use crate::eval::owned;
 use crate::report::pivot::{self, Layout};
-use crate::report::plots::Figures;
+use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
-use crate::report::{Report, bench, csv, json, latex, markdown, merge, table};
+use crate::report::{Report, Written, bench, csv, json, latex, markdown, merge, table};
 
 /// Draw runs anew from their records, or several as one: tables, plots and a page to read them in.
 ///
@@ -73,6 +73,12 @@ pub struct ReportArgs {
     #[arg(long)]
     no_ci: bool,
 
+    /// Draw all plots, however many pages they have; else of each kind the first 32 pages are drawn, and it is said which are not
+    ///
+    /// Example: spattn report results/big --all-plots
+    #[arg(long)]
+    all_plots: bool,
+
     /// What to print
     ///
     /// Example: --format latex > table.tex
@@ -120,7 +126,7 @@ impl ReportArgs {
 
     /// Draws a stored bench again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
-        if self.is_pivot() || self.no_times || self.no_ci || self.format.is_some() || self.json {
+        if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
             return Err(UsageError::new(format!("{} holds a bench, which is drawn as it is", dir.display()))
                 .hint("leave out all but --out; tables of your own can be made from its bench.csv")
                 .into());
@@ -168,7 +174,8 @@ pub fn run(args: ReportArgs) -> Result<()> {
     if args.no_times {
         merged.leave_out_times();
     }
-    let report = Report::of(&merged);
+    let most_pages = if args.all_plots { usize::MAX } else { MOST_PAGES };
+    let report = Report { most_pages, ..Report::of(&merged) };
     let layout = args.is_pivot().then(|| args.layout(&report)).transpose()?;
     merged.notes.iter().for_each(|n| eprintln!("note: {n}"));
     let format = if args.json { Format::Json } else { args.format.unwrap_or(Format::Table) };
@@ -196,10 +203,12 @@ pub fn run(args: ReportArgs) -> Result<()> {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
     };
-    let files = [report.write_all(&out)?, report.write_tables(&out, &layouts, args.no_ci)?].concat();
+    let Written { files, not_drawn } = report.write_all(&out)?;
+    let files = [files, report.write_tables(&out, &layouts, args.no_ci)?].concat();
     if format == Format::Table {
         text += &format!("\n{} records. Files:\n", report.records.len());
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
+        text.extend(not_drawn.map(|line| format!("{line}\n")));
     }
     print(&text)
 }

@@ -117,7 +117,7 @@ pub struct ReproduceArgs {
     ///
     /// Example: --threads 4
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
-    threads: Option<usize>,
+    pub(super) threads: Option<usize>,
 
     /// Show no progress
     ///
@@ -141,7 +141,6 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
     args.overrides()
         .check_values()
         .map_err(|wrong| UsageError { what: format!("--{}: {}", wrong.key, wrong.error.what), ..wrong.error })?;
-    super::setup::set_threads(args.threads)?;
     if !args.dry_run {
         args.check_free(&items)?;
     }
@@ -232,7 +231,6 @@ impl ReproduceArgs {
             out: self.run_folder(name),
             is_unnamed: false,
             mode: if self.overwrite { OpenMode::Overwrite } else { OpenMode::Resume },
-            threads: None,
             quiet: self.quiet,
             json: false,
             on_failure: OnFailure::GoOn,

@@ -1,24 +1,53 @@
-//! What commands that run a model begin with: threads, data, and how they are stopped.
+//! What commands begin with: threads, data, and how they are stopped.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::error::UsageError;
+use crate::error::{RunFailure, UsageError};
 use crate::eval::config::system_text;
+use crate::memory;
 use crate::model::data::{DataFolder, DataSource};
 use crate::tasks::assets;
 
-/// Limits the threads of the whole program.
-pub(super) fn set_threads(threads: Option<usize>) -> Result<()> {
-    match threads {
-        None => Ok(()),
-        Some(n) => rayon::ThreadPoolBuilder::new().num_threads(n).build_global().context("cannot start threads"),
+/// Starts the threads of the whole program, once: so many, or as many as the machine has cores.
+///
+/// # Errors
+/// If the system gives no more threads.
+pub(super) fn start_threads(threads: Option<usize>) -> Result<(), RunFailure> {
+    // Started where they are first used, threads that are not given would be a panic.
+    rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build_global().map_err(no_threads)?;
+    // Each thread takes address space of its own when it first allocates: what is left is measured after that.
+    rayon::broadcast(|_| drop(std::hint::black_box(Box::new(0_u8))));
+    let _ = memory::limit();
+    Ok(())
+}
+
+/// That the system gives no more threads.
+pub(super) fn no_threads(error: impl std::fmt::Display) -> RunFailure {
+    RunFailure {
+        what: format!("cannot start threads: {error}"),
+        hint: "take fewer with --threads, or raise the limit on processes (`ulimit -u`, or that of the control group)"
+            .to_owned(),
     }
+}
+
+/// Whether the system gives one more thread: some libraries end the program with a panic where it does not.
+pub(super) fn can_start_thread() -> bool {
+    thread::Builder::new().spawn(|| {}).is_ok_and(|thread| thread.join().is_ok())
+}
+
+/// Has a write beyond the limit on a file's size (`ulimit -f`) fail as one on a full disk does, with an error that is told: without
+/// this the system ends the program without a word.
+pub(super) fn write_errors_instead_of_signals() -> Result<()> {
+    #[cfg(unix)]
+    flag::register(signal_hook::consts::SIGXFSZ, Arc::default()).context("cannot watch for signals")?;
+    Ok(())
 }
 
 /// Where the data are, and what to record of them.
@@ -54,17 +83,55 @@ pub(super) fn raise_on_interrupt(stop: &Arc<AtomicBool>) -> Result<()> {
 /// is nothing to lose, it ends the program at once.
 pub(super) fn raise_on_preemption(stop: &Arc<AtomicBool>, is_planning: &Arc<AtomicBool>) -> Result<Arc<AtomicBool>> {
     let is_preempted = Arc::new(AtomicBool::new(false));
-    for signal in PREEMPTION {
-        flag::register_conditional_shutdown(*signal, i32::from(super::PREEMPTED), is_planning.clone())
+    for signal in PREEMPTION.iter().copied().chain(hang_up()) {
+        flag::register_conditional_shutdown(signal, i32::from(super::PREEMPTED), is_planning.clone())
             .context("cannot watch for the scheduler's signals")?;
         for raised in [&is_preempted, stop] {
-            flag::register(*signal, raised.clone()).context("cannot watch for the scheduler's signals")?;
+            flag::register(signal, raised.clone()).context("cannot watch for the scheduler's signals")?;
         }
     }
     Ok(is_preempted)
+}
+
+/// What is sent when a terminal is closed, unless the program was told to outlive it (`nohup`).
+fn hang_up() -> Option<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    #[cfg(unix)]
+    return (!is_ignored(&status, signal_hook::consts::SIGHUP)?).then_some(signal_hook::consts::SIGHUP);
+    #[cfg(not(unix))]
+    None
+}
+
+/// Whether a signal is ignored, by the text of `/proc/self/status`; `None` where it does not say.
+fn is_ignored(status: &str, signal: i32) -> Option<bool> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+    Some(mask >> (signal - 1) & 1 == 1)
 }
 
 #[cfg(unix)]
 const PREEMPTION: &[i32] = &[SIGTERM, signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2];
 #[cfg(not(unix))]
 const PREEMPTION: &[i32] = &[SIGTERM];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_as_the_system_writes_them() {
+        // The first signal is the lowest bit.
+        for (mask, signal, expected) in [
+            ("0000000000000001", 1, Some(true)),
+            ("0000000000000001", 2, Some(false)),
+            ("0000000000001000", 13, Some(true)),
+            ("fffffffffffffffe", 1, Some(false)),
+            ("8000000000000000", 64, Some(true)),
+            ("x", 1, None),
+        ] {
+            let status = format!("SigBlk:\tffffffffffffffff\nSigIgn:\t{mask}\nSigCgt:\t0000000000000000\n");
+            assert_eq!(is_ignored(&status, signal), expected, "{mask}, {signal}");
+        }
+        assert_eq!(is_ignored("Name:\tspattn\n", 1), None);
+    }
+}

@@ -39,7 +39,7 @@ pub struct SweepArgs {
     launch: LaunchArgs,
 
     #[command(flatten)]
-    run: RunArgs,
+    pub(super) run: RunArgs,
 }
 
 /// Runs the matrix and prints its table, or what it would take.

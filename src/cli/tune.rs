@@ -50,7 +50,6 @@ pub fn run(args: TuneArgs) -> Result<Done> {
         out: args.out.clone(),
         is_unnamed: false,
         mode: args.mode(),
-        threads: args.threads,
         quiet: args.quiet,
         json: args.json,
         on_failure: OnFailure::Stop,

@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::analyze::TASKS;
-use super::setup::{find_data, set_threads, stop_on_interrupt, system_prompt};
+use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::tune_args::TuneArgs;
 use crate::analyze::{Document, Loaded, Reader, Request};
 use crate::attention::PromptNeed;
@@ -54,7 +54,6 @@ impl Reading {
     /// # Errors
     /// As [`Reader::open`] and [`Reader::load`]; if several lengths are given to `flag`.
     pub fn open(args: &TuneArgs, flag: &str) -> Result<Self> {
-        set_threads(args.threads)?;
         let device: Device = match &args.device {
             Some(text) => {
                 text.parse().map_err(|e: UsageError| UsageError { what: format!("--device: {}", e.what), ..e })?

@@ -20,6 +20,7 @@ use crate::attention::{Configured, MethodSpec, Params, Rotation, expand_grid};
 use crate::disk::write_whole;
 use crate::error::UsageError;
 use crate::given;
+use crate::memory;
 use crate::model::calibration::CalibrationPlace;
 use crate::model::checksum::sha256_hex;
 use crate::model::tokenizer::Tokenizer;
@@ -482,7 +483,10 @@ impl Plan<'_> {
             let what = format!("blocks of {} tokens are beyond the context of {} ({limit})", self.length, model.id);
             return Err(UsageError::new(what).hint("choose a shorter --length"));
         }
-        Ok(())
+        let dimensions = &model.dimensions;
+        let needed = dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(block, false));
+        let what = format!("{} reading blocks of {block} tokens takes", model.id);
+        memory::check(needed as u64, what, "choose a shorter --length")
     }
 
     /// What the user should know about the text, one line each: files that are read more than once.

@@ -1,6 +1,6 @@
 //! Cells: the records of a summary's row, one a sample, grouped and in order.
 
-use super::order::compare;
+use super::order::{Given, compare};
 use super::record::{Likelihood, REFERENCE, Record};
 use super::stats::ratios::{self, Window};
 use super::stats::{self, Sample};
@@ -175,7 +175,8 @@ pub fn group<'a>(records: &'a [Record], order: &[(String, String)]) -> Vec<Cell<
         groups.entry(row(r)).or_default().push(r);
     }
     let mut cells: Vec<Cell> = groups.into_values().collect::<Vec<_>>().into_par_iter().map(cell).collect();
-    cells.sort_by(|a, b| compare(a.head(), b.head(), order).then_with(|| row(a.head()).cmp(&row(b.head()))));
+    let given = Given::of(order);
+    cells.sort_by(|a, b| compare(a.head(), b.head(), &given).then_with(|| row(a.head()).cmp(&row(b.head()))));
     cells
 }
 

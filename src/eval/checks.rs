@@ -124,13 +124,13 @@ pub const MANY: usize = 4;
 
 /// The warnings for someone who reads on: each by itself, but the first alone of many of a kind, with their number.
 pub fn in_short(warnings: &[Warning]) -> Vec<(Check, String)> {
-    let mut told = Vec::new();
-    for (at, warning) in warnings.iter().enumerate() {
-        let of_kind = |w: &&Warning| w.code == warning.code;
-        let (before, all) = (warnings[..at].iter().filter(of_kind).count(), warnings.iter().filter(of_kind).count());
+    let (mut of_kind, mut seen, mut told) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+    warnings.iter().for_each(|warning| *of_kind.entry(warning.code).or_insert(0) += 1);
+    for warning in warnings {
+        let (all, is_first) = (of_kind[&warning.code], seen.insert(warning.code));
         if all < MANY {
             told.push((warning.code, warning.to_string()));
-        } else if before == 0 {
+        } else if is_first {
             told.push((warning.code, format!("{warning}; and {} more that are `{}`", all - 1, warning.code)));
         }
     }
@@ -512,18 +512,21 @@ fn mean_density(cell: &Cell) -> f64 {
     cell.mean(|r| r.density)
 }
 
-/// Pairs of a smaller and a larger budget.
+/// Settings of a ladder of which each is compared with each.
+const ALL_COMPARED: usize = 64;
+
+/// Pairs of a smaller and a larger budget: all of them, or of many settings those that are 1, 2, 4, 8 and so on apart in their
+/// order, so that their number grows no faster than that of settings times its logarithm.
 fn steps<'b, 'a>(cells: &[&'b Cell<'a>]) -> Vec<(&'b Cell<'a>, &'b Cell<'a>)> {
     let mut sorted: Vec<(f64, &Cell)> = cells.iter().map(|cell| (mean_density(cell), *cell)).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let is_few = sorted.len() <= ALL_COMPARED;
+    let apart: Vec<usize> = (1..sorted.len()).filter(|apart| is_few || apart.is_power_of_two()).collect();
     // Settings such as a seed or a page size may leave the density as it is: only a real step in budget counts.
     let above = |(at, (density, low)): (usize, &(f64, &'b Cell<'a>))| {
         let (least, low) = (LARGER * density, *low);
-        sorted[at + 1..]
-            .iter()
-            .filter(move |(density, _)| *density > least)
-            .map(move |(_, high)| (low, *high))
-            .collect::<Vec<_>>()
+        let larger = apart.iter().filter_map(|apart| sorted.get(at + apart));
+        larger.filter(|(density, _)| *density > least).map(|(_, high)| (low, *high)).collect::<Vec<_>>()
     };
     sorted.iter().enumerate().flat_map(above).collect()
 }
@@ -615,6 +618,26 @@ mod tests {
 
     fn codes(records: &[Record]) -> Vec<Check> {
         check(records, &[]).into_iter().map(|w| w.code).collect()
+    }
+
+    #[test]
+    fn of_a_long_ladder_few_pairs_are_compared_and_of_a_short_one_all() {
+        let of = |settings: usize| -> Vec<Record> {
+            let record = |i: usize| Record {
+                params: format!("k={i}").into(),
+                density: i as f64,
+                ..record(TASK, "quest", 0, 1.0)
+            };
+            (1..=settings).map(record).collect()
+        };
+        let pairs = |settings| {
+            let records = of(settings);
+            let cells = group(&records, &[]);
+            steps(&cells.iter().collect::<Vec<_>>()).len()
+        };
+        assert!((1900..=64 * 63 / 2).contains(&pairs(64)), "{}", pairs(64));
+        // Ten distances, of which the shortest are no real step between large budgets.
+        assert!((4 * 600..=10 * 600).contains(&pairs(600)), "{}", pairs(600));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::hash::Hash;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::{self, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -43,6 +45,8 @@ pub const SHIPPED: &[ShippedConfig] = &[
 pub const MOST_SAMPLES: usize = 1_000_000_000_000;
 /// Methods that can be run together, all grids, sinks, windows and dense layers multiplied.
 const MOST_METHODS: usize = 10_000;
+/// Values that any other key can list, and combinations of model, seed and protocol, each of which is run.
+const MOST_VALUES: usize = 10_000;
 
 /// One value, or several of which each is run. In TOML a value or a list of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,14 +116,10 @@ impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
 }
 
 /// The values of `key`, each once; `default` if nothing was said.
-fn values<T: Clone + PartialEq>(key: &str, given: Option<&Several<T>>, default: T) -> Result<Vec<T>, UsageError> {
+fn values<T: Clone + Eq + Hash>(key: &str, given: Option<&Several<T>>, default: T) -> Result<Vec<T>, UsageError> {
     let Some(Several(given)) = given else { return Ok(vec![default]) };
-    let mut values: Vec<T> = Vec::with_capacity(given.len());
-    for value in given {
-        if !values.contains(value) {
-            values.push(value.clone());
-        }
-    }
+    let mut seen = HashSet::with_capacity(given.len());
+    let values: Vec<T> = given.iter().filter(|value| seen.insert(*value)).cloned().collect();
     if values.is_empty() {
         return Err(UsageError::new(format!("`{key}` has no value")).hint("give one, or leave the key out"));
     }
@@ -193,6 +193,7 @@ impl Settings {
     /// # Errors
     /// The first that is not.
     pub fn check_values(&self) -> Result<(), Wrong> {
+        self.check_counts()?;
         each("samples", self.samples.iter(), |n| match n {
             0 => Err(UsageError::new("0 samples were asked for").hint("--samples takes a whole number from 1")),
             1..=MOST_SAMPLES => Ok(()),
@@ -221,6 +222,33 @@ impl Settings {
         each("methods", self.methods.iter().flatten(), |text| {
             expand_grid(text)?.iter().try_for_each(|spec| configure(spec, &Policy::default()).map(drop))
         })
+    }
+
+    /// Makes sure that lists are no longer than anybody can mean: all of their values are combined.
+    fn check_counts(&self) -> Result<(), Wrong> {
+        fn count<T: Clone>(values: &Option<Several<T>>) -> usize {
+            values.as_ref().map_or(0, |values| values.0.len())
+        }
+        let counts = [
+            ("model", count(&self.model)),
+            ("tasks", self.tasks.as_ref().map_or(0, Vec::len)),
+            ("lengths", self.lengths.as_ref().map_or(0, Vec::len)),
+            ("methods", self.methods.as_ref().map_or(0, Vec::len)),
+            ("seed", count(&self.seed)),
+            ("sparse_from", count(&self.sparse_from)),
+            ("sink", count(&self.sink)),
+            ("local", count(&self.local)),
+            ("dense_layers", count(&self.dense_layers)),
+            ("tail", count(&self.tail)),
+        ];
+        match counts.into_iter().find(|(_, count)| *count > MOST_VALUES) {
+            None => Ok(()),
+            Some((key, count)) => {
+                let error = UsageError::new(format!("{count} values were given"))
+                    .hint(format!("a run takes {MOST_VALUES} at most: run them in parts"));
+                Err(Wrong { key, item: 0, error })
+            }
+        }
     }
 
     /// A shipped config by name, or a file.
@@ -309,7 +337,7 @@ pub struct Variant {
 #[derive(Debug, Clone)]
 pub struct RunConfig {
     /// The settings as resolved, those of other models included; goes into the manifest.
-    pub settings: Settings,
+    pub settings: Arc<Settings>,
     /// Model as named.
     pub model: String,
     /// Task names and groups.
@@ -391,10 +419,17 @@ impl RunConfig {
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
             skip_bad: s.skip_bad.unwrap_or(false),
             keep_prompts: s.keep_prompts.unwrap_or(false),
-            settings: s,
+            settings: Arc::new(s),
         };
         config.check()?;
         let models = values("model", config.settings.model.as_ref(), "builtin".to_owned())?;
+        let variants = config.seeds.len().saturating_mul(config.protocols.len());
+        if models.len().saturating_mul(variants) > MOST_VALUES {
+            let (models, seeds, protocols) = (models.len(), config.seeds.len(), config.protocols.len());
+            let what = format!("{models} models, {seeds} seeds and {protocols} protocols were asked for");
+            let hint = format!("a run has {MOST_VALUES} combinations of them at most: run them in parts");
+            return Err(UsageError::new(what).hint(hint));
+        }
         Ok(models.into_iter().map(|model| Self { model, ..config.clone() }).collect())
     }
 

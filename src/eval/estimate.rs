@@ -71,10 +71,12 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estima
     let rate = built_in_rate()?;
     let weights = (dimensions.weight_bytes() / dimensions.dtype().bytes()) as f64;
     let c = dimensions.config();
-    let per_token = (c.layers * c.heads * c.head_dim) as f64;
+    let per_token = c.layers as f64 * c.heads as f64 * c.head_dim as f64;
     let protocols = config.protocols.len() as f64;
-    let mut estimate =
-        Estimate { bytes: dimensions.weight_bytes() + example_bytes(config, planner.model), ..Estimate::default() };
+    let mut estimate = Estimate {
+        bytes: dimensions.weight_bytes().saturating_add(example_bytes(config, planner.model)),
+        ..Estimate::default()
+    };
     for cell in &plan.cells {
         let tokens = if cell.place.length > 0 { cell.place.length } else { OF_FILES };
         let runs = (cell.examples() * config.seeds.len()) as f64;
@@ -108,6 +110,15 @@ fn built_in_rate() -> Result<f64> {
     // What is done for the first time takes longer.
     runner.sample(&prompt, TOKENS)?;
     Ok(products(&model.dimensions, TOKENS) / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
+}
+
+/// Methods that the probe runs at most.
+const MOST_PROBED: usize = 64;
+
+/// So many of all at most, evenly spread from the first on.
+fn spread<T: Clone>(all: &[T], most: usize) -> Vec<T> {
+    let count = all.len().min(most);
+    (0..count).map(|i| all[i * all.len() / count].clone()).collect()
 }
 
 /// What the probe took at a length, in seconds.
@@ -153,7 +164,7 @@ fn solo_seconds(samples: &[Sample; 2], sizes: &[Sized]) -> f64 {
 }
 
 impl Runner<'_> {
-    /// Estimates what is to be run, by running all methods on a short piece of the first example.
+    /// Estimates what is to be run, by running its methods on a short piece of the first example; of many methods some.
     ///
     /// # Errors
     /// If an example cannot be made or run.
@@ -200,11 +211,14 @@ impl Runner<'_> {
 
     fn sample(&self, prompt: &[u32], tokens: usize) -> Result<Sample> {
         let text: Vec<u32> = prompt.iter().copied().cycle().take(tokens).collect();
+        let methods = spread(&self.config.methods, MOST_PROBED);
+        // Those that are not run take as much as those that are, on average.
+        let share = self.config.methods.len() as f64 / methods.len().max(1) as f64;
         let request = Request {
             prompt: &text,
             prefix_tokens: tokens - PROBE_QUESTION,
             longer: &[],
-            methods: &self.config.methods,
+            methods: &methods,
             max_new_tokens: PROBE_ANSWER,
             line_end: None,
             until: &[],
@@ -220,9 +234,10 @@ impl Runner<'_> {
         Ok(Sample {
             tokens: tokens as f64,
             prefill: spent.prefill.as_secs_f64(),
-            index: spent.index.as_secs_f64(),
-            step: spent.steps.as_secs_f64() / steps as f64,
-            index_bytes: runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0 * (tokens * c.kv_heads * c.layers) as f64,
+            index: share * spent.index.as_secs_f64(),
+            step: share * spent.steps.as_secs_f64() / steps as f64,
+            index_bytes: share * runs.iter().map(|r| r.aux_bits).sum::<f64>() / 8.0
+                * (tokens * c.kv_heads * c.layers) as f64,
         })
     }
 }
@@ -256,6 +271,21 @@ mod tests {
         let samples = [sample(100.0, 1.0, 3.0), sample(300.0, 2.0, 2.0)];
         assert_eq!(along(&samples, 700.0, |s| s.index), 4.0);
         assert_eq!(along(&samples, 700.0, |s| s.step), 3.0);
+    }
+
+    #[test]
+    fn of_many_methods_some_are_probed_evenly() {
+        assert_eq!(spread(&[1, 2, 3], 64), [1, 2, 3]);
+        assert_eq!(spread(&(0..10).collect::<Vec<_>>(), 4), [0, 2, 5, 7]);
+        assert_eq!(spread::<u8>(&[], 4), [0; 0]);
+        let text = "tasks = ['ruler/niah_single_1']\nlengths = [400]\nsamples = 1\nno_full = true\n\
+                    methods = ['streaming_llm:window={1..70}']";
+        let windows = (1..=130).map(|w| w.to_string()).collect::<Vec<_>>().join(",");
+        with_runner(&text.replace("1..70", &windows), |runner| {
+            assert_eq!(spread(&runner.config.methods, MOST_PROBED).len(), MOST_PROBED);
+            let sample = runner.sample(&[5; 300], 300).unwrap();
+            assert!(sample.step > 0.0 && sample.prefill > 0.0);
+        });
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Lesson<'_> {
         for at in 0..self.orders()?.len() {
             prompts.push((tokens.div_ceil(*length) + self.held_out(at)?, *length));
         }
-        let bytes = dimensions.weight_bytes() + dimensions.prefill_bytes(*length, false);
+        let bytes = dimensions.weight_bytes().saturating_add(dimensions.prefill_bytes(*length, false));
         Ok((reading_seconds(dimensions, &prompts)?, bytes))
     }
 

@@ -11,8 +11,10 @@ use super::protocol::Protocol;
 use super::record::Latency;
 use super::store::{CALIBRATION, CONTENT, IDENTITY, INPUTS};
 use crate::attention::{Configured, PromptNeed};
+use crate::clock;
 use crate::kernels::cpu::precision::MatmulPrecision;
 use crate::kernels::cpu::{isa_name, tiles};
+use crate::memory;
 use crate::model::OpenModel;
 use crate::model::device::Device;
 use crate::tasks::{Positions, Task};
@@ -142,7 +144,7 @@ pub fn manifest(
     let by_model = || parts.iter().map(|p| (p.id.clone(), p.calibration.clone().into())).collect::<Map<_, _>>();
     json!({
         "program": version::as_json(),
-        "created": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        "created": clock::date(SystemTime::now()),
         "command": command,
         IDENTITY: one_or_several(identities),
         CALIBRATION: if let [part] = parts { part.calibration.clone() } else { by_model() },
@@ -177,9 +179,12 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
     let shape = model.dimensions.prompt_shape(tokens);
     // Where protocols share a prefix, what is gathered is kept apart for each, and for going on.
     let copies = if config.protocols.len() > 1 { 1 + config.protocols.len() } else { 1 };
-    model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config))
-        + copies * needs.iter().map(|need| need.bytes(&shape)).sum::<usize>()
-        + waiting_prefix_bytes(config, model, tokens)
+    let gathered = needs.iter().map(|need| need.bytes(&shape)).fold(0, usize::saturating_add);
+    memory::sum([
+        model.dimensions.prefill_bytes(tokens, masks_whole_prompt(config)),
+        memory::product([copies, gathered]),
+        waiting_prefix_bytes(config, model, tokens),
+    ])
 }
 
 /// Bytes of a prefix that waits while another is read: what methods that read densely go on from is kept for the next example, while
@@ -187,7 +192,7 @@ pub(super) fn bytes_of_example(config: &RunConfig, model: &OpenModel, tokens: us
 pub(super) fn waiting_prefix_bytes(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let [masked, dense] = [true, false].map(|masks| config.methods.iter().any(|m| m.masks_prefill() == masks));
     let is_waiting = config.protocols.contains(&Protocol::Prefill) && masked && dense;
-    if is_waiting { tokens * model.dimensions.kv_bytes_per_token() } else { 0 }
+    if is_waiting { memory::product([tokens, model.dimensions.kv_bytes_per_token()]) } else { 0 }
 }
 
 /// Whether a method has to see all of a prompt at each layer.

@@ -19,7 +19,6 @@ pub mod lease;
 pub mod likelihood;
 pub mod manifest;
 mod material;
-pub mod memory;
 pub mod order;
 pub mod owned;
 pub mod papers;

@@ -2,6 +2,7 @@
 
 use super::record::{REFERENCE, Record};
 use std::cmp::Ordering;
+use std::collections::HashMap;
 
 /// The order of RULER's tasks, as its paper lists them; other tasks follow in natural order.
 const TASK_ORDER: [&str; 13] = [
@@ -20,13 +21,26 @@ const TASK_ORDER: [&str; 13] = [
     "qa_2",
 ];
 
-/// Orders records as the summary's rows: by model, protocol, task and length, then `full`, then methods as in `order`
-/// (pairs of method and params), then the rest in natural order.
-pub(super) fn compare(a: &Record, b: &Record, order: &[(String, String)]) -> Ordering {
-    let method = |r: &Record| {
-        let given = order.iter().position(|(method, params)| *method == r.method && *params == r.params);
-        (r.method != REFERENCE, given.unwrap_or(usize::MAX))
-    };
+/// Where methods were given, as pairs of method and params.
+pub struct Given<'o>(HashMap<(&'o str, &'o str), usize>);
+
+impl<'o> Given<'o> {
+    /// Of pairs in their order, of which the first counts.
+    pub fn of(order: &'o [(String, String)]) -> Self {
+        let pairs = order.iter().enumerate().rev();
+        Self(pairs.map(|(at, (method, params))| ((method.as_str(), params.as_str()), at)).collect())
+    }
+
+    /// Orders `full` before all, and methods that were given before others.
+    pub fn rank(&self, method: &str, params: &str) -> (bool, usize) {
+        (method != REFERENCE, self.0.get(&(method, params)).copied().unwrap_or(usize::MAX))
+    }
+}
+
+/// Orders records as the summary's rows: by model, protocol, task and length, then `full`, then methods as they were given, then
+/// the rest in natural order.
+pub(super) fn compare(a: &Record, b: &Record, given: &Given) -> Ordering {
+    let method = |r: &Record| given.rank(&r.method, &r.params);
     natural(&a.model, &b.model)
         .then_with(|| natural(&a.protocol, &b.protocol))
         .then_with(|| compare_tasks(&a.task, &b.task))
@@ -122,6 +136,7 @@ mod tests {
         type Change = fn(&mut Record);
         let base = || Record { params: "k=8".into(), ..record("ruler/vt", "quest", 0, 1.0) };
         let order = [("topk".to_owned(), "k=8".to_owned())];
+        let order = Given::of(&order);
         // Each comes before the one it is changed to, whatever would follow from the fields after it.
         let later: [Change; 6] = [
             |r| (r.model, r.protocol) = ("c".into(), "a".into()),

@@ -10,12 +10,13 @@ use super::counter::Counter;
 use super::deal::{Deal, Loads, Work};
 use super::manifest::{bytes_of_example, masks_whole_prompt, waiting_prefix_bytes};
 use super::material;
-use super::memory;
 use super::watch::{Failure, Watch};
 use crate::attention::{Configured, Positions, PromptShape, mask_list_bytes};
 use crate::error::UsageError;
 use crate::kv::KvDtype;
+use crate::memory;
 use crate::model::OpenModel;
+use crate::model::device::Device;
 use crate::model::dimensions::GPU_PREFILL_CHUNK;
 use crate::tasks::Task;
 
@@ -349,17 +350,15 @@ impl Planner<'_> {
                 .hint("choose a shorter --length, fewer methods at a time, or --dtype bf16"));
             }
         }
-        let needed = self.model.dimensions.weight_bytes() + bytes_of_example(self.config, self.model, tokens);
-        match memory::most_bytes().filter(|most| needed as u64 > *most) {
-            None => Ok(()),
-            Some(most) => Err(UsageError::new(format!(
-                "{what}, {tokens} tokens, takes {:.1} GB of memory with {}, and there are {:.1} GB",
-                needed as f64 / 1e9,
-                self.model.id,
-                most as f64 / 1e9
-            ))
-            .hint("choose a shorter --length, or --dtype bf16")),
+        // Weights, keys and values of a run on a GPU are there, and pass through the machine's memory in pieces.
+        if self.config.device != Device::Cpu {
+            return Ok(());
         }
+        let dimensions = &self.model.dimensions;
+        dimensions.check_weights(&self.model.id)?;
+        let needed = dimensions.weight_bytes().saturating_add(bytes_of_example(self.config, self.model, tokens));
+        let what = format!("{what}, {tokens} tokens, with the weights of {} takes", self.model.id);
+        memory::check(needed as u64, what, "choose a shorter --length, or --dtype bf16")
     }
 
     /// A method that moves positions needs frequencies that stay as they are over the whole of `tokens`.
@@ -388,11 +387,13 @@ pub fn gpu_need(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     let prompt = dimensions.prompt_shape(tokens);
     // One method reads at a time.
     let lists = methods.iter().map(|method| mask_list_bytes(method, &prompt, GPU_PREFILL_CHUNK)).max().unwrap_or(0);
-    dimensions.weight_bytes()
-        + dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config))
-        + picking_bytes(methods, &prompt, dimensions.dtype())
-        + lists
-        + waiting_prefix_bytes(config, model, tokens)
+    memory::sum([
+        dimensions.weight_bytes(),
+        dimensions.gpu_bytes(tokens, methods.len(), masks_whole_prompt(config)),
+        picking_bytes(methods, &prompt, dimensions.dtype()),
+        lists,
+        waiting_prefix_bytes(config, model, tokens),
+    ])
 }
 
 /// Bytes of a GPU's memory that indexes and lists of methods that pick there take at most; equal indexes are shared.

@@ -2,11 +2,13 @@
 //! blocked causal prefill, thin matrix products, top-k selection.
 //!
 //! This floor knows tokens, rows and heads, but no method, model or file. It is the only floor
-//! with `unsafe`: SIMD intrinsics behind runtime detection, each tested against a scalar reference, and launches on a GPU.
+//! with `unsafe`: SIMD intrinsics behind runtime detection, each tested against a scalar reference, launches on a GPU, and the
+//! program's allocator.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod heap;
 
 /// Widths of rows that kernels on a GPU score on tensor cores; also builds without them have to know what they would take.
 pub const GPU_ROW_WIDTHS: [usize; 3] = [32, 64, 128];

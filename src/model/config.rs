@@ -445,6 +445,17 @@ fn original_positions(inner: &Keys, outer: &Keys, max_positions: usize) -> Resul
     Ok(inner.optional_size(KEY)?.unwrap_or(max_positions))
 }
 
+/// The most of each size: several times that of any model there is, so that a mistake is told as one. Other numbers have 32 bits.
+const MOST: [(&str, u64); 7] = [
+    ("vocab_size", 1 << 24),
+    ("hidden_size", 1 << 18),
+    ("intermediate_size", 1 << 20),
+    ("num_hidden_layers", 1 << 12),
+    ("num_attention_heads", 1 << 12),
+    ("num_key_value_heads", 1 << 12),
+    ("head_dim", 1 << 12),
+];
+
 /// Typed look-ups in one JSON object, with errors that name the file and the key.
 struct Keys<'a> {
     file: &'a str,
@@ -472,9 +483,10 @@ impl<'a> Keys<'a> {
 
     fn optional_count(&self, key: &str) -> Result<Option<usize>, UsageError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        // A bound far above any model keeps products of sizes from overflowing.
-        match value.as_u64().filter(|n| *n <= u64::from(u32::MAX)) {
-            Some(n) => Ok(Some(n as usize)),
+        let most = MOST.iter().find(|(bounded, _)| *bounded == key).map_or(u64::from(u32::MAX), |(_, most)| *most);
+        match value.as_u64() {
+            Some(n) if n <= most => Ok(Some(n as usize)),
+            Some(n) => Err(self.error(key, &format!("must be at most {most}, got {n}"))),
             None => Err(self.wrong(key, "a whole number", value)),
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeTable, Turn};
 use crate::attention::{PromptShape, Rotation};
+use crate::error::UsageError;
 use crate::kv::KvDtype;
+use crate::memory::{self, product, sum};
 
 /// Prompt tokens that pass the layers together; bounds the memory of activations.
 pub(super) const PREFILL_CHUNK: usize = 2048;
@@ -44,10 +46,27 @@ impl Dimensions {
     /// Bytes of all weight matrices in memory.
     pub fn weight_bytes(&self) -> usize {
         let c = &self.config;
-        let (attention, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let layer = 2 * (attention + kv) * c.hidden_size + 3 * c.intermediate_size * c.hidden_size;
-        let ends = if c.tie_word_embeddings { 1 } else { 2 } * c.vocab_size * c.hidden_size;
-        (ends + c.layers * layer) * self.dtype.bytes()
+        let (attention, kv) = (product([c.heads, c.head_dim]), product([c.kv_heads, c.head_dim]));
+        let inputs = sum([product([2, sum([attention, kv])]), product([3, c.intermediate_size])]);
+        let ends = product([if c.tie_word_embeddings { 1 } else { 2 }, c.vocab_size]);
+        product([sum([ends, product([c.layers, inputs])]), c.hidden_size, self.dtype.bytes()])
+    }
+
+    /// Bytes that reading the weights takes: of all of them, and of the largest tensor as it is stored.
+    pub fn loading_bytes(&self) -> usize {
+        let c = &self.config;
+        let rows = c.vocab_size.max(c.intermediate_size).max(product([c.heads, c.head_dim]));
+        sum([self.weight_bytes(), product([rows, c.hidden_size, self.dtype.bytes()])])
+    }
+
+    /// Makes sure that the weights can be in memory; `id` names the model.
+    ///
+    /// # Errors
+    /// If they cannot.
+    pub fn check_weights(&self, id: &str) -> Result<(), UsageError> {
+        let hint =
+            if self.dtype.bytes() > 2 { "choose a smaller model, or --dtype bf16" } else { "choose a smaller model" };
+        memory::check(self.loading_bytes() as u64, format!("the weights of {id} take"), hint)
     }
 
     /// Multiplications of so many rows, each attending to `tokens` tokens, in millions, rounded up: whole numbers, which add
@@ -55,13 +74,13 @@ impl Dimensions {
     pub fn products(&self, rows: usize, tokens: usize) -> u64 {
         let c = &self.config;
         let weights = self.weight_bytes() / self.dtype.bytes();
-        let row = (weights as u64).saturating_add((c.layers * c.heads * c.head_dim) as u64 * tokens as u64);
+        let row = sum([weights, product([c.layers, c.heads, c.head_dim, tokens])]) as u64;
         (rows as u64).saturating_mul(row).div_ceil(1_000_000)
     }
 
     /// Bytes of keys and values of one token over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.dtype.bytes()
+        product([2, self.config.layers, self.config.kv_heads, self.config.head_dim, self.dtype.bytes()])
     }
 
     /// Bytes that a prefill of `tokens` and its prefix take at most, beyond the weights; `at_once` if a method has to see
@@ -69,9 +88,11 @@ impl Dimensions {
     pub fn prefill_bytes(&self, tokens: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(PREFILL_CHUNK) };
-        let widest = 2 * c.intermediate_size + (c.heads + 2 * c.kv_heads) * c.head_dim + 4 * c.hidden_size;
-        let packed = 2 * tokens * c.kv_heads * c.head_dim;
-        tokens * self.kv_bytes_per_token() + 4 * (2 * rows * widest + packed)
+        let qkv = product([sum([c.heads, c.kv_heads, c.kv_heads]), c.head_dim]);
+        let widest = sum([product([2, c.intermediate_size]), qkv, product([4, c.hidden_size])]);
+        let packed = product([2, tokens, c.kv_heads, c.head_dim]);
+        let prefix = product([tokens, self.kv_bytes_per_token()]);
+        sum([prefix, product([4, sum([product([2, rows, widest]), packed])])])
     }
 
     /// Bytes of a GPU's memory that a prefill of `tokens`, its prefix and what follows it in `runs` runs take at most, beyond
@@ -79,11 +100,13 @@ impl Dimensions {
     pub fn gpu_bytes(&self, tokens: usize, runs: usize, at_once: bool) -> usize {
         let c = &self.config;
         let rows = if at_once { tokens } else { tokens.min(GPU_PREFILL_CHUNK) }.next_power_of_two();
-        let width = (2 * c.heads + 2 * c.kv_heads) * c.head_dim + c.hidden_size + 3 * c.intermediate_size;
-        let activations = rows * (4 * c.hidden_size + self.dtype.bytes() * width);
+        let heads = product([2, sum([c.heads, c.kv_heads]), c.head_dim]);
+        let width = sum([heads, c.hidden_size, product([3, c.intermediate_size])]);
+        let row = sum([product([4, c.hidden_size]), product([self.dtype.bytes(), width])]);
         // By query head, and what those of a group reduce to.
-        let scores = 2 * (4 * c.heads * tokens).max(GPU_SCORES);
-        (tokens + runs * GPU_TAIL) * self.kv_bytes_per_token() + activations + scores
+        let scores = product([2, product([4, c.heads, tokens]).max(GPU_SCORES)]);
+        let kept = product([sum([tokens, product([runs, GPU_TAIL])]), self.kv_bytes_per_token()]);
+        sum([kept, product([rows, row]), scores])
     }
 
     /// Why the kernels for GPUs cannot take the model, if they cannot.

@@ -163,8 +163,11 @@ impl OpenModel {
     /// Reads the weights, to where `device` computes.
     ///
     /// # Errors
-    /// As [`Decoder::load`].
+    /// As [`Decoder::load`]; a [`UsageError`] if there cannot be so much memory, before any is taken.
     pub fn load(self, device: Device) -> Result<Model> {
+        if device == Device::Cpu {
+            self.dimensions.check_weights(&self.id)?;
+        }
         Ok(Model { decoder: Decoder::load(&self.dimensions, &self.weights, device)?, opened: self })
     }
 

@@ -110,9 +110,10 @@ pub fn pivot(tables: &[Table], no_intervals: bool) -> String {
 fn of_pivot(table: &Table, no_intervals: bool) -> String {
     let shown = ShownNotes::of(&table.notes);
     let entries = |at: usize| table.cells.iter().map(move |line| line[at].as_ref());
+    let names = table.headings();
     let column = |at: usize| {
         let texts = entries(at).map(|entry| entry.map_or(String::new(), |e| table.text(e)));
-        let mut numbers = Numbers::new(&table.headings()[table.row_names.len() + at], texts.collect(), no_intervals);
+        let mut numbers = Numbers::new(&names[table.row_names.len() + at], texts.collect(), no_intervals);
         numbers.marks = entries(at).map(|e| e.map_or(String::new(), |e| marked(&shown.numbers(&e.notes)))).collect();
         numbers.bold = best::of_column(table, at);
         numbers
@@ -124,7 +125,8 @@ fn of_pivot(table: &Table, no_intervals: bool) -> String {
     let (mut text, mut first, mut part) = (String::new(), 0, 1);
     while first < all.len() {
         let fits = |end: &usize| width(&headings, &rows, &all[first..*end]) <= TEXT_WIDTH;
-        let end = (first + 1..=all.len()).rev().find(fits).unwrap_or(first + 1);
+        // More columns are never narrower.
+        let end = (first + 1..=all.len()).take_while(fits).last().unwrap_or(first + 1);
         let continued = if part > 1 { " (further columns)" } else { "" };
         let bold = all[first..end].iter().any(|c| !c.bold.is_empty());
         text += &Tabular {

@@ -197,7 +197,8 @@ fn file_list(files: &[&str], figures: &Figures) -> String {
     for Figure { file, title, .. } in others {
         let _ = writeln!(text, "- [{title}](plots/{file})");
     }
-    text.extend(figures.left_out_line().map(|line| format!("\n{line}\n")));
+    let lines = figures.left_out_line().into_iter().chain(figures.not_drawn_line());
+    text.extend(lines.map(|line| format!("\n{line}\n")));
     text
 }
 
@@ -238,7 +239,7 @@ mod tests {
             Figure { file: "score_vs_density.svg".into(), title: "Score against density".into(), svg: String::new() };
         let other = Figure { file: "time.svg".into(), title: "Time".into(), svg: String::new() };
         let left_out = vec![("score_vs_cost.svg".to_owned(), "100".to_owned())];
-        let figures = Figures { first: vec![figure], others: vec![other], left_out };
+        let figures = Figures { first: vec![figure], others: vec![other], left_out, ..Figures::default() };
         let page = render(&Report::new(&records, &[]), &["summary.csv"], &figures);
         for part in [
             "- seed: 1\n",

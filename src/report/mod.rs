@@ -36,7 +36,7 @@ use rayon::prelude::*;
 
 pub use self::means::MeanTable;
 use self::merge::{Merged, Source};
-use self::plots::{Figure, depths, png};
+use self::plots::{Figure, MOST_PAGES, depths, png};
 use crate::eval::cells::{self, Cell};
 use crate::eval::checks::{self, Warning};
 use crate::eval::owned::{self, OwnFolder};
@@ -62,6 +62,17 @@ pub struct Report<'a> {
     pub sources: &'a [Source],
     /// What is to be known of how these were put together.
     pub notes: &'a [String],
+    /// Pages of each kind of plot that are drawn at most.
+    pub most_pages: usize,
+}
+
+/// What a report wrote.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The paths of the files.
+    pub files: Vec<PathBuf>,
+    /// A line that says which plots were not drawn, where there are too many, and how to have them.
+    pub not_drawn: Option<String>,
 }
 
 impl<'a> Report<'a> {
@@ -78,6 +89,7 @@ impl<'a> Report<'a> {
             cells,
             sources: &[],
             notes: &[],
+            most_pages: MOST_PAGES,
         }
     }
 
@@ -94,13 +106,13 @@ impl<'a> Report<'a> {
 
     /// Writes `summary.csv`, `summary.md`, `report.html` and the figures (`plots/*.svg`, `plots/*.png`) into a folder,
     /// which is created where needed; with them `depths.csv` where tasks have depths, and `metrics.csv` where they have
-    /// several metrics. Returns the paths of the files.
+    /// several metrics.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn write_all(&self, dir: &Path) -> Result<Vec<PathBuf>> {
+    pub fn write_all(&self, dir: &Path) -> Result<Written> {
         // The samples are most of the work, and depend on nothing else.
-        let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self));
+        let (samples, figures) = rayon::join(|| page::samples(self), || plots::figures(self, self.most_pages));
         let figures = figures?;
         let mut files = vec![("summary.csv".to_owned(), csv::render(&self.rows)?)];
         if !self.depths.is_empty() {
@@ -115,7 +127,8 @@ impl<'a> Report<'a> {
         let page = markdown::render(self, &names, &figures);
         files.push(("summary.md".to_owned(), page));
         // The largest come last: where a disk is full, numbers are there.
-        write_files(files, &[&figures.first[..], &figures.others].concat(), dir)
+        let paths = write_files(files, &[&figures.first[..], &figures.others].concat(), dir)?;
+        Ok(Written { files: paths, not_drawn: figures.not_drawn_line() })
     }
 
     /// Writes `summary.tex`, `summary.json`, and under `tables/` the tables of each named layout as Markdown, CSV, LaTeX

@@ -123,7 +123,9 @@ fn drawings(figures: &Figures) -> String {
     let drawn: Vec<String> = figures.drawn().map(drawn).collect();
     let (first, others) = drawn.split_at(figures.first.len());
     let mut html = first.concat();
-    html.extend(figures.left_out_line().map(|line| format!("<p id=\"plots-left-out\">{}</p>\n", escaped(&line))));
+    let lines = [("plots-left-out", figures.left_out_line()), ("plots-not-drawn", figures.not_drawn_line())];
+    let said = lines.into_iter().filter_map(|(id, line)| Some(format!("<p id=\"{id}\">{}</p>\n", escaped(&line?))));
+    html.extend(said);
     if !others.is_empty() {
         let count = counted(others.len());
         html +=
@@ -414,6 +416,7 @@ mod tests {
             first: vec![figure("first")],
             others: vec![figure("second"), figure("third")],
             left_out,
+            ..Figures::default()
         });
         let (shown, behind) = page.split_once("<details id=\"plots-more\"><summary>2 more plots</summary>").unwrap();
         assert!(shown.contains("plot-first") && !shown.contains("plot-second"));

@@ -36,7 +36,7 @@ pub fn against_density(scene: &Scene, all: &[Scene]) -> Option<Result<Vec<Figure
 
 /// A chart on as many pages as its height takes.
 pub fn pages_of(chart: &Chart, file: &str) -> Result<Vec<Figure>> {
-    Ok(paged(file, &chart.title, pages(std::slice::from_ref(chart))?))
+    Ok(paged(file, &chart.title, pages(std::slice::from_ref(chart), usize::MAX)?))
 }
 
 // ---- context ----

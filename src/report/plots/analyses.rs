@@ -63,7 +63,7 @@ fn of_lines(lines: &Lines) -> Result<Vec<String>> {
         panels: lines.panels.iter().map(panel).collect(),
         series: texts.iter().map(|name| (*name).to_owned()).zip(looks).collect(),
     };
-    chart::pages(&[chart])
+    Ok(chart::pages(&[chart], usize::MAX)?.drawn)
 }
 
 /// A tick that may be far below 1.
@@ -99,7 +99,7 @@ fn of_map(map: &Map) -> Result<Vec<String>> {
         panels: map.panels.iter().map(panel).collect(),
         scale: Scale::up_to(&map.label, cells().map(|cell| cell.2), false),
     };
-    grid.pages()
+    Ok(grid.pages(usize::MAX)?.drawn)
 }
 
 #[cfg(test)]

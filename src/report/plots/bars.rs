@@ -10,7 +10,7 @@ use super::axis::{Axis, tick_label};
 use super::pen::{
     self, CHARACTER, GRID, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, SIZE, TITLE_HEIGHT, page_title, title_width,
 };
-use super::{Figures, end_of, suffix};
+use super::{Figures, Pages, end_of, suffix};
 use crate::eval::protocol::Protocol;
 use crate::eval::record::{Latency, SummaryRow};
 use crate::report::MeanTable;
@@ -43,9 +43,9 @@ struct Bar {
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Figures> {
+pub fn figures(rows: &[SummaryRow], means: &[MeanTable], most: usize) -> Result<Figures> {
     let scenes = distinct(rows.iter().map(|r| (r.model.clone(), r.protocol.clone())));
-    let mut figures = Figures::default();
+    let mut figures = Figures::up_to(most);
     for (model, protocol) in &scenes {
         let is_here = |r: &SummaryRow| (&r.model, &r.protocol) == (model, protocol);
         let shown: Vec<&SummaryRow> = rows.iter().filter(|r| is_here(r)).collect();
@@ -63,7 +63,7 @@ pub fn figures(rows: &[SummaryRow], means: &[MeanTable]) -> Result<Figures> {
         let title = format!("Time: {}, sparse from {protocol}{without}", end_of(model));
         let drawing =
             Drawing { title: &title, prefill: prefill_name(protocol), step: step_name(kind), blocks: &blocks };
-        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages()?);
+        figures.pages(&format!("time{suffix}.svg"), &title, drawing.pages(figures.room)?);
     }
     Ok(figures)
 }
@@ -144,10 +144,9 @@ struct Drawing<'a> {
 type Piece<'a> = (&'a Block, Range<usize>);
 
 impl Drawing<'_> {
-    fn pages(&self) -> Result<Vec<String>> {
+    fn pages(&self, most: usize) -> Result<Pages> {
         let pages = self.dealt();
-        let draw = |(i, pieces): (usize, &Vec<Piece>)| self.page(pieces, &page_title(self.title, i, pages.len()));
-        pages.iter().enumerate().map(draw).collect()
+        Pages::of(&pages, most, |i, pieces| self.page(pieces, &page_title(self.title, i, pages.len())))
     }
 
     /// The bars of each page, as many as fit.
@@ -304,7 +303,7 @@ mod tests {
         let block =
             |title: &str, bars: std::ops::Range<usize>| Block { title: title.into(), bars: bars.map(bar).collect() };
         let blocks = [block("one", 0..38), block("two", 38..175), block("three", 175..177)];
-        let pages = Drawing { title: "Time", prefill: "", step: "", blocks: &blocks }.pages().unwrap();
+        let pages = Drawing { title: "Time", prefill: "", step: "", blocks: &blocks }.pages(99).unwrap().drawn;
         assert!(pages.len() > 3);
         for page in &pages {
             let height: i32 = page.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
@@ -321,7 +320,7 @@ mod tests {
     fn drawn(records: &[Record]) -> (Vec<Block>, Figure) {
         let report = Report::new(records, &[]);
         let rows: Vec<&SummaryRow> = report.rows.iter().collect();
-        (blocks(&rows, &report.means), figures(&report.rows, &report.means).unwrap().first.remove(0))
+        (blocks(&rows, &report.means), figures(&report.rows, &report.means, 99).unwrap().first.remove(0))
     }
 
     #[test]

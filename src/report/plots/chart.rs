@@ -3,6 +3,7 @@
 use anyhow::Result;
 use plotters::style::text_anchor::HPos;
 
+use super::Pages;
 use super::axis::Axis;
 use super::pen::{
     self, CHARACTER, GRID, INK, LEAST_WIDTH, Look, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
@@ -322,17 +323,14 @@ impl Chart {
     }
 }
 
-/// Draws charts of one figure, each on as many pages as its height takes.
+/// Draws charts of one figure, each on as many pages as its height takes, the first `most` of all.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn pages(charts: &[Chart]) -> Result<Vec<String>> {
+pub fn pages(charts: &[Chart], most: usize) -> Result<Pages> {
     let pages: Vec<(&Chart, &[Panel])> =
         charts.iter().flat_map(|chart| chart.dealt().map(move |panels| (chart, panels))).collect();
-    let draw = |(i, (chart, panels)): (usize, &(&Chart, &[Panel]))| {
-        chart.page(panels, &page_title(&chart.title, i, pages.len()))
-    };
-    pages.iter().enumerate().map(draw).collect()
+    Pages::of(&pages, most, |i, (chart, panels)| chart.page(panels, &page_title(&chart.title, i, pages.len())))
 }
 
 /// Name and look of a series.

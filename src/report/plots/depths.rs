@@ -10,8 +10,7 @@ use anyhow::Result;
 use super::axis::tick_label;
 use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
-use crate::eval::order::{compare_tasks, natural};
-use crate::eval::record::REFERENCE;
+use crate::eval::order::{Given, compare_tasks, natural};
 use crate::eval::record::Record;
 use crate::report::format::{distinct, setting_name, tokens};
 
@@ -64,10 +63,8 @@ pub fn cells(records: &[Record], order: &[(String, String)]) -> Vec<Cell> {
         }
     }
     let mut cells: Vec<Cell> = groups.into_values().map(|examples| cell(examples.into_values().collect())).collect();
-    let place = |c: &Cell| {
-        let given = order.iter().position(|(method, params)| (method.as_str(), params.as_str()) == c.method());
-        (c.method != REFERENCE, given.unwrap_or(usize::MAX))
-    };
+    let given = Given::of(order);
+    let place = |c: &Cell| given.rank(&c.method, &c.params);
     cells.sort_by(|a, b| {
         natural(&a.model, &b.model)
             .then_with(|| compare_tasks(&a.task, &b.task))
@@ -114,18 +111,23 @@ pub fn csv(cells: &[Cell]) -> Result<String> {
     Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
 }
 
-/// One figure for each model, task and protocol. What differs between several figures is in their file names.
+/// One figure for each model, task and protocol. What differs between several figures is in their file names. Up to `most` pages
+/// are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell]) -> Result<Figures> {
+pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
     let all: Vec<_> = distinct(cells.iter().map(Cell::figure));
-    let mut figures = Figures::default();
+    let mut figures = Figures::up_to(most);
     for &(model, task, protocol) in &all {
         let suffix =
             suffix(&[(all.iter().any(|f| f.0 != model), model), (all.iter().any(|f| f.2 != protocol), protocol)]);
+        let file = format!("depth_{}{suffix}.svg", as_file_name(task));
+        if figures.is_full(&file) {
+            continue;
+        }
         let shown: Vec<&Cell> = cells.iter().filter(|c| c.figure() == (model, task, protocol)).collect();
-        figures.grid(&format!("depth_{}{suffix}.svg", as_file_name(task)), &grid(&shown))?;
+        figures.grid(&file, &grid(&shown))?;
     }
     Ok(figures)
 }
@@ -217,12 +219,12 @@ mod tests {
 
     #[test]
     fn a_figure_has_a_panel_a_method_and_a_value_a_cell() {
-        let drawn = figures(&cells(&records(), &[])).unwrap().first;
+        let drawn = figures(&cells(&records(), &[]), 99).unwrap().first;
         assert_eq!(drawn.len(), 1);
         assert_eq!(drawn[0].file, "depth_needle-number.svg");
         for text in ["\nfull\n", "\ntopk\n", "\n1K\n", "\n2K\n", "\n50\n", "depth (%)", "score (%)"] {
             assert!(drawn[0].svg.contains(text), "{text}");
         }
-        assert!(figures(&[]).unwrap().first.is_empty());
+        assert!(figures(&[], 99).unwrap().first.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use plotters::prelude::{RGBColor, WHITE};
 use plotters::style::text_anchor::HPos;
 
+use super::Pages;
 use super::axis::round_up;
 use super::pen::{
     self, CHARACTER, INK, LEAST_WIDTH, MOST_HEIGHT, Pen, Point, SIZE, TITLE_HEIGHT, page_title, title_width,
@@ -121,12 +122,12 @@ impl Grid {
         self.page(&Page { panels: &self.panels, lines: 0..self.lines.len(), title: self.title.clone() })
     }
 
-    /// Draws it on as many pages as its height takes: panels are dealt out first, then the lines of panels that are higher
-    /// than a page.
+    /// Draws it on as many pages as its height takes, the first `most` of them: panels are dealt out first, then the lines of
+    /// panels that are higher than a page.
     ///
     /// # Errors
     /// If the drawing fails, for which text output gives no cause.
-    pub fn pages(&self) -> Result<Vec<String>> {
+    pub fn pages(&self, most: usize) -> Result<Pages> {
         let room = MOST_HEIGHT - TITLE_HEIGHT - LEGEND_HEIGHT;
         let most_lines = ((room - TOP - BOTTOM) / self.cell().1).max(1) as usize;
         let mut pages = Vec::new();
@@ -136,10 +137,9 @@ impl Grid {
             let panels = self.panels.chunks((rows * self.across()) as usize);
             pages.extend(panels.map(|panels| (panels, lines.clone())));
         }
-        let draw = |(i, (panels, lines)): (usize, &(&[Panel], Range<usize>))| {
+        Pages::of(&pages, most, |i, (panels, lines)| {
             self.page(&Page { panels, lines: lines.clone(), title: page_title(&self.title, i, pages.len()) })
-        };
-        pages.iter().enumerate().map(draw).collect()
+        })
     }
 
     /// Whether all cells show one number: the number.
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn what_is_higher_than_a_page_is_split_and_nothing_is_lost() {
         for (panels, lines, columns) in [(1, 120, 3), (20, 12, 8), (3, 90, 40), (1, 400, 30)] {
-            let pages = map(panels, lines, columns, |l, c| (l + c) as f64 % 100.0).pages().unwrap();
+            let pages = map(panels, lines, columns, |l, c| (l + c) as f64 % 100.0).pages(99).unwrap().drawn;
             assert!(pages.len() > 1 || lines == 90, "{panels} {lines}");
             assert!(pages.iter().all(|svg| height(svg) <= MOST_HEIGHT), "{panels} {lines} {columns}");
             let all = pages.concat();
@@ -353,7 +353,7 @@ mod tests {
             assert!(pages.len() == 1 || pages[0].contains(&format!("title (1 of {})", pages.len())));
         }
         let one = map(2, 4, 4, |l, _| l as f64);
-        assert_eq!(one.pages().unwrap(), [one.svg().unwrap()]);
+        assert_eq!(one.pages(99).unwrap().drawn, [one.svg().unwrap()]);
     }
 
     #[test]

@@ -18,15 +18,15 @@ const QUANTITIES: [Quantity; 4] = [
 ];
 
 /// For each model, protocol and length four figures, with a panel for every setting that has records by head: means over
-/// all of its examples and tasks. What differs between several figures is in their file names.
+/// all of its examples and tasks. What differs between several figures is in their file names. Up to `most` pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(cells: &[Cell]) -> Result<Figures> {
+pub fn figures(cells: &[Cell], most: usize) -> Result<Figures> {
     let scene = |c: &Cell| (c.head().model.to_string(), c.head().protocol.to_string(), c.head().length);
     let with_heads: Vec<&Cell> = cells.iter().filter(|c| c.records.iter().any(|r| heads(r).is_some())).collect();
     let scenes = distinct(with_heads.iter().map(|c| scene(c)));
-    let mut figures = Figures::default();
+    let mut figures = Figures::up_to(most);
     for at in &scenes {
         let shown: Vec<&Cell> = with_heads.iter().copied().filter(|c| scene(c) == *at).collect();
         let (model, protocol, length) = at;
@@ -36,9 +36,13 @@ pub fn figures(cells: &[Cell]) -> Result<Figures> {
             (scenes.iter().any(|s| s.1 != *protocol), protocol),
         ]);
         for quantity in &QUANTITIES {
+            let file = format!("heads_{}{suffix}.svg", quantity.0);
+            if figures.is_full(&file) {
+                continue;
+            }
             let grid = grid(quantity, &shown, at);
             if !grid.panels.is_empty() {
-                figures.grid(&format!("heads_{}{suffix}.svg", quantity.0), &grid)?;
+                figures.grid(&file, &grid)?;
             }
         }
     }
@@ -128,7 +132,7 @@ mod tests {
     fn maps_are_means_over_examples_and_leave_out_dense_attention() {
         let records = [with_heads("full", 0, 0.0), with_heads("topk", 0, 0.1), with_heads("topk", 1, 0.3)];
         let cells = group(&records, &[]);
-        let all = figures(&cells).unwrap();
+        let all = figures(&cells, 99).unwrap();
         let (drawn, left_out): (Vec<_>, _) = (all.drawn().collect(), &all.left_out);
         let files: Vec<_> = drawn.iter().map(|f| f.file.as_str()).collect();
         assert_eq!(files, ["heads_error.svg", "heads_recall.svg", "heads_density.svg"]);
@@ -136,6 +140,6 @@ mod tests {
         assert!(
             drawn[0].svg.contains("\n.2\n") && drawn[0].svg.contains("\ntopk\n") && !drawn[0].svg.contains("\nfull\n")
         );
-        assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[])).unwrap().first.is_empty());
+        assert!(figures(&group(&[record("vt", "topk", 0, 1.0)], &[]), 99).unwrap().first.is_empty());
     }
 }

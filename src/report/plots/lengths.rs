@@ -10,14 +10,15 @@ use crate::eval::record::{REFERENCE, SummaryRow};
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// One figure for each model, protocol and measure that has rows at several lengths; `means` as for
-/// [`trade::figures`](super::trade::figures). What differs between several figures is in their file names.
+/// [`trade::figures`](super::trade::figures). What differs between several figures is in their file names. Up to `most` pages
+/// are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result<Figures> {
     let scene = |r: &SummaryRow| (r.model.clone(), r.protocol.clone(), r.measure);
     let scenes = distinct(rows.iter().filter(|r| r.length > 0).map(scene));
-    let mut figures = Figures::default();
+    let mut figures = Figures::up_to(most);
     for at in &scenes {
         let shown: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.length > 0 && scene(r) == *at).collect();
         let charts: Vec<Chart> = together(&shown).iter().map(|of| chart(of, &shown)).collect();
@@ -110,8 +111,8 @@ mod tests {
             key: format!("{length}{params}"),
             ..record("ruler/vt", "topk", 0, 0.5)
         };
-        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap();
-        assert_eq!(drawn(&[at(1024, "k=8")]), Figures::default());
+        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[], 99).unwrap();
+        assert_eq!(drawn(&[at(1024, "k=8")]), Figures::up_to(99));
         let flat = [at(1024, "k=8"), at(4096, "k=8"), at(4096, "k=16")];
         assert_eq!(drawn(&flat).left_out, [("score_vs_length.svg".to_owned(), "50".to_owned())]);
         let [short, long, wide] = flat;
@@ -131,7 +132,7 @@ mod tests {
         };
         let of = |length| (0..50).map(move |k| at(length, "quest", k)).chain([at(length, "full", 100)]);
         let records: Vec<Record> = of(1024).chain(of(2048)).collect();
-        let all = figures(&summarize(&records, &[]), &[]).unwrap();
+        let all = figures(&summarize(&records, &[]), &[], 99).unwrap();
         assert_eq!((all.first.len(), all.others.len()), (1, 2));
         assert_eq!(all.others[1].file, "score_vs_length-3.svg");
         let named = |k: usize| all.drawn().filter(|f| f.svg.contains(&format!("\nquest k={k}\n"))).count();

@@ -39,15 +39,41 @@ pub struct Figure {
     pub svg: String,
 }
 
+/// The first pages of a figure.
+pub(super) struct Pages {
+    /// Those that were drawn.
+    pub drawn: Vec<String>,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Pages {
+    /// Draws the first pages, up to so many; `draw` is told which it is.
+    fn of<P>(all: &[P], most: usize, draw: impl Fn(usize, &P) -> Result<String>) -> Result<Self> {
+        let drawn = all.iter().take(most).enumerate().map(|(i, page)| draw(i, page));
+        Ok(Self { drawn: drawn.collect::<Result<_>>()?, of: all.len() })
+    }
+}
+
+impl From<Vec<String>> for Pages {
+    fn from(drawn: Vec<String>) -> Self {
+        Self { of: drawn.len(), drawn }
+    }
+}
+
 /// The pages of a figure as files: `name.svg`, `name-2.svg` and so on.
-pub(super) fn paged(file: &str, title: &str, pages: Vec<String>) -> Vec<Figure> {
-    let (name, of) = (file.trim_end_matches(".svg"), pages.len());
+pub(super) fn paged(file: &str, title: &str, pages: impl Into<Pages>) -> Vec<Figure> {
+    let pages = pages.into();
+    let (name, of) = (file.trim_end_matches(".svg"), pages.of);
     let page = |(i, svg): (usize, String)| {
         let file = if i == 0 { file.to_owned() } else { format!("{name}-{}.svg", i + 1) };
         Figure { file, title: page_title(title, i, of), svg }
     };
-    pages.into_iter().enumerate().map(page).collect()
+    pages.drawn.into_iter().enumerate().map(page).collect()
 }
+
+/// Pages of a kind that are drawn of a report unless all are asked for.
+pub const MOST_PAGES: usize = 32;
 
 /// Figures of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,6 +84,10 @@ pub struct Figures {
     pub others: Vec<Figure>,
     /// File and number of each that would repeat one number.
     pub left_out: Vec<(String, String)>,
+    /// Files of which pages were not drawn, since there are many of the kind, and how many.
+    pub not_drawn: Vec<(String, usize)>,
+    /// Pages that can still be drawn.
+    pub(super) room: usize,
 }
 
 impl Figures {
@@ -65,6 +95,20 @@ impl Figures {
     const HANDFUL: usize = 8;
     /// So many that were left out are named.
     const NAMED: usize = 4;
+
+    /// None yet, of a kind of which up to `most` pages are drawn.
+    fn up_to(most: usize) -> Self {
+        Self { room: most, ..Self::default() }
+    }
+
+    /// Whether a figure would not be drawn, which is then noted: nothing need be made for it.
+    fn is_full(&mut self, file: &str) -> bool {
+        let is_full = self.room == 0;
+        if is_full {
+            self.not_drawn.push((file.to_owned(), 1));
+        }
+        is_full
+    }
 
     /// Draws a chart, or several of one figure, unless it would repeat one number; `is_x_measured` says whether what is to the
     /// right was measured as well.
@@ -75,7 +119,7 @@ impl Figures {
         let is_one = numbers.all(|other| other == number);
         match number.filter(|_| is_one) {
             Some(number) => self.left_out.push((file.to_owned(), number)),
-            None => self.pages(file, &first.title, chart::pages(charts)?),
+            None => self.pages(file, &first.title, chart::pages(charts, self.room)?),
         }
         Ok(())
     }
@@ -84,13 +128,16 @@ impl Figures {
     fn grid(&mut self, file: &str, grid: &Grid) -> Result<()> {
         match grid.only_number() {
             Some(number) => self.left_out.push((file.to_owned(), number)),
-            None => self.pages(file, &grid.title, grid.pages()?),
+            None => self.pages(file, &grid.title, grid.pages(self.room)?),
         }
         Ok(())
     }
 
     /// Takes the pages of a figure. Of the first figure the first page comes first.
-    fn pages(&mut self, file: &str, title: &str, pages: Vec<String>) {
+    fn pages(&mut self, file: &str, title: &str, pages: Pages) {
+        let left = pages.of - pages.drawn.len();
+        self.room = self.room.saturating_sub(pages.drawn.len());
+        self.not_drawn.extend((left > 0).then(|| (file.to_owned(), left)));
         for page in paged(file, title, pages) {
             if self.first.is_empty() { self.first.push(page) } else { self.others.push(page) }
         }
@@ -101,6 +148,7 @@ impl Figures {
         self.first.extend(kind.first);
         self.others.extend(kind.others);
         self.left_out.extend(kind.left_out);
+        self.not_drawn.extend(kind.not_drawn);
     }
 
     /// As [`take`](Self::take), but all of them come behind.
@@ -130,29 +178,42 @@ impl Figures {
 
     /// A line that says what was left out and why; nothing where nothing was.
     pub fn left_out_line(&self) -> Option<String> {
-        let more = self.left_out.len().saturating_sub(Self::NAMED);
-        let named: Vec<String> =
-            self.left_out.iter().take(Self::NAMED).map(|(file, number)| format!("{file} ({number})")).collect();
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        (!named.is_empty())
-            .then(|| format!("Plots that would repeat one number are left out: {}{more}.", named.join(", ")))
+        let left_out = named(self.left_out.iter().map(|(file, number)| format!("{file} ({number})")));
+        Some(format!("Plots that would repeat one number are left out: {}.", left_out?))
+    }
+
+    /// A line that says of which figures not all pages were drawn, and how to have them; nothing where all were.
+    pub fn not_drawn_line(&self) -> Option<String> {
+        let pages = |n: usize| if n == 1 { "1 page".to_owned() } else { format!("{n} pages") };
+        let not_drawn = named(self.not_drawn.iter().map(|(file, n)| format!("{file} ({})", pages(*n))))?;
+        Some(format!(
+            "Of each kind of plot {MOST_PAGES} pages are drawn, and `spattn report --all-plots` draws the rest: {not_drawn}."
+        ))
     }
 }
 
-/// All figures of a report.
+/// The first of many names, and how many there are besides; nothing of none.
+fn named(all: impl ExactSizeIterator<Item = String>) -> Option<String> {
+    let more = all.len().saturating_sub(Figures::NAMED);
+    let named = all.take(Figures::NAMED).collect::<Vec<_>>().join(", ");
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    (!named.is_empty()).then(|| named + &more)
+}
+
+/// All figures of a report, of each kind up to `most` pages.
 ///
 /// # Errors
 /// If a drawing fails, for which text output gives no cause.
-pub fn figures(report: &Report) -> Result<Figures> {
+pub fn figures(report: &Report, most: usize) -> Result<Figures> {
     let means: Vec<SummaryRow> = report.means.iter().flat_map(|table| table.rows.iter().cloned()).collect();
     let rows = &report.rows;
     Ok(Figures::join([
-        trade::figures(rows, &means)?,
-        lengths::figures(rows, &means)?,
-        params::figures(rows, &means)?,
-        depths::figures(&report.depths)?,
-        bars::figures(&report.rows, &report.means)?,
-        heads::figures(&report.cells)?,
+        trade::figures(rows, &means, most)?,
+        lengths::figures(rows, &means, most)?,
+        params::figures(rows, &means, most)?,
+        depths::figures(&report.depths, most)?,
+        bars::figures(&report.rows, &report.means, most)?,
+        heads::figures(&report.cells, most)?,
     ]))
 }
 
@@ -209,7 +270,7 @@ mod tests {
 
     fn of_pages(name: &str, pages: usize) -> Figures {
         let mut figures = Figures::default();
-        figures.pages(&format!("{name}.svg"), name, vec![String::new(); pages]);
+        figures.pages(&format!("{name}.svg"), name, vec![String::new(); pages].into());
         figures
     }
 
@@ -226,6 +287,38 @@ mod tests {
         let few = Figures::join([of_pages("a", 2), of_pages("b", 1)]);
         assert_eq!((files(&few.first).as_str(), few.others.len()), ("a.svg a-2.svg b.svg", 0));
         assert_eq!(few.left_out_line(), None);
+    }
+
+    #[test]
+    fn of_a_kind_so_many_pages_are_drawn_and_the_others_are_said_in_one_line() {
+        use crate::eval::record::Record;
+        use crate::eval::record::tests::record;
+        let at = |task: String, length, method: &str, score| Record {
+            length,
+            key: format!("{task}{length}{method}"),
+            depth: Some(0.0),
+            ..record(&task, method, 0, score)
+        };
+        let both = |task: String, length| [at(task.clone(), length, "full", 1.0), at(task, length, "quest", 0.5)];
+        let lengths: Vec<Record> = (0..60).flat_map(|i| both("vt".into(), 1000 + i)).collect();
+        let tasks: Vec<Record> = (0..700).flat_map(|i| both(format!("t{i}"), 4096)).collect();
+        for records in [&lengths, &tasks] {
+            let report = Report::new(records, &[]);
+            let count = |figures: &Figures, kind: &str| figures.drawn().filter(|f| f.file.starts_with(kind)).count();
+            let (some, all) = (figures(&report, 5).unwrap(), figures(&report, usize::MAX).unwrap());
+            for kind in ["score_vs_density", "score_vs_cost", "score_vs_bytes", "score_vs_latency"] {
+                assert_eq!(count(&some, kind), 5, "{kind}");
+                assert!(count(&all, kind) > 30, "{kind}");
+            }
+            assert!(some.drawn().all(|figure| all.drawn().any(|other| other == figure)), "the first, as they are");
+            let left: usize = some.not_drawn.iter().map(|(_, pages)| pages).sum();
+            let depths = if std::ptr::eq(records, &tasks) { 695 } else { 0 };
+            assert!(left >= all.drawn().count() - some.drawn().count() && left >= depths, "{left}");
+            let said = some.not_drawn_line().unwrap();
+            assert!(said.contains("`spattn report --all-plots` draws the rest: score_vs_density"), "{said}");
+            assert!(said.len() < 400 && said.ends_with(" more."), "{said}");
+            assert_eq!(all.not_drawn_line(), None);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `params_*.svg`: scores over two parameters of a method, such as the K and L of LSH.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use anyhow::Result;
 
@@ -8,42 +8,46 @@ use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of};
 use crate::eval::order::natural;
 use crate::eval::record::SummaryRow;
-use crate::report::format::{distinct, params_without, tokens};
+use crate::report::format::{params_without, tokens};
 
 /// The rows in which two numeric parameters vary and all else is one setting.
+#[derive(PartialEq, Eq, Hash, Clone)]
 struct Plane<'a> {
     model: &'a str,
     protocol: &'a str,
     length: usize,
     method: &'a str,
-    x: String,
-    y: String,
+    x: &'a str,
+    y: &'a str,
     /// The other parameters.
     rest: String,
 }
 
+/// A row in a plane, with its values of `y` and `x`.
+type Placed<'a> = (&'a str, &'a str, &'a SummaryRow);
+
 /// One figure for each model, protocol, length, method and pair of numeric parameters with at least two values each,
-/// with a panel for each task; `means` as for [`trade::figures`](super::trade::figures). Perplexities have none.
+/// with a panel for each task; `means` as for [`trade::figures`](super::trade::figures). Perplexities have none. Up to `most`
+/// pages are drawn.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
-    let rows: Vec<&SummaryRow> = means.iter().chain(rows).filter(|r| r.measure.is_score()).collect();
-    let planes = planes(&rows);
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result<Figures> {
+    let planes = planes(means.iter().chain(rows).filter(|r| r.measure.is_score()));
+    let mut together: HashMap<(&str, usize), usize> = HashMap::new();
+    planes.iter().for_each(|(plane, _)| *together.entry((plane.method, plane.length)).or_default() += 1);
     let mut files = BTreeSet::new();
-    let mut figures = Figures::default();
-    for plane in &planes {
-        let several = planes.iter().filter(|p| (p.method, p.length) == (plane.method, plane.length)).count() > 1;
+    let mut figures = Figures::up_to(most);
+    for (plane, rows) in &planes {
         let mut parts = vec![plane.method.to_owned(), format!("{}-{}", plane.y, plane.x)];
         parts.extend((plane.length > 0).then(|| plane.length.to_string()));
-        if several {
+        if together[&(plane.method, plane.length)] > 1 {
             parts.extend([as_file_name(plane.model), as_file_name(plane.protocol), as_file_name(&plane.rest)]);
         }
         parts.retain(|part| !part.is_empty());
-        let grid = plane.grid(&rows);
         let file = format!("params_{}.svg", parts.join("_"));
-        if files.insert(file.clone()) {
-            figures.grid(&file, &grid)?;
+        if files.insert(file.clone()) && !figures.is_full(&file) {
+            figures.grid(&file, &plane.grid(rows))?;
         }
     }
     Ok(figures)
@@ -53,73 +57,52 @@ fn is_number(value: &str) -> bool {
     value.parse::<f64>().is_ok()
 }
 
-/// The values of two parameters, and what is left of those that are named.
-fn split<'a>(row: &'a SummaryRow, y: &str, x: &str) -> Option<(&'a str, &'a str, String)> {
-    let of = |key: &str| row.settings.get(key).map(String::as_str).filter(|value| is_number(value));
-    Some((of(y)?, of(x)?, params_without(row, |key| key == x || key == y)))
-}
-
-fn planes<'a>(rows: &[&'a SummaryRow]) -> Vec<Plane<'a>> {
-    let mut planes: Vec<Plane> = Vec::new();
+/// The planes with several values of both parameters, in the order of their first rows.
+fn planes<'a>(rows: impl Iterator<Item = &'a SummaryRow>) -> Vec<(Plane<'a>, Vec<Placed<'a>>)> {
+    let (mut known, mut planes): (HashMap<Plane, usize>, Vec<(Plane, Vec<Placed>)>) = Default::default();
     for row in rows {
-        let numeric: Vec<&str> =
-            row.settings.iter().filter(|(_, value)| is_number(value)).map(|(key, _)| key.as_str()).collect();
-        for (i, y) in numeric.iter().enumerate() {
-            for x in &numeric[i + 1..] {
-                let Some((_, _, rest)) = split(row, y, x) else { continue };
-                let SummaryRow { model, protocol, length, method, .. } = row;
-                let plane = Plane { model, protocol, length: *length, method, x: (*x).into(), y: (*y).into(), rest };
-                let known = planes.iter().any(|p| p.place() == plane.place());
-                if !known && plane.is_grid(rows) {
-                    planes.push(plane);
-                }
+        let SummaryRow { model, protocol, length, method, .. } = row;
+        let numeric: Vec<(&str, &str)> =
+            row.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).filter(|s| is_number(s.1)).collect();
+        for (i, (y, of_y)) in numeric.iter().enumerate() {
+            for (x, of_x) in &numeric[i + 1..] {
+                let rest = params_without(row, |key| key == *x || key == *y);
+                let plane = Plane { model, protocol, length: *length, method, x, y, rest };
+                let at = *known.entry(plane).or_insert_with_key(|plane| {
+                    planes.push((plane.clone(), Vec::new()));
+                    planes.len() - 1
+                });
+                planes[at].1.push((of_y, of_x, row));
             }
         }
     }
+    let is_grid =
+        |rows: &[Placed]| rows.iter().any(|row| row.0 != rows[0].0) && rows.iter().any(|row| row.1 != rows[0].1);
+    planes.retain(|(_, rows)| is_grid(rows));
     planes
 }
 
 impl<'a> Plane<'a> {
-    fn place(&self) -> (&str, &str, usize, &str, &str, &str, &str) {
-        (self.model, self.protocol, self.length, self.method, &self.x, &self.y, &self.rest)
-    }
-
-    /// Rows in the plane with their values of `y` and `x`.
-    fn rows(&self, rows: &[&'a SummaryRow]) -> Vec<(&'a str, &'a str, &'a SummaryRow)> {
-        let is_here = |r: &SummaryRow| {
-            (r.model.as_str(), r.protocol.as_str(), r.length, r.method.as_str())
-                == (self.model, self.protocol, self.length, self.method)
-        };
-        let placed = |r: &&'a SummaryRow| {
-            let (y, x, rest) = split(r, &self.y, &self.x)?;
-            (is_here(r) && rest == self.rest).then_some((y, x, *r))
-        };
-        rows.iter().filter_map(placed).collect()
-    }
-
-    fn is_grid(&self, rows: &[&'a SummaryRow]) -> bool {
-        let rows = self.rows(rows);
-        let several = |values: Vec<&str>| distinct(values).len() > 1;
-        several(rows.iter().map(|r| r.0).collect()) && several(rows.iter().map(|r| r.1).collect())
-    }
-
-    fn grid(&self, rows: &[&'a SummaryRow]) -> Grid {
-        let rows = self.rows(rows);
-        let values = |of: fn(&(&'a str, &'a str, &'a SummaryRow)) -> &'a str| {
-            let mut all = distinct(rows.iter().map(of));
+    /// `rows` is never empty.
+    fn grid(&self, rows: &[Placed<'a>]) -> Grid {
+        let values = |of: fn(&Placed<'a>) -> &'a str| {
+            let mut all: Vec<&str> = rows.iter().map(of).collect();
             all.sort_by(|a, b| natural(a, b));
+            all.dedup();
             all
         };
         let (ys, xs) = (values(|r| r.0), values(|r| r.1));
-        let at = |all: &[&str], value: &str| all.iter().position(|v| *v == value).unwrap_or(0);
-        let panel = |task: &str| Panel {
-            title: task.to_owned(),
-            cells: rows
-                .iter()
-                .filter(|r| r.2.task == task)
-                .map(|(y, x, r)| (at(&ys, y), at(&xs, x), r.score))
-                .collect(),
-        };
+        let at = |all: &[&str]| all.iter().enumerate().map(|(i, value)| ((*value).to_owned(), i)).collect();
+        let (of_y, of_x): (HashMap<String, usize>, HashMap<String, usize>) = (at(&ys), at(&xs));
+        let mut tasks: HashMap<&str, usize> = HashMap::new();
+        let mut panels: Vec<Panel> = Vec::new();
+        for (y, x, row) in rows {
+            let task = *tasks.entry(&row.task).or_insert_with(|| {
+                panels.push(Panel { title: row.task.clone(), cells: Vec::new() });
+                panels.len() - 1
+            });
+            panels[task].cells.push((of_y[*y], of_x[*x], row.score));
+        }
         let length = if self.length > 0 { format!(", {} tokens", tokens(self.length)) } else { String::new() };
         let rest = if self.rest.is_empty() { String::new() } else { format!(" ({})", self.rest) };
         Grid {
@@ -131,9 +114,9 @@ impl<'a> Plane<'a> {
                 end_of(self.model),
                 self.protocol
             ),
-            x_label: self.x.clone(),
-            y_label: self.y.clone(),
-            panels: distinct(rows.iter().map(|r| r.2.task.as_str())).into_iter().map(panel).collect(),
+            x_label: self.x.to_owned(),
+            y_label: self.y.to_owned(),
+            panels,
             columns: xs.iter().map(|v| (*v).to_owned()).collect(),
             lines: ys.iter().map(|v| (*v).to_owned()).collect(),
             scale: Scale::percent(),
@@ -155,7 +138,7 @@ mod tests {
             key: params.into(),
             ..record("ruler/vt", "magicpig", 0, score)
         };
-        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[]).unwrap().first;
+        let drawn = |records: &[Record]| figures(&summarize(records, &[]), &[], 99).unwrap().first;
         let line = [at("K=8,L=75", 1.0), at("K=8,L=150", 0.5)];
         assert!(drawn(&line).is_empty());
         let figures = drawn(&[line.to_vec(), vec![at("K=10,L=75", 0.25)]].concat());

@@ -82,14 +82,15 @@ const COSTS: [Cost; 4] = [
 
 /// Score with 95 % intervals against density, FLOPs, bytes and latency: a figure of each that was measured for each model,
 /// length, protocol and measure, in the order of the rows; `means` are rows of means over tasks, which have a panel of their own.
-/// `full` is a dashed line. What differs between several figures is in their file names.
+/// `full` is a dashed line. What differs between several figures is in their file names. Up to `most` pages are drawn for each cost.
 ///
 /// # Errors
 /// If the drawing fails, for which text output gives no cause.
-pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
+pub fn figures(rows: &[SummaryRow], means: &[SummaryRow], most: usize) -> Result<Figures> {
     let scenes = distinct(rows.iter().map(Scene::of));
     let mut figures = Figures::default();
     for cost in &COSTS {
+        let mut room = most;
         for scene in &scenes {
             let of_scene = |r: &&SummaryRow| Scene::of(r) == *scene;
             let shown: Vec<&SummaryRow> = means.iter().filter(of_scene).chain(rows.iter().filter(of_scene)).collect();
@@ -98,17 +99,23 @@ pub fn figures(rows: &[SummaryRow], means: &[SummaryRow]) -> Result<Figures> {
             if !cost.is_measured(&shown) {
                 continue;
             }
-            let mut drawn = Figures::default();
             let file = scene.file_name(&format!("vs_{}", cost.name), &scenes);
+            let mut drawn = Figures::up_to(room);
+            if drawn.is_full(&file) {
+                figures.take(drawn);
+                continue;
+            }
             let (all, of_each) = (chart(scene, cost, &shown), by_method(scene, cost, &shown));
             let file_of_each = scene.file_name("of_each", &scenes);
             let all = if of_each.is_some() { without_crowd(all, &file_of_each) } else { all };
             drawn.charts(&file, &[all], true)?;
             if let Some(chart) = of_each.filter(|_| cost.name == "density") {
-                let mut each = Figures::default();
+                let mut each = Figures::up_to(drawn.room);
                 each.charts(&file_of_each, &[chart], true)?;
+                drawn.room = each.room;
                 drawn.take(each);
             }
+            room = drawn.room;
             if figures.first.is_empty() { figures.take(drawn) } else { figures.take_behind(drawn) }
         }
     }
@@ -296,7 +303,7 @@ mod tests {
 
     /// In their natural order, as far as that goes.
     fn drawn(records: &[Record]) -> Vec<Figure> {
-        figures(&summarize(records, &[]), &[]).unwrap().drawn().cloned().collect()
+        figures(&summarize(records, &[]), &[], 99).unwrap().drawn().cloned().collect()
     }
 
     fn files(figures: &[Figure]) -> Vec<&str> {
@@ -396,7 +403,7 @@ mod tests {
     fn what_would_be_one_number_is_left_out() {
         assert!(drawn(&[]).is_empty());
         for (method, density) in [("full", 1.0), ("topk", 0.0), ("topk", 1.0)] {
-            let of = figures(&summarize(&[Record { density, ..record("vt", method, 0, 0.0) }], &[]), &[]).unwrap();
+            let of = figures(&summarize(&[Record { density, ..record("vt", method, 0, 0.0) }], &[]), &[], 99).unwrap();
             assert_eq!((of.drawn().count(), of.left_out.len()), (0, 4));
             assert_eq!(of.left_out[0], ("score_vs_density.svg".to_owned(), "0".to_owned()));
         }

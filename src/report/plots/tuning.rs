@@ -38,7 +38,7 @@ pub fn figure(outcome: &Outcome) -> Result<Vec<Figure>> {
             ("chosen".to_owned(), Look::Peer(0)),
         ],
     };
-    Ok(paged("tune.svg", &title, chart::pages(&[chart])?))
+    Ok(paged("tune.svg", &title, chart::pages(&[chart], usize::MAX)?))
 }
 
 fn panel(method: &MethodOutcome, limit: f64) -> Panel {
