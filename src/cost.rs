@@ -71,6 +71,18 @@ impl Cost {
         self.shared_bytes as f64 / self.shared_uses.max(1) as f64
     }
 
+    /// Leaves to attention what attention does anyway: so many products of a query head with a key of `d` numbers, and the
+    /// reading of so many keys, of `bytes` a number, both of which finding took before. They count once, as attending.
+    pub fn leave_to_attention(&mut self, products: usize, keys: usize, d: usize, bytes: usize) {
+        let (flops, read) = (2 * (products * d) as u64, (keys * d * bytes) as u64);
+        debug_assert!(
+            flops <= self.score_flops && read <= self.kv_bytes,
+            "finding took these products and read these keys"
+        );
+        self.score_flops = self.score_flops.saturating_sub(flops);
+        self.kv_bytes = self.kv_bytes.saturating_sub(read);
+    }
+
     /// FLOPs of the gathered attention over FLOPs of full attention; 1 if nothing was counted.
     pub fn cost2(&self) -> f64 {
         ratio(self.attend_flops, self.full_flops)
@@ -186,6 +198,16 @@ mod tests {
         assert_eq!((cost.cost1_published(), cost.cost1()), (100.0 / 64_000.0, 700.0 / 64_000.0));
         assert_eq!((cost.shared_resident(), Cost::default().shared_resident()), (384.0, 0.0));
         assert_eq!(Cost::default().picked_density(), 1.0);
+    }
+
+    #[test]
+    fn what_attention_does_anyway_is_no_cost_of_finding() {
+        let found = Cost { score_flops: 2 * 100 * 16, kv_bytes: 60 * 16 * 2, aux_bytes: 5, ..Cost::default() };
+        let mut left = found;
+        left.leave_to_attention(30, 20, 16, 2);
+        assert_eq!(left, Cost { score_flops: 2 * 70 * 16, kv_bytes: 40 * 16 * 2, ..found });
+        left.leave_to_attention(70, 40, 16, 2);
+        assert_eq!(left, Cost { score_flops: 0, kv_bytes: 0, ..found });
     }
 
     #[test]

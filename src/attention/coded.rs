@@ -86,6 +86,14 @@ impl<S: Scorer> Scorer for Coded<S> {
         self.0.scores(queries, &Segment { index: &segment.index.own, keys: segment.keys }, cost)
     }
 
+    fn takes_products(&self) -> bool {
+        self.0.takes_products()
+    }
+
+    fn keeps_open_page(&self) -> bool {
+        self.0.keeps_open_page()
+    }
+
     fn is_linear(&self) -> bool {
         self.0.is_linear()
     }

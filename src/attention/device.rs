@@ -83,6 +83,12 @@ pub trait DeviceForm: Send + Sync {
         Cost::default()
     }
 
+    /// Whether the products of the query heads of a group of so many with the tokens that they then attend are part of that
+    /// [cost](Self::cost): attention takes them over, and they count there alone. Not by default.
+    fn takes_products(&self, _group: usize) -> bool {
+        false
+    }
+
     /// Whether a row's [number](Self::number) says all that a budget says, so that rows of methods which differ in nothing else are picked
     /// for together; not by default.
     fn numbers_are_budgets(&self) -> bool {

@@ -140,6 +140,8 @@ pub struct IndexCache {
     /// Of what is drawn in the steps of a run.
     step_seed: u64,
     prompt_tokens: usize,
+    /// Tokens behind the prompt that are known to be read.
+    given_tokens: usize,
     stats: Option<PromptStats>,
     rotation: Option<Arc<dyn Rotation>>,
     /// Needs whose gathering no index was charged with yet.
@@ -161,6 +163,7 @@ impl IndexCache {
             seed,
             step_seed: seed,
             prompt_tokens,
+            given_tokens: 1,
             stats: None,
             rotation: None,
             uncharged: BTreeSet::new(),
@@ -174,6 +177,12 @@ impl IndexCache {
     /// The prefix is the beginning of a prompt of so many tokens; only what follows them is generated.
     pub fn with_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
+    }
+
+    /// So many tokens will be read behind the prompt: those of a text that is given, or the first of an answer, which is all that is known
+    /// of it.
+    pub fn with_given(self, given_tokens: usize) -> Self {
+        Self { given_tokens, ..self }
     }
 
     /// The next runs are of an example whose steps draw from a seed of its own; that of the context stays the one
@@ -246,9 +255,18 @@ impl IndexCache {
         if candidates.is_empty() || dense.iter().all(|dense| *dense) {
             return None;
         }
-        let context = Context::new(self.prompt_tokens.max(tokens) + 1, &candidates);
+        let context = self.mean_context(method);
         let Self { prefix, queries, dtype, .. } = self;
         method.method.solve(&Probe { prefix, queries, dtype: *dtype, dense: &dense, candidates, context })
+    }
+
+    /// The mean of the contexts that are known to follow: of the rest of the prompt, and of what is given behind it.
+    fn mean_context(&self, method: &Configured) -> Context {
+        let tokens = self.prefix.tokens();
+        let follow = self.prompt_tokens.saturating_sub(tokens) + self.given_tokens;
+        let total = tokens + follow.div_ceil(2).max(1);
+        let fixed = method.method.exact(&method.policy, tokens, total).tokens(total);
+        Context::new(total, &(0..total - fixed))
     }
 
     fn fork_as_is(&mut self, method: &Configured, fidelity: bool) -> Fork {
@@ -290,14 +308,10 @@ impl IndexCache {
     /// holds.
     fn can_pick_on_device(&self, method: &Configured) -> bool {
         let is_there = cfg!(feature = "cuda") && self.prefix.device().is_some() && !self.picks_on_host;
-        // There all layers pick as many.
-        let stays = method.policy.tail == Tail::Exact
-            && method.method.positions() == Positions::Original
-            && method.policy.schedule.is_uniform();
         let follows = method.method.follows_tail();
         let fits = |form: &dyn DeviceForm| form.fits(self.prefix.shape()) && (form.holds() || !follows);
         is_there
-            && stays
+            && picks_alike_from_the_prefix(method)
             && self.has_gathered(&method.method.prompt_needs().into_iter().collect())
             && method.method.device_form().is_some_and(fits)
     }
@@ -395,6 +409,14 @@ impl IndexCache {
     ) -> Result<Vec<Option<DeviceIndex>>, DeviceFailure> {
         Err(DeviceFailure("this build computes on the CPU only".to_owned()))
     }
+}
+
+/// Whether all that follows the prefix stays exact, where it was read, and all layers pick as many, as a device needs it. So no device picks
+/// where a [page is filled](super::scorer::Scorer::keeps_open_page).
+fn picks_alike_from_the_prefix(method: &Configured) -> bool {
+    method.policy.tail == Tail::Exact
+        && method.method.positions() == Positions::Original
+        && method.policy.schedule.is_uniform()
 }
 
 /// Where a run picks on a device.
@@ -731,7 +753,11 @@ impl Fork {
             let step = self.step_shape(attended.len() / shape.kv_heads, 0);
             let cost = self.costs.layer_mut(layer);
             *cost += form.cost_of_picks(&step, *entries, tokens);
-            cost.kv_bytes += read.iter().sum::<u64>() * shape.row_bytes() as u64;
+            let read = read.iter().sum::<u64>();
+            if form.takes_products(step.group) {
+                cost.leave_to_attention(tokens as usize, read as usize, shape.d, shape.dtype.bytes());
+            }
+            cost.kv_bytes += read * shape.row_bytes() as u64;
             cost.attended_tokens += tokens;
             cost.attend_flops += attend_flops(shape.d) * tokens;
             if tokens > 0 {
@@ -951,6 +977,7 @@ impl Fork {
             context: Context::new(total, &candidates).at(depth.share),
             candidates,
             grouped: self.method.method.positions().grouped(self.rotation.as_deref()),
+            moves_on: self.method.moves_on(),
             generated: self.generated(total),
             seed: self.row_seed(total).of_head(layer, 0),
         }
@@ -1087,6 +1114,30 @@ mod tests {
     }
 
     /// In contexts so long that KV heads are dealt out to threads, each picks and attends by its own queries and keys.
+    /// Of 40 tokens behind a prefix of 500 the mean context is of 520, whose tokens a window that moves on leaves to be picked.
+    #[test]
+    fn what_is_set_once_is_set_for_the_mean_of_the_tokens_that_follow() {
+        use crate::attention::{Policy, Tail};
+        let configured = |spec: &str, policy: &Policy| {
+            let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+            crate::attention::methods::configure(&spec, policy).unwrap()
+        };
+        let (tokens, policy) = (500, Policy { sink: 4, local: 16, ..Policy::default() });
+        let mut kv = LayerKv::new(KvDtype::F32, 1, 16, tokens);
+        (0..tokens).for_each(|_| kv.append(&[0.5; 16], &[0.5; 16]));
+        let cache = IndexCache::new(Prefix::new(vec![kv]), KvDtype::F32, 1).with_prompt(510).with_given(30);
+        let context = |spec: &str, policy: &Policy| {
+            let context = cache.mean_context(&configured(spec, policy));
+            (context.tokens, context.fixed)
+        };
+        assert_eq!(context("topk", &policy), (520, 4 + 16 + 20));
+        assert_eq!(context("topk", &Policy { tail: Tail::Window(16), ..policy.clone() }), (520, 4 + 16));
+        assert_eq!(context("tova", &policy), (520, 4 + 1));
+        assert_eq!(context("snapkv:window=32", &policy), (520, 4 + 32 + 20));
+        let one = IndexCache::new(cache.prefix.clone(), KvDtype::F32, 1);
+        assert_eq!(one.mean_context(&configured("topk", &policy)).tokens, 501, "the first token of an answer");
+    }
+
     #[test]
     fn kv_heads_on_threads_of_their_own_attend_what_is_theirs() {
         const LONG: usize = APART + 3;
@@ -1380,6 +1431,14 @@ mod tests {
             ("full", false, false),
         ] {
             assert!(!fork(spec, fidelity, on_host).picks_on_device(), "{spec}");
+        }
+        let stays = |spec: &str| {
+            let spec = crate::attention::expand_grid(spec).unwrap().remove(0);
+            picks_alike_from_the_prefix(&crate::attention::methods::configure(&spec, &policy).unwrap())
+        };
+        assert!(stays("quest:k=3") && stays("quest:k=3,local=0"));
+        for filled in ["quest:preset=paper", "quest:preset=repo", "quest:k=3,local=0,tail=window:5"] {
+            assert!(!stays(filled), "{filled}: the host picks where pages are filled");
         }
         let dense = fork("topk:k=3,dense_layers=0", false, false);
         assert_eq!((dense.selects(0), dense.picks_on_host()), (Selects::Nothing, false));

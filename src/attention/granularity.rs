@@ -88,6 +88,12 @@ impl Granularity {
         self == Self::KvHead(Reduce::Sum)
     }
 
+    /// Whether it is the query of each head of a group of so many that looks for tokens, not their sum, for methods that
+    /// [`read_per`](Self::read_per): then attention needs the same products.
+    pub(super) fn asks_each(self, group: usize) -> bool {
+        self == Self::QueryHead || group == 1
+    }
+
     /// Tokens chosen for each of what [`merged`](Self::merged) gave.
     pub(super) fn selection(self, tokens: Vec<Vec<u32>>) -> Selection {
         self.selection_of(tokens.into_iter().map(Picks::softmax).collect())

@@ -33,32 +33,14 @@ impl Picked {
         let fixed = self.exact.tokens(total);
         match &self.selection {
             None => vec![fixed; group],
-            Some(Selection::Shared(picks)) => vec![fixed + picks.tokens.len(); group],
-            Some(Selection::PerHead(heads)) => heads.iter().map(|picks| fixed + picks.tokens.len()).collect(),
+            Some(selection) => selection.of_heads(group).into_iter().map(|picked| fixed + picked).collect(),
         }
     }
 
     /// Different tokens that the group attends: what a kernel that takes its query heads together reads.
     pub(super) fn read(&self, total: usize) -> usize {
-        let fixed = self.exact.tokens(total);
-        match &self.selection {
-            None => fixed,
-            Some(Selection::Shared(picks)) => fixed + picks.tokens.len(),
-            Some(Selection::PerHead(heads)) => fixed + union(heads, total),
-        }
+        self.exact.tokens(total) + self.selection.as_ref().map_or(0, |selection| selection.distinct(total))
     }
-}
-
-/// How many different tokens of `total` the heads of a group picked.
-fn union(heads: &[Picks], total: usize) -> usize {
-    if let [only] = heads {
-        return only.tokens.len();
-    }
-    let mut seen = vec![0u64; total.div_ceil(u64::BITS as usize)];
-    for token in heads.iter().flat_map(|picks| &picks.tokens) {
-        seen[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS);
-    }
-    seen.into_iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// Queries of a group `[group][d]`, times the scale of the logits.

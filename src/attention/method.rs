@@ -81,7 +81,8 @@ pub trait Method: Send + Sync + 'static {
     /// Picks candidates for a step's queries. Called only if there are candidates.
     ///
     /// Adds what scoring cost (`score_flops`, `kv_bytes`, `aux_bytes`) to `cost`; attending is counted
-    /// by the engine.
+    /// by the engine. What attention does anyway is [left to it](Cost::leave_to_attention): where finding took the exact
+    /// product of a query head with a token that this head then attends, product and key count once.
     fn select(&self, step: &Step<'_>, index: &Self::Index, state: &mut Self::State, cost: &mut Cost) -> Selection;
 
     /// What the KV heads of a layer decide together: asked for when all of a layer's states have been started, and
@@ -346,6 +347,8 @@ pub struct Step<'a> {
     pub indexed: Range<usize>,
     /// Tokens that may be picked.
     pub candidates: Range<usize>,
+    /// Whether tokens behind the prefix become candidates as more follow.
+    pub moves_on: bool,
     /// Tokens in context, the current one included, and how many of them are static.
     pub context: Context,
     /// How tokens far from the current one are seen, if not where they are; the current one is the last in context.
@@ -407,6 +410,13 @@ impl Step<'_> {
         let gathered = self.all_keys().gather(&tokens);
         cost.kv_bytes += (gathered.len() * self.keys.elem_bytes()) as u64;
         gathered
+    }
+
+    /// Leaves to attention the products that it needs and that finding took: each query head's with what it attends of a
+    /// selection, each key read once for the group.
+    pub fn leave_to_attention(&self, selection: &Selection, cost: &mut Cost) {
+        let products = selection.of_heads(self.group()).iter().sum();
+        cost.leave_to_attention(products, selection.distinct(self.context.tokens), self.d, self.keys.elem_bytes());
     }
 
     /// Exact `q·k` (unscaled) of some tokens of prefix and tail for one head of the group; counts nothing.
@@ -471,6 +481,31 @@ pub enum Selection {
 }
 
 impl Selection {
+    /// Tokens that each query head of a group of so many attends of it.
+    pub(super) fn of_heads(&self, group: usize) -> Vec<usize> {
+        match self {
+            Selection::Shared(picks) => vec![picks.tokens.len(); group],
+            Selection::PerHead(heads) => heads.iter().map(|picks| picks.tokens.len()).collect(),
+        }
+    }
+
+    /// Different tokens of it, of `total` in context: what is read once for the group.
+    pub(super) fn distinct(&self, total: usize) -> usize {
+        match self {
+            Selection::Shared(picks) => picks.tokens.len(),
+            Selection::PerHead(heads) if heads.len() == 1 => heads[0].tokens.len(),
+            Selection::PerHead(_) => self.tokens(total).len(),
+        }
+    }
+
+    /// The tokens that any query head attends of it, of `total` in context.
+    pub(super) fn tokens(&self, total: usize) -> TokenSet {
+        match self {
+            Selection::Shared(picks) => TokenSet::of(picks.tokens.iter().copied(), total),
+            Selection::PerHead(heads) => TokenSet::of(heads.iter().flat_map(|picks| &picks.tokens).copied(), total),
+        }
+    }
+
     /// How many query heads attend a vector that stands for what was not picked.
     pub(super) fn remainders(&self) -> usize {
         let of = |picks: &Picks| match &picks.weighting {
@@ -481,6 +516,39 @@ impl Selection {
             Selection::Shared(picks) => of(picks),
             Selection::PerHead(heads) => heads.iter().map(of).sum(),
         }
+    }
+}
+
+/// Some of the tokens in context.
+#[derive(Debug, Clone)]
+pub(super) struct TokenSet(Vec<u64>);
+
+impl TokenSet {
+    /// These, of `total` in context.
+    pub fn of(tokens: impl IntoIterator<Item = u32>, total: usize) -> Self {
+        let mut words = vec![0u64; total.div_ceil(u64::BITS as usize)];
+        tokens.into_iter().for_each(|token| words[(token / u64::BITS) as usize] |= 1 << (token % u64::BITS));
+        Self(words)
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Those that are not in another set of as many in context.
+    pub fn without(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= !other);
+        self
+    }
+
+    /// All of them, ascending.
+    pub fn ascending(&self) -> Vec<u32> {
+        let of_word = |(at, word): (usize, &u64)| {
+            let (first, word) = (at as u32 * u64::BITS, *word);
+            (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        };
+        self.0.iter().enumerate().flat_map(of_word).collect()
     }
 }
 

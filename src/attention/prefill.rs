@@ -1336,6 +1336,7 @@ mod tests {
                 candidates: 4..150,
                 context: Context::new(161, &(4..150)),
                 grouped: None,
+                moves_on: false,
                 generated: 0,
                 seed: 1,
             };

@@ -228,7 +228,8 @@ mod tests {
         }
     }
 
-    /// `topk` computes each row's products with every candidate it has, two FLOPs a channel, and no other.
+    /// `topk` computes each row's products with every candidate it has, two FLOPs a channel, and no other. Those with its picks are
+    /// attention's.
     #[test]
     fn scoring_costs_what_each_row_may_look_at() {
         let (tokens, sink, local) = (160, 4, 16);
@@ -236,7 +237,7 @@ mod tests {
         let method = method("topk:k=9", &Policy { sink, local, ..Policy::default() });
         let (_, costs) = layer.attend(&method, 64);
         let total = costs.total(|_| true);
-        let candidates: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local)).sum();
+        let candidates: usize = (1..=tokens).map(|total| total.saturating_sub(sink + local + 9)).sum();
         let expected = (4 * 2 * D * candidates) as f64;
         assert!((total.score_flops as f64 / expected - 1.0).abs() < 1e-3, "{} against {expected}", total.score_flops);
         let attended: usize = (1..=tokens).map(|total| total.min(sink + local + 9)).sum();

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::budget::Context;
+use super::budget::{Budget, Context};
 use super::calibration::PrefillChunk;
 use super::method::{Depth, HeadPrefix, score_into};
 use super::prompt::PromptHead;
@@ -56,7 +56,7 @@ impl RecentQueries {
     }
 }
 
-/// A prefix to be measured, with the context of the first token that will be generated.
+/// A prefix to be measured, with the mean context of the tokens that are known to follow it.
 pub struct Probe<'a> {
     /// Keys and values.
     pub(super) prefix: &'a Prefix,
@@ -107,6 +107,15 @@ impl Probe<'_> {
     /// How many candidates each query should pick on average for the tokens attended to be a share `density`.
     pub fn tokens(&self, density: f64) -> f64 {
         self.context.missing(density).max(1) as f64
+    }
+
+    /// What a method that spends its budget once, when the prefix ends, keeps to meet the density asked for on average over the tokens that
+    /// are known to follow; `None` if none was asked for.
+    pub fn tokens_once(&self, budget: Budget) -> Option<usize> {
+        match budget {
+            Budget::Density(density) => Some(self.context.missing(density).max(1)),
+            Budget::Tokens(_) | Budget::Ratio(_) => None,
+        }
     }
 
     /// What `measure` makes of each KV head of each layer that is not dense, in their order.

@@ -8,7 +8,7 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::artefact::{Artefact, ArtefactError};
 use super::budget::Context;
@@ -18,7 +18,7 @@ use super::device::{DeviceForm, DevicePicker, DeviceScorer, LeastPages, StepShap
 use super::device::{DeviceIndex, DeviceLayer, DeviceRoom, DeviceScratch, DeviceStep, Learned, Scoring};
 use super::granularity::Granularity;
 use super::method::{
-    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, mix_seed,
+    AnyMethod, CalibrationNeed, Exact, HeadPrefix, Method, Selection, Solved, Step, TailRule, TokenSet, mix_seed,
 };
 use super::pick::{BlindPicker, Choice, Finer, Picker, ScoredRow};
 use super::policy::Policy;
@@ -35,6 +35,7 @@ use crate::error::UsageError;
 use crate::kernels::cpu::{Joined, linear};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{GpuError, Pages, Scores};
+use crate::kv::quantised::QuantisedRows;
 use crate::kv::{KvDtype, KvShape};
 
 /// A method of the form SCORE → SELECT.
@@ -116,6 +117,21 @@ impl<S: Scorer> Scored<S> {
         if self.adds() { 1 } else { group }
     }
 
+    /// Whether the products of the query heads of a group of so many with the tokens that they attend were taken as scores.
+    fn takes_products(&self, group: usize) -> bool {
+        let of_sums = self.adds() && self.scorer.is_linear() && group > 1;
+        self.scorer.takes_products() && !of_sums
+    }
+
+    /// The page of some candidates that the current token fills with those right before it, if it is the last of them and is kept whatever
+    /// its score.
+    fn open_page(&self, candidates: &Range<usize>, tokens: usize) -> Option<usize> {
+        let page = self.scorer.page();
+        let last = candidates.len().checked_sub(1)? / page;
+        let of_current = (tokens - 1 - candidates.start) / page;
+        (self.scorer.keeps_open_page() && last == of_current).then_some(last)
+    }
+
     /// Scores of a segment, `[list][row][page]`.
     fn scores_of(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, S::Index>, cost: &mut Cost) -> Vec<f32> {
         match self.adds() {
@@ -129,22 +145,52 @@ impl<S: Scorer> Scored<S> {
         Some((self.scorer.device()?, self.picker.device()?))
     }
 
+    /// What a step picks by scores of its candidates, weighed and with what attention does anyway left to it.
+    fn select_at(
+        &self,
+        step: &Step<'_>,
+        (scores, parts): (&[f32], &[Part<'_, S::Index>]),
+        at: &At<'_>,
+        cost: &mut Cost,
+    ) -> Selection {
+        let mut selection = self.select_by(scores, at, parts, cost);
+        self.scorer.weigh(&PickedFrom { scores, first: at.candidates.start, parts }, &mut selection, cost);
+        if self.takes_products(at.group) {
+            step.leave_to_attention(&selection, cost);
+        }
+        selection
+    }
+
     /// What is picked by `scores: [list][page]` of the candidates of one position.
     fn select_by(&self, scores: &[f32], at: &At<'_>, parts: &[Part<'_, S::Index>], cost: &mut Cost) -> Selection {
         let heads = if self.per == Granularity::QueryHead { 1 } else { at.group };
         let width = at.queries.len() / at.group;
+        let takes_products = self.takes_products(at.group);
+        let seen = Seen::default();
         let pick = |head: usize, scores: &[f32], cost: &mut Cost| {
             let queries = &at.queries[head * width..][..heads * width];
             let rescore = |finer, tokens: &[u32], cost: &mut Cost| {
                 clock::scoring(|| {
                     let scores = match finer {
                         Finer::Keys => dots_of(queries, width, &at.keys.gather(tokens)),
-                        Finer::Codes => self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost),
+                        Finer::Codes => {
+                            seen.note_codes(tokens);
+                            self.scores_by_codes(queries, width, at.candidates.start, tokens, parts, cost)
+                        }
                     };
                     if tokens.is_empty() { scores } else { self.per.reduced_scores(scores, tokens.len()) }
                 })
             };
-            let value_norms = |cost: &mut Cost| clock::scoring(|| value_norms(parts, width, cost));
+            let pass_over = |tokens: &[u32], cost: &mut Cost| {
+                if !takes_products {
+                    seen.note_keys(tokens);
+                    cost.score_flops += 2 * (tokens.len() * queries.len()) as u64;
+                }
+            };
+            let value_norms =
+                |cost: &mut Cost| seen.norms.get_or_init(|| clock::scoring(|| value_norms(parts, width, cost))).clone();
+            let kept = at.open.map(|page| with_best(scores, page));
+            let scores = kept.as_deref().unwrap_or(scores);
             let row = ScoredRow {
                 scores,
                 page: self.scorer.page(),
@@ -158,14 +204,37 @@ impl<S: Scorer> Scored<S> {
                 queries,
                 keys: at.keys,
                 rescore: &rescore,
+                pass_over: &pass_over,
                 value_norms: &value_norms,
             };
             self.picker.pick(&row, cost)
         };
-        clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick))
+        let selection = clock::picking(|| self.per.select(scores, self.lists(at.group), cost, pick));
+        self.count_seen(&seen, at, parts, &selection, cost);
+        selection
     }
 
-    /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Each is read once for all queries.
+    /// Counts what was read to pick beside the scores: each key and code once for the group, and nothing that attention reads as well.
+    fn count_seen(&self, seen: &Seen, at: &At<'_>, parts: &[Part<'_, S::Index>], picked: &Selection, cost: &mut Cost) {
+        let (total, row) = (at.context.tokens, at.queries.len() / at.group * at.keys.elem_bytes());
+        if let Some(tokens) = seen.keys(total) {
+            cost.kv_bytes += (tokens.without(&picked.tokens(total)).len() * row) as u64;
+        }
+        if seen.norms.get().is_some() {
+            cost.kv_bytes -= (picked.distinct(total) * row) as u64;
+        }
+        if let Some(tokens) = seen.codes(total) {
+            let bytes = |(index, rows): (&S::Index, Vec<u32>)| self.codes_of(index).read_of(&rows).bytes;
+            let of_parts = by_part(at.candidates.start, &tokens.ascending(), parts);
+            cost.aux_bytes += of_parts.into_iter().map(bytes).sum::<usize>() as u64;
+        }
+    }
+
+    fn codes_of<'a>(&self, index: &'a S::Index) -> &'a QuantisedRows {
+        self.scorer.codes(index).expect("a picker that scores by codes is given them")
+    }
+
+    /// `q·k` by the keys in 4 bits of some candidates, ascending, `[query][token]`. Counts products, not what is read.
     fn scores_by_codes(
         &self,
         queries: &[f32],
@@ -176,22 +245,73 @@ impl<S: Scorer> Scored<S> {
         cost: &mut Cost,
     ) -> Vec<f32> {
         let (heads, mut scores) = (queries.len() / d, Vec::new());
-        let (mut begin, mut left) = (first, tokens);
-        for part in parts {
-            let end = begin + part.tokens;
-            let (own, rest) = left.split_at(left.partition_point(|token| (*token as usize) < end));
-            let rows: Vec<u32> = own.iter().map(|token| token - begin as u32).collect();
-            let codes = self.scorer.codes(part.index).expect("a picker that scores by codes is given them");
+        for (place, (index, rows)) in by_part(first, tokens, parts).into_iter().enumerate() {
             let mut of_part = vec![0.0; heads * rows.len()];
-            let read = codes.scores_of(queries, &rows, &mut of_part);
-            cost.aux_bytes += read.bytes as u64;
+            let read = self.codes_of(index).scores_of(queries, &rows, &mut of_part);
             cost.score_flops += (2 * heads * d * (rows.len() + read.groups)) as u64;
-            scores =
-                if begin == first { of_part } else { joined_scores(heads, (&scores, scores.len() / heads), &of_part) };
-            (begin, left) = (end, rest);
+            scores = if place == 0 { of_part } else { joined_scores(heads, (&scores, scores.len() / heads), &of_part) };
         }
         scores
     }
+}
+
+/// Of each part of the candidates from `first` on, its index and which of its rows some of them are, ascending.
+fn by_part<'a, I>(first: usize, tokens: &[u32], parts: &[Part<'a, I>]) -> Vec<(&'a I, Vec<u32>)> {
+    let (mut begin, mut left) = (first, tokens);
+    let of_part = |part: &Part<'a, I>| {
+        let end = begin + part.tokens;
+        let (own, rest) = left.split_at(left.partition_point(|token| (*token as usize) < end));
+        let rows = own.iter().map(|token| token - begin as u32).collect();
+        (begin, left) = (end, rest);
+        (part.index, rows)
+    };
+    parts.iter().map(of_part).collect()
+}
+
+/// What the heads of a group read at a position to pick, beside the scores.
+#[derive(Default)]
+struct Seen {
+    /// Tokens whose keys were multiplied and are not attended by the heads that did.
+    keys: Mutex<Vec<u32>>,
+    /// Tokens whose keys in 4 bits were multiplied.
+    codes: Mutex<Vec<u32>>,
+    /// `‖v‖` of every candidate.
+    norms: OnceLock<Vec<f32>>,
+}
+
+impl Seen {
+    fn note_keys(&self, tokens: &[u32]) {
+        note(&self.keys, tokens);
+    }
+
+    fn note_codes(&self, tokens: &[u32]) {
+        note(&self.codes, tokens);
+    }
+
+    fn keys(&self, total: usize) -> Option<TokenSet> {
+        noted(&self.keys, total)
+    }
+
+    fn codes(&self, total: usize) -> Option<TokenSet> {
+        noted(&self.codes, total)
+    }
+}
+
+fn note(list: &Mutex<Vec<u32>>, tokens: &[u32]) {
+    list.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(tokens);
+}
+
+/// What was noted, of `total` tokens in context; `None` if nothing was.
+fn noted(list: &Mutex<Vec<u32>>, total: usize) -> Option<TokenSet> {
+    let list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    (!list.is_empty()).then(|| TokenSet::of(list.iter().copied(), total))
+}
+
+/// Scores of pages, one of which is the best of all.
+fn with_best(scores: &[f32], page: usize) -> Vec<f32> {
+    let mut scores = scores.to_vec();
+    scores[page] = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max).next_up();
+    scores
 }
 
 /// `‖v‖` of each candidate, with what reading all of them costs.
@@ -227,6 +347,8 @@ struct At<'a> {
     queries: &'a [f32],
     /// Rotated keys of all tokens in context.
     keys: Joined<'a>,
+    /// The page that is kept whatever its score.
+    open: Option<usize>,
 }
 
 /// The index of a prefix, if it has candidates, or if nothing has to be learned of them.
@@ -310,15 +432,14 @@ impl<S: Scorer> Method for Scored<S> {
             group: step.group(),
             queries: step.queries,
             keys,
+            // Where all that follows the prefix is exact, no page is filled further.
+            open: self.open_page(&candidates, step.context.tokens).filter(|_| step.moves_on),
         };
         let of_prefix = Segment { index: shared, keys: keys.slice(step.indexed.clone()) };
         if candidates.len() <= indexed {
             let scores = clock::scoring(|| self.scores_of(&queries, &of_prefix, cost));
             let parts = [Part { index: shared, tokens: indexed, values: values.slice(candidates.clone()) }];
-            let mut selection = self.select_by(&scores, &at, &parts, cost);
-            let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
-            self.scorer.weigh(&from, &mut selection, cost);
-            return selection;
+            return self.select_at(step, (&scores, &parts), &at, cost);
         }
         // The prefix's last grain is not whole: it goes on in the run's own index.
         let whole = indexed / self.scorer.grain() * self.scorer.grain();
@@ -336,10 +457,7 @@ impl<S: Scorer> Method for Scored<S> {
         let more = clock::scoring(|| self.scores_of(&queries, &behind_it, cost));
         let scores = joined_scores(self.lists(step.group()), (&scores, whole / self.scorer.page()), &more);
         parts.push(Part { index: own, tokens: behind.len(), values: values.slice(behind) });
-        let mut selection = self.select_by(&scores, &at, &parts, cost);
-        let from = PickedFrom { scores: &scores, first: candidates.start, parts: &parts };
-        self.scorer.weigh(&from, &mut selection, cost);
-        selection
+        self.select_at(step, (&scores, &parts), &at, cost)
     }
 
     fn exact(&self, policy: &Policy, prefix_tokens: usize, total_tokens: usize) -> Exact {
@@ -416,6 +534,10 @@ impl<S: Scorer> DeviceForm for Scored<S> {
         let lists = if self.per == Granularity::QueryHead { step.group } else { 1 };
         (0..lists).for_each(|_| cost += picker.cost(step.candidates.div_ceil(self.scorer.page())));
         cost
+    }
+
+    fn takes_products(&self, group: usize) -> bool {
+        self.takes_products(group)
     }
 
     fn numbers_are_budgets(&self) -> bool {
@@ -542,7 +664,7 @@ impl<S: Scorer> RowMask for Scored<S> {
         }
         let lists = self.lists(group);
         let columns = scores.len() / (lists * rows);
-        let mut used = 0;
+        let (mut used, mut attended) = (0, 0);
         let mut selections = Vec::with_capacity(rows);
         for (row, exact) in exact.into_iter().enumerate() {
             let candidates = exact.sink..exact.recent;
@@ -572,6 +694,7 @@ impl<S: Scorer> RowMask for Scored<S> {
             }
             let at = At {
                 context: Context::new(total, &candidates).at(block.share),
+                open: self.open_page(&candidates, total),
                 candidates,
                 scale,
                 seed: mix_seed(block.seed, total as u64),
@@ -581,11 +704,16 @@ impl<S: Scorer> RowMask for Scored<S> {
             };
             let mut selection = self.select_by(&own, &at, &parts, cost);
             self.scorer.weigh(&PickedFrom { scores: &own, first: sink, parts: &parts }, &mut selection, cost);
+            attended += selection.of_heads(group).iter().sum::<usize>();
             selections.push(selection);
         }
         // What later rows see of the index, earlier ones need not score.
         let share = used as f64 / (rows * columns).max(1) as f64;
         cost.score_flops += (scoring.score_flops as f64 * share) as u64;
+        if self.takes_products(group) {
+            // Bytes are not counted where a prompt is read.
+            cost.leave_to_attention(attended, 0, d, 0);
+        }
         selections
     }
 }

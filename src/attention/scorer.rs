@@ -72,6 +72,17 @@ pub(super) trait Scorer: Clone + Send + Sync + 'static {
     /// The score of every page of a segment for every query, `[query][page]`, with its cost.
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Self::Index>, cost: &mut Cost) -> Vec<f32>;
 
+    /// Whether each score takes the exact product of a query with a key where the key lies, which attention need not take again.
+    fn takes_products(&self) -> bool {
+        false
+    }
+
+    /// Whether tokens before the window, where that is shorter than a page, are kept with the current one as long as they fill a page
+    /// with it.
+    fn keeps_open_page(&self) -> bool {
+        false
+    }
+
     /// Whether the scores of a sum of queries are the sums of their scores.
     fn is_linear(&self) -> bool {
         false

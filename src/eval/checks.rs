@@ -49,6 +49,8 @@ pub enum Check {
     Truncated,
     /// Most of what was attended was not picked: it followed the prefix.
     FreeTokens,
+    /// No layer was dense, of a method that all of its publications run with dense layers.
+    NoDenseLayers,
 }
 
 impl fmt::Display for Check {
@@ -68,6 +70,7 @@ impl fmt::Display for Check {
             Check::TimedApart => "timed_apart",
             Check::Truncated => "truncated",
             Check::FreeTokens => "free_tokens",
+            Check::NoDenseLayers => "no_dense_layers",
         })
     }
 }
@@ -145,6 +148,10 @@ const EMPTY_SHARE: f64 = 0.05;
 const LEAST_REFERENCE: f64 = 0.5;
 /// From this share of generations cut off at the token limit on.
 const TRUNCATED_SHARE: f64 = 0.5;
+/// The method that all of its publications run with dense layers, and that loses much without.
+const MAGICPIG: &str = "magicpig";
+/// Every so many layers one is dense there.
+const PUBLISHED_STEP: usize = 16;
 /// From this share of tokens attended beside the budget on.
 const FREE_SHARE: f64 = 0.5;
 /// By this share of it a density asked for may be missed.
@@ -184,7 +191,8 @@ fn check_place(cells: &[Cell], real: &Discoveries) -> Vec<Warning> {
     let of_all = [bos(cells), length(cells), cut(cells), full.and_then(low_reference)];
     let mut warnings: Vec<Warning> = of_all.into_iter().flatten().collect();
     for cell in cells {
-        warnings.extend([repeated(cell), empty(cell), density_missed(cell), free_tokens(cell)].into_iter().flatten());
+        let of_cell = [repeated(cell), empty(cell), density_missed(cell), free_tokens(cell), no_dense_layers(cell)];
+        warnings.extend(of_cell.into_iter().flatten());
         if let Some(full) = full {
             warnings.extend([truncated(cell, full), above(cell, full, real)].into_iter().flatten());
         }
@@ -343,6 +351,21 @@ fn free_tokens(cell: &Cell) -> Option<Warning> {
         100.0 * share
     );
     Some(of_cell(Check::FreeTokens, cell, message))
+}
+
+/// Of a method that is only published with dense layers, on a model so deep that these are several.
+fn no_dense_layers(cell: &Cell) -> Option<Warning> {
+    let r = cell.head();
+    let is_dense = |density: &f64| *density >= 1.0;
+    if &*r.method != MAGICPIG || r.density_by_layer.len() <= PUBLISHED_STEP || r.density_by_layer.iter().any(is_dense) {
+        return None;
+    }
+    let message = format!(
+        "none of {} layers was dense, and no publication of {MAGICPIG} runs so; preset=paper leaves layers 0, 16, 32 and 48 dense, as far as \
+         a model has them (dense_layers=0-48/16)",
+        r.density_by_layer.len()
+    );
+    Some(of_cell(Check::NoDenseLayers, cell, message))
 }
 
 fn truncated(cell: &Cell, full: &Cell) -> Option<Warning> {
@@ -683,6 +706,24 @@ mod tests {
         assert!(mostly[0].starts_with("63 % of the tokens attended followed the prefix"), "{}", mostly[0]);
         assert!(with(&|_| Some(0.49)).is_empty());
         assert!(with(&|_| None).is_empty());
+    }
+
+    #[test]
+    fn a_method_without_the_dense_layers_of_its_publications_is_told_of() {
+        let told = |method: &str, by_layer: Vec<f64>| -> Vec<String> {
+            let mut records = samples(method, "K=10,L=150", |_| 1.0);
+            records.iter_mut().for_each(|record| record.density_by_layer = by_layer.clone());
+            let told = check(&records, &[]).into_iter().filter(|w| w.code == Check::NoDenseLayers);
+            told.map(|warning| warning.to_string()).collect()
+        };
+        let warnings = told("magicpig", vec![0.05; 24]);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let says = "ruler/vt at 4096, magicpig:K=10,L=150: none of 24 layers was dense, and no publication of magicpig runs so; preset=paper";
+        assert!(warnings[0].starts_with(says), "{}", warnings[0]);
+        // One dense layer, another method, and a model of which the published rule leaves but the first layer dense.
+        assert!(told("magicpig", [vec![1.0], vec![0.05; 23]].concat()).is_empty());
+        assert!(told("quest", vec![0.05; 24]).is_empty());
+        assert!(told("magicpig", vec![0.05; 16]).is_empty());
     }
 
     #[test]

@@ -219,6 +219,8 @@ pub(super) struct SharedPrefix<'a> {
     pub longer: &'a [usize],
     /// Tokens that will be in context at most.
     pub longest: usize,
+    /// Tokens behind the prompt that are known to be read, mean over what is read behind it.
+    pub given: usize,
     /// Methods that will be forked from it.
     pub methods: &'a [Configured],
     /// Who reads it by a mask; it is dense without.
@@ -254,7 +256,8 @@ impl Prepared {
     /// [`EngineError`].
     pub fn new(decoder: &Decoder, shared: &SharedPrefix<'_>, held: Option<Held>) -> Result<Self, EngineError> {
         let mut read = read(decoder, shared, held)?;
-        let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_step_seed(shared.step_seed);
+        let mut cache = read.held.cache.with_prompt(shared.prompt.len()).with_given(shared.given);
+        cache = cache.with_step_seed(shared.step_seed);
         if let Some(rotation) = decoder.rotation(shared.longest) {
             cache = cache.with_rotation(rotation);
         }
@@ -430,7 +433,10 @@ fn run_from(
     let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
-    let shared = SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, reader, seed, step_seed };
+    // Of an answer no more is known than that it has a first token.
+    let given = 1;
+    let shared =
+        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();
@@ -940,6 +946,7 @@ mod tests {
             tokens: prefix_tokens,
             longer,
             longest: 1300,
+            given: 1,
             methods,
             reader: None,
             seed,

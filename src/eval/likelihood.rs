@@ -161,8 +161,11 @@ pub fn run_passage(
 ) -> Result<Option<Outcome>> {
     let Request { prompt, prefix_tokens, longer, continuations, methods, seed, .. } = request;
     let longest = prompt.len() + continuations.iter().map(|c| c.tokens.len()).max().unwrap_or(0);
+    // The last token of a continuation is predicted, and not read.
+    let read: usize = continuations.iter().map(|c| c.tokens.len().saturating_sub(1)).sum();
+    let (given, reader, step_seed) = (read / continuations.len().max(1), None, seed);
     let shared =
-        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, methods, reader: None, seed, step_seed: seed };
+        SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
     let mut prepared = Prepared::new(decoder, &shared, held.take())?;
     spent.prefill = laps.lap();

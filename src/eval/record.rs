@@ -173,7 +173,7 @@ pub struct Record {
     pub conditions: Option<Shared<Conditions>>,
     /// Steps after the prefix: question tokens read under the method, and generated tokens fed back.
     pub steps: usize,
-    /// What was solved for the density asked for, as `key=value,...`, where the method's budget is not in tokens.
+    /// What was solved for the density asked for, as `key=value,...`, where the method sets its budget once for an example.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solved: Option<String>,
     /// Density of each layer, to four digits.

@@ -204,15 +204,12 @@ impl QuantisedRows {
     /// If the slices do not have these shapes, or there is no such row.
     pub fn scores_of(&self, queries: &[f32], rows: &[u32], out: &mut [f32]) -> Read {
         assert_eq!(out.len(), queries.len() / self.columns * rows.len(), "output shape");
-        let mut read = Read { bytes: (rows.len() * self.columns * self.bits).div_ceil(8), groups: 0 };
         let (per_byte, mask, mut last) = (8 / self.bits, (1u8 << self.bits) - 1, None);
         let (mut factors, mut own) = (Factors::default(), vec![0.0; self.columns]);
         for (i, row) in rows.iter().map(|row| *row as usize).enumerate() {
             assert!(row < self.tokens, "row out of range");
             let (group, place) = (row / GROUP, row % GROUP);
             if last.replace(group) != Some(group) {
-                read.groups += 1;
-                read.bytes += self.columns * std::mem::size_of::<Range>();
                 factors.set(queries, &self.ranges[group * self.columns..][..self.columns]);
             }
             let bytes_a_column = ((self.tokens - group * GROUP).min(GROUP) * self.bits).div_ceil(8);
@@ -226,7 +223,14 @@ impl QuantisedRows {
                 out[i] = steps.iter().zip(&own).fold(factors.least[query], |sum, (step, code)| sum + step * code);
             }
         }
-        read
+        self.read_of(rows)
+    }
+
+    /// What is read of some rows, ascending: their codes, and the ranges of each group once.
+    pub fn read_of(&self, rows: &[u32]) -> Read {
+        let groups = rows.chunk_by(|a, b| *a as usize / GROUP == *b as usize / GROUP).count();
+        let codes = (rows.len() * self.columns * self.bits).div_ceil(8);
+        Read { bytes: codes + groups * self.columns * std::mem::size_of::<Range>(), groups }
     }
 
     /// All rows `[token][column]`, as far as their bits tell.

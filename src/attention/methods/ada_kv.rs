@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::snapkv::SnapKv;
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
-use crate::attention::{Exact, HeadPrefix, Method, Policy, PromptNeed, Selection, Step, TailRule};
+use crate::attention::{Exact, HeadPrefix, Method, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 
@@ -70,6 +70,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 };
 
 /// Eviction by the votes of the last queries, with a budget for a layer.
+#[derive(Clone)]
 struct AdaKv {
     snapkv: SnapKv,
     floor: f64,
@@ -111,6 +112,11 @@ impl Method for AdaKv {
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         self.snapkv.prompt_needs()
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let Solved { method: snapkv, params } = self.snapkv.solve(probe)?;
+        Some(Solved { method: Self { snapkv, ..*self }, params })
     }
 
     fn index_key(&self) -> String {

@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::pca::Covariance;
-use crate::attention::{Budget, HeadPrefix, Method, Picks, PromptNeed, Rotation, Selection, Step, TailRule};
+use crate::attention::{
+    Budget, HeadPrefix, Method, Picks, Probe, PromptNeed, Rotation, Selection, Solved, Step, TailRule,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::topk::top_k;
 use crate::kv::MOST_TOKENS;
@@ -67,6 +69,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 const MOST_FUTURE: usize = 1 << 16;
 
 /// Eviction by the expected attention of queries to come.
+#[derive(Clone)]
 struct ExpectedAttention {
     budget: Budget,
     queries: usize,
@@ -192,6 +195,11 @@ impl Method for ExpectedAttention {
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::SampledQueries(self.queries)] }
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
     fn index_key(&self) -> String {

@@ -97,9 +97,13 @@ pub(super) fn search_each(
     cost: &mut Cost,
     search: impl Fn(&mut Beam, &mut Score<'_>) -> Vec<Scored> + Sync,
 ) -> Selection {
-    per.by_query(step, cost, |query, cost| {
+    let selection = per.by_query(step, cost, |query, cost| {
         beams.with(|| Beam::new(nodes), |beam| pick(step, query, k, beam, cost, &search))
-    })
+    });
+    if per.asks_each(step.group()) {
+        step.leave_to_attention(&selection, cost);
+    }
+    selection
 }
 
 fn pick(

@@ -8,8 +8,8 @@
 //! With `per=query_head` each query head has a cache of its own, and a KV head has to keep what any of its query heads
 //! does: up to the group's size times `k` tokens. What is held in the end is in `kv_tokens_held`.
 //!
-//! The weights of a step are computed a second time to add them up, by this method as its scoring; a fused
-//! kernel would have them for nothing. What that takes is counted.
+//! The weights that a step adds up are those by which it attends, so finding costs nothing. They are computed a second time
+//! here; a fused kernel has them, and only what it does is counted.
 
 mod device;
 
@@ -22,7 +22,8 @@ use std::sync::Arc;
 use super::streaming_llm::last_tokens;
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{
-    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, PromptHead, PromptNeed, Selection, Step, TailRule,
+    Budget, DeviceForm, Exact, HeadPrefix, Method, Policy, Probe, PromptHead, PromptNeed, Selection, Solved, Step,
+    TailRule,
 };
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
@@ -99,6 +100,7 @@ impl fmt::Display for Recent {
 }
 
 /// Heavy hitters and a sliding window.
+#[derive(Clone)]
 struct H2o {
     heavy: Budget,
     recent: Recent,
@@ -177,6 +179,11 @@ impl Method for H2o {
         if self.heavy.is_none() { Vec::new() } else { vec![PromptNeed::AttentionMass] }
     }
 
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.heavy)?;
+        Some(Solved { method: Self { heavy: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    }
+
     fn index_key(&self) -> String {
         let Self { heavy, recent, per } = self;
         format!("{heavy:?},{recent:?},{per:?}")
@@ -202,22 +209,24 @@ impl Method for H2o {
         caches.clone()
     }
 
-    fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, cost: &mut Cost) -> Selection {
+    fn select(&self, step: &Step<'_>, _: &Vec<Cache>, caches: &mut Vec<Cache>, _: &mut Cost) -> Selection {
         if self.heavy.is_none() {
             return self.per.nothing(step.group());
         }
         let (sink, window) = (step.candidates.start, step.candidates.end..step.context.tokens);
         let at_ends = (0..sink).chain(window.clone()).map(|t| t as u32);
-        let at_ends = step.gather_keys(at_ends, cost);
+        // What the step's attention counts.
+        let mut there = Cost::default();
+        let at_ends = step.gather_keys(at_ends, &mut there);
         let heads = step.group() / caches.len();
         for (queries, cache) in step.queries.chunks_exact(heads * step.d).zip(caches.iter_mut()) {
             cache.slide(sink, window.start, window.end);
             // Keys in the order in which weights are added: sink, heavy hitters, window.
-            let heavy = step.gather_keys(cache.tokens(), cost);
+            let heavy = step.gather_keys(cache.tokens(), &mut there);
             let (first, last) = at_ends.split_at(sink * step.d);
             let keys = [first, &heavy, last].concat();
             let of_heads = Step { queries, ..step.clone() };
-            let mut logits = of_heads.score_rows(Rows::F32(&keys), cost);
+            let mut logits = of_heads.score_rows(Rows::F32(&keys), &mut there);
             for weights in logits.chunks_exact_mut(keys.len() / step.d) {
                 weights.iter_mut().for_each(|w| *w *= step.scale);
                 softmax(weights);
@@ -252,6 +261,7 @@ mod tests {
     use super::super::tests::{Stepper, none};
     use super::*;
     use crate::attention::{Picks, PromptShape, StepShape};
+    use crate::cost::Cost;
     use crate::kv::{KvDtype, KvShape};
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -357,16 +367,14 @@ mod tests {
     #[test]
     fn a_form_on_a_device_costs_what_the_host_counts() {
         for (spec, lists) in [("h2o:k=6,recent=9", 2), ("h2o:k=6,recent=9,per=kv_head", 1)] {
-            let mut stepper = Stepper::new(spec, &Policy { sink: 2, ..none() }, 70, 2);
-            let (_, counted) = stepper.step();
+            let (group, d, dtype) = (2, 32, KvDtype::F32);
             let method = super::super::tests::configured(spec, &none()).method;
             let form = method.device_form().unwrap();
-            let (group, d, dtype) = (2, stepper.d(), KvDtype::F32);
             let step = StepShape { group, d, dtype, candidates: 59, exact: 2 + 9, number: 0 };
             let mut cost = form.cost(&step);
             // Both query heads attend six.
             cost += form.cost_of_picks(&step, 0, 2 * 6);
-            assert_eq!(cost, counted, "{spec}");
+            assert_eq!(cost, Cost::default(), "{spec}");
             let prompt = PromptShape { layers: 3, heads: 2, kv_heads: 1, d, tokens: 70 };
             assert_eq!(form.held_bytes(&prompt), lists * (4 + 6 * 8 + 9 * 4));
             assert!(
@@ -376,11 +384,27 @@ mod tests {
         assert!(super::super::tests::configured("h2o:k=0", &none()).method.device_form().is_none());
     }
 
+    /// A step reads what any of its query heads holds once, keys and values, to weigh it and to attend it.
     #[test]
-    fn a_step_reads_each_key_it_holds_once_to_weigh_it() {
-        let mut stepper = Stepper::new("h2o:k=6,recent=9,per=kv_head", &Policy { sink: 2, ..none() }, 70, 2);
-        let (_, cost) = stepper.step();
-        assert_eq!(cost.kv_bytes as usize, (2 + 6 + 9) * stepper.d() * 4);
-        assert_eq!(cost.score_flops as usize, 2 * 2 * (2 + 6 + 9) * stepper.d());
+    fn what_is_held_is_read_once_for_the_group() {
+        let (sink, heavy, recent, width) = (2, 6, 9, 2 * 4 * 32);
+        for per in ["query_head", "kv_head"] {
+            let spec = format!("h2o:k={heavy},recent={recent},per={per}");
+            let mut stepper = Stepper::new(&spec, &Policy { sink, ..none() }, 70, 2);
+            let (mut read, mut context) = (0, 0);
+            for total in 71..100 {
+                let (selection, _) = stepper.step();
+                let held: BTreeSet<u32> = match selection {
+                    Selection::PerHead(heads) => heads.into_iter().flat_map(|picks| picks.tokens).collect(),
+                    Selection::Shared(picks) => picks.tokens.into_iter().collect(),
+                };
+                read += sink + held.len() + recent;
+                context += 2 * total;
+            }
+            let cost = stepper.counted();
+            assert_eq!(cost.kv_bytes as usize, read * width, "{spec}");
+            assert_eq!((cost.score_flops, cost.aux_bytes), (0, 0), "{spec}");
+            assert_eq!(cost.full_flops as usize, 4 * 32 * context, "{spec}");
+        }
     }
 }

@@ -174,7 +174,11 @@ impl Method for Knn {
             cost.select_bytes += 2 * size_of_val(scores) as u64;
             Picks::softmax(top_k(scores, k).into_iter().map(|i| i + first).collect())
         };
-        clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick))
+        let selection = clock::picking(|| self.per.select(&scores, queries.len() / step.d, cost, pick));
+        if self.per.asks_each(step.group()) {
+            step.leave_to_attention(&selection, cost);
+        }
+        selection
     }
 
     fn tail_rule(&self) -> TailRule {
@@ -184,6 +188,8 @@ impl Method for Knn {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::tests::{assert_close, noise, none, prefix, random_kv, run, select};
     use crate::attention::{DenseLayers, Policy, Selection};
     use crate::kv::KvDtype;
@@ -243,14 +249,20 @@ mod tests {
         let kv = random_kv(KvDtype::Bf16, 1, n, d, 3);
         let queries = noise(2 * d, 8);
         let (picks, cost) = select("knn:k=4,ef=8", &kv, &queries, 0..n);
-        let (_, scan) = select("knn:index=flat,k=4", &kv, &queries, 0..n);
-        let scored = cost.score_flops / (2 * d as u64);
-        assert_eq!((cost.score_flops, cost.kv_bytes), (2 * d as u64 * scored, 2 * d as u64 * scored));
-        assert!(scored >= 16 && scored < n as u64, "{scored}");
-        assert!(cost.aux_bytes >= 4 * (scored - 20), "{}", cost.aux_bytes);
-        assert_eq!((scan.score_flops, scan.kv_bytes, scan.aux_bytes), (4 * (n * d) as u64, 2 * (n * d) as u64, 0));
+        let (scanned, scan) = select("knn:index=flat,k=4", &kv, &queries, 0..n);
         let Selection::PerHead(picks) = picks else { panic!("a set for each query head") };
         assert!(picks.iter().all(|p| p.tokens.len() == 4));
+        let union: BTreeSet<u32> = picks.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        // Each head's four products are attention's; of the keys that both searches read, it reads those of either's picks.
+        let (flops, bytes) = (2 * d as u64, 2 * d as u64);
+        let scored = cost.score_flops / flops + 2 * 4;
+        assert_eq!((cost.score_flops, cost.kv_bytes), (flops * (scored - 8), bytes * (scored - union.len() as u64)));
+        assert!(scored >= 16 && scored < n as u64, "{scored}");
+        assert!(cost.aux_bytes >= 4 * (scored - 20), "{}", cost.aux_bytes);
+        let Selection::PerHead(scanned) = scanned else { panic!("a set for each query head") };
+        let union: BTreeSet<u32> = scanned.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        assert_eq!(scan.score_flops, flops * (2 * n - 2 * 4) as u64, "two heads, all keys, less four picks each");
+        assert_eq!((scan.kv_bytes, scan.aux_bytes), (bytes * (n - union.len()) as u64, 0));
         assert_eq!(select("knn:k=4000", &kv, &queries, 0..n).1.score_flops, 0, "nothing to choose, nothing scored");
     }
 

@@ -29,6 +29,9 @@
 //! query's is with probability `2^−K`, which is `p = 1/2`. The cosine is clamped to ±1, and `p` is at least
 //! what single precision can tell from 0, so no logit is infinite.
 //!
+//! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), which the presets have. The
+//! default has those of its run, as all methods have; without any it loses much on deep models, and a warning says so.
+//!
 //! Every query head of a GQA group samples by its own query from the tables of its KV head, as in the
 //! authors' code. A union over the group is not offered: the heads meet the same hyperplanes, so their
 //! collisions depend on each other, and the probability of the union, which the weights need, has no

@@ -242,6 +242,7 @@ impl Scene {
             context: Context::new(TOKENS + 1, candidates),
             candidates: candidates.clone(),
             grouped: None,
+            moves_on: false,
             generated: 0,
             seed: mix_seed(seed, TOKENS as u64 + 1),
         };
@@ -1128,7 +1129,7 @@ fn hybrid_weights(head: &Head<'_>, pages: &[&[usize]], r: usize) -> Vector {
 
 // ---- samples ----
 
-/// Tokens of a sample with what each counts for, checked against what was drawn first.
+/// Tokens of a sample with what each counts for, checked against what a base sample of the same generator says.
 struct Sampled<'a> {
     head: &'a Head<'a>,
     /// Query heads that it is for.
@@ -1136,6 +1137,8 @@ struct Sampled<'a> {
     best: usize,
     epsilon: f64,
     base: f64,
+    /// Of the generator that draws the base sample first.
+    seed: u64,
 }
 
 /// The normal quantile of 1 − 0.1/2.
@@ -1152,12 +1155,11 @@ impl Sampled<'_> {
             assert_eq!((&picks.weighting, distinct.len()), (&Weighting::Softmax, all), "{what}: all of the rest");
             return None;
         };
-        let rest = all - self.best;
-        let base = ((self.base * rest as f64).ceil() as usize).max(2);
-        let (exact, sampled) = picks.tokens.split_at(self.best + base);
-        let size = self.size(exact, rest, base);
+        let (exact, sampled) = picks.tokens.split_at(self.best);
+        let rest: Vec<usize> = self.head.candidates.clone().filter(|t| !exact.contains(&(*t as u32))).collect();
+        let size = self.size(exact, &rest);
         assert!(sampled.len().abs_diff(size) <= 1, "{what}: {} drawn, not {size}", sampled.len());
-        let u = sampled.len() as f64 / (rest - base) as f64;
+        let u = sampled.len() as f64 / rest.len() as f64;
         let expected = exact.iter().map(|_| 1.0).chain(sampled.iter().map(|_| u));
         for (ours, u) in log_u.iter().zip(expected) {
             assert!((f64::from(*ours) - u.ln()).abs() < 1e-5, "{what}: ln u {ours}, not {}", u.ln());
@@ -1166,19 +1168,23 @@ impl Sampled<'_> {
     }
 
     /// vAttention's bound on the denominator, by what a base sample says, for the most demanding head.
-    fn size(&self, exact: &[u32], rest: usize, base: usize) -> usize {
-        let left = rest - base;
+    fn size(&self, best: &[u32], rest: &[usize]) -> usize {
+        let n = rest.len() as f64;
+        let base = ((self.base * n).ceil() as usize).max(2);
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        let looked_at: Vec<usize> =
+            rand::seq::index::sample(&mut rng, rest.len(), base).iter().map(|i| rest[i]).collect();
         let of_head = |h: &usize| {
             let e = |t: usize| (scale() * self.head.dot(*h, t)).exp();
-            let drawn: Vector = exact[self.best..].iter().map(|t| e(*t as usize)).collect();
+            let drawn: Vector = looked_at.iter().map(|t| e(*t)).collect();
             let mean = drawn.iter().sum::<f64>() / base as f64;
             let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (base - 1) as f64;
             let fixed = (0..TOKENS + 1).filter(|t| !self.head.candidates.contains(t));
-            let summed = fixed.chain(exact[..self.best].iter().map(|t| *t as usize)).map(e).sum::<f64>();
-            let needed = QUANTILE * left as f64 * variance.sqrt() / (self.epsilon * (summed + rest as f64 * mean));
+            let summed = fixed.chain(best.iter().map(|t| *t as usize)).map(e).sum::<f64>();
+            let needed = QUANTILE * n * variance.sqrt() / (self.epsilon * (summed + n * mean));
             needed.powi(2).ceil() as usize
         };
-        self.heads.iter().map(of_head).max().unwrap().clamp(base, left.max(base))
+        self.heads.iter().map(of_head).max().unwrap().clamp(base, rest.len())
     }
 }
 
@@ -1191,8 +1197,8 @@ fn weighted_attention(head: &Head<'_>, h: usize, picks: &[(u32, f64)]) -> Vector
     (0..D).map(|c| weights.iter().map(|(t, w)| w * head.values[*t][c]).sum::<f64>() / total).collect()
 }
 
-/// `pick=sample` over any scorer, and `vattention`: the best by score, then a base sample, then as many as the bound asks for,
-/// that count for all they stand for.
+/// `pick=sample` over any scorer, and `vattention`: the best by score, and as many of the rest as the bound asks for by a base sample,
+/// that count for all of the rest.
 #[test]
 fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
     const BASE: f64 = 0.06;
@@ -1220,7 +1226,9 @@ fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
                         let heads = if per == Per::QueryHead { vec![i] } else { (0..GROUP).collect() };
                         let of_page = |p: &usize| page.min(row.candidates.len() - p * page);
                         let best: usize = row.taken(layer, scores).0.iter().map(of_page).sum();
-                        let sampled = Sampled { head: &head, heads: heads.clone(), best, epsilon, base: BASE };
+                        let of_step = mix_seed(head_seed(SEED, layer, kv_head), TOKENS as u64 + 1);
+                        let seed = mix_seed(of_step, i as u64);
+                        let sampled = Sampled { head: &head, heads: heads.clone(), best, epsilon, base: BASE, seed };
                         let Some(weighted) = sampled.check(picks, &what) else { continue };
                         row.check_tokens(layer, &picks.tokens[..best], scores, &what);
                         samples += 1;
@@ -1235,6 +1243,66 @@ fn samples_are_as_large_as_the_bound_asks_and_count_for_the_rest() {
             }
         }
         assert!(samples >= 20, "{spec}: {samples} samples");
+    }
+}
+
+// ---- what finding costs ----
+
+/// Where finding takes the exact product of each query head with each candidate, those with what this head attends are attention's: each
+/// counts once. Keys are read once for the group, and those that any of its heads attends are read there.
+#[test]
+fn a_product_that_attention_needs_counts_once() {
+    /// What finding takes beside products of single heads: products of the sum of a group alone, norms of values, two FLOPs a score.
+    #[derive(PartialEq)]
+    enum Takes {
+        Each,
+        OfSums,
+        Norms,
+        TwoMore,
+    }
+    let policy = Policy { sink: SINK, local: LOCAL, ..none() };
+    for (spec, takes) in [
+        ("topk:k=17", Takes::Each),
+        ("topk:k=17,per=kv_head,reduce=max", Takes::Each),
+        ("topk:k=17,per=kv_head", Takes::OfSums),
+        ("topk:pick=topp,p=0.4", Takes::Each),
+        ("topk:k=60,rescore=exact,k2=9", Takes::Each),
+        ("topp:p=0.5", Takes::Each),
+        ("topk_norm:k=17", Takes::TwoMore),
+        ("vattention:k=9,epsilon=0.3,base=0.03", Takes::Each),
+        ("oracle_sampling:budget=20", Takes::Each),
+        ("oracle_sampling:budget=20,proposal=value_norm", Takes::Norms),
+        ("knn:index=flat,k=17", Takes::Each),
+        ("knn:index=flat,k=17,per=kv_head", Takes::OfSums),
+    ] {
+        let method = Scene::method(spec, &policy);
+        for scene in Scene::all() {
+            let stats = scene.stats(&method);
+            for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+                let candidates = SINK..TOKENS - LOCAL;
+                let (selection, cost) = scene.counted_picks(&method, &stats, (layer, kv_head), &candidates, SEED);
+                let heads: Vec<Vec<u32>> = match selection {
+                    Selection::PerHead(heads) => heads.into_iter().map(|picks| picks.tokens).collect(),
+                    Selection::Shared(picks) => vec![picks.tokens; GROUP],
+                };
+                let (n, union) = (candidates.len(), heads.concat().into_iter().collect::<BTreeSet<u32>>().len());
+                let mut missed = 0;
+                for picked in &heads {
+                    missed += candidates.clone().filter(|t| !picked.contains(&(*t as u32))).count();
+                }
+                let (products, keys) = if takes == Takes::OfSums { (n, n) } else { (missed, n - union) };
+                let more = match takes {
+                    Takes::Each | Takes::OfSums => 0,
+                    Takes::Norms => 2 * n * D,
+                    Takes::TwoMore => 2 * GROUP * n,
+                };
+                // Values whose norms are taken are read as keys are.
+                let rows = if takes == Takes::Norms { 2 * keys } else { keys };
+                let what = format!("{spec} on {}, layer {layer}, KV head {kv_head}", scene.name);
+                assert_eq!(cost.score_flops as usize, 2 * D * products + more, "{what}");
+                assert_eq!(cost.kv_bytes as usize, 4 * D * rows, "{what}");
+            }
+        }
     }
 }
 

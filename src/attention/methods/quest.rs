@@ -5,6 +5,10 @@
 //! `q⁻ = min(q, 0)` that is `q⁺·max + q⁻·min`: two dot products a page, `1/page` of full attention.
 //! Pages are cut over the candidates; a last, shorter page counts as a page.
 //!
+//! Where what is generated fills pages (`--tail`) and the window is shorter than a page, the page that the current token fills is
+//! attended whatever its bound, as one of the pages of the budget: the bound of one to three keys is tight, and would lose to the loose
+//! ones of whole pages. The authors' library does so; their evaluation script judges that page like any other.
+//!
 //! `summary_bits=4` or `2` quantises the bounds, each channel by its own range over 128 pages: minima are rounded down
 //! and maxima up, so that a page's score stays an upper bound, a looser one. 16 keeps them as the cache keeps keys.
 
@@ -161,6 +165,10 @@ impl Scorer for Bounds {
 
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Pages>, cost: &mut Cost) -> Vec<f32> {
         page_bounds(queries, segment.index, cost)
+    }
+
+    fn keeps_open_page(&self) -> bool {
+        true
     }
 
     fn device(&self) -> Option<&dyn DeviceScorer> {

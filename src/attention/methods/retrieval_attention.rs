@@ -154,7 +154,9 @@ mod tests {
         let hits: usize = picks.iter().zip(&exact).map(hits).sum();
         assert!(hits * 10 >= 9 * 16 * k, "{hits} of {}", 16 * k);
         assert!(cost.score_flops < scan.score_flops && cost.aux_bytes > 0);
-        assert_eq!(cost.kv_bytes, 4 * d as u64 * (cost.score_flops / (2 * d as u64)));
+        let union: std::collections::BTreeSet<u32> = picks.iter().flat_map(|p| p.tokens.iter().copied()).collect();
+        let scored = cost.score_flops / (2 * d as u64) + (16 * k) as u64;
+        assert_eq!(cost.kv_bytes, 4 * d as u64 * (scored - union.len() as u64), "what is attended is read there");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::{Granularity, MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::granularity::Reduce;
 use crate::attention::{
-    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, PromptNeed, Selection, Step, TailRule,
+    Budget, Depth, Exact, HeadPrefix, Method, Params, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule,
 };
 use crate::cost::Cost;
 use crate::error::UsageError;
@@ -62,6 +62,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 };
 
 /// Eviction by the votes of the last queries.
+#[derive(Clone)]
 pub(super) struct SnapKv {
     /// Tokens kept of those before the window.
     pub budget: Budget,
@@ -172,6 +173,11 @@ impl Method for SnapKv {
 
     fn prompt_needs(&self) -> Vec<PromptNeed> {
         if self.budget.is_none() { Vec::new() } else { vec![PromptNeed::LastQueries(self.window)] }
+    }
+
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
     }
 
     fn index_key(&self) -> String {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use super::{MethodEntry, ParamInfo, Preset, Role};
 use crate::attention::{
-    BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, QueryBlock,
-    Selection, Step, TailRule, Tuned,
+    BlockMask, Context, Exact, HeadPrefix, Mask, Masks, Method, Picks, Policy, Positions, PrefillPattern, Probe,
+    QueryBlock, Selection, Solved, Step, TailRule, Tuned,
 };
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
@@ -90,7 +90,16 @@ impl Method for SinkAndWindow {
         Selection::Shared(Picks::softmax(Vec::new()))
     }
 
-    /// A window that stays is chosen as of the end of the prefix; a density is then that of the prefix.
+    /// A window that stays is set once, by the mean of the tokens that are known to follow it.
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let density = self.window.density().filter(|_| !self.slides)?;
+        let (total, prefix) = (probe.context.tokens, probe.prefix.tokens());
+        let beside = probe.candidates.start + total - prefix;
+        let window = NonZero::new(((density * total as f64).round() as usize).saturating_sub(beside).max(1))?;
+        let method = Self { window: Tuned::Value(window), slides: self.slides, positions: self.positions };
+        Some(Solved { method, params: format!("window={window}") })
+    }
+
     fn tail_rule(&self) -> TailRule {
         TailRule::Own("its window moves on by itself, and what leaves it is let go: set window or slide")
     }

@@ -48,6 +48,11 @@ fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
     heads.iter().map(|Picks { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
 }
 
+/// How many different tokens were picked.
+fn distinct(picked: &[(Vec<u32>, Weighting)]) -> usize {
+    picked.iter().flat_map(|(tokens, _)| tokens).collect::<std::collections::BTreeSet<_>>().len()
+}
+
 fn assert_same(ours: &Selection, expected: &Selection, what: &str) {
     let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
     for ((tokens, weighting), (other, expected)) in sorted(ours).iter().zip(sorted(expected)) {
@@ -94,10 +99,13 @@ fn what_is_scored_beside_a_graph_is_counted() {
         let mut stepper = Stepper::new(spec, &policy, 40, 2);
         let nodes = stepper.candidates().len();
         for step in 0..90 {
-            let (_, cost) = stepper.step();
+            let (selection, cost) = stepper.step();
             let (all, each) = (stepper.candidates().len(), 2 * stepper.d() as u64);
-            let scored = cost.score_flops / each;
-            assert_eq!((cost.score_flops, cost.kv_bytes), (each * scored, 2 * each * scored), "{spec}, step {step}");
+            // What is attended is multiplied and read there.
+            let scored = cost.score_flops / each + 2 * 12;
+            let read = scored - distinct(&sorted(&selection)) as u64;
+            let expected = (each * (scored - 2 * 12), 2 * each * read);
+            assert_eq!((cost.score_flops, cost.kv_bytes), expected, "{spec}, step {step}");
             // Of two queries.
             let within = 2 * all as u64..=2 * (all + nodes) as u64;
             assert!(within.contains(&scored), "{spec}, step {step}: {scored} of {all}");
@@ -178,6 +186,57 @@ fn a_long_answer_stays_within_the_budget() {
     }
 }
 
+/// The page that the current token fills with those before it is the first of the pages that the budget has, whatever its bound; the
+/// others are those with the largest bounds. It is kept only where the window is shorter than a page, as it is attended anyway else.
+#[test]
+fn the_page_being_filled_is_attended_within_the_budget() {
+    for (spec, page, budget) in [
+        ("quest:preset=paper,k=48,dense_layers=none", 16, 3),
+        // Three pages at least.
+        ("quest:preset=repo,k=16,dense_layers=none", 16, 3),
+        ("quest:page=5,k=20,sink=3,local=2,tail=indexed", 5, 4),
+        ("quest:page=5,k=20,sink=3,tail=window:3", 5, 4),
+        ("quest:page=5,k=20,sink=3,tail=window:5", 5, 4),
+        ("quest:page=4,k=4,sink=0,local=0,tail=indexed", 4, 1),
+    ] {
+        let mut stepper = Stepper::new(spec, &none(), 90, 2);
+        let mut kept = 0;
+        for total in 91..160 {
+            let (selection, _) = stepper.step();
+            let Selection::PerHead(heads) = selection else { panic!("a set for each query head") };
+            let candidates: Vec<usize> = stepper.candidates().collect();
+            let pages: Vec<&[usize]> = candidates.chunks(page).collect();
+            let sink = candidates[0];
+            let own: Vec<usize> =
+                (sink..total - 1).filter(|t| (t - sink) / page == (total - 1 - sink) / page).collect();
+            let open = pages.iter().position(|page| page.iter().any(|token| own.contains(token)));
+            kept += usize::from(open.is_some());
+            for (head, picks) in heads.iter().enumerate() {
+                let bound = |place: &usize| -> f64 {
+                    let channel = |c: usize| {
+                        let products = pages[*place]
+                            .iter()
+                            .map(|t| f64::from(stepper.query(head)[c]) * f64::from(stepper.key(*t)[c]));
+                        products.fold(f64::NEG_INFINITY, f64::max)
+                    };
+                    (0..stepper.d()).map(channel).sum()
+                };
+                let mut order: Vec<usize> = (0..pages.len()).filter(|place| Some(*place) != open).collect();
+                order.sort_by(|a, b| bound(b).total_cmp(&bound(a)));
+                order.truncate(budget - usize::from(open.is_some()));
+                order.extend(open);
+                order.sort_unstable();
+                let expected: Vec<u32> = order.iter().flat_map(|p| pages[*p]).map(|t| *t as u32).collect();
+                assert_eq!(picks.tokens, expected, "{spec}, {total} tokens, head {head}");
+                let is_attended =
+                    |token: &usize| *token >= stepper.candidates().end || picks.tokens.contains(&(*token as u32));
+                assert!(own.iter().all(is_attended), "{spec}, {total} tokens, head {head}: all of its page");
+            }
+        }
+        assert_eq!(kept > 0, !spec.ends_with("window:5"), "{spec}");
+    }
+}
+
 #[test]
 fn auxiliary_memory_is_that_of_all_that_can_be_looked_up() {
     let prefix = prefix(1, 1, 64, 32);
@@ -194,7 +253,8 @@ fn what_left_the_window_is_scored_and_paid_for() {
     let prefix = prefix(1, 1, prefix_tokens, d);
     let policy = Policy { sink: 3, tail: Tail::Window(5), ..none() };
     let (_, fork) = run(&prefix, "topk:k=4", &policy, heads, steps);
-    let candidates: usize = (1..=steps).map(|step| prefix_tokens + step - 3 - 5).sum();
+    // The products with the four that are picked are attention's.
+    let candidates: usize = (1..=steps).map(|step| prefix_tokens + step - 3 - 5 - 4).sum();
     assert_eq!(fork.costs().total(|_| true).score_flops as usize, heads * 2 * d * candidates);
 }
 

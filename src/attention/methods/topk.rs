@@ -80,6 +80,10 @@ impl Scorer for Exact {
         queries.dots_joined(keys, &mut Cost::default())
     }
 
+    fn takes_products(&self) -> bool {
+        true
+    }
+
     fn is_linear(&self) -> bool {
         true
     }

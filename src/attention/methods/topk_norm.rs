@@ -66,6 +66,10 @@ impl Scorer for AttentionTimesNorm {
         size_of_val(norms.as_slice())
     }
 
+    fn takes_products(&self) -> bool {
+        true
+    }
+
     fn scores(&self, queries: &GroupQueries<'_>, segment: &Segment<'_, Vec<f32>>, cost: &mut Cost) -> Vec<f32> {
         let (keys, norms) = (segment.keys, segment.index);
         cost.kv_bytes += (keys.tokens() * queries.d * keys.elem_bytes()) as u64;

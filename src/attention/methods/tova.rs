@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use super::streaming_llm::last_tokens;
 use super::{MethodEntry, ParamInfo, Preset, Role};
-use crate::attention::{Budget, Exact, HeadPrefix, Method, Picks, Policy, PromptNeed, Selection, Step, TailRule};
+use crate::attention::{
+    Budget, Exact, HeadPrefix, Method, Picks, Policy, Probe, PromptNeed, Selection, Solved, Step, TailRule,
+};
 use crate::cost::Cost;
 use crate::kernels::cpu::Rows;
 use crate::kernels::cpu::softmax::softmax;
@@ -36,6 +38,7 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 };
 
 /// Eviction by the last query's weights.
+#[derive(Clone)]
 struct Tova {
     budget: Budget,
 }
@@ -79,6 +82,11 @@ impl Method for Tova {
         vec![PromptNeed::LastQueries(1)]
     }
 
+    fn solve(&self, probe: &Probe<'_>) -> Option<Solved<Self>> {
+        let k = probe.tokens_once(self.budget)?;
+        Some(Solved { method: Self { budget: Budget::Tokens(k), ..self.clone() }, params: format!("k={k}") })
+    }
+
     fn index_key(&self) -> String {
         format!("{:?}", self.budget)
     }
@@ -98,9 +106,9 @@ impl Method for Tova {
         Cache { newest: held.last().copied(), held, weights, budget: self.budget.tokens(prefix.context()) }
     }
 
-    /// The weights of the last query, by which what stays is chosen.
-    fn index_bytes(&self, cache: &Cache) -> usize {
-        size_of_val(cache.weights.as_slice())
+    /// The weights of the last query are of no use once the layer has chosen by them.
+    fn index_bytes(&self, _: &Cache) -> usize {
+        0
     }
 
     fn state_bytes(&self, cache: &Cache) -> usize {
@@ -111,13 +119,15 @@ impl Method for Tova {
         cache.clone()
     }
 
-    fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, cost: &mut Cost) -> Selection {
+    /// The weights are those by which the step attends: what it takes to have them is counted there, and nowhere else.
+    fn select(&self, step: &Step<'_>, _: &Cache, cache: &mut Cache, _: &mut Cost) -> Selection {
         let (sink, newest) = (step.candidates.start as u32, step.context.tokens as u32 - 1);
         cache.held.retain(|token| (sink..newest).contains(token));
         let picks = Picks::softmax(cache.held.clone());
         cache.held.push(newest);
-        let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), cost);
-        let mut logits = step.score_rows(Rows::F32(&keys), cost);
+        let mut there = Cost::default();
+        let keys = step.gather_keys((0..sink).chain(cache.held.iter().copied()), &mut there);
+        let mut logits = step.score_rows(Rows::F32(&keys), &mut there);
         cache.weights = summed_weights(&mut logits, keys.len() / step.d, step.scale).split_off(sink as usize);
         cache.newest = Some(newest);
         Selection::Shared(picks)
@@ -243,6 +253,7 @@ mod tests {
         }
         let what = format!("{prefix_tokens} tokens, sink {sink}, k {k}, peaks {peaks}");
         let mut gone: BTreeSet<usize> = BTreeSet::new();
+        let mut attended = 0;
         for t in prefix_tokens..prefix_tokens + 50 {
             let (key, value) = (keys(t, peaks), noise(KV_HEADS * D, 90_000 + t as u64));
             let queries = noise(HEADS * D, 7_000 + t as u64);
@@ -254,6 +265,7 @@ mod tests {
             for (head, (query, out)) in queries.chunks(D).zip(out.chunks(D)).enumerate() {
                 assert_close(out, &naive.output(head, query), 1e-5, &format!("{what}, token {t}, head {head}"));
             }
+            attended += naive.held.len();
             naive.evict(&queries);
             assert!(naive.held.is_disjoint(&gone), "what was evicted stays so");
             gone.extend((0..=t).filter(|x| !naive.held.contains(x)));
@@ -261,6 +273,15 @@ mod tests {
             assert_eq!(fork.kv_tokens_held(), held as f64, "{what}, token {t}");
         }
         assert!(gone.iter().any(|t| *t >= prefix_tokens), "generated tokens are evicted too");
+        // What is held is read once by each KV head, key and value, and multiplied once by each query head, to weigh it and to attend it.
+        let cost = fork.costs().total(|_| true);
+        assert_eq!(cost.kv_bytes as usize, attended * KV_HEADS * 2 * 4 * D, "{what}");
+        assert_eq!((cost.score_flops, cost.aux_bytes), (0, 0), "{what}");
+        assert_eq!(cost.attend_flops as usize, attended * HEADS * 4 * D, "{what}");
+        // Beside the cache, each KV head has the list of what it holds beside the sinks, in 32 bits.
+        let listed = naive.held.iter().filter(|token| **token >= sink).count();
+        let bits = 32.0 * listed as f64 / fork.tokens() as f64;
+        assert!((fork.aux_bits() - bits).abs() < 1e-9, "{what}: {} bits, not {bits}", fork.aux_bits());
     }
 
     #[test]

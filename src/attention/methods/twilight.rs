@@ -51,6 +51,8 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::tests::{noise, select};
     use crate::attention::{Picks, Selection};
     use crate::kv::{KvDtype, LayerKv};
@@ -184,15 +186,25 @@ mod tests {
     fn a_second_score_costs_the_keys_or_codes_that_it_reads() {
         let (_, queries, kv) = keys(true);
         let cost = |spec: &str| select(spec, &kv, &queries, FIRST..LAST).1;
-        let first = cost("topk:k=100");
-        let exact = cost("topk:k=100,rescore=exact,k2=30");
-        // Those that are attended are read there.
-        assert_eq!(exact.kv_bytes - first.kv_bytes, 2 * (100 - 30) * D as u64 * 4);
-        assert_eq!(exact.score_flops - first.score_flops, 2 * (100 - 30) * 2 * D as u64);
-        // All 388 candidates, of four groups of 128, whose ranges are two numbers a channel.
-        let coded = cost("topk:k=388,rescore=int4,k2=30");
-        assert_eq!(coded.aux_bytes, 2 * (388 * D as u64 / 2 + 4 * 8 * D as u64));
-        assert_eq!(coded.score_flops - first.score_flops, 2 * 2 * D as u64 * (388 + 4));
-        assert_eq!(coded.kv_bytes, first.kv_bytes);
+        let union = |heads: &[Vec<usize>]| heads.concat().into_iter().collect::<BTreeSet<usize>>();
+        let (number, all) = (4 * D as u64, (LAST - FIRST) as u64);
+        // Two heads pass over 70 tokens each, whose keys are read once for the group, and not where either head attends them.
+        let first = picked("quest:page=4,k=100", &queries, &kv);
+        let last = picked("quest:page=4,k=100,rescore=exact,k2=30", &queries, &kv);
+        let (once, exact) = (cost("quest:page=4,k=100"), cost("quest:page=4,k=100,rescore=exact,k2=30"));
+        let read = union(&first).difference(&union(&last)).count() as u64;
+        assert!(read < 2 * 70, "heads have tokens in common: {read}");
+        assert_eq!(exact.kv_bytes - once.kv_bytes, read * number);
+        assert_eq!(exact.score_flops - once.score_flops, 2 * (100 - 30) * 2 * D as u64);
+        // Products that the first score took are not taken again: of two heads with all keys, 30 are attention's.
+        let (exact, last) = ("topk:k=100,rescore=exact,k2=30", picked("topk:k=100,rescore=exact,k2=30", &queries, &kv));
+        assert_eq!(cost(exact).score_flops, 2 * 2 * (all - 30) * D as u64);
+        assert_eq!(cost(exact).kv_bytes, (all - union(&last).len() as u64) * number);
+        // All 388 candidates, of four groups of 128, whose ranges are two numbers a channel: read once for both heads.
+        let coded = cost("lsh_bits:k=388,bits=32,rescore=int4,k2=30");
+        let codes = cost("lsh_bits:k=388,bits=32");
+        assert_eq!(coded.aux_bytes - codes.aux_bytes, 388 * D as u64 / 2 + 4 * 8 * D as u64);
+        assert_eq!(coded.score_flops - codes.score_flops, 2 * 2 * D as u64 * (388 + 4));
+        assert_eq!(coded.kv_bytes, codes.kv_bytes);
     }
 }

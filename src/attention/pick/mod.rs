@@ -218,6 +218,9 @@ pub(super) trait BlindPicker {
 /// Finer scores (unscaled `q·k`, or what a group's reduce to) of some candidates. Counts what is read of codes.
 pub(super) type Rescore<'a> = dyn Fn(Finer, &[u32], &mut Cost) -> Vec<f32> + Sync + 'a;
 
+/// Counts products with tokens, ascending, that are not attended.
+pub(super) type PassOver<'a> = dyn Fn(&[u32], &mut Cost) + Sync + 'a;
+
 /// Norms of the candidates' values.
 pub(super) type ValueNorms<'a> = dyn Fn(&mut Cost) -> Vec<f32> + Sync + 'a;
 
@@ -248,6 +251,8 @@ pub(super) struct ScoredRow<'a> {
     pub keys: Joined<'a>,
     /// Scores tokens again.
     pub rescore: &'a Rescore<'a>,
+    /// Counts the products of these heads with keys that were looked at and that they do not attend; what is attended is counted there.
+    pub pass_over: &'a PassOver<'a>,
     /// `‖v‖` of every candidate; counts what reading all values costs.
     pub value_norms: &'a ValueNorms<'a>,
 }
@@ -269,7 +274,7 @@ impl ScoredRow<'_> {
     }
 
     /// Exact logits of some tokens in context, for each head that it picks for. Counts nothing: products with tokens that
-    /// are attended are counted there.
+    /// are attended are counted there, others by [`pass_over`](Self::pass_over).
     pub fn exact_logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         let keys = self.keys.gather(tokens);
         let d = self.queries.len() / self.heads;

@@ -53,20 +53,22 @@ impl Rescored {
     }
 }
 
+/// Tokens that are not `picked`, both ascending.
+pub(super) fn others(tokens: &[u32], picked: &[u32]) -> Vec<u32> {
+    tokens.iter().filter(|token| picked.binary_search(token).is_err()).copied().collect()
+}
+
 impl Picker for Rescored {
     fn pick(&self, row: &ScoredRow<'_>, cost: &mut Cost) -> Picks {
         let left = self.first.pick(row, cost).tokens;
         let scores = (row.rescore)(self.finer, &left, cost);
         let again = ScoredRow { scores: &scores, page: 1, least: 0, candidates: 0..left.len(), ..row.clone() };
         let places = self.then.pick(&again, cost).tokens;
+        let picked: Vec<u32> = places.iter().map(|place| left[*place as usize]).collect();
         if self.finer == Finer::Keys {
-            // Keys of what is attended are read there, and multiplied there.
-            let passed_over = (left.len() - places.len()) as u64;
-            let d = row.queries.len() / row.heads;
-            cost.kv_bytes += passed_over * (d * row.keys.elem_bytes()) as u64;
-            cost.score_flops += passed_over * 2 * row.queries.len() as u64;
+            (row.pass_over)(&others(&left, &picked), cost);
         }
-        Picks::softmax(places.iter().map(|place| left[*place as usize]).collect())
+        Picks::softmax(picked)
     }
 
     fn finer(&self) -> Option<Finer> {

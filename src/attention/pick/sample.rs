@@ -8,13 +8,13 @@
 //! central limit theorem, where `z` is the normal quantile of `1 − δ/2`.
 //!
 //! As in the authors' code, the bound is on the denominator; the paper also has one on the numerator, which would need
-//! values, and one of both. The code draws the second sample from all of the rest and leaves the base sample aside. Here
-//! the base sample, whose keys have been read, is attended as it is, and the second is drawn from what it left: then the
-//! size of the second sample, which depends on the base sample, biases neither sum. The code takes the quantile of
-//! `1 − δ`; errors have two sides, so that of `1 − δ/2` is taken here. Both samples have the same least size.
+//! values, and one of both. As there, the `b` tokens are drawn from all of the rest, and the base sample is but looked at: it
+//! is attended as far as it is drawn again. So no more than `b` tokens are attended beside the best, and the size of the
+//! sample, which depends on the base sample, biases neither sum. `b` is the size of the base sample at least. The code
+//! draws with replacement, and takes the quantile of `1 − δ`; errors have two sides, so that of `1 − δ/2` is taken here.
 //!
-//! With `density=`, half of the budget is picked by score, an eighth is the base sample, and one `ε` is solved for all heads
-//! of an example that makes the second sample the rest of the budget on average. A group that picks as one draws as many as
+//! With `density=`, half of the budget is picked by score, the base sample has the size of an eighth of it, and one `ε` is solved for
+//! all heads of an example that makes the sample the other half on average. A group that picks as one draws as many as
 //! the most demanding of its heads, and scores that miss some of the best leave a rest that varies more: both exceed the
 //! density.
 
@@ -24,6 +24,7 @@ use rand::seq::index;
 use rand_chacha::ChaCha8Rng;
 use statrs::function::erf::erfc_inv;
 
+use super::rescored::others;
 use super::{Picker, ScoredRow};
 use crate::attention::{Budget, Params, Picks, Probe, ProbeHead, Solved, Weighting, mix_seed};
 use crate::cost::Cost;
@@ -78,13 +79,13 @@ impl Sample {
         std::f64::consts::SQRT_2 * erfc_inv(self.delta)
     }
 
-    /// How many of the `left` tokens the second sample draws, by what the base sample of `base` tokens says.
-    fn size(&self, relative_deviation: f64, base: usize, left: usize) -> usize {
+    /// How many of the `rest` tokens are drawn, by what the base sample of `base` tokens says.
+    fn size(&self, relative_deviation: f64, base: usize, rest: usize) -> usize {
         let needed = (self.quantile() * relative_deviation / self.epsilon).powi(2).ceil();
-        (needed as usize).clamp(base, left.max(base))
+        (needed as usize).clamp(base, rest.max(base))
     }
 
-    /// What each query of a head's probe says of the size of its second sample, if `best` tokens are picked by score.
+    /// What each query of a head's probe says of the size of its sample, if `best` tokens are picked by score.
     fn deviations(&self, head: &ProbeHead<'_>, best: usize) -> Vec<f64> {
         let (d, candidates) = (head.prefix.d, head.prefix.candidates.clone());
         let (tokens, scale) = (head.prefix.keys.elements() / d, 1.0 / (d as f32).sqrt());
@@ -99,23 +100,22 @@ impl Sample {
             let fixed = (0..candidates.start).chain(candidates.end..tokens).chain(picked.iter().map(|t| *t as usize));
             let fixed: Vec<f32> = fixed.map(|t| logits[t]).collect();
             let drawn: Vec<f32> = drawn.iter().map(|t| logits[*t as usize]).collect();
-            relative_deviation(&fixed, &drawn, rest - base)
+            relative_deviation(&fixed, &drawn, rest)
         };
         head.queries.chunks_exact(d).enumerate().map(of_query).collect()
     }
 }
 
-/// `N·σ/D`: the standard deviation of one draw's estimate of what `left` tokens sum up to, as a share of the denominator
-/// that the logits of a base sample and of all tokens that are summed exactly give.
-fn relative_deviation(fixed: &[f32], base: &[f32], left: usize) -> f64 {
+/// `N·σ/D`: the standard deviation of one draw's estimate of what the `rest` of the tokens sum up to, as a share of the
+/// denominator that the logits of a base sample of them and of all tokens that are summed exactly give.
+fn relative_deviation(fixed: &[f32], base: &[f32], rest: usize) -> f64 {
     let max = fixed.iter().chain(base).copied().fold(f32::NEG_INFINITY, f32::max);
     let exponential = |logit: &f32| (f64::from(*logit) - f64::from(max)).exp();
     let of_base: Vec<f64> = base.iter().map(exponential).collect();
     let mean = of_base.iter().sum::<f64>() / of_base.len() as f64;
     let variance = of_base.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (of_base.len() - 1) as f64;
-    let all_drawn_from = (base.len() + left) as f64;
-    let denominator = fixed.iter().map(exponential).sum::<f64>() + all_drawn_from * mean;
-    left as f64 * variance.sqrt() / denominator
+    let denominator = fixed.iter().map(exponential).sum::<f64>() + rest as f64 * mean;
+    rest as f64 * variance.sqrt() / denominator
 }
 
 /// So many of `0..all`, ascending, each as likely as any other.
@@ -150,26 +150,24 @@ impl Picker for Sample {
         let rest = row.candidates.len() - best;
         let base = self.base_of(rest);
         let all = || Picks::softmax(row.candidates.clone().map(|t| t as u32).collect());
-        if 2 * base >= rest {
+        if base >= rest {
             return all();
         }
-        let (mut rng, left) = (row.rng(), rest - base);
-        let base_places = draw(&mut rng, rest, base);
-        let drawn = outside(&tokens, first, &base_places);
+        let mut rng = row.rng();
+        let looked_at = outside(&tokens, first, &draw(&mut rng, rest, base));
         let fixed: Vec<u32> = row.fixed().chain(tokens.iter().copied()).collect();
-        // Whatever is looked at here is attended, and counted there.
-        let (fixed, of_base) = (row.exact_logits(&fixed), row.exact_logits(&drawn));
-        let deviations = fixed.iter().zip(&of_base).map(|(fixed, base)| relative_deviation(fixed, base, left));
-        let size = self.size(deviations.fold(0.0, f64::max), base, left);
-        if size >= left {
+        let (fixed, of_base) = (row.exact_logits(&fixed), row.exact_logits(&looked_at));
+        let deviations = fixed.iter().zip(&of_base).map(|(fixed, base)| relative_deviation(fixed, base, rest));
+        let size = self.size(deviations.fold(0.0, f64::max), base, rest);
+        if size >= rest {
             return all();
         }
-        let places = outside(&base_places, 0, &draw(&mut rng, left, size));
-        let sampled = outside(&tokens, first, &places);
-        let mut log_u = vec![0.0; best + base];
-        log_u.resize(best + base + size, (size as f64 / left as f64).ln() as f32);
+        let drawn = outside(&tokens, first, &draw(&mut rng, rest, size));
+        // The rest of what is looked at here is attended, and counted there.
+        (row.pass_over)(&others(&looked_at, &drawn), cost);
+        let mut log_u = vec![0.0; best];
+        log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
         tokens.extend(drawn);
-        tokens.extend(sampled);
         Picks { tokens, weighting: Weighting::LogBias(log_u) }
     }
 
@@ -186,13 +184,13 @@ impl Picker for Sample {
         let with = |epsilon| Self { budget: Budget::Tokens(best), epsilon, base, ..*self };
         let sampler = with(1.0);
         let drawn = sampler.base_of(rest);
-        let wanted = wanted - (best + drawn) as f64;
-        if 2 * drawn >= rest {
+        let wanted = wanted - best as f64;
+        if drawn >= rest {
             return Some(solved(sampler));
         }
         let deviations = probe.measure(|head| sampler.deviations(head, best)).concat();
         let mean = |epsilon| {
-            let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest - drawn) as f64);
+            let sizes = deviations.iter().map(|x| with(epsilon).size(*x, drawn, rest) as f64);
             sizes.sum::<f64>() / deviations.len() as f64
         };
         // By halves of the logarithm: sizes fall as the error grows.

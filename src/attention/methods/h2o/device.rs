@@ -45,23 +45,9 @@ impl DeviceForm for H2o {
         shape.d.is_multiple_of(8) && shape.d <= WIDEST
     }
 
-    /// The keys of sink and window, each weighed by all heads of the group.
-    fn cost(&self, step: &StepShape) -> Cost {
-        Cost {
-            kv_bytes: (step.exact * step.d * step.dtype.bytes()) as u64,
-            score_flops: (2 * step.group * step.exact * step.d) as u64,
-            ..Cost::default()
-        }
-    }
-
-    /// The keys of the heavy hitters.
-    fn cost_of_picks(&self, step: &StepShape, _: u64, picked: u64) -> Cost {
-        let read = picked / self.sharing(step.group) as u64;
-        Cost {
-            kv_bytes: read * (step.d * step.dtype.bytes()) as u64,
-            score_flops: picked * (2 * step.d) as u64,
-            ..Cost::default()
-        }
+    /// Nothing: the weights that are added up are those by which a step attends.
+    fn cost(&self, _: &StepShape) -> Cost {
+        Cost::default()
     }
 
     /// What is held says that.

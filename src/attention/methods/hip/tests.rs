@@ -56,6 +56,7 @@ impl Head {
             candidates: self.candidates.clone(),
             context: Context::new(self.keys.len() / self.d + 1, &self.candidates),
             grouped: None,
+            moves_on: false,
             generated: 0,
             seed,
         }

@@ -64,6 +64,7 @@ impl Scene {
             candidates,
             context,
             grouped: None,
+            moves_on: false,
             generated: 0,
             seed,
         }
