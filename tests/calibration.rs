@@ -215,6 +215,7 @@ fn found_of_the_top_64(prompts: &[Vec<u32>], specs: &[&str]) -> Vec<Vec<[f64; 2]
                             indexed: candidates.clone(),
                             candidates: candidates.clone(),
                             context: Context::new(chunk.first + token + 1, &candidates),
+                            moves_on: false,
                             grouped: None,
                             generated: 0,
                             seed,

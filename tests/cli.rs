@@ -457,7 +457,8 @@ fn numbers_that_are_none_end_a_run_instead_of_scoring_nothing() {
         norm,
         &large,
         &[],
-        "full: ruler/niah_single_1 at 512, example 0: the activations behind layer 2 are NaN or infinite at position 0",
+        "question: ruler/niah_single_1 at 512, example 0: the prompt could not be read: the activations behind layer 2 are NaN or \
+         infinite at position 0",
     );
 }
 
@@ -854,6 +855,36 @@ fn threads_and_shards_change_nothing() {
     assert_eq!((first.len(), second.len()), (14, 7));
     first.extend(second);
     assert_eq!(first, one.records());
+}
+
+#[test]
+fn a_report_says_which_shards_are_missing() {
+    let shards = [("1/3", out()), ("2/3", out()), ("3/3", out()), ("1/2", out())];
+    let small = ["-t", "ruler/niah_single_1", "-l", "512", "-n", "6", "-m", "streaming_llm", "--quiet"];
+    for (shard, out) in &shards {
+        spattn(&["eval", "--out", out.arg(), "--shard", shard]).args(&small).ok();
+    }
+    // What is said on standard error, in summary.md and on the page.
+    let report = |which: &[usize]| -> [String; 3] {
+        let both = out();
+        let dirs: Vec<&str> = which.iter().map(|i| shards[*i].1.arg()).collect();
+        let ran = spattn(&["report", "--out", both.arg()]).args(&dirs).ok();
+        [ran.stderr, both.read("summary.md"), both.read("report.html")]
+    };
+    let says = |which: &[usize], what: &str| {
+        report(which).iter().for_each(|text| assert!(text.contains(what), "{which:?}: {what} is missing in\n{text}"));
+    };
+    says(&[0, 2], "shard 2/3 of a run is missing (1/3, 3/3 here)");
+    says(&[0], "shards 2/3, 3/3 of a run are missing (1/3 here)");
+    says(&[3, 1], "shards of one run that is split in several ways (1/2, 2/3)");
+    let [stderr, page, _] = report(&[0, 1, 2]);
+    assert!(!stderr.contains("shard") && !page.contains("- note:"), "{stderr}\n{page}");
+    // Its last record is lost.
+    let file = shards[2].1.dir.join("samples.jsonl");
+    let text = read(&file);
+    let kept: Vec<&str> = text.lines().collect();
+    fs::write(&file, kept[..kept.len() - 1].join("\n") + "\n").unwrap();
+    says(&[0, 1, 2], "(shard 3/3) has 3 of the 4 records that it was to make");
 }
 
 /// A run of perplexity over a text file.

@@ -100,6 +100,7 @@ fn picks(spec: &str) -> (Vec<Vec<u32>>, Cost) {
                     dtype: spattn::kv::KvDtype::F32,
                     indexed: candidates.clone(),
                     candidates: candidates.clone(),
+                    moves_on: false,
                     context: Context::new(tokens - ASKING + asking + 1, &candidates),
                     grouped: None,
                     generated: asking,

@@ -33,6 +33,7 @@ use crate::eval::record::{REFERENCE, Record};
 use crate::eval::run::{End, Left, Runner};
 use crate::eval::scores::{Place, Scored, Scores};
 use crate::eval::sharing::Sharing;
+use crate::eval::stated::{self, Stated};
 use crate::eval::store::{OpenMode, Store, check_free, identities, load_manifest, load_records};
 use crate::eval::watch::{Failure, Progress, Watch};
 use crate::kernels::cpu::precision::set_matmul_precision;
@@ -104,6 +105,10 @@ impl Watch for Told<'_> {
     fn failed(&mut self, failure: Failure) -> Result<()> {
         self.watcher.failed(failure)
     }
+
+    fn mended(&mut self, failure: &Failure) {
+        self.watcher.mended(failure);
+    }
 }
 
 /// A run that is ready to start.
@@ -173,12 +178,12 @@ impl Ready {
 impl Run {
     /// Runs what is not recorded yet, and prints the table.
     pub fn start(self) -> Result<Done> {
-        self.run(Self::run_all, Self::finish)
+        self.run(Self::stated, Self::run_all, Self::finish)
     }
 
     /// Runs what is not recorded yet, and draws nothing.
     pub fn record(self) -> Result<Done> {
-        self.run(Self::run_all, |_, _| Ok(()))
+        self.run(Self::stated, Self::run_all, |_, _| Ok(()))
     }
 
     /// Runs what is asked for, of the only model, batch by batch; tells how long it took, and draws nothing.
@@ -190,11 +195,20 @@ impl Run {
             }
             Ok(())
         };
-        self.run(|run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
+        // How many records there will be is not known before they are asked for.
+        let unstated = |_: &Self, _: &Ready| None;
+        self.run(unstated, |run, ready, store, stop, watcher| run.run_batches(ready, store, stop, watcher, asks), took)
+    }
+
+    /// What is to be made here.
+    fn stated(&self, ready: &Ready) -> Option<Stated> {
+        let of_slot = |slot: &Slot| stated::records(&ready.planner(&slot.config, slot.opened(), self), &slot.plan);
+        Some(Stated::new(self.shard, ready.slots.iter().map(of_slot).fold(0, usize::saturating_add)))
     }
 
     fn run(
         mut self,
+        stated: impl FnOnce(&Self, &Ready) -> Option<Stated>,
         work: impl FnOnce(&Self, &mut Ready, &mut Store, &AtomicBool, &mut Watcher) -> Result<(End, Took)>,
         finish: impl FnOnce(&Self, Took) -> Result<()>,
     ) -> Result<Done> {
@@ -208,7 +222,7 @@ impl Run {
         if self.is_unnamed {
             self.out = new_folder(&self.out)?;
         }
-        let mut store = self.open_store(&ready)?;
+        let mut store = self.open_store(&ready, stated(&self, &ready))?;
         let place = store.place()?;
         store.notices().iter().for_each(|n| eprintln!("note: {n}"));
         is_planning.store(false, Ordering::Relaxed);
@@ -505,7 +519,7 @@ impl Run {
         }
     }
 
-    fn open_store(&self, ready: &Ready) -> Result<Store> {
+    fn open_store(&self, ready: &Ready, stated: Option<Stated>) -> Result<Store> {
         // A path need not be UTF-8.
         let command: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
         let parts: Vec<ModelPart> = ready.slots.iter().map(|slot| slot.part.clone()).collect();
@@ -517,7 +531,8 @@ impl Run {
             kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
         }
         let settings = &self.configs[0].settings;
-        let manifest = manifest(settings, &parts, &ready.tasks, kept, &command);
+        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &command);
+        stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
             ready.slots.iter().try_for_each(|slot| {
                 let planner = ready.planner(&slot.config, slot.opened(), self);
@@ -744,6 +759,10 @@ impl Watch for Watcher {
         }
         self.failures.push(failure);
         Ok(())
+    }
+
+    fn mended(&mut self, Failure { what, error }: &Failure) {
+        self.meter.say(&format!("note: {what}: run one by one, since together: {error:#}"));
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn digest(material: &Material) -> String {
 /// How the example that a record was made of differs from `material`; `None` if it does not, as far as the record tells.
 pub(super) fn difference(record: &Record, material: &Material) -> Option<String> {
     let is_same = match &record.example_sha256 {
-        Some(then) => digest(material) == then.as_str(),
+        Some(then) => digest(material) == **then,
         None => false,
     };
     if is_same {
@@ -217,7 +217,7 @@ mod tests {
             metric: Some(Metric::StringMatchAll),
             max_new_tokens: 8,
             prompt_tokens: 3,
-            example_sha256: Some(digest(material).as_str().into()),
+            example_sha256: Some(digest(material).into()),
             ..record("jsonl:rows", "full", 3, 1.0)
         };
         let recorded = of(&prompt(|_, _| {}));

@@ -160,8 +160,6 @@ const DENSITY_TOLERANCE: f64 = 0.25;
 const LARGER: f64 = 1.02;
 /// Layers that one warning names.
 const MOST_LAYERS: usize = 4;
-/// Contexts needed before a difference counts as beyond noise: no test holds what it says with fewer.
-const LEAST_PAIRS: usize = 5;
 /// Examples that cannot even tell a loss of half of them are too few.
 pub const FEW_TELL: f64 = 0.5;
 /// The loss that the number of examples to take instead would tell: at the smallest that papers make much of.
@@ -414,7 +412,7 @@ fn gain(a: &Cell, b: &Cell) -> Option<Estimate> {
 /// The probability that noise alone would make `a` so much better than `b`; `None` with too few common examples.
 fn gain_p(a: &Cell, b: &Cell) -> Option<f64> {
     let differences = a.differences(b, merit);
-    if differences.contexts() < LEAST_PAIRS {
+    if differences.contexts() < stats::LEAST_CONTEXTS {
         return None;
     }
     match a.measure() {

@@ -15,7 +15,7 @@ use super::manifest::example_bytes;
 use super::plan::{Cell, Plan, Planner};
 use super::protocol::Protocol;
 use super::record::Latency;
-use super::run::{Runner, products};
+use super::run::Runner;
 use super::solo;
 use crate::attention::Configured;
 use crate::model::Model;
@@ -58,8 +58,8 @@ impl Estimate {
 /// Tokens of a question and of an answer, where no example is made.
 const USUAL_QUESTION: usize = 64;
 const USUAL_ANSWER: usize = 32;
-/// Tokens of an example of a file.
-const OF_FILES: usize = 8192;
+/// Tokens that an example of a file is taken to have.
+pub(super) const OF_FILES: usize = 8192;
 
 /// What a matrix will take on a model whose weights are not there, by multiplications: of prefill, and of the weights and the
 /// attention of steps, at the rate that the built-in model reads with. What methods pick with is not known beforehand.
@@ -69,20 +69,16 @@ const OF_FILES: usize = 8192;
 pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estimate> {
     let (dimensions, config) = (&planner.model.dimensions, planner.config);
     let rate = built_in_rate()?;
-    let weights = (dimensions.weight_bytes() / dimensions.dtype().bytes()) as f64;
-    let c = dimensions.config();
-    let per_token = c.layers as f64 * c.heads as f64 * c.head_dim as f64;
-    let protocols = config.protocols.len() as f64;
+    let steps = config.protocols.len() * config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER);
     let mut estimate = Estimate {
         bytes: dimensions.weight_bytes().saturating_add(example_bytes(config, planner.model)),
         ..Estimate::default()
     };
     for cell in &plan.cells {
         let tokens = if cell.place.length > 0 { cell.place.length } else { OF_FILES };
-        let runs = (cell.examples() * config.seeds.len()) as f64;
-        let steps = protocols * (config.methods.len() * (USUAL_QUESTION + USUAL_ANSWER)) as f64;
-        estimate.prefill += runs * products(dimensions, tokens) / rate;
-        estimate.steps += runs * steps * (weights + per_token * tokens as f64) / rate;
+        let runs = cell.examples() as f64 * config.seeds.len() as f64;
+        estimate.prefill += runs * dimensions.prefill_products(tokens) as f64 / rate;
+        estimate.steps += runs * dimensions.products(steps, tokens) as f64 / rate;
     }
     Ok(estimate)
 }
@@ -93,11 +89,12 @@ pub fn estimate_by_products(planner: &Planner<'_>, plan: &Plan) -> Result<Estima
 /// # Errors
 /// If the built-in model cannot be run.
 pub fn reading_seconds(dimensions: &Dimensions, prompts: &[(usize, usize)]) -> Result<f64> {
-    let all: f64 = prompts.iter().map(|(count, tokens)| *count as f64 * products(dimensions, *tokens)).sum();
+    let of_prompts = |(count, tokens): &(usize, usize)| *count as f64 * dimensions.prefill_products(*tokens) as f64;
+    let all: f64 = prompts.iter().map(of_prompts).sum();
     Ok(all / built_in_rate()?)
 }
 
-/// Multiplications a second of this machine, as the built-in model reads.
+/// Millions of multiplications a second of this machine, as the built-in model reads.
 fn built_in_rate() -> Result<f64> {
     const TOKENS: usize = 512;
     let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default())?;
@@ -109,7 +106,7 @@ fn built_in_rate() -> Result<f64> {
     let prompt = vec![5; TOKENS];
     // What is done for the first time takes longer.
     runner.sample(&prompt, TOKENS)?;
-    Ok(products(&model.dimensions, TOKENS) / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
+    Ok(model.dimensions.prefill_products(TOKENS) as f64 / runner.sample(&prompt, TOKENS)?.prefill.max(1e-9))
 }
 
 /// Methods that the probe runs at most.
@@ -174,7 +171,8 @@ impl Runner<'_> {
         let sizes: Vec<Sized> = plan.cells.iter().filter_map(sized).collect();
         let Some(first) = sizes.first() else { return Ok(Estimate { bytes: weights, ..Estimate::default() }) };
         let samples = self.probe(&first.prompt)?;
-        let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), |tokens| self.prefill_products(tokens));
+        let products = |tokens| self.model.dimensions.prefill_products(tokens) as f64;
+        let mut seconds = seconds(&samples, &sizes, 1 + self.own_readings(), products);
         if self.config.latency == Latency::Solo {
             seconds.steps += solo_seconds(&samples, &sizes);
         }

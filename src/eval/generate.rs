@@ -8,8 +8,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use rayon::prelude::*;
 
+use super::reading;
 use super::record::{Comparable, Fidelity, FidelitySpread, HeadFidelity, KvTokens, Parts, Solo, Spread, four_digits};
 use super::shares::{Clock, Step, share_out};
 use super::solo::{self, Script};
@@ -237,6 +239,16 @@ impl<'a> SharedPrefix<'a> {
         let sparse = SparsePrefill::new(self.reader?, decoder.config().layers, self.seed)?;
         Some(sparse.with_rotation(decoder.rotation(self.longest)))
     }
+
+    /// Reads it, as far as `held` does not have it already.
+    ///
+    /// # Errors
+    /// [`EngineError`]; of a dense prefix, it says that no method is at fault.
+    pub(super) fn prepared(&self, decoder: &Decoder, held: Option<Held>) -> Result<Prepared> {
+        let read = || Ok(Prepared::new(decoder, self, held)?);
+        let gathers = self.methods.iter().any(|m| !m.method.prompt_needs().is_empty());
+        if self.reader.is_some() { read() } else { reading::shared(!gathers, read) }
+    }
 }
 
 /// A prefix, read now or before, and ready to be forked.
@@ -377,13 +389,13 @@ pub(super) fn lanes_together(decoder: &Decoder, lanes: usize) -> usize {
 /// this one leaves.
 ///
 /// # Errors
-/// [`EngineError`].
+/// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
 pub fn run_example(
     model: &Model,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, EngineError> {
+) -> Result<Option<Outcome>> {
     run_from(model, request, None, held, stop)
 }
 
@@ -391,13 +403,13 @@ pub fn run_example(
 /// read by the same share that.
 ///
 /// # Errors
-/// [`EngineError`].
+/// As [`run_example`].
 pub fn run_from_first_token(
     model: &Model,
     request: Request<'_>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, EngineError> {
+) -> Result<Option<Outcome>> {
     let mut whole = Outcome::default();
     let mut runs: Vec<Option<Run>> = request.methods.iter().map(|_| None).collect();
     for first in request.methods.iter() {
@@ -429,7 +441,7 @@ fn run_from(
     reader: Option<&Configured>,
     held: &mut Option<Held>,
     stop: &AtomicBool,
-) -> Result<Option<Outcome>, EngineError> {
+) -> Result<Option<Outcome>> {
     let Request { prompt, prefix_tokens, longer, methods, max_new_tokens, seed, step_seed, fidelity, .. } = request;
     let decoder = &model.decoder;
     let longest = prompt.len() + max_new_tokens;
@@ -438,7 +450,7 @@ fn run_from(
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
-    let mut prepared = Prepared::new(decoder, &shared, held.take())?;
+    let mut prepared = shared.prepared(decoder, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);

@@ -12,6 +12,7 @@ use anyhow::Result;
 use rayon::prelude::*;
 
 use super::generate::{Held, Laps, Prepared, Run, SharedPrefix, Spent, lanes_together};
+use super::reading;
 use super::record::{Parts, REFERENCE, four_digits};
 use super::shares::{Clock, Piece, Step, pool_weights, share_out};
 use super::solo::{self, Script};
@@ -152,7 +153,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 /// and then what this one leaves.
 ///
 /// # Errors
-/// [`EngineError`].
+/// [`EngineError`]; of the prompt that methods share, it says that none of them is at fault.
 pub fn run_passage(
     decoder: &Decoder,
     request: Request<'_>,
@@ -167,7 +168,7 @@ pub fn run_passage(
     let shared =
         SharedPrefix { prompt, tokens: prefix_tokens, longer, longest, given, methods, reader, seed, step_seed };
     let (mut laps, mut spent) = (Laps::start(), Spent::default());
-    let mut prepared = Prepared::new(decoder, &shared, held.take())?;
+    let mut prepared = shared.prepared(decoder, held.take())?;
     spent.prefill = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
@@ -183,8 +184,11 @@ pub fn run_passage(
         };
     }
     spent.index = laps.lap();
+    let prefill = prepared.prefill();
+    let Prepared { held: read, reused, reused_tokens } = prepared;
+    let read = held.insert(read);
     let streams = lanes.len() + reference.len();
-    read_all(decoder, &mut lanes, &mut reference, prepared.held.logits(), prompt.len(), stop)?;
+    read_all(decoder, &mut lanes, &mut reference, read.logits(), prompt.len(), stop)?;
     spent.steps = laps.lap();
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
@@ -200,7 +204,7 @@ pub fn run_passage(
     let mut alone = Vec::new();
     if request.solo {
         let scripts: Vec<Script> = lanes.chunks(continuations.len()).map(|lanes| lanes[0].script()).collect();
-        let times = solo::time(decoder, prepared.held.cache(), &scripts, prompt.len(), stop)?;
+        let times = solo::time(decoder, read.cache(), &scripts, prompt.len(), stop)?;
         let Some(times) = times else { return Ok(None) };
         alone = times;
         spent.solo = laps.lap();
@@ -211,9 +215,6 @@ pub fn run_passage(
         Scored { run: Run { together: streams, solo: alone.next().flatten(), ..scored.run }, ..scored }
     };
     let runs = methods.iter().map(|_| of_method(lanes.by_ref().take(continuations.len()).collect())).collect();
-    let prefill = prepared.prefill();
-    let Prepared { held: read, reused, reused_tokens } = prepared;
-    *held = Some(read);
     Ok(Some(Outcome { prefill, reused, reused_tokens, spent, runs }))
 }
 
@@ -222,11 +223,11 @@ pub fn run_passage(
 /// `stop` was raised meanwhile.
 ///
 /// # Errors
-/// [`EngineError`].
+/// As [`run_passage`].
 pub fn run_in_parallel(decoder: &Decoder, request: Request<'_>, stop: &AtomicBool) -> Result<Option<Outcome>> {
     let Request { methods, compare, .. } = request;
     let dense = match compare || methods.iter().any(|m| !m.masks_prefill()) {
-        true => Pass::read_all(decoder, request, None, stop)?,
+        true => reading::shared(true, || Ok(Pass::read_all(decoder, request, None, stop)?))?,
         false => Some(Vec::new()),
     };
     let Some(mut dense) = dense else { return Ok(None) };

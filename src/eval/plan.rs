@@ -206,7 +206,10 @@ impl Planner<'_> {
         let (seeds, methods) = (self.config.seeds.len() as u64, self.config.methods.len() as u64);
         let products = |rows: usize, tokens: usize| self.model.dimensions.products(rows, tokens);
         let steps = products(sample.steps, prompt).saturating_mul(methods).saturating_mul(STEP_FACTOR);
-        Work { context: products(prompt, prompt / 2).saturating_mul(seeds), example: steps.saturating_mul(seeds) }
+        Work {
+            context: self.model.dimensions.prefill_products(prompt).saturating_mul(seeds),
+            example: steps.saturating_mul(seeds),
+        }
     }
 
     /// The lengths that a task is run at.

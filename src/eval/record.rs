@@ -43,7 +43,7 @@ pub struct Record {
     /// Digest of what was asked: prompt tokens, answer key, metric and limits. Records are paired, merged and resumed by it.
     /// `None` in records from before it was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub example_sha256: Option<Text>,
+    pub example_sha256: Option<Shared<String>>,
     /// Bare method name.
     pub method: Text,
     /// Which form of the method's arithmetic made it, 1 for the first ([`Configured::revision`](crate::attention::Configured::revision)).
@@ -235,6 +235,7 @@ fn is_empty_map(map: &Shared<BTreeMap<String, String>>) -> bool {
 #[derive(Debug, Default)]
 pub struct Said {
     texts: Pool<str>,
+    digests: Pool<String>,
     lists: Pool<Vec<String>>,
     settings: Pool<BTreeMap<String, String>>,
     conditions: Pool<Conditions>,
@@ -246,7 +247,7 @@ impl Record {
         let names = [&mut self.model, &mut self.task, &mut self.method, &mut self.params, &mut self.protocol];
         let texts = [&mut self.source, &mut self.question, &mut self.prediction];
         names.into_iter().chain(texts).for_each(|text| said.texts.share(text));
-        self.example_sha256.iter_mut().for_each(|text| said.texts.share(text));
+        self.example_sha256.iter_mut().for_each(|digest| said.digests.share(digest));
         [&mut self.references, &mut self.all_classes].into_iter().for_each(|list| said.lists.share(list));
         said.settings.share(&mut self.settings);
         self.conditions.iter_mut().for_each(|conditions| said.conditions.share(conditions));

@@ -6,7 +6,7 @@
 use super::cells::{Cell, group, perplexity, place};
 use super::record::{Choice, Fidelity, FidelitySpread, Likelihood, REFERENCE, Record, Spread, SummaryRow};
 use super::stats::ratios::{self, Window};
-use super::stats::{self, Estimate};
+use super::stats::{self, Estimate, Level};
 use super::times::{Times, prevailing};
 use crate::tasks::likelihood::Measure;
 use rayon::prelude::*;
@@ -133,7 +133,7 @@ fn score(cell: &Cell) -> Estimate {
 /// The difference of the score to the reference's, over the examples that both have.
 pub(super) fn delta(cell: &Cell, full: &Cell) -> Option<Estimate> {
     let delta = match cell.measure() {
-        Measure::Perplexity => perplexity_difference(cell, full),
+        Measure::Perplexity => perplexity_difference(cell, full, Level::SINGLE),
         Measure::Score => stats::difference(&cell.differences(full, |r| r.score)).map(|delta| delta.scaled(100.0)),
     }?;
     // What is compared with itself differs by nothing, and not by chance.
@@ -169,10 +169,11 @@ pub(super) fn perplexity_estimate(cell: &Cell) -> Option<Estimate> {
     ratios::perplexity_interval(&windows.collect::<Vec<_>>())
 }
 
-fn perplexity_difference(cell: &Cell, full: &Cell) -> Option<Estimate> {
-    let pairs = cell.pairs(full).into_iter();
-    let windows = pairs.filter_map(|(context, ours, dense)| Some((context, window(ours)?, window(dense)?)));
-    ratios::perplexity_difference(&windows.collect::<Vec<_>>())
+/// The difference of the perplexities on common windows, with an interval that is as sure as the level says.
+pub(super) fn perplexity_difference(cell: &Cell, other: &Cell, level: Level) -> Option<Estimate> {
+    let pairs = cell.pairs(other).into_iter();
+    let windows = pairs.filter_map(|(context, ours, theirs)| Some((context, window(ours)?, window(theirs)?)));
+    ratios::perplexity_difference_at(&windows.collect::<Vec<_>>(), level)
 }
 
 /// 99th percentile over all scored tokens.

@@ -45,4 +45,9 @@ pub trait Watch {
     /// # Errors
     /// What is returned ends the run; otherwise it goes on with everything else.
     fn failed(&mut self, failure: Failure) -> Result<()>;
+
+    /// Something failed, and its records were made all the same, in another way.
+    fn mended(&mut self, failure: &Failure) {
+        let _ = failure;
+    }
 }

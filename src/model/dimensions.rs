@@ -69,8 +69,17 @@ impl Dimensions {
         memory::check(self.loading_bytes() as u64, format!("the weights of {id} take"), hint)
     }
 
-    /// Multiplications of so many rows, each attending to `tokens` tokens, in millions, rounded up: whole numbers, which add
-    /// up to the same everywhere.
+    /// Multiplications of a causal prefill of so many tokens, in millions: a token attends to half of them in the mean.
+    ///
+    /// All that deals work out, tells how much is done or estimates how long it takes goes by it.
+    pub fn prefill_products(&self, tokens: usize) -> u64 {
+        self.products(tokens, tokens / 2)
+    }
+
+    /// Multiplications of so many rows with all weights, and of their queries with the keys of `tokens` tokens each, in millions,
+    /// rounded up: whole numbers, which add up to the same everywhere. Weighing values takes as many as the keys do, and is not counted.
+    /// Shards are dealt by these numbers, so they stay what they are: another count would give a shard other examples than those that
+    /// it has already.
     pub fn products(&self, rows: usize, tokens: usize) -> u64 {
         let c = &self.config;
         let weights = self.weight_bytes() / self.dtype.bytes();
@@ -165,6 +174,29 @@ mod tests {
         // Gate and up alone are 28,672 numbers of 2 bytes a row.
         assert!(shape.gpu_bytes(tokens, 1, true) > 16 * gib + tokens * 28_672 * 2);
         assert_eq!(shape.gpu_bytes(tokens, 9, false) - chunked, 8 * 256 * (128 << 10));
+    }
+
+    #[test]
+    fn a_prefill_has_as_many_products_as_are_counted_one_by_one() {
+        let shape = of("llama-3.2-1b", |_| {});
+        let c = shape.config().clone();
+        let weights = (shape.weight_bytes() / 2) as u64;
+        for tokens in [2, 64, 300] {
+            let mut counted = 0u64;
+            for row in 0..tokens {
+                counted += weights;
+                for _ in 0..c.layers * c.heads {
+                    // Each key up to the row's own.
+                    (0..=row).for_each(|_| counted += c.head_dim as u64);
+                }
+            }
+            // A token attends to half of the tokens before it in the mean, and to itself, which is left out.
+            let own = (tokens * c.layers * c.heads * c.head_dim) as u64;
+            let millions = shape.prefill_products(tokens) * 1_000_000;
+            assert!((counted - own..counted + 1_000_000).contains(&millions), "{tokens}: {counted}, not {millions}");
+        }
+        assert!(shape.prefill_products(8192) > 64 * shape.prefill_products(128), "attention grows with the square");
+        assert_eq!(shape.prefill_products(usize::MAX), u64::MAX.div_ceil(1_000_000), "no more than there are numbers");
     }
 
     #[test]

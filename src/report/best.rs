@@ -1,72 +1,266 @@
 //! Which of several settings are best, as far as noise lets one tell.
+//!
+//! The setting of the best mean is held against each of the others on the examples that both were run on ([`paired`]), and the
+//! error of 2.5 % is shared by these comparisons ([`Level::of_each`]). So the setting that is best in truth is among those that are
+//! called best, in at least 97.5 % of tables, however many are compared.
+
+use std::collections::BTreeMap;
 
 use super::pivot::Table;
 use crate::attention::Role;
+use crate::eval::cells::Cell;
+use crate::eval::paired;
 use crate::eval::record::SummaryRow;
-use crate::eval::stats::Estimate;
+use crate::eval::stats::Level;
 
-/// What one line of a table has.
-pub struct Candidate {
-    /// Where it is among those that are compared.
-    pub line: usize,
-    /// Its score or perplexity.
-    pub score: Estimate,
+/// A setting that is compared with others.
+#[derive(Debug, Clone)]
+pub struct Candidate<'c, 'a> {
+    /// Its mean score or perplexity.
+    pub score: f64,
+    /// Its cells, one for each task and length that the mean is over.
+    pub cells: Vec<&'c Cell<'a>>,
 }
 
-/// Lines of the best score, and of those whose interval reaches it; none where nothing is compared.
+/// What comparisons of several settings came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Best {
+    /// The place of the best mean, the first of equals.
+    pub first: usize,
+    /// Places of all others that noise does not tell from it.
+    pub others: Vec<usize>,
+    /// Whether noise is known, of any of the others.
+    pub is_known: bool,
+}
+
+/// How often [`best`] compares so many settings.
+pub fn comparisons(settings: usize) -> usize {
+    settings.saturating_sub(1)
+}
+
+/// The best of settings over the same tasks and lengths, each comparison being held to a level; `None` of none.
+pub fn best(candidates: &[Candidate], less_is_better: bool, level: Level) -> Option<Best> {
+    let sign = if less_is_better { 1.0 } else { -1.0 };
+    let first =
+        (0..candidates.len()).min_by(|a, b| (sign * candidates[*a].score).total_cmp(&(sign * candidates[*b].score)))?;
+    let is_better = |other: usize| paired::is_better(&candidates[first].cells, &candidates[other].cells, level);
+    let rest = (0..candidates.len()).filter(|other| *other != first);
+    let told: Vec<(usize, Option<bool>)> = rest.map(|other| (other, is_better(other))).collect();
+    Some(Best {
+        first,
+        others: told.iter().filter(|(_, told)| *told != Some(true)).map(|(other, _)| *other).collect(),
+        is_known: told.iter().any(|(_, told)| told.is_some()),
+    })
+}
+
+/// Places of the best and of all that noise does not tell from it; none where it tells nothing.
 pub fn level(candidates: &[Candidate], less_is_better: bool) -> Vec<usize> {
-    let sign = if less_is_better { -1.0 } else { 1.0 };
-    let best = candidates.iter().map(|c| sign * c.score.mean).fold(f64::NEG_INFINITY, f64::max);
-    let reach = |c: &Candidate| {
-        let end = c.score.ends.map_or(c.score.mean, |(low, high)| if less_is_better { low } else { high });
-        sign * end >= best || sign * c.score.mean >= best
-    };
-    match candidates.len() {
-        0 | 1 => Vec::new(),
-        _ => candidates.iter().filter(|c| reach(c)).map(|c| c.line).collect(),
-    }
+    let level = Level::of_each(comparisons(candidates.len()));
+    let Some(found) = best(candidates, less_is_better, level).filter(|found| found.is_known) else { return Vec::new() };
+    let mut places = found.others;
+    places.push(found.first);
+    places.sort_unstable();
+    places
 }
 
-/// The best of the methods' settings among rows of one task and length: no oracle, no floor, not dense attention.
-pub fn of_rows(rows: &[SummaryRow]) -> Vec<usize> {
-    let sparse = rows.iter().enumerate().filter(|(_, row)| Role::of(&row.method) == Role::Method);
-    let candidates: Vec<Candidate> = sparse
-        .map(|(line, r)| Candidate { line, score: Estimate { mean: r.score, ends: r.ci_low.zip(r.ci_high) } })
-        .collect();
-    level(&candidates, rows.iter().any(|r| !r.measure.is_score()))
+/// The best of the methods' settings among rows of one task and length, with their cells: no oracle, no floor, not dense
+/// attention.
+pub fn of_rows(rows: &[SummaryRow], cells: &[Cell]) -> Vec<usize> {
+    let sparse = rows.iter().zip(cells).enumerate().filter(|(_, (row, _))| Role::of(&row.method) == Role::Method);
+    let (lines, candidates): (Vec<usize>, Vec<Candidate>) =
+        sparse.map(|(line, (row, cell))| (line, Candidate { score: row.score, cells: vec![cell] })).unzip();
+    let less_is_better = rows.iter().any(|r| !r.measure.is_score());
+    level(&candidates, less_is_better).into_iter().map(|at| lines[at]).collect()
 }
 
-/// The best methods' lines of a column of a pivot that shows scores, as for [`of_rows`]; none of one that shows something else.
+/// The best lines of a column of a pivot.
 pub fn of_column(table: &Table, column: usize) -> Vec<usize> {
-    if table.value != "score" {
-        return Vec::new();
-    }
-    let entries = || table.cells.iter().enumerate().filter_map(|(line, cells)| Some((line, cells[column].as_ref()?)));
-    let sparse = entries().filter(|(_, entry)| entry.role == Role::Method);
-    let candidates: Vec<Candidate> = sparse
-        .map(|(line, entry)| Candidate { line, score: Estimate { mean: entry.value, ends: entry.ends } })
-        .collect();
-    level(&candidates, entries().any(|(_, entry)| entry.is_perplexity))
+    let is_best = |line: &usize| table.cells[*line][column].as_ref().is_some_and(|entry| entry.is_best);
+    (0..table.cells.len()).filter(is_best).collect()
+}
+
+/// A method's entry in a pivot of scores.
+pub struct Shown<'c, 'a> {
+    /// Its line and its column.
+    pub at: (usize, usize),
+    /// The seed that it is of; `None` if of all.
+    pub seed: Option<u64>,
+    /// Its mean, and what that is of.
+    pub candidate: Candidate<'c, 'a>,
+}
+
+/// What entries have to have alike to be compared, whatever their methods are: the column or line, the seed, and the model, task
+/// and length of each cell.
+type Scene<'s> = (usize, Option<u64>, Vec<(&'s str, &'s str, usize)>);
+
+/// Where the best entries of a pivot stand. The entries of a column are compared, as far as they are of the same model, seed, tasks
+/// and lengths; where no column has two such, as with a task a line, those of a line are.
+pub fn of_table(shown: &[Shown]) -> Vec<(usize, usize)> {
+    let grouped = |along: fn(&Shown) -> usize| -> Vec<Vec<&Shown>> {
+        let mut groups: BTreeMap<Scene, Vec<&Shown>> = BTreeMap::new();
+        for entry in shown {
+            let heads = entry.candidate.cells.iter().map(|cell| cell.head());
+            let places = heads.map(|head| (head.model.as_str(), head.task.as_str(), head.length)).collect();
+            groups.entry((along(entry), entry.seed, places)).or_default().push(entry);
+        }
+        groups.into_values().filter(|group| group.len() > 1).collect()
+    };
+    let columns = grouped(|entry| entry.at.1);
+    let groups = if columns.is_empty() { grouped(|entry| entry.at.0) } else { columns };
+    let best_of = |group: &Vec<&Shown>| {
+        let candidates: Vec<Candidate> = group.iter().map(|entry| entry.candidate.clone()).collect();
+        let mut cells = candidates.iter().flat_map(|candidate| &candidate.cells);
+        let less_is_better = cells.any(|cell| !cell.measure().is_score());
+        level(&candidates, less_is_better).into_iter().map(|place| group[place].at).collect::<Vec<_>>()
+    };
+    groups.iter().flat_map(best_of).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::record::Record;
+    use crate::eval::record::tests::{perplexity, record};
+    use crate::report::Report;
+    use crate::report::pivot::{self, Layout};
 
-    fn candidates(scores: &[(f64, Option<(f64, f64)>)]) -> Vec<Candidate> {
-        scores
-            .iter()
-            .enumerate()
-            .map(|(line, &(mean, ends))| Candidate { line, score: Estimate { mean, ends } })
-            .collect()
+    /// Of `n` examples, which a method gets right as said.
+    fn run(method: &str, n: usize, is_right: impl Fn(usize) -> bool) -> Vec<Record> {
+        (0..n).map(|i| record("ruler/vt", method, i, f64::from(u8::from(is_right(i))))).collect()
+    }
+
+    /// The names of the best.
+    fn bold(runs: &[Vec<Record>]) -> Vec<String> {
+        let records = runs.concat();
+        let report = Report::new(&records, &[]);
+        of_rows(&report.rows, &report.cells).into_iter().map(|line| report.rows[line].method.clone()).collect()
+    }
+
+    /// Mean and interval by itself, as the table shows it.
+    fn apart(run: &[Record]) -> (f64, f64, f64) {
+        let row = crate::eval::summary::summarize(run, &[]).remove(0);
+        (row.score, row.ci_low.unwrap(), row.ci_high.unwrap())
     }
 
     #[test]
-    fn those_whose_interval_reaches_the_best_are_level_with_it() {
-        let scores = [(90.0, Some((80.0, 95.0))), (85.0, Some((70.0, 90.0))), (60.0, Some((50.0, 89.0))), (90.0, None)];
-        assert_eq!(level(&candidates(&scores), false), [0, 1, 3]);
-        let perplexities = [(3.0, Some((2.5, 3.5))), (2.4, None), (2.6, Some((2.3, 2.9)))];
-        assert_eq!(level(&candidates(&perplexities), true), [1, 2]);
-        assert_eq!(level(&candidates(&scores[..1]), false), [0; 0], "nothing is compared");
+    fn what_differs_on_the_same_examples_is_told_where_intervals_overlap() {
+        // 62 and 54 of 100 right; whatever `quest` gets right `loki` does, and 8 more: 8 / √8 = 2.8 standard errors.
+        let (loki, quest) = (run("loki", 100, |i| i < 62), run("quest", 100, |i| i < 54));
+        assert!(apart(&quest).2 > apart(&loki).0, "its interval reaches the best mean");
+        assert_eq!(bold(&[loki, quest]), ["loki"]);
+    }
+
+    #[test]
+    fn an_upper_end_below_a_mean_is_no_difference_on_the_same_examples() {
+        // 12 and 5 of 20 right: the interval of the second ends at 49 %, below the mean of the first, 60 %. But on the examples that
+        // both have, 10 are right under the first alone and 3 under the second: 7 / √13 = 1.94 standard errors.
+        let (loki, quest) = (run("loki", 20, |i| i < 12), run("quest", 20, |i| (10..15).contains(&i)));
+        assert!(apart(&quest).2 < apart(&loki).0, "{:?}", apart(&quest));
+        assert_eq!(bold(&[loki, quest]), ["loki", "quest"]);
+    }
+
+    #[test]
+    fn of_many_methods_one_is_worse_by_chance() {
+        // 6 of 20 are lost: 6 / √6 = 2.45 standard errors, beyond noise where two are compared, and not where eleven are.
+        let names = [
+            "loki",
+            "quest",
+            "sparq",
+            "h2o",
+            "tova",
+            "snapkv",
+            "infllm",
+            "pqcache",
+            "magicpig",
+            "hip",
+            "double_sparsity",
+        ];
+        let runs = |of: usize| -> Vec<Vec<Record>> {
+            let right = |at: usize| if at == 1 { 14 } else { 20 };
+            names[..of].iter().enumerate().map(|(at, name)| run(name, 20, |i| i < right(at))).collect()
+        };
+        assert_eq!(bold(&runs(2)), ["loki"]);
+        let many = bold(&runs(names.len()));
+        assert!(many.contains(&"quest".to_owned()) && many.len() == names.len(), "{many:?}");
+    }
+
+    #[test]
+    fn where_noise_is_not_known_nothing_is_called_best() {
+        assert_eq!(
+            bold(&[run("loki", 4, |_| true), run("quest", 4, |_| false)]),
+            [""; 0],
+            "four examples tell nothing"
+        );
+        assert_eq!(bold(&[run("loki", 20, |_| true)]), [""; 0], "nothing is compared");
+        assert_eq!(bold(&[run("loki", 20, |_| true), run("topk", 20, |_| true)]), [""; 0], "nor with an oracle");
+        assert_eq!(bold(&[]), [""; 0]);
+        // Where it is known of some, the others are not told from the best.
+        let some = [run("loki", 20, |_| true), run("quest", 20, |_| false), run("sparq", 3, |_| false)];
+        assert_eq!(bold(&some), ["loki", "sparq"]);
+    }
+
+    #[test]
+    fn less_perplexity_is_better() {
+        let of = |method: &str, more: f64| -> Vec<Record> {
+            (0..9).map(|i| perplexity(method, i, 1.0 + i as f64 / 4.0 + more * (1.0 + i as f64 / 99.0))).collect()
+        };
+        assert_eq!(bold(&[of("loki", 0.02), of("quest", 0.01)]), ["quest"]);
+        assert_eq!(bold(&[of("loki", 0.0), of("quest", 0.0)]), [""; 0], "equal in all windows: noise is not known");
+    }
+
+    /// Line and column of what is bold in a table of scores.
+    fn bold_of_table(records: &[Record], rows: &str, columns: &str) -> Vec<(Vec<String>, Vec<String>)> {
+        let report = Report::new(records, &[]);
+        let names = |name: &str| vec![name.to_owned()];
+        let layout = Layout::parse(&names(rows), &names(columns), &names("score"), &report.rows).unwrap();
+        let table = pivot::tables(&report, &layout).remove(0);
+        let in_column = |column: usize| {
+            let (rows, columns) = (&table.rows, &table.columns);
+            of_column(&table, column).into_iter().map(move |line| (rows[line].clone(), columns[column].clone()))
+        };
+        (0..table.columns.len()).flat_map(in_column).collect()
+    }
+
+    #[test]
+    fn a_table_compares_methods_on_the_same_tasks_whichever_way_it_lies() {
+        // `loki` is better on the first task and `quest` on the second, each by 9 of 20.
+        let on = |task: &str, method: &str, lost: usize| -> Vec<Record> {
+            run(method, 20, |i| i >= lost).into_iter().map(|r| Record { task: task.into(), ..r }).collect()
+        };
+        let records = [on("a", "loki", 0), on("a", "quest", 9), on("b", "loki", 10), on("b", "quest", 1)].concat();
+        let named = |pairs: &[(&str, &str)]| -> Vec<(Vec<String>, Vec<String>)> {
+            pairs.iter().map(|(row, column)| (vec![(*row).to_owned()], vec![(*column).to_owned()])).collect()
+        };
+        assert_eq!(bold_of_table(&records, "method", "task"), named(&[("loki", "a"), ("quest", "b")]));
+        assert_eq!(bold_of_table(&records, "task", "method"), named(&[("a", "loki"), ("b", "quest")]));
+        // Their means are 75 %, and nothing tells one from the other.
+        assert_eq!(bold_of_table(&records, "method", "length"), named(&[("loki", "4K"), ("quest", "4K")]));
+        // Seeds have examples of their own, which are not compared with each other.
+        let again = records.iter().map(|r| Record { seed: 2, score: 0.0, key: format!("2 {}", r.key), ..r.clone() });
+        let seeds: Vec<Record> = records.iter().cloned().chain(again).filter(|r| r.task == "a").collect();
+        let bold = bold_of_table(&seeds, "method", "run_seed");
+        assert_eq!(bold, named(&[("loki", "1"), ("loki", "2"), ("quest", "2")]), "equal under the second");
+    }
+
+    #[test]
+    fn the_truly_best_is_among_the_best() {
+        use rand_chacha::ChaCha8Rng;
+        use rand_chacha::rand_core::{Rng, SeedableRng};
+        // Six methods that are as good as each other: each of them is left out in 2.5 % of tables at most.
+        const TABLES: usize = 400;
+        let mut draw = ChaCha8Rng::seed_from_u64(42);
+        let mut uniform = || (draw.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let names = ["loki", "quest", "sparq", "h2o", "tova", "snapkv"];
+        let mut left_out = 0;
+        for _ in 0..TABLES {
+            // Examples are hard or easy for all.
+            let ease: Vec<f64> = (0..40).map(|_| if uniform() < 0.5 { 0.95 } else { 0.4 }).collect();
+            let mut records = Vec::new();
+            for name in names {
+                records.extend((0..40).map(|i| record("ruler/vt", name, i, f64::from(u8::from(uniform() < ease[i])))));
+            }
+            left_out += usize::from(!bold(&[records]).contains(&names[0].to_owned()));
+        }
+        assert!(left_out <= TABLES / 40 + 8, "{left_out} of {TABLES}");
     }
 }

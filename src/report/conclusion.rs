@@ -1,19 +1,21 @@
 //! What a report comes to, in sentences: the cheapest setting that keeps to dense attention, and the best of each budget.
 //!
-//! Nothing is claimed beyond the intervals of the tables: what noise cannot tell apart is named together, and where no
-//! interval settles a question the sentence says so. Oracles show what is possible and floors what is had for nothing; they
+//! Settings are compared on the same examples, and what is said to be certain or beyond noise is corrected for the number of
+//! comparisons. What noise cannot tell apart is named together, and where no comparison settles a question the sentence says so. Oracles show what is possible and floors what is had for nothing; they
 //! are named beside, never recommended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::best::{Candidate, level};
+use super::best::{self, Candidate};
 use super::format::{distinct, number, setting_name, signed, tokens};
 use super::means::{self, shared_sets};
 use crate::attention::Role;
+use crate::eval::cells::Cell;
+use crate::eval::paired;
 use crate::eval::record::{REFERENCE, SummaryRow};
-use crate::eval::stats::{Estimate, mean};
+use crate::eval::stats::{Estimate, Level, mean};
 
 /// What may be lost against dense attention: points of a score, and percent of a perplexity.
 const TOLERATED: f64 = 1.0;
@@ -31,20 +33,30 @@ pub struct Conclusion {
     pub cheapest: String,
     /// The best setting of each budget, a line each, the smallest first.
     pub budgets: Vec<String>,
+    /// How these were compared; empty where only one comparison was made.
+    pub rule: String,
+}
+
+/// A row of the summary with its records.
+#[derive(Clone, Copy)]
+struct Line<'r, 'a> {
+    row: &'r SummaryRow,
+    cell: &'r Cell<'a>,
 }
 
 /// The first conclusions of a summary, in its order, and a line that says how many there are beside them; empty if there are none.
-pub fn all(rows: &[SummaryRow]) -> (Vec<Conclusion>, String) {
+/// `rows` and `cells` belong together.
+pub fn all(rows: &[SummaryRow], cells: &[Cell]) -> (Vec<Conclusion>, String) {
+    let lines: Vec<Line> = rows.iter().zip(cells).map(|(row, cell)| Line { row, cell }).collect();
     let scenes = distinct(rows.iter().map(|r| (r.model.as_str(), r.protocol.as_str())));
     let of_scene = |&(model, protocol): &(&str, &str)| {
-        let here: Vec<&SummaryRow> =
-            rows.iter().filter(|r| (r.model.as_str(), r.protocol.as_str()) == (model, protocol)).collect();
-        let (scores, perplexities): (Vec<&SummaryRow>, Vec<&SummaryRow>) =
-            here.into_iter().partition(|r| r.measure.is_score());
+        let is_here = |line: &&Line| (line.row.model.as_str(), line.row.protocol.as_str()) == (model, protocol);
+        let (scores, perplexities): (Vec<Line>, Vec<Line>) =
+            lines.iter().filter(is_here).copied().partition(|line| line.row.measure.is_score());
         // Perplexities of different texts or lengths are never averaged.
         let mut groups = vec![scores];
-        for place in distinct(perplexities.iter().map(|r| place(r))) {
-            groups.push(perplexities.iter().copied().filter(|r| self::place(r) == place).collect());
+        for place in distinct(perplexities.iter().map(|line| place(line.row))) {
+            groups.push(perplexities.iter().copied().filter(|line| self::place(line.row) == place).collect());
         }
         let name = if scenes.len() > 1 { format!("{model}, sparse from {protocol}: ") } else { String::new() };
         groups.into_iter().filter_map(|group| conclude(&group, &name)).collect::<Vec<_>>()
@@ -61,53 +73,101 @@ fn place(row: &SummaryRow) -> (&str, usize) {
 }
 
 /// A setting over the tasks and lengths that all which are compared have.
-struct Setting {
+struct Setting<'r, 'a> {
     name: String,
     role: Role,
     score: Estimate,
+    cells: Vec<&'r Cell<'a>>,
     /// Difference to dense attention, in points or percent of its perplexity.
     delta: Option<Estimate>,
     density: f64,
     cost: f64,
 }
 
-/// `None` where no sparse method was run.
-fn conclude(rows: &[&SummaryRow], scene: &str) -> Option<Conclusion> {
-    let mut by_setting: BTreeMap<(&str, &str), Vec<&SummaryRow>> = BTreeMap::new();
-    for row in rows.iter().filter(|r| r.method != REFERENCE) {
-        by_setting.entry((&row.method, &row.params)).or_default().push(row);
+/// Dense attention at the same tasks and lengths.
+struct Dense<'r, 'a> {
+    cells: Vec<&'r Cell<'a>>,
+    /// What a difference is multiplied by: one of perplexities is in percent of dense attention's.
+    scale: f64,
+}
+
+impl<'r, 'a> Dense<'r, 'a> {
+    /// `None` where it lacks some of the places.
+    fn of(lines: &[Line<'r, 'a>], over: &BTreeSet<(&str, usize)>, is_less_better: bool) -> Option<Self> {
+        let is_dense = |line: &&Line| line.row.method == REFERENCE && over.contains(&place(line.row));
+        let here: Vec<Line> = lines.iter().filter(is_dense).copied().collect();
+        let scale = if is_less_better { 100.0 / here.first()?.row.score } else { 1.0 };
+        (here.len() == over.len()).then(|| Self { cells: here.iter().map(|line| line.cell).collect(), scale })
     }
-    let sets: Vec<BTreeSet<_>> = by_setting.values().map(|of| of.iter().map(|r| place(r)).collect()).collect();
+
+    /// The difference of a setting to it, as sure as the level says.
+    fn delta(&self, cells: &[&Cell], level: Level) -> Option<Estimate> {
+        paired::difference(cells, &self.cells, level).map(|difference| difference.scaled(self.scale))
+    }
+}
+
+/// `None` where no sparse method was run.
+fn conclude(lines: &[Line], scene: &str) -> Option<Conclusion> {
+    let mut by_setting: BTreeMap<(&str, &str), Vec<Line>> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line.row.method != REFERENCE) {
+        by_setting.entry((&line.row.method, &line.row.params)).or_default().push(*line);
+    }
+    let sets: Vec<BTreeSet<_>> = by_setting.values().map(|of| of.iter().map(|l| place(l.row)).collect()).collect();
     // What all have in common comes last; where that is nothing, what most were run on comes first.
     let shared = shared_sets(&sets);
     let common = shared.iter().rfind(|set| !set.is_empty() && sets.iter().all(|of| of.is_superset(set)));
     let over = common.or_else(|| shared.first())?;
-    let is_less_better = !rows.first()?.measure.is_score();
-    let order = distinct(rows.iter().map(|r| (r.method.as_str(), r.params.as_str())));
+    let is_less_better = !lines.first()?.row.measure.is_score();
+    let order = distinct(lines.iter().map(|l| (l.row.method.as_str(), l.row.params.as_str())));
     let kept = order.iter().filter_map(|key| by_setting.get(key));
-    let kept: Vec<Vec<&SummaryRow>> = kept
-        .map(|of| of.iter().copied().filter(|r| over.contains(&place(r))).collect::<Vec<_>>())
+    let kept: Vec<Vec<Line>> = kept
+        .map(|of| of.iter().copied().filter(|l| over.contains(&place(l.row))).collect::<Vec<_>>())
         .filter(|of| of.len() == over.len())
         .collect();
-    let dense = rows.iter().find(|r| r.method == REFERENCE).filter(|_| is_less_better).map(|r| r.score);
-    let settings: Vec<Setting> = kept.iter().filter_map(|of| setting(of, dense)).collect();
+    let dense = Dense::of(lines, over, is_less_better);
+    let settings: Vec<Setting> = kept.iter().filter_map(|of| setting(of, dense.as_ref())).collect();
     let missing = by_setting.len() - settings.len();
     let lacking = if missing == 0 { String::new() } else { format!(" ({missing} left out: they lack some of these)") };
+    let classes = classes(&settings);
+    let count = comparisons(&settings, &classes);
+    let level = Level::of_each(count);
     Some(Conclusion {
         about: format!("{scene}{}{lacking}", about(over, is_less_better)),
-        cheapest: cheapest(&settings, is_less_better),
-        budgets: budgets(&settings, is_less_better),
+        cheapest: cheapest(&settings, dense.as_ref(), is_less_better, level),
+        budgets: classes.iter().rev().map(|(exponent, of)| line(*exponent, of, is_less_better, level)).collect(),
+        rule: rule(count),
     })
 }
 
-fn setting(of: &[&SummaryRow], dense: Option<f64>) -> Option<Setting> {
-    let head = of.first()?;
-    let over = |value: fn(&SummaryRow) -> f64| mean(&of.iter().map(|r| value(r)).collect::<Vec<_>>());
+/// How many comparisons a conclusion makes: of each method with dense attention, and of the best of each budget with the other
+/// methods of it.
+fn comparisons(settings: &[Setting], classes: &BTreeMap<i32, Vec<&Setting>>) -> usize {
+    let with_dense = settings.iter().filter(|s| s.role != Role::Floor && s.delta.is_some()).count();
+    let methods = |of: &Vec<&Setting>| of.iter().filter(|s| s.role == Role::Method).count();
+    with_dense + classes.values().map(|of| best::comparisons(methods(of))).sum::<usize>()
+}
+
+fn rule(comparisons: usize) -> String {
+    match comparisons {
+        0 | 1 => String::new(),
+        n => format!(
+            "Settings are compared on the same examples; what is said to be certain or beyond noise is corrected for the {n} \
+             comparisons that were made."
+        ),
+    }
+}
+
+fn setting<'r, 'a>(of: &[Line<'r, 'a>], dense: Option<&Dense>) -> Option<Setting<'r, 'a>> {
+    let head = of.first()?.row;
+    let over = |value: fn(&SummaryRow) -> f64| mean(&of.iter().map(|l| value(l.row)).collect::<Vec<_>>());
+    let rows: Vec<&SummaryRow> = of.iter().map(|l| l.row).collect();
+    let cells: Vec<&Cell> = of.iter().map(|l| l.cell).collect();
     Some(Setting {
         name: format!("`{}`", setting_name(&head.method, &head.params)),
         role: Role::of(&head.method),
-        score: means::score(of)?,
-        delta: means::delta(of).map(|d| dense.map_or(d, |perplexity| d.scaled(100.0 / perplexity))),
+        score: means::score(&rows)?,
+        delta: dense.and_then(|dense| dense.delta(&cells, Level::SINGLE)),
+        cells,
         density: over(|r| r.density),
         cost: over(|r| r.cost_total),
     })
@@ -125,7 +185,7 @@ fn about(over: &BTreeSet<(&str, usize)>, is_perplexity: bool) -> String {
 
 // ---- the cheapest ----
 
-fn cheapest(settings: &[Setting], is_less_better: bool) -> String {
+fn cheapest(settings: &[Setting], dense: Option<&Dense>, is_less_better: bool, level: Level) -> String {
     let mut compared: Vec<(&Setting, Estimate)> =
         settings.iter().filter(|s| s.role == Role::Method).filter_map(|s| Some((s, s.delta?))).collect();
     if compared.is_empty() {
@@ -134,31 +194,35 @@ fn cheapest(settings: &[Setting], is_less_better: bool) -> String {
     compared.sort_by(|(a, _), (b, _)| {
         (a.cost, a.density).partial_cmp(&(b.cost, b.density)).unwrap_or(std::cmp::Ordering::Equal)
     });
+    // With intervals that hold for all comparisons together.
+    let corrected = |setting: &Setting| dense.and_then(|dense| dense.delta(&setting.cells, level));
+    let surely: Vec<(&Setting, Estimate)> = compared.iter().filter_map(|(s, _)| Some((*s, corrected(s)?))).collect();
     let unit = if is_less_better { "1 % of dense attention's perplexity" } else { "1 point of dense attention" };
     // How much is lost in the mean, and at worst; negative where it is a gain.
     let loss = |d: &Estimate| if is_less_better { d.mean } else { -d.mean };
     let worst = |d: &Estimate| if is_less_better { d.high() } else { d.low().map(|low| -low) };
-    let find = |holds: &dyn Fn(&Estimate) -> bool| compared.iter().find(|(_, d)| holds(d));
     let told = |&(s, d): &(&Setting, Estimate)| told(s, d, is_less_better);
     let holds = |d: &Estimate| worst(d).is_some_and(|worst| worst <= TOLERATED);
     // An oracle scores all keys, so what it costs is not the question: what is, is how little it attends.
-    let oracles = settings.iter().filter(|s| s.role == Role::Oracle).filter_map(|s| Some((s, s.delta?)));
+    let oracles = settings.iter().filter(|s| s.role == Role::Oracle).filter_map(|s| Some((s, corrected(s)?)));
     let oracle = oracles.filter(|(_, d)| holds(d)).min_by(|(a, _), (b, _)| a.density.total_cmp(&b.density));
     let beside = oracle
         .map_or(String::new(), |(s, _)| format!(" An oracle, {}, needs a density of {}.", s.name, number(s.density)));
-    if let Some(found) = find(&holds) {
+    if let Some(found) = surely.iter().find(|(_, d)| holds(d)) {
         return format!("The cheapest method that is within {unit} for certain is {}.{beside}", told(found));
     }
     if compared.iter().all(|(_, d)| d.ends.is_none()) {
         let few = format!("One context tells nothing of noise, so no method is certain to be within {unit}");
-        let seen = find(&|d| loss(d) <= TOLERATED);
+        let seen = compared.iter().find(|(_, d)| loss(d) <= TOLERATED);
         return match seen {
             Some(found) => format!("{few}. The cheapest that was, here, is {}.", told(found)),
             None => format!("{few}; here, none was."),
         };
     }
     let none = format!("No method is within {unit} for certain at this number of examples");
-    if let Some(found) = find(&|d| d.ends.is_some_and(|(low, high)| low <= 0.0 && 0.0 <= high)) {
+    let is_open = |(_, d): &&(&Setting, Estimate)| d.ends.is_some_and(|(low, high)| low <= 0.0 && 0.0 <= high);
+    // By its own interval if that leaves it open; that for all comparisons is wider.
+    if let Some(found) = compared.iter().find(is_open).or_else(|| surely.iter().find(is_open)) {
         return format!("{none}. The cheapest that noise cannot tell from it is {}.{beside}", told(found));
     }
     let least = compared.iter().min_by(|(_, a), (_, b)| loss(a).total_cmp(&loss(b)));
@@ -192,57 +256,51 @@ fn budget(density: f64) -> i32 {
     (-density.max(f64::MIN_POSITIVE).log2()).round().max(0.0) as i32
 }
 
-fn budgets(settings: &[Setting], is_less_better: bool) -> Vec<String> {
+/// The settings of each budget, by the exponent: the smallest budget has the largest.
+fn classes<'s, 'r, 'a>(settings: &'s [Setting<'r, 'a>]) -> BTreeMap<i32, Vec<&'s Setting<'r, 'a>>> {
     let mut classes: BTreeMap<i32, Vec<&Setting>> = BTreeMap::new();
     for setting in settings {
         classes.entry(budget(setting.density)).or_default().push(setting);
     }
-    // The smallest budget has the largest exponent.
-    classes.into_iter().rev().map(|(exponent, of)| line(exponent, &of, is_less_better)).collect()
+    classes
 }
 
-fn line(exponent: i32, of: &[&Setting], is_less_better: bool) -> String {
-    let in_role = |role: Role| of.iter().copied().filter(|s| s.role == role).collect::<Vec<&Setting>>();
-    let methods = in_role(Role::Method);
+fn line(exponent: i32, of: &[&Setting], is_less_better: bool, level: Level) -> String {
     let density = if exponent == 0 { "1".to_owned() } else { format!("1/{}", 2f64.powi(exponent)) };
     let beside: Vec<String> = [Role::Oracle, Role::Floor]
         .into_iter()
         .filter_map(|role| {
-            Some(format!("{} {}", role.name(), scored(best(&in_role(role), is_less_better)?, is_less_better)))
+            Some(format!("{} {}", role.name(), scored(best_mean(of, role, is_less_better)?, is_less_better)))
         })
         .collect();
-    let Some(found) = best(&methods, is_less_better) else {
+    let methods: Vec<&Setting> = of.iter().copied().filter(|s| s.role == Role::Method).collect();
+    let candidates: Vec<Candidate> =
+        methods.iter().map(|s| Candidate { score: s.score.mean, cells: s.cells.clone() }).collect();
+    let Some(found) = best::best(&candidates, is_less_better, level) else {
         return format!("density about {density}: no method but {}", beside.join("; "));
     };
-    let candidates: Vec<Candidate> =
-        methods.iter().enumerate().map(|(line, s)| Candidate { line, score: s.score }).collect();
-    let others = level(&candidates, is_less_better);
-    let others: Vec<&str> =
-        others.into_iter().map(|i| methods[i]).filter(|s| !std::ptr::eq(*s, found)).map(|s| s.name.as_str()).collect();
-    let is_known = methods.iter().all(|s| s.score.ends.is_some());
+    let others: Vec<&str> = found.others.iter().map(|at| methods[*at].name.as_str()).collect();
     let rivals = match (others.as_slice(), methods.len() - 1) {
         (_, 0) => " is the only method there".to_owned(),
-        ([], rest) if is_known => format!(
-            ", beyond noise better than {}",
-            if rest == 1 { "the other".to_owned() } else { format!("the other {rest}") }
-        ),
-        ([], _) => " (noise not known)".to_owned(),
+        (_, _) if !found.is_known => " (noise not known)".to_owned(),
+        ([], 1) => ", beyond noise better than the other".to_owned(),
+        ([], rest) => format!(", beyond noise better than the other {rest}"),
         (others, _) => {
             let more = others.len().saturating_sub(NAMED);
             let named = others.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            let what = if is_known { "noise does not tell it from" } else { "level with" };
-            format!("; {what} {named}{more}")
+            format!("; noise does not tell it from {named}{more}")
         }
     };
     let beside: String = beside.iter().map(|one| format!("; {one}")).collect();
-    format!("density about {density}: {}{rivals}{beside}", scored(found, is_less_better))
+    format!("density about {density}: {}{rivals}{beside}", scored(methods[found.first], is_less_better))
 }
 
-/// The first of the best mean.
-fn best<'a>(of: &[&'a Setting], is_less_better: bool) -> Option<&'a Setting> {
+/// The first of the best mean in a role.
+fn best_mean<'s, 'r, 'a>(of: &[&'s Setting<'r, 'a>], role: Role, is_less_better: bool) -> Option<&'s Setting<'r, 'a>> {
     let sign = if is_less_better { 1.0 } else { -1.0 };
-    of.iter().copied().min_by(|a, b| (sign * a.score.mean).total_cmp(&(sign * b.score.mean)))
+    let in_role = of.iter().copied().filter(|s| s.role == role);
+    in_role.min_by(|a, b| (sign * a.score.mean).total_cmp(&(sign * b.score.mean)))
 }
 
 fn scored(setting: &Setting, is_perplexity: bool) -> String {
@@ -254,142 +312,188 @@ fn scored(setting: &Setting, is_perplexity: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::record::tests::record;
-    use crate::eval::summary::summarize;
-    use crate::tasks::likelihood::Measure;
+    use crate::eval::cells::group;
+    use crate::eval::record::Record;
+    use crate::eval::record::tests::{perplexity, record};
+    use crate::eval::summary;
 
-    /// A row of a task with its score, difference and cost as given.
-    fn row(method: &str, score: (f64, f64, f64), delta: (f64, f64, f64), density: f64) -> SummaryRow {
-        let mut row = summarize(&[record("ruler/vt", method, 0, 1.0)], &[]).remove(0);
-        (row.score, row.ci_low, row.ci_high) = (score.0, Some(score.1), Some(score.2));
-        (row.delta_full, row.delta_low, row.delta_high) = (Some(delta.0), Some(delta.1), Some(delta.2));
-        (row.density, row.cost_total) = (density, density);
-        row
+    /// The runs of a method at a density, which it costs as well: of `n` examples, all but the first `lost` are right.
+    fn run(method: &str, density: f64, lost: usize, n: usize) -> Vec<Record> {
+        let of = |i| Record {
+            density,
+            cost1: 0.0,
+            cost2: density,
+            ..record("ruler/vt", method, i, f64::from(u8::from(i >= lost)))
+        };
+        (0..n).map(of).collect()
     }
 
-    fn only(rows: &[SummaryRow]) -> Conclusion {
-        let (mut found, left_out) = all(rows);
+    fn made(records: &[Record]) -> (Vec<Conclusion>, String) {
+        let cells = group(records, &[]);
+        all(&summary::rows(&cells), &cells)
+    }
+
+    fn only(runs: &[Vec<Record>]) -> Conclusion {
+        let (mut found, left_out) = made(&runs.concat());
         assert_eq!((found.len(), left_out.as_str()), (1, ""), "{found:?}");
         found.remove(0)
     }
 
+    /// Without intervals.
+    fn bare(text: &str) -> String {
+        let parts = text.split(" [").enumerate();
+        parts.map(|(i, part)| if i == 0 { part } else { part.split_once(']').map_or("", |(_, rest)| rest) }).collect()
+    }
+
     #[test]
     fn the_cheapest_within_a_point_is_certain_by_its_interval_and_no_oracle() {
-        let rows = [
-            row("topk", (97.0, 95.0, 99.0), (0.0, -0.1, 0.1), 0.06),
-            row("streaming_llm", (90.0, 85.0, 95.0), (-7.0, -9.0, 0.5), 0.06),
-            row("h2o", (96.0, 94.0, 98.0), (-0.4, -0.9, 0.1), 0.25),
-            row("quest", (97.0, 95.0, 99.0), (0.1, -0.2, 0.4), 0.5),
-            row("random", (98.0, 96.0, 100.0), (0.1, -0.2, 0.4), 0.25),
-        ];
-        let found = only(&rows);
+        let n = 1500;
+        let found = only(&[
+            run("full", 1.0, 0, n),
+            run("topk", 0.06, 0, n),
+            run("streaming_llm", 0.06, 105, n),
+            run("h2o", 0.25, 3, n),
+            run("quest", 0.5, 0, n),
+            run("random", 0.25, 0, n),
+        ]);
         assert_eq!(found.about, "ruler/vt at 4K");
         assert_eq!(
-            found.cheapest,
-            "The cheapest method that is within 1 point of dense attention for certain is `h2o` (Δ -0.4 [-0.9 +0.1], \
-             0.250 of the FLOPs, density 0.250). An oracle, `topk`, needs a density of 0.0600."
+            bare(&found.cheapest),
+            "The cheapest method that is within 1 point of dense attention for certain is `h2o` (Δ -0.2, 0.250 of the FLOPs, \
+             density 0.250). An oracle, `topk`, needs a density of 0.0600."
         );
+        let budgets: Vec<String> = found.budgets.iter().map(|line| bare(line)).collect();
         assert_eq!(
-            found.budgets[1],
-            "density about 1/4: `h2o` 96.0 [94.0 98.0] is the only method there; floor `random` 98.0 [96.0 100.0]"
+            budgets,
+            [
+                "density about 1/16: `streaming_llm` 93.0 is the only method there; oracle `topk` 100.0",
+                "density about 1/4: `h2o` 99.8 is the only method there; floor `random` 100.0",
+                "density about 1/2: `quest` 100.0 is the only method there",
+            ]
         );
-        assert_eq!(
-            found.budgets[0],
-            "density about 1/16: `streaming_llm` 90.0 [85.0 95.0] is the only method there; oracle `topk` 97.0 [95.0 99.0]"
-        );
+        // Three methods and the oracle with dense attention.
+        assert!(found.rule.contains("corrected for the 4 comparisons"), "{}", found.rule);
+    }
+
+    #[test]
+    fn one_of_many_is_within_a_point_by_chance() {
+        // Of 450 equal pairs the interval ends at 1.96² / (450 + 1.96²) = 0.85 points, and where 21 comparisons are made at 2.01.
+        let names =
+            ["h2o", "quest", "loki", "sparq", "tova", "snapkv", "infllm", "pqcache", "magicpig", "hip", "lsh_bits"];
+        let runs = |of: usize| -> Vec<Vec<Record>> {
+            let methods = names[..of].iter().map(|name| run(name, 0.25, 0, 450));
+            [run("full", 1.0, 0, 450)].into_iter().chain(methods).collect()
+        };
+        let one = only(&runs(1));
+        assert!(one.cheapest.contains("for certain is `h2o` (Δ 0.0 [-0.8 +0.8]"), "{one:?}");
+        assert_eq!(one.rule, "");
+        let many = only(&runs(names.len()));
+        assert!(many.cheapest.starts_with("No method is within 1 point of dense attention for certain"), "{many:?}");
+        assert!(many.rule.contains(" 21 comparisons"), "eleven with dense attention, and ten with the best: {many:?}");
     }
 
     #[test]
     fn where_none_is_certain_the_sentence_says_so() {
-        let noisy = [
-            row("h2o", (80.0, 70.0, 90.0), (-15.0, -25.0, -5.0), 0.1),
-            row("quest", (94.0, 80.0, 99.0), (-1.0, -6.0, 4.0), 0.2),
-        ];
-        let said = only(&noisy).cheapest;
+        let full = || run("full", 1.0, 0, 20);
+        let said = only(&[full(), run("h2o", 0.1, 12, 20), run("quest", 0.2, 1, 20)]).cheapest;
         assert!(
             said.starts_with("No method is within 1 point") && said.contains("noise cannot tell from it is `quest`"),
             "{said}"
         );
-        let lost = only(&[
-            row("h2o", (80.0, 70.0, 90.0), (-15.0, -25.0, -5.0), 0.1),
-            row("quest", (85.0, 80.0, 90.0), (-9.0, -12.0, -6.0), 0.2),
-        ]);
+        let lost = only(&[full(), run("h2o", 0.1, 15, 20), run("quest", 0.2, 12, 20)]);
         assert!(lost.cheapest.contains("all differ from it beyond noise. The least is lost by `quest`"), "{lost:?}");
-        let mut once = noisy.clone();
-        for row in &mut once {
-            (row.delta_low, row.delta_high, row.ci_low, row.ci_high) = (None, None, None, None);
-        }
-        let said = only(&once);
+        // Five losses of 20 are beyond noise for a method by itself, 5 / √5 = 2.24 standard errors, but not for one of six.
+        let several = ["h2o", "quest", "loki", "sparq", "tova", "snapkv"].map(|name| run(name, 0.2, 5, 20));
+        let open = only(&[[full()].as_slice(), &several].concat());
+        assert!(open.cheapest.contains("noise cannot tell from it is `h2o`"), "{open:?}");
+        assert!(only(&[full(), run("h2o", 0.2, 5, 20)]).cheapest.contains("differ from it beyond noise"));
+        let once = only(&[run("full", 1.0, 0, 1), run("h2o", 0.1, 1, 1), run("quest", 0.2, 0, 1)]);
         assert!(
-            said.cheapest.starts_with("One context tells nothing of noise")
-                && said.cheapest.contains("is `quest` (Δ -1.0,"),
-            "{said:?}"
+            once.cheapest.starts_with("One context tells nothing of noise")
+                && once.cheapest.contains("is `quest` (Δ 0.0,"),
+            "{once:?}"
         );
-        once.iter_mut().for_each(|row| row.delta_full = None);
-        assert!(only(&once).cheapest.starts_with("Dense attention was not run"));
+        assert_eq!(once.budgets[0], "density about 1/8: `h2o` 0.0 is the only method there");
+        let alone = only(&[run("h2o", 0.1, 1, 20)]);
+        assert!(alone.cheapest.starts_with("Dense attention was not run"), "{alone:?}");
     }
 
     #[test]
     fn the_best_of_a_budget_stands_with_those_that_noise_does_not_tell_from_it() {
-        let none = (0.0, -1.0, 1.0);
-        let rows = [
-            row("h2o", (90.0, 84.0, 95.0), none, 0.12),
-            row("quest", (92.0, 88.0, 96.0), none, 0.13),
-            row("tova", (60.0, 50.0, 70.0), none, 0.125),
-            row("loki", (99.0, 98.0, 100.0), none, 0.24),
-            row("sparq", (70.0, 60.0, 80.0), none, 0.26),
-        ];
+        let found = only(&[
+            run("h2o", 0.12, 5, 40),
+            run("quest", 0.13, 3, 40),
+            run("tova", 0.125, 16, 40),
+            run("loki", 0.24, 0, 40),
+            run("sparq", 0.26, 12, 40),
+        ]);
+        let budgets: Vec<String> = found.budgets.iter().map(|line| bare(line)).collect();
         assert_eq!(
-            only(&rows).budgets,
+            budgets,
             [
-                "density about 1/8: `quest` 92.0 [88.0 96.0]; noise does not tell it from `h2o`",
-                "density about 1/4: `loki` 99.0 [98.0 100.0], beyond noise better than the other",
+                "density about 1/8: `quest` 92.5; noise does not tell it from `h2o`",
+                "density about 1/4: `loki` 100.0, beyond noise better than the other",
             ]
         );
+        assert!(found.rule.contains(" 3 comparisons"), "two in one budget, one in the other: {}", found.rule);
+        let few = only(&[run("h2o", 0.12, 2, 3), run("quest", 0.13, 1, 3)]);
+        assert_eq!(bare(&few.budgets[0]), "density about 1/8: `quest` 66.7 (noise not known)");
+    }
+
+    #[test]
+    fn intervals_apart_settle_nothing_that_the_same_examples_leave_open() {
+        // 24 and 10 of 40 right. The interval of `h2o` ends at 41 %, below 60 %. But of the examples that only one gets right, `quest`
+        // has 24 and `h2o` 10: 14 / √34 = 2.40 standard errors, and with three comparisons it takes 2.39, with four 2.50.
+        let of = |method: &str, density: f64, is_right: &dyn Fn(usize) -> bool| -> Vec<Record> {
+            let right = |r: Record| Record { score: f64::from(u8::from(is_right(r.sample))), ..r };
+            run(method, density, 0, 40).into_iter().map(right).collect()
+        };
+        let runs = |others: usize| -> Vec<Vec<Record>> {
+            let two = [of("quest", 0.125, &|i| i < 24), of("h2o", 0.125, &|i| i >= 30)];
+            let less = ["tova", "loki", "sparq"].map(|name| of(name, 0.125, &|_| false));
+            two.into_iter().chain(less.into_iter().take(others)).collect()
+        };
+        let told = |others: usize| only(&runs(others)).budgets[0].clone();
+        assert!(told(2).ends_with(", beyond noise better than the other 3"), "{}", told(2));
+        assert!(told(3).ends_with("; noise does not tell it from `h2o`"), "{}", told(3));
     }
 
     #[test]
     fn less_perplexity_is_better_and_the_loss_is_a_percentage() {
-        let mut rows = [
-            row("full", (10.0, 9.0, 11.0), (0.0, 0.0, 0.0), 1.0),
-            row("h2o", (10.5, 9.5, 11.5), (0.5, 0.4, 0.6), 0.1),
-            row("quest", (10.05, 9.0, 11.0), (0.05, 0.02, 0.08), 0.11),
-        ];
-        rows.iter_mut().for_each(|row| row.measure = Measure::Perplexity);
-        let found = only(&rows);
-        // 0.08 of 10 is 0.8 %, and 0.6 of 10 is 6 %.
-        assert!(found.cheapest.contains("for certain is `quest` (Δ +0.5 [+0.2 +0.8] %"), "{found:?}");
-        assert!(
-            found.budgets[0].starts_with("density about 1/8: `quest` 10.1 [9.00 11.0]; noise does not"),
-            "{found:?}"
-        );
+        let of = |method: &str, density: f64, more: f64| -> Vec<Record> {
+            let nats = |i: usize| 2.0 + i as f64 / 10.0 + more * (1.0 + i as f64 / 50.0);
+            (0..12).map(|i| Record { density, cost1: 0.0, cost2: density, ..perplexity(method, i, nats(i)) }).collect()
+        };
+        let found = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.004)]);
+        // 0.004 nats a token and a little are 0.4 %, and 0.05 are 5 %.
+        assert!(found.cheapest.contains("for certain is `quest` (Δ +0.4 [+0."), "{found:?}");
+        assert!(found.budgets[0].ends_with(", beyond noise better than the other"), "{found:?}");
+        let level = only(&[of("full", 1.0, 0.0), of("h2o", 0.1, 0.05), of("quest", 0.11, 0.05)]);
+        assert!(level.cheapest.contains("all differ from it beyond noise"), "{level:?}");
     }
 
     #[test]
     fn means_are_over_what_all_settings_have() {
-        let none = (0.0, -0.5, 0.5);
-        let at = |task: &str, method: &str, score: f64| {
-            let mut row = row(method, (score, score - 1.0, score + 1.0), none, 0.125);
-            task.clone_into(&mut row.task);
-            row
+        let at = |task: &str, method: &str, lost: usize| -> Vec<Record> {
+            run(method, 0.125, lost, 20).into_iter().map(|r| Record { task: task.into(), ..r }).collect()
         };
-        let rows = [at("a", "h2o", 80.0), at("a", "quest", 90.0), at("b", "h2o", 100.0)];
-        let found = only(&rows);
+        let found = only(&[at("a", "h2o", 4), at("a", "quest", 2), at("b", "h2o", 0)]);
         assert_eq!(found.about, "a at 4K");
         assert!(found.budgets[0].contains("`quest` 90.0"), "h2o's 100 of another task does not count: {found:?}");
-        let apart = only(&[at("a", "h2o", 80.0), at("c", "h2o", 80.0), at("b", "quest", 90.0)]);
+        let apart = only(&[at("a", "h2o", 4), at("c", "h2o", 4), at("b", "quest", 2)]);
         assert_eq!(apart.about, "mean over 2 tasks at 4K (1 left out: they lack some of these)");
-        assert_eq!(all(&[]), (Vec::new(), String::new()));
+        // A task on which nothing differs takes half of the difference, and nothing of its certainty.
+        let both = only(&[at("a", "h2o", 8), at("b", "h2o", 2), at("a", "quest", 0), at("b", "quest", 2)]);
+        assert!(bare(&both.budgets[0]).ends_with("`quest` 95.0, beyond noise better than the other"), "{both:?}");
+        assert_eq!(made(&[]), (Vec::new(), String::new()));
     }
 
     #[test]
     fn what_is_left_out_is_counted() {
-        let of_model = |i: usize| {
-            let mut row = row("quest", (97.0, 95.0, 99.0), (0.1, -0.2, 0.4), 0.5);
-            row.model = format!("model {i}");
-            row
+        let of_model = |i: usize| -> Vec<Record> {
+            run("quest", 0.5, 0, 2).into_iter().map(|r| Record { model: format!("model {i}").into(), ..r }).collect()
         };
-        let (shown, left_out) = all(&(0..8).map(of_model).collect::<Vec<_>>());
+        let (shown, left_out) = made(&(0..8).flat_map(of_model).collect::<Vec<_>>());
         assert_eq!(shown.len(), 6);
         assert!(shown[0].about.starts_with("model 0, ") && shown[5].about.starts_with("model 5, "), "{shown:?}");
         assert_eq!(left_out, "2 more can be drawn from the tables.");

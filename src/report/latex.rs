@@ -7,6 +7,7 @@ use super::Report;
 use super::best;
 use super::format::{Column, capital, columns, fitting, setting, tokens, without_interval};
 use super::pivot::{ShownNotes, Table, is_about};
+use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
 
@@ -15,8 +16,8 @@ const NEEDS: &str =
     "% Needs \\usepackage{array,booktabs,siunitx}. Each table is as wide as the text of the class article at most.\n";
 
 /// What is to be known of a column whose best numbers are bold.
-const BOLD: &str =
-    "Bold: the best score of a method that is no oracle and no floor, and those whose 95 % interval reaches it.";
+const BOLD: &str = "Bold: the best score of a method that is no oracle and no floor, and all that noise does not tell from it. Each is \
+    compared with the best on the same examples, at 2.5 % over the number of comparisons.";
 
 /// `summary.tex`: a table for each task and length, with as many of the columns of `summary.md` as fit, warnings below the rows
 /// they concern.
@@ -26,8 +27,11 @@ pub fn summary(report: &Report, no_intervals: bool) -> String {
     let mut general: Vec<String> =
         report.warnings.iter().filter(|w| w.is_general()).map(|warning| warning.to_string()).collect();
     let place = |r: &SummaryRow| (setting(r), r.task.clone(), r.length);
+    let mut cells = report.cells.as_slice();
     for rows in report.rows.chunk_by(|a, b| place(a) == place(b)) {
-        text.push_str(&of_place(report, rows, std::mem::take(&mut general), no_intervals));
+        let (of_rows, rest) = cells.split_at(rows.len().min(cells.len()));
+        text.push_str(&of_place(report, rows, of_rows, std::mem::take(&mut general), no_intervals));
+        cells = rest;
     }
     with_breaks(&text)
 }
@@ -47,8 +51,8 @@ fn with_breaks(text: &str) -> String {
     parts.concat()
 }
 
-/// The table of one task and length.
-fn of_place(report: &Report, rows: &[SummaryRow], of_all: Vec<String>, no_intervals: bool) -> String {
+/// The table of one task and length; `cells` are those of the rows.
+fn of_place(report: &Report, rows: &[SummaryRow], cells: &[Cell], of_all: Vec<String>, no_intervals: bool) -> String {
     let length = if rows[0].length > 0 { format!(", {} tokens", tokens(rows[0].length)) } else { String::new() };
     let shared_n = rows.iter().all(|r| (r.n, r.contexts) == (rows[0].n, rows[0].contexts));
     let names: Vec<Vec<String>> = rows.iter().map(|r| vec![name(&r.method, &r.params)]).collect();
@@ -56,7 +60,7 @@ fn of_place(report: &Report, rows: &[SummaryRow], of_all: Vec<String>, no_interv
     let all: Vec<&Column> = columns(rows).into_iter().filter(|c| !(shared_n && c.heading == "n")).collect();
     let (columns, left_out) = fitting(all, |columns| width(&["setting"], &names, &shown(columns)) <= TEXT_WIDTH);
     let mut columns = shown(&columns);
-    let best = best::of_rows(rows);
+    let best = best::of_rows(rows, cells);
     if let Some(score) = columns.iter_mut().find(|c| c.heading != "n") {
         score.bold.clone_from(&best);
     }
@@ -556,7 +560,7 @@ mod tests {
             let empty = Record { prediction: "".into(), ..record(&task, "loki", sample, 0.0) };
             [record(&task, "full", sample, 1.0), empty, record(&task, "quest", sample, 1.0)]
         };
-        let records: Vec<Record> = (0..6).flat_map(|task| (0..2).flat_map(move |sample| of(task, sample))).collect();
+        let records: Vec<Record> = (0..6).flat_map(|task| (0..6).flat_map(move |sample| of(task, sample))).collect();
         let report = Report::new(&records, &[]);
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         let layout = crate::report::pivot::Layout::parse(
@@ -568,7 +572,7 @@ mod tests {
         let text = pivot(&crate::report::pivot::tables(&report, &layout.unwrap()), false);
         assert!(text.matches("\\begin{table}").count() > 1 && text.contains("(further columns)}"), "{text}");
         assert!(
-            text.contains("-columns-2}") && text.contains("0.0{\\mdseries\\textsuperscript{a}} & [$0.0$, $84.2$]"),
+            text.contains("-columns-2}") && text.contains("0.0{\\mdseries\\textsuperscript{a}} & [$0.0$, $45.9$]"),
             "{text}"
         );
         assert!(text.contains("\nquest & \\bfseries 100.0 & ") && text.contains("\nfull & 100.0 & "), "{text}");

@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     let mut page = String::from("# Results\n\n");
     page.push_str(&header(report));
+    page.push_str(&notes(report));
     page.push_str(&conclusions(report));
     page.push_str(&warnings(report));
     let other_scores = other_scores(&report.rows, report.records);
@@ -59,13 +60,20 @@ fn header(report: &Report) -> String {
     text
 }
 
+/// What is to be known of how the records were put together.
+fn notes(report: &Report) -> String {
+    let lines: String = report.notes.iter().map(|note| format!("- note: {note}\n")).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
 /// What the results come to.
 fn conclusions(report: &Report) -> String {
     let mut text = String::new();
-    let (shown, left_out) = conclusion::all(&report.rows);
-    for Conclusion { about, cheapest, budgets } in shown {
+    let (shown, left_out) = conclusion::all(&report.rows, &report.cells);
+    for Conclusion { about, cheapest, budgets, rule } in shown {
         let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
         budgets.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
+        text.push_str(&if rule.is_empty() { rule } else { format!("\n{rule}\n") });
     }
     if !left_out.is_empty() {
         let _ = write!(text, "\n{left_out}\n");

@@ -159,16 +159,27 @@ fn name(tables: &mut [MeanTable]) {
     }
 }
 
+/// A row of means over rows of one setting. Every field is a mean (or a sum, for counts), what all rows share, or empty: a mean of some
+/// of the tasks only would stand beside means of all.
 fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
     let of_rows: Vec<&SummaryRow> = of.iter().map(|i| &rows[*i]).collect();
+    let head = of_rows.first()?;
     let (score, delta, step) = (score(&of_rows)?, delta(&of_rows), step_ms(&of_rows));
     let over = |value: fn(&SummaryRow) -> f64| stats::mean(&of_rows.iter().map(|r| value(r)).collect::<Vec<_>>());
-    // A mean of some of the tasks only would stand beside means of all.
     let known = |value: fn(&SummaryRow) -> Option<f64>| {
         let values: Option<Vec<f64>> = of_rows.iter().map(|r| value(r)).collect();
         values.map(|values| stats::mean(&values))
     };
+    let is_shared = |is_same: &dyn Fn(&SummaryRow) -> bool| of_rows.iter().all(|r| is_same(r));
     Some(SummaryRow {
+        model: head.model.clone(),
+        // The mean's name takes its place.
+        task: String::new(),
+        length: head.length,
+        method: head.method.clone(),
+        params: head.params.clone(),
+        settings: head.settings.clone(),
+        protocol: head.protocol.clone(),
         n: of_rows.iter().map(|r| r.n).sum(),
         score: score.mean,
         ci_low: score.low(),
@@ -176,23 +187,53 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         delta_full: delta.map(|d| d.mean),
         delta_low: delta.and_then(|d| d.low()),
         delta_high: delta.and_then(|d| d.high()),
-        contexts: of_rows.iter().map(|r| r.contexts).sum(),
-        detectable: detectable(&of_rows),
         density: over(|r| r.density),
-        density_sparse_layers: over(|r| r.density_sparse_layers),
         cost1: over(|r| r.cost1),
         cost2: over(|r| r.cost2),
         cost_total: over(|r| r.cost_total),
         aux_bits: over(|r| r.aux_bits),
         kv_bytes_per_token: known(|r| r.kv_bytes_per_token),
+        output_error: known(|r| r.output_error),
+        recall: known(|r| r.recall),
+        prefill_s: over(|r| r.prefill_s),
+        decode_ms_per_token: step.map(|ms| ms.mean),
+        kv_bytes_held: known(|r| r.kv_bytes_held),
+        density_target: head.density_target.filter(|_| is_shared(&|r| r.density_target == head.density_target)),
+        density_sparse_layers: over(|r| r.density_sparse_layers),
+        density_min: known(|r| r.density_min),
+        density_median: known(|r| r.density_median),
+        density_max: known(|r| r.density_max),
+        output_error_min: known(|r| r.output_error_min),
+        output_error_median: known(|r| r.output_error_median),
+        output_error_max: known(|r| r.output_error_max),
+        recall_min: known(|r| r.recall_min),
+        recall_median: known(|r| r.recall_median),
+        recall_max: known(|r| r.recall_max),
+        dropped_mass: known(|r| r.dropped_mass),
+        dropped_mass_min: known(|r| r.dropped_mass_min),
+        dropped_mass_median: known(|r| r.dropped_mass_median),
+        dropped_mass_max: known(|r| r.dropped_mass_max),
+        measure: head.measure,
+        // Of texts, which are never averaged.
+        word_perplexity: None,
+        bits_per_byte: None,
+        kl_mean: None,
+        kl_p99: None,
+        same_top: None,
+        acc: known(|r| r.acc),
+        acc_norm: known(|r| r.acc_norm),
+        kv_tokens_held: known(|r| r.kv_tokens_held),
+        index_s: over(|r| r.index_s),
+        decode_ms_low: step.and_then(|ms| ms.low()),
+        decode_ms_high: step.and_then(|ms| ms.high()),
+        timed: head.timed.clone().filter(|_| is_shared(&|r| r.timed == head.timed)),
+        is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != head.timed),
+        contexts: of_rows.iter().map(|r| r.contexts).sum(),
+        detectable: detectable(&of_rows),
         shared_bytes_per_token: known(|r| r.shared_bytes_per_token),
         select_bytes_per_token: known(|r| r.select_bytes_per_token),
         free_share: known(|r| r.free_share),
-        prefill_s: over(|r| r.prefill_s),
-        index_s: over(|r| r.index_s),
-        decode_ms_per_token: step.map(|ms| ms.mean),
-        decode_ms_low: step.and_then(|ms| ms.low()),
-        decode_ms_high: step.and_then(|ms| ms.high()),
+        latency: head.latency.filter(|_| is_shared(&|r| r.latency == head.latency)),
         select_ms_per_token: known(|r| r.select_ms_per_token),
         attend_ms_per_token: known(|r| r.attend_ms_per_token),
         weights_ms_per_token: known(|r| r.weights_ms_per_token),
@@ -202,8 +243,6 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
         cost2_picked: known(|r| r.cost2_picked),
         cost1_published: known(|r| r.cost1_published),
         shared_bytes_resident: known(|r| r.shared_bytes_resident),
-        is_timed_apart: of_rows.iter().any(|r| r.is_timed_apart || r.timed != of_rows[0].timed),
-        ..of_rows[0].clone()
     })
 }
 
@@ -211,8 +250,8 @@ fn mean_row(of: &[usize], rows: &[SummaryRow]) -> Option<SummaryRow> {
 mod tests {
     use super::*;
     use crate::eval::cells::group;
-    use crate::eval::record::Record;
     use crate::eval::record::tests::record;
+    use crate::eval::record::{Latency, Record};
     use crate::eval::summary::summarize;
 
     /// (task, method, scores).
@@ -266,6 +305,50 @@ mod tests {
         let methods = |t: &MeanTable| t.rows.iter().map(|r| r.method.clone()).collect::<Vec<_>>();
         assert_eq!(made.iter().map(methods).collect::<Vec<_>>(), [["full", "quest"], ["full", "topk"]]);
         assert!(made[0].rows[0].task != made[1].rows[0].task, "what is drawn by name is not mixed");
+    }
+
+    /// Every number of a row that a mean can be over, in place of what it is.
+    fn with_numbers(row: &SummaryRow, value: f64) -> SummaryRow {
+        let mut json = serde_json::to_value(row).unwrap();
+        for (key, field) in json.as_object_mut().unwrap() {
+            if !WORDS.contains(&key.as_str()) && !COUNTS.contains(&key.as_str()) {
+                *field = serde_json::json!(value);
+            }
+        }
+        serde_json::from_value(json).unwrap()
+    }
+
+    const WORDS: [&str; 9] = ["model", "task", "length", "method", "params", "protocol", "measure", "timed", "latency"];
+    const COUNTS: [&str; 2] = ["n", "contexts"];
+    /// What has no mean over tasks: figures of texts, and ends of intervals, which have rules of their own.
+    const NO_MEAN: [&str; 5] = ["word_perplexity", "bits_per_byte", "kl_mean", "kl_p99", "same_top"];
+    const ENDS: [&str; 7] =
+        ["ci_low", "ci_high", "delta_low", "delta_high", "decode_ms_low", "decode_ms_high", "detectable"];
+
+    #[test]
+    fn no_field_of_a_mean_is_that_of_the_first_task() {
+        let records = [record("a", "quest", 0, 1.0), record("b", "quest", 0, 1.0)];
+        let rows = summarize(&records, &[]);
+        let rows = [with_numbers(&rows[0], 2.0), with_numbers(&rows[1], 4.0)];
+        let field_of = |row: &SummaryRow| serde_json::to_value(row).unwrap().as_object().unwrap().clone();
+        let mean = field_of(&mean_row(&[0, 1], &rows).unwrap());
+        for (key, found) in mean.iter().filter(|(key, _)| !WORDS.contains(&key.as_str())) {
+            match key.as_str() {
+                key if NO_MEAN.contains(&key) => assert!(found.is_null(), "{key}: {found}"),
+                key if ENDS.contains(&key) => assert!(!found.is_null(), "{key}"),
+                key if COUNTS.contains(&key) => assert_eq!(found, 2, "{key}"),
+                "density_target" => assert!(found.is_null(), "two were asked for: {found}"),
+                _ => assert_eq!(found.as_f64(), Some(3.0), "{key}: {found}"),
+            }
+        }
+        // What only one of them has is not of both, and what they differ in is neither's.
+        let mut lacking = rows.clone();
+        let bare = summarize(&records[1..], &[]).remove(0);
+        lacking[1] = SummaryRow { timed: Some("elsewhere".to_owned()), latency: Some(Latency::Solo), ..bare.clone() };
+        let (mean, bare) = (field_of(&mean_row(&[0, 1], &lacking).unwrap()), field_of(&bare));
+        let absent: Vec<&String> = bare.iter().filter(|(_, field)| field.is_null()).map(|(key, _)| key).collect();
+        assert!(absent.len() > 25, "{absent:?}");
+        absent.into_iter().for_each(|key| assert!(mean[key].is_null(), "{key}: {}", mean[key]));
     }
 
     #[test]

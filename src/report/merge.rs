@@ -12,6 +12,7 @@ use crate::eval::shared::Text;
 use crate::eval::store::{CALIBRATION, CONTENT, Loaded, SAMPLES, drop_repeated, identities, load_run};
 
 use super::format::distinct;
+use super::shards;
 
 mod questions;
 
@@ -100,6 +101,7 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     if repeated > 0 {
         merged.notes.push(format!("{repeated} records are in several of the runs; each counts once"));
     }
+    merged.notes.extend(shards::notes(&merged.sources));
     Ok(merged)
 }
 
@@ -371,7 +373,7 @@ mod tests {
     }
 
     fn asking(method: &str, sample: usize, what: &str) -> Record {
-        Record { example_sha256: Some(what.into()), ..record("jsonl:validation", method, sample, 1.0) }
+        Record { example_sha256: Some(what.to_owned().into()), ..record("jsonl:validation", method, sample, 1.0) }
     }
 
     /// RULER calls all of its files `validation.jsonl`.

@@ -27,6 +27,7 @@ mod format;
 mod heading;
 mod means;
 mod overview;
+mod shards;
 mod stand_ins;
 
 use std::path::{Path, PathBuf};

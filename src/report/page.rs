@@ -77,7 +77,7 @@ fn facts(report: &Report) -> Result<Value> {
             row
         })
         .collect();
-    let (conclusions, left_out) = conclusion::all(&report.rows);
+    let (conclusions, left_out) = conclusion::all(&report.rows, &report.cells);
     let sources = report.sources.iter().map(|s| json!({"name": s.name, "records": s.records, "manifest": s.manifest}));
     Ok(json!({
         "heading": heading::line(report),

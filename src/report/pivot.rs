@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value as Json, json};
 
 use super::Report;
+use super::best::{self, Candidate, Shown};
 use super::csv::COLUMNS;
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
@@ -193,6 +194,9 @@ pub struct Entry {
     pub is_perplexity: bool,
     /// What its method is for.
     pub role: Role,
+    /// Whether it is the best score of a method in its column, or noise does not tell it from that. Where columns hold what is not
+    /// to be compared, such as tasks, the same of its line.
+    pub is_best: bool,
 }
 
 /// Notes as they are shown: many of one kind as one.
@@ -242,15 +246,30 @@ impl ShownNotes {
 struct Line<'v> {
     seed: Option<u64>,
     row: &'v SummaryRow,
+    cell: &'v Cell<'v>,
+}
+
+/// Rows with their cells, of all seeds or of one.
+struct OfSeed<'v> {
+    seed: Option<u64>,
+    rows: Vec<SummaryRow>,
+    cells: Vec<Cell<'v>>,
+}
+
+impl OfSeed<'_> {
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        self.rows.iter().zip(&self.cells).map(|(row, cell)| Line { seed: self.seed, row, cell })
+    }
 }
 
 /// The rows of each seed by itself.
-fn by_seed(report: &Report) -> Vec<(Option<u64>, Vec<SummaryRow>)> {
+fn by_seed<'v>(report: &Report<'v>) -> Vec<OfSeed<'v>> {
     let seeds: BTreeSet<u64> = report.cells.iter().flat_map(Cell::seeds).collect();
-    let rows = |seed: u64| -> Vec<SummaryRow> {
-        summary::rows(&report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect::<Vec<_>>())
+    let of_seed = |seed: u64| {
+        let cells: Vec<Cell> = report.cells.iter().filter_map(|cell| cell.of_seed(seed)).collect();
+        OfSeed { seed: Some(seed), rows: summary::rows(&cells), cells }
     };
-    seeds.into_iter().map(|seed| (Some(seed), rows(seed))).collect()
+    seeds.into_iter().map(of_seed).collect()
 }
 
 /// What a value is averaged over: tasks and lengths, unless they are dimensions of the table.
@@ -260,9 +279,9 @@ type Averaged<'a> = (Option<&'a str>, Option<usize>);
 pub fn tables(report: &Report, layout: &Layout) -> Vec<Table> {
     let rows = match layout.has(&Dimension::RunSeed) {
         true => by_seed(report),
-        false => vec![(None, report.rows.clone())],
+        false => vec![OfSeed { seed: None, rows: report.rows.clone(), cells: report.cells.clone() }],
     };
-    let lines = rows.iter().flat_map(|(seed, rows)| rows.iter().map(|row| Line { seed: *seed, row }));
+    let lines = rows.iter().flat_map(OfSeed::lines);
     let (shown, left_out): (Vec<Line>, Vec<Line>) = lines.partition(|line| has_params(line.row, layout));
     let apart = |line: &Line| table_of(line, layout);
     let mut tables = Vec::new();
@@ -369,11 +388,14 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
     let table = |scope: &BTreeSet<Averaged>| {
         let mut notes = Vec::new();
         let mut cell = |lines: &Vec<Line>| {
-            let here: Vec<Line> =
-                lines.iter().copied().filter(|line| scope.contains(&averaged(line, layout))).collect();
+            let here = within(lines, scope, layout);
             (here.len() == scope.len()).then(|| entry(report, &here, value, &mut notes)).flatten()
         };
-        let cells: Vec<Vec<Option<Entry>>> = cells.iter().map(|row| row.iter().map(&mut cell).collect()).collect();
+        let mut entries: Vec<Vec<Option<Entry>>> =
+            cells.iter().map(|row| row.iter().map(&mut cell).collect()).collect();
+        if value == "score" {
+            mark_best(&mut entries, |row, column| within(&cells[row][column], scope, layout));
+        }
         let mut table = Table {
             caption: caption(value, layout, fixed, scope, &all),
             value: value.to_owned(),
@@ -382,7 +404,7 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
             rows: rows.clone(),
             columns: columns.clone(),
             fixed: fixed.to_vec(),
-            cells,
+            cells: entries,
             notes,
         };
         if scope.len() < all.len() {
@@ -396,6 +418,11 @@ fn tables_of(report: &Report, layout: &Layout, fixed: &[(String, String)], of: &
         tables.retain(|table| table.cells.iter().flatten().flatten().any(|entry| entry.role != Role::Reference));
     }
     tables
+}
+
+/// The lines that are of a scope.
+fn within<'v>(lines: &[Line<'v>], scope: &BTreeSet<Averaged>, layout: &Layout) -> Vec<Line<'v>> {
+    lines.iter().copied().filter(|line| scope.contains(&averaged(line, layout))).collect()
 }
 
 fn averaged<'v>(line: &Line<'v>, layout: &Layout) -> Averaged<'v> {
@@ -513,7 +540,24 @@ fn entry(report: &Report, here: &[Line], value: &str, notes: &mut Vec<String>) -
         notes: distinct(about.map(&mut number)),
         is_perplexity: !first.measure.is_score(),
         role: Role::of(&first.method),
+        is_best: false,
     })
+}
+
+/// Marks the best of a table's scores, given what each entry is of.
+fn mark_best<'v>(entries: &mut [Vec<Option<Entry>>], lines_of: impl Fn(usize, usize) -> Vec<Line<'v>>) {
+    let mut shown = Vec::new();
+    for (row, line) in entries.iter().enumerate() {
+        let methods = line.iter().enumerate().filter_map(|(column, entry)| Some((column, entry.as_ref()?)));
+        for (column, entry) in methods.filter(|(_, entry)| entry.role == Role::Method) {
+            let here = lines_of(row, column);
+            let candidate = Candidate { score: entry.value, cells: here.iter().map(|line| line.cell).collect() };
+            shown.push(Shown { at: (row, column), seed: here.first().and_then(|line| line.seed), candidate });
+        }
+    }
+    for (row, column) in best::of_table(&shown) {
+        entries[row][column].iter_mut().for_each(|entry| entry.is_best = true);
+    }
 }
 
 /// Keeps the values whose place is to be kept.

@@ -1,7 +1,7 @@
 //! The interval of a mean paired difference, whether it is one at all, and how small a one would be found.
 
 use super::distributions::{Z, beta_quantile, normal_tail, root};
-use super::{Estimate, Sample};
+use super::{Estimate, LEAST_CONTEXTS, Level, Sample};
 
 /// The 80 % quantile of the standard normal distribution: the power that a difference is called detectable at.
 const Z_POWER: f64 = 0.841_621_233_572_914_3;
@@ -17,7 +17,7 @@ struct Discordance {
 
 impl Discordance {
     /// `None` without two contexts, or with differences that are no numbers.
-    fn of(differences: &Sample) -> Option<Self> {
+    fn of(differences: &Sample, level: Level) -> Option<Self> {
         let mean = differences.mean();
         if differences.contexts() < 2 || !mean.is_finite() {
             return None;
@@ -25,7 +25,7 @@ impl Discordance {
         let share = |part: fn(f64) -> f64| differences.values.iter().map(|d| part(*d)).sum::<f64>() / differences.n();
         let (gained, lost) = (share(|d| d.max(0.0)), share(|d| (-d).max(0.0)));
         let is_whole = differences.values.iter().all(|d| [-1.0, 0.0, 1.0].contains(d));
-        Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole) })
+        Some(Self { gained, lost, n: differences.effective(variance(gained, lost), is_whole, level) })
     }
 
     /// Tango's score for a true difference: how many standard errors, under that difference, the observed one lies above it.
@@ -53,23 +53,46 @@ fn variance(gained: f64, lost: f64) -> f64 {
 /// open. All others have it for the number of all-or-nothing examples that would vary as much, as in
 /// [`score`](super::score()).
 pub fn difference(differences: &Sample) -> Option<Estimate> {
+    difference_at(differences, Level::SINGLE)
+}
+
+/// The same with an interval that is as sure as the level says.
+pub fn difference_at(differences: &Sample, level: Level) -> Option<Estimate> {
     if differences.is_empty() {
         return None;
     }
     let mean = differences.mean();
-    let Some(of) = Discordance::of(differences) else { return Some(Estimate { mean, ends: None }) };
+    let Some(of) = Discordance::of(differences, level) else { return Some(Estimate { mean, ends: None }) };
     let end =
         |low: f64, high: f64, score: f64| root(low, high, |difference| score - of.standard_errors_above(difference));
-    let mean_in_range = mean.clamp(-1.0, 1.0);
-    Some(Estimate::around(mean, (end(-1.0, mean_in_range, Z), end(mean_in_range, 1.0, -Z))))
+    let (mean_in_range, z) = (mean.clamp(-1.0, 1.0), level.z());
+    Some(Estimate::around(mean, (end(-1.0, mean_in_range, z), end(mean_in_range, 1.0, -z))))
 }
 
 /// The probability of so large a mean gain in scores, or a larger, if there is none in truth; `None` without two
 /// contexts. It is below 2.5 % exactly where the interval of [`difference()`] lies above 0 (McNemar's test).
 pub fn gain_p(differences: &Sample) -> Option<f64> {
-    let of = Discordance::of(differences)?;
-    let discordant = of.gained + of.lost;
-    Some(if discordant > 0.0 { normal_tail((of.gained - of.lost) * (of.n / discordant).sqrt()) } else { 0.5 })
+    Discordance::of(differences, Level::SINGLE).map(|of| normal_tail(standard_errors(&[of])))
+}
+
+/// Whether the mean over some samples of paired differences of scores, each of the same weight, is a gain beyond noise at a
+/// level; `None` where that cannot be told of such samples: a single context in one of them, or fewer than
+/// [`LEAST_CONTEXTS`] in all.
+///
+/// It is McNemar's test, as in [`gain_p`], with the standard error of the mean if there is no difference.
+pub fn is_gain(samples: &[Sample], level: Level) -> Option<bool> {
+    if samples.iter().map(Sample::contexts).sum::<usize>() < LEAST_CONTEXTS {
+        return None;
+    }
+    let all: Vec<Discordance> = samples.iter().map(|of| Discordance::of(of, level)).collect::<Option<_>>()?;
+    Some(standard_errors(&all) > level.z())
+}
+
+/// How many standard errors, if there is no difference, a mean gain over samples of the same weight lies above 0.
+fn standard_errors(of: &[Discordance]) -> f64 {
+    let gain = of.iter().map(|of| of.gained - of.lost).sum::<f64>();
+    let variance = of.iter().map(|of| (of.gained + of.lost) / of.n).sum::<f64>();
+    if variance > 0.0 { gain / variance.sqrt() } else { 0.0 }
 }
 
 /// The true mean difference in 0..=1 that would be found beyond noise in 80 % of such samples, at the variance that was
@@ -78,7 +101,7 @@ pub fn gain_p(differences: &Sample) -> Option<f64> {
 /// At the least it is that of [`nearest_detectable`], for examples that lose as much as the one that lost or gained most:
 /// equal pairs have no variance, but would have if there was a difference.
 pub fn least_detectable(differences: &Sample) -> Option<f64> {
-    let of = Discordance::of(differences)?;
+    let of = Discordance::of(differences, Level::SINGLE)?;
     let observed = (Z + Z_POWER) * (variance(of.gained, of.lost).max(0.0) / of.n).sqrt();
     let most = differences.values.iter().fold(0.0, |most: f64, d| most.max(d.abs()));
     let at_best = nearest_detectable(of.n)? * if most > 0.0 { most.min(1.0) } else { 1.0 };

@@ -14,6 +14,7 @@ pub mod several;
 
 mod correlation;
 mod difference;
+mod level;
 mod median;
 mod score;
 
@@ -21,14 +22,18 @@ mod score;
 mod coverage;
 
 pub use correlation::correlation;
-pub use difference::{difference, gain_p, least_detectable, nearest_detectable};
+pub use difference::{difference, difference_at, gain_p, is_gain, least_detectable, nearest_detectable};
+pub use level::Level;
 pub use median::{median, median_interval};
 pub use score::score;
 
-use distributions::{Z, t_quantile};
+use distributions::t_quantile;
 
 /// Share of samples whose interval contains the true value, or more.
 pub const CONFIDENCE: f64 = 0.95;
+
+/// Contexts needed before a difference counts as beyond noise: no test holds what it says with fewer.
+pub const LEAST_CONTEXTS: usize = 5;
 
 /// A mean and its 95 % interval, in the unit of the values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -129,12 +134,12 @@ impl Sample {
     }
 
     /// The number of independent all-or-nothing examples, whose mean has the variance `whole` over their number, that
-    /// would tell this sample's mean as well as the sample does. `is_whole`: whether its values are all or nothing.
+    /// would tell this sample's mean as well as the sample does, at a level. `is_whole`: whether its values are all or nothing.
     ///
     /// That is Korn and Graubard's effective sample size (Survey Methodology 24, 1998): the variance is measured between
     /// contexts, with Student's t for their number. Few contexts may be alike by chance, so one more is added to what was
     /// measured, in which all examples are alike and all or nothing. There must be two contexts.
-    fn effective(&self, whole: f64, is_whole: bool) -> f64 {
+    fn effective(&self, whole: f64, is_whole: bool, level: Level) -> f64 {
         const NO_VARIANCE: f64 = 1e-12;
         let (n, least) = (self.n(), self.least_effective());
         if is_whole && self.is_independent() {
@@ -147,7 +152,7 @@ impl Sample {
         // Both in units of the variance of independent all-or-nothing examples.
         let (measured, most) = (self.variance_of_sum(self.mean()) / (n * whole), n / least);
         let design = ((groups - 1.0) * measured + most) / groups;
-        n / design * (Z / t_quantile(groups - 1.0)).powi(2)
+        n / design * (level.z() / level.t(groups - 1.0)).powi(2)
     }
 }
 
@@ -183,6 +188,7 @@ pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::distributions::Z;
     use super::*;
 
     #[test]
@@ -197,16 +203,20 @@ mod tests {
         assert_eq!((alike.contexts(), alike.least_effective()), (20, 20.0));
         // Twenty contexts, of which one is estimated, and Student's t for them.
         let expected = 20.0 * (20.0 / 21.0) * (Z / 2.093_024_054_408_263).powi(2);
-        assert!((alike.effective(0.25, true) - expected).abs() < 1e-6, "{}", alike.effective(0.25, true));
+        assert!(
+            (alike.effective(0.25, true, Level::SINGLE) - expected).abs() < 1e-6,
+            "{}",
+            alike.effective(0.25, true, Level::SINGLE)
+        );
         // As many right as wrong in every context: nothing varies between contexts but the one that is added.
         let mixed = Sample::new((0..40).map(|i| (i / 2, f64::from(u8::from(i % 2 == 0)))));
-        assert!(mixed.effective(0.25, true) > 40.0);
+        assert!(mixed.effective(0.25, true, Level::SINGLE) > 40.0);
     }
 
     #[test]
     fn whole_examples_with_contexts_of_their_own_count_as_they_are() {
         let sample = Sample::independent(&[1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(sample.effective(0.1875, true), 4.0);
-        assert_eq!(Sample::independent(&[1.0; 4]).effective(0.0, false), 4.0);
+        assert_eq!(sample.effective(0.1875, true, Level::SINGLE), 4.0);
+        assert_eq!(Sample::independent(&[1.0; 4]).effective(0.0, false, Level::SINGLE), 4.0);
     }
 }

@@ -4,8 +4,8 @@
 //! is that of the windows' residuals from the ratio, and intervals are Student's, on the scale of logarithms for a perplexity.
 //! On few windows that covers more than a bootstrap does, and it can be said where all windows are much alike.
 
-use super::distributions::{t_quantile, t_tail};
-use super::{Estimate, Sample};
+use super::distributions::t_tail;
+use super::{Estimate, Level, Sample};
 
 /// A window's negative log-likelihood in nats, and the tokens (or other units) it is the sum over.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,14 +35,14 @@ fn residuals(windows: &[Window]) -> Vec<f64> {
     windows.iter().map(|w| (w.nats - ratio * w.units) / units).collect()
 }
 
-/// The standard error of a sum of residuals, by Student's t for 95 %; `None` where nothing varies, which is no proof that
+/// The standard error of a sum of residuals, by Student's t at a level; `None` where nothing varies, which is no proof that
 /// nothing would.
-fn half_width(residuals: Sample) -> Option<f64> {
+fn half_width(residuals: Sample, level: Level) -> Option<f64> {
     if residuals.contexts() < 2 {
         return None;
     }
     let error = residuals.variance_of_sum(0.0).sqrt();
-    (error > 0.0 && error.is_finite()).then(|| error * t_quantile(residuals.contexts() as f64 - 1.0))
+    (error > 0.0 && error.is_finite()).then(|| error * level.t(residuals.contexts() as f64 - 1.0))
 }
 
 /// The perplexity with its 95 % interval; windows come with their contexts. `None` without windows, no ends for a single
@@ -53,7 +53,7 @@ pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Est
         return None;
     }
     let (log, mean) = (log_perplexity(&windows), perplexity(&windows));
-    let half = half_width(Sample::new(contexts.into_iter().zip(residuals(&windows))));
+    let half = half_width(Sample::new(contexts.into_iter().zip(residuals(&windows))), Level::SINGLE);
     Some(match half {
         Some(half) => Estimate::around(mean, ((log - half).exp(), (log + half).exp())),
         None => Estimate { mean, ends: None },
@@ -63,13 +63,18 @@ pub fn perplexity_interval<C: Ord + Copy>(windows: &[(C, Window)]) -> Option<Est
 /// The difference of the perplexities of pairs of windows over the same text, first minus second, with its 95 % interval;
 /// as [`perplexity_interval`].
 pub fn perplexity_difference<C: Ord + Copy>(pairs: &[(C, Window, Window)]) -> Option<Estimate> {
+    perplexity_difference_at(pairs, Level::SINGLE)
+}
+
+/// The same with an interval that is as sure as the level says.
+pub fn perplexity_difference_at<C: Ord + Copy>(pairs: &[(C, Window, Window)], level: Level) -> Option<Estimate> {
     if pairs.is_empty() {
         return None;
     }
     let (ours, theirs): (Vec<Window>, Vec<Window>) = pairs.iter().map(|(_, ours, theirs)| (*ours, *theirs)).unzip();
     let (a, b) = (perplexity(&ours), perplexity(&theirs));
     let moved = residuals(&ours).into_iter().zip(residuals(&theirs)).map(|(ours, theirs)| a * ours - b * theirs);
-    let half = half_width(Sample::new(pairs.iter().map(|(context, ..)| *context).zip(moved)));
+    let half = half_width(Sample::new(pairs.iter().map(|(context, ..)| *context).zip(moved)), level);
     Some(Estimate { mean: a - b, ends: half.map(|half| (a - b - half, a - b + half)) })
 }
 
@@ -84,7 +89,7 @@ pub fn rate_interval<C: Ord + Copy>(observed: &[(C, f64, f64)]) -> Option<Estima
     let rate = parts / units;
     // On the scale of logarithms, so that no time is negative.
     let moved = observed.iter().map(|(context, part, n)| (*context, (part - rate * n) / parts));
-    let half = if parts > 0.0 { half_width(Sample::new(moved)) } else { None };
+    let half = if parts > 0.0 { half_width(Sample::new(moved), Level::SINGLE) } else { None };
     Some(match half {
         Some(half) => Estimate::around(rate, (rate * (-half).exp(), rate * half.exp())),
         None => Estimate { mean: rate, ends: None },
@@ -97,7 +102,7 @@ pub fn mean_interval(sample: &Sample) -> Option<Estimate> {
         return None;
     }
     let mean = sample.mean();
-    let half = half_width(around(sample, mean)).map(|half| half / sample.n());
+    let half = half_width(around(sample, mean), Level::SINGLE).map(|half| half / sample.n());
     Some(Estimate { mean, ends: half.map(|half| (mean - half, mean + half)) })
 }
 

@@ -1,7 +1,7 @@
 //! The interval of a mean score.
 
 use super::distributions::beta_quantile;
-use super::{CONFIDENCE, Estimate, Sample};
+use super::{CONFIDENCE, Estimate, Level, Sample};
 
 /// Mean of scores in 0..=1 with its 95 % interval; `None` without scores, no ends for a single context.
 ///
@@ -20,7 +20,7 @@ pub fn score(sample: &Sample) -> Option<Estimate> {
         return Some(Estimate { mean, ends: None });
     }
     let is_whole = sample.values.iter().all(|score| *score == 0.0 || *score == 1.0);
-    let n = sample.effective(mean * (1.0 - mean), is_whole);
+    let n = sample.effective(mean * (1.0 - mean), is_whole, Level::SINGLE);
     Some(Estimate::around(mean, clopper_pearson((mean * n).clamp(0.0, n), n)))
 }
 

@@ -97,6 +97,7 @@
       make("h3", c.about),
       make("p", named(c.cheapest), { class: "lead" }),
       make("ul", c.budgets.map((line) => make("li", named(line))), { class: "budgets", "aria-label": "Best of each budget" }),
+      ...(c.rule ? [make("p", c.rule)] : []),
     ]), ...(data.conclusions_left_out ? [make("p", data.conclusions_left_out)] : []));
   }
 

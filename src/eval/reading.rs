@@ -1,0 +1,77 @@
+//! Telling a prompt that cannot be read from a method that cannot be run.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Context, Result, anyhow};
+
+/// What an error has about it if the prompt could not be read that methods share: none of them is at fault, and reading it again
+/// for another would fail again.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the prompt could not be read")]
+struct Unread;
+
+/// Reads what all methods share. `is_of_none`: whether nothing of a method is computed with it, so that a panic is none's fault
+/// either; what is gathered of a prompt is gathered for some.
+///
+/// # Errors
+/// Those of `read`, which [`is_of_no_method`] knows again.
+pub(super) fn shared<T>(is_of_none: bool, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !is_of_none {
+        return read().context(Unread);
+    }
+    // Nothing that is left half done is used again: it is moved into what reads.
+    let read = catch_unwind(AssertUnwindSafe(read));
+    read.unwrap_or_else(|panic| Err(fault(&*panic))).context(Unread)
+}
+
+/// Whether an error is of a prompt that methods share, and of none of them.
+pub(super) fn is_of_no_method(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Unread>().is_some()
+}
+
+/// The error that a panic is told as.
+pub(super) fn fault(panic: &(dyn Any + Send)) -> anyhow::Error {
+    anyhow!("a fault of the program: {}", said(panic))
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say what".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::engine::NotFinite;
+
+    #[test]
+    fn errors_of_reading_are_known_again_whatever_is_said_about_them() {
+        let broken = || -> Result<()> { Err(NotFinite::Logits { position: 3 }.into()) };
+        let error = shared(false, broken).context("example 3").unwrap_err();
+        assert!(is_of_no_method(&error));
+        assert!(
+            format!("{error:#}").starts_with("example 3: the prompt could not be read: the logits are NaN"),
+            "{error:#}"
+        );
+        assert!(!is_of_no_method(&anyhow!("a step failed")));
+    }
+
+    #[test]
+    fn a_panic_is_of_no_method_only_where_none_was_at_work() {
+        let panics = || -> Result<()> { panic!("no room") };
+        let error = shared(true, panics).unwrap_err();
+        assert!(
+            is_of_no_method(&error) && format!("{error:#}").contains("a fault of the program: no room"),
+            "{error:#}"
+        );
+        assert!(catch_unwind(|| shared(false, panics)).is_err(), "it goes on to where methods are told apart");
+    }
+
+    #[test]
+    fn panics_say_what_they_can() {
+        let of = [said(&"why"), said(&"how".to_owned()), said(&7)];
+        assert_eq!(of, ["why", "how", "it did not say what"]);
+    }
+}

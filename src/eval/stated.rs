@@ -1,0 +1,84 @@
+//! What a manifest says of a run's share of its matrix: which shard it is, and how many records it is to make.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::contexts::Shard;
+use super::plan::{Plan, Planner};
+
+/// Key of the manifest.
+const SHARD: &str = "shard";
+
+/// A shard as a manifest states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Stated {
+    /// Its number, from 1.
+    pub index: usize,
+    /// Number of shards.
+    pub of: usize,
+    /// Records that it is to make; `None` in manifests from before that was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<usize>,
+}
+
+impl Stated {
+    /// A shard that is to make so many records.
+    pub fn new(shard: Shard, records: usize) -> Self {
+        Self { index: shard.index + 1, of: shard.count, records: Some(records) }
+    }
+
+    /// Writes it into a manifest.
+    pub fn put(self, manifest: &mut Value) {
+        if let Some(fields) = manifest.as_object_mut() {
+            fields.insert(SHARD.to_owned(), serde_json::to_value(self).unwrap_or_default());
+        }
+    }
+
+    /// Of a run's manifest, or of what a resumed run added to it. Those from before it was written have the command; `None` where that
+    /// does not say it either.
+    pub fn of(manifest: &Value) -> Option<Self> {
+        let stated = serde_json::from_value(manifest[SHARD].clone()).ok();
+        stated.filter(|s: &Self| (1..=s.of).contains(&s.index)).or_else(|| Self::of_command(manifest))
+    }
+
+    fn of_command(manifest: &Value) -> Option<Self> {
+        const FLAG: &str = "--shard";
+        let words: Vec<&str> = manifest["command"].as_array()?.iter().filter_map(Value::as_str).collect();
+        let given = words.iter().zip(1usize..).find_map(|(word, next)| match word.strip_prefix(FLAG)? {
+            "" => words.get(next).copied(),
+            rest => rest.strip_prefix('='),
+        });
+        let shard = Shard::parse(given?).ok()?;
+        Some(Self { index: shard.index + 1, of: shard.count, records: None })
+    }
+}
+
+/// Records that a plan makes.
+pub fn records(planner: &Planner<'_>, plan: &Plan) -> usize {
+    let of_cell =
+        |cell: &super::plan::Cell| cell.examples().saturating_mul(planner.records_of_example(plan, cell.place));
+    plan.cells.iter().map(of_cell).fold(0, usize::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_manifest_says_its_shard_and_one_from_before_its_command() {
+        let mut manifest = json!({"command": ["spattn", "eval", "--shard", "2/5"]});
+        let before = Stated { index: 2, of: 5, records: None };
+        assert_eq!(Stated::of(&manifest), Some(before));
+        Stated::new(Shard { index: 2, count: 3 }, 40).put(&mut manifest);
+        assert_eq!(Stated::of(&manifest), Some(Stated { index: 3, of: 3, records: Some(40) }));
+        let of_command = |words: &[&str]| Stated::of(&json!({ "command": words }));
+        assert_eq!(of_command(&["spattn", "sweep", "--shard=2/5", "-q"]), Some(before));
+        for words in [&["spattn", "eval"][..], &["spattn", "--shard"], &["--shard", "6/5"], &["--shards=2/5"]] {
+            assert_eq!(of_command(words), None, "{words:?}");
+        }
+        for odd in [json!({}), json!(null), json!({"shard": {"index": 4, "of": 3}}), json!({"shard": "1/3"})] {
+            assert_eq!(Stated::of(&odd), None, "{odd}");
+        }
+    }
+}

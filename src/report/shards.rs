@@ -1,0 +1,192 @@
+//! Whether the shards of a run are all there: what is missing, what is split in several ways, and what did not end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::merge::Source;
+use crate::eval::stated::Stated;
+use crate::eval::store::IDENTITY;
+
+/// So many shards are named that are missing.
+const NAMED: usize = 8;
+
+/// What has to be said of the shards among runs that were read, a line each.
+pub fn notes(sources: &[Source]) -> Vec<String> {
+    let mut matrices: BTreeMap<String, Vec<(&Source, Vec<Stated>)>> = BTreeMap::new();
+    for source in sources {
+        let stated = all_stated(&source.manifest);
+        if !stated.is_empty() {
+            matrices.entry(matrix(&source.manifest)).or_default().push((source, stated));
+        }
+    }
+    let of_matrix = |runs: &Vec<(&Source, Vec<Stated>)>| {
+        let unfinished: Vec<String> = runs.iter().filter_map(|(source, stated)| unfinished(source, stated)).collect();
+        missing(runs).into_iter().chain(unfinished).collect::<Vec<_>>()
+    };
+    matrices.values().flat_map(of_matrix).collect()
+}
+
+/// The shards of a run's folder: that which it was begun with, and others that it went on with.
+fn all_stated(manifest: &Value) -> Vec<Stated> {
+    let resumed = manifest["resumed"].as_array().into_iter().flatten();
+    let mut all: BTreeMap<(usize, usize), Option<usize>> = BTreeMap::new();
+    for Stated { index, of, records } in std::iter::once(manifest).chain(resumed).filter_map(Stated::of) {
+        // A run that went on with less was still begun with more.
+        let known = all.entry((of, index)).or_default();
+        *known = (*known).max(records);
+    }
+    all.into_iter().map(|((of, index), records)| Stated { index, of, records }).collect()
+}
+
+/// What is the same for all shards of a run.
+fn matrix(manifest: &Value) -> String {
+    format!("{}\n{}", manifest[IDENTITY], manifest["config"])
+}
+
+/// What the shards of a run lack.
+fn missing(runs: &[(&Source, Vec<Stated>)]) -> Option<String> {
+    let mut splits: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    for stated in runs.iter().flat_map(|(_, stated)| stated) {
+        splits.entry(stated.of).or_default().insert(stated.index);
+    }
+    let here = splits.iter().flat_map(|(of, shards)| shards.iter().map(move |index| format!("{index}/{of}")));
+    let here: Vec<String> = here.collect();
+    let is_whole = splits.iter().any(|(of, shards)| shards.len() == *of);
+    match (splits.len(), is_whole) {
+        (1, true) => None,
+        (_, true) => Some(format!(
+            "a run is here whole, and parts of it again, split in other ways (shards {}): what is there twice counts once",
+            listed(&here)
+        )),
+        (1, false) => {
+            let (of, shards) = splits.pop_first()?;
+            let lacking: Vec<String> =
+                (1..=of).filter(|index| !shards.contains(index)).take(NAMED + 1).map(|i| format!("{i}/{of}")).collect();
+            let (word, are) = if of - shards.len() == 1 { ("shard", "is") } else { ("shards", "are") };
+            let lacking = several(&lacking, of - shards.len());
+            Some(format!(
+                "{word} {lacking} of a run {are} missing ({} here): {} not in any of these numbers",
+                listed(&here),
+                if of - shards.len() == 1 { "its examples are" } else { "their examples are" }
+            ))
+        }
+        _ => Some(format!(
+            "shards of one run that is split in several ways ({}) share examples, which count once, and lack others, which are not in \
+             any of these numbers",
+            listed(&here)
+        )),
+    }
+}
+
+/// The first of some names, which are so many.
+fn several(names: &[String], count: usize) -> String {
+    let shown = &names[..names.len().min(NAMED)];
+    let more = count.saturating_sub(shown.len());
+    if more == 0 { shown.join(", ") } else { format!("{} and {more} more", shown.join(", ")) }
+}
+
+fn listed(names: &[String]) -> String {
+    several(names, names.len())
+}
+
+/// A run that has fewer records than it was to make.
+fn unfinished(source: &Source, stated: &[Stated]) -> Option<String> {
+    let expected = stated.iter().try_fold(0usize, |sum, stated| Some(sum.saturating_add(stated.records?)))?;
+    let shards: Vec<String> = stated.iter().map(|Stated { index, of, .. }| format!("{index}/{of}")).collect();
+    let is_sharded = stated.iter().any(|stated| stated.of > 1);
+    let shards = if is_sharded { format!(" (shard {})", listed(&shards)) } else { String::new() };
+    (source.records < expected).then(|| {
+        format!(
+            "{}{shards} has {} of the {expected} records that it was to make: it did not end, or parts of it failed",
+            source.name, source.records
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::contexts::Shard;
+    use serde_json::json;
+
+    /// A shard's folder, with as many records as it was to make, less some.
+    fn source(shard: &str, lacking: usize) -> Source {
+        let mut manifest = json!({"identity": {"model": "builtin"}, "config": {"samples": 30}});
+        Stated::new(Shard::parse(shard).unwrap(), 30).put(&mut manifest);
+        Source { name: shard.replace('/', "-of-"), dir: "shard".into(), manifest, records: 30 - lacking }
+    }
+
+    fn told(shards: &[&str]) -> Vec<String> {
+        notes(&shards.iter().map(|shard| source(shard, 0)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn missing_shards_are_named() {
+        assert_eq!(told(&["1/3", "2/3", "3/3"]), [""; 0]);
+        assert_eq!(told(&["1/1"]), [""; 0]);
+        assert_eq!(
+            told(&["3/3", "1/3"]),
+            ["shard 2/3 of a run is missing (1/3, 3/3 here): its examples are not in any of these numbers"]
+        );
+        assert_eq!(
+            told(&["2/3"]),
+            ["shards 1/3, 3/3 of a run are missing (2/3 here): their examples are not in any of these numbers"]
+        );
+        assert!(told(&["7/100000"])[0].starts_with("shards 1/100000, 2/100000,"), "{:?}", told(&["7/100000"]));
+        assert!(told(&["7/100000"])[0].contains(" and 99991 more of a run are missing"), "{:?}", told(&["7/100000"]));
+    }
+
+    #[test]
+    fn shards_of_several_splits_are_told() {
+        assert_eq!(
+            told(&["1/2", "2/3"]),
+            [
+                "shards of one run that is split in several ways (1/2, 2/3) share examples, which count once, and lack others, which are \
+              not in any of these numbers"
+            ]
+        );
+        let whole = told(&["1/2", "2/2", "1/3"]);
+        assert!(whole[0].starts_with("a run is here whole, and parts of it again"), "{whole:?}");
+        assert!(told(&["1/1", "1/3"])[0].contains("counts once"));
+        assert_eq!(told(&["1/3", "1/3", "2/3", "3/3"]), [""; 0], "a shard that is there twice is no other split");
+    }
+
+    #[test]
+    fn other_matrices_are_other_runs() {
+        let mut other = source("2/2", 0);
+        other.manifest["config"]["samples"] = json!(31);
+        let notes = notes(&[source("1/2", 0), other]);
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        assert!(notes.iter().all(|note| note.contains("missing")), "{notes:?}");
+    }
+
+    #[test]
+    fn a_run_that_did_not_end_is_told() {
+        let said = notes(&[source("1/2", 0), source("2/2", 4)]);
+        assert_eq!(
+            said,
+            ["2-of-2 (shard 2/2) has 26 of the 30 records that it was to make: it did not end, or parts of it failed"]
+        );
+        assert!(notes(&[source("1/1", 1)])[0].starts_with("1-of-1 has 29 of the 30 records"));
+        // What went on with fewer methods was begun with more; what went on as another shard holds both.
+        let mut resumed = source("1/3", 1);
+        let less = json!({"shard": {"index": 1, "of": 3, "records": 10}});
+        resumed.manifest["resumed"] = json!([less]);
+        assert!(notes(&[resumed.clone(), source("2/3", 0), source("3/3", 0)])[0].contains("29 of the 30 records"));
+        resumed.manifest["resumed"] = json!([{"shard": {"index": 2, "of": 3, "records": 10}}]);
+        resumed.records = 40;
+        assert_eq!(notes(&[resumed, source("3/3", 0)]), [""; 0]);
+    }
+
+    #[test]
+    fn folders_from_before_are_known_by_their_commands() {
+        let before = |shard: &str| Source {
+            manifest: json!({"identity": {}, "config": {}, "command": ["spattn", "eval", "--shard", shard]}),
+            ..source(shard, 25)
+        };
+        assert!(notes(&[before("1/3"), before("2/3")])[0].starts_with("shard 3/3 of a run is missing"));
+        assert_eq!(notes(&[before("1/2"), before("2/2")]), [""; 0], "how many records they were to make is not known");
+        assert_eq!(notes(&[Source { manifest: json!({}), ..source("1/1", 0) }]), [""; 0]);
+    }
+}
