@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use crate::text;
+
 /// A mistake in the arguments, a config or a spec: what is wrong, and what to do about it.
 ///
 /// Displayed as one line; the hint is printed on a line of its own by the command line.
@@ -51,6 +53,11 @@ pub struct RunFailure {
     pub what: String,
     /// What the user can do about it.
     pub hint: String,
+}
+
+/// An error and its causes in one line of bounded length, as it is printed and stored.
+pub fn in_one_line(error: &anyhow::Error) -> String {
+    text::cut(&format!("{error:#}"), text::LONGEST_LINE).replace('\n', " ")
 }
 
 /// More names than this are no hint but a wall of text.

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::output::{print, print_line};
+use super::output::{print, print_json};
 use super::setup::{find_data, stop_on_interrupt, system_prompt};
 use super::{Done, listed, numbers};
 use crate::analyze::{Analysis, Loaded, Method, Reader, Request, Running, Setup, dump, select};
@@ -19,7 +19,7 @@ use crate::eval::owned::{self, OwnFolder};
 use crate::kv::KvDtype;
 use crate::model::device::Device;
 use crate::report::analyses as drawing;
-use crate::version;
+use crate::{privacy, version};
 
 /// Tasks that are read if none is named: of each kind that the papers tell apart.
 pub(super) const TASKS: [&str; 5] =
@@ -159,6 +159,14 @@ pub struct AnalyzeArgs {
     #[arg(long)]
     json: bool,
 
+    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    ///
+    /// docs/privacy.md lists what is written with it and without.
+    ///
+    /// Example: spattn analyze mass --model ~/models/qwen --anonymous
+    #[arg(long)]
+    anonymous: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet
@@ -171,6 +179,9 @@ pub struct AnalyzeArgs {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; a model that cannot read, files that cannot be written.
 pub fn run(args: &AnalyzeArgs) -> Result<Done> {
+    if args.anonymous {
+        privacy::leave_out();
+    }
     let analyses = select(&args.what)?;
     args.check_free()?;
     let data = args.data.as_deref().map(find_data).transpose()?;
@@ -210,7 +221,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<Done> {
     let manifest = args.manifest(&loaded, system, &analyses, &methods);
     let facts = drawing::facts(&loaded.model.id, &loaded.tasks(), args.length, documents, args.queries);
     match args.json {
-        true => print_line(drawing::json(&found, &manifest)?.trim_end())?,
+        true => print_json(&drawing::json(&found, &manifest)?)?,
         false => print(&drawing::terminal(&found))?,
     }
     let mut files = drawing::write(&found, &facts, &manifest, &args.out)?;
@@ -291,7 +302,7 @@ impl AnalyzeArgs {
             "revision": loaded.model.revision,
             "weights_sha256": loaded.model.weights_sha256,
             "read": loaded.tasks(),
-            "system_prompt": system,
+            "system_prompt": system.map(privacy::system_prompt),
             "length": self.length,
             "samples": self.samples,
             "queries": self.queries,

@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::output::{print, print_line};
+use super::output::{print, print_json};
 use super::progress::Meter;
 use super::setup::stop_on_interrupt;
 use super::{Done, listed, numbers};
@@ -27,7 +27,7 @@ use crate::model::dimensions::Dimensions;
 use crate::model::source::{ModelSource, RANDOM};
 use crate::model::weights::Weights;
 use crate::report::bench as drawing;
-use crate::version;
+use crate::{privacy, version};
 
 /// Methods that are timed if none is named: the published ones with a claim of speed, and the oracle.
 const METHODS: [&str; 9] =
@@ -205,6 +205,14 @@ pub struct BenchArgs {
     #[arg(long)]
     json: bool,
 
+    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    ///
+    /// docs/privacy.md lists what is written with it and without.
+    ///
+    /// Example: spattn bench attention --kv-from ~/models/qwen --anonymous --out speed
+    #[arg(long)]
+    anonymous: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet
@@ -217,6 +225,9 @@ pub struct BenchArgs {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; what is timed that fails, files that cannot be written.
 pub fn run(args: &BenchArgs) -> Result<Done> {
+    if args.anonymous {
+        privacy::leave_out();
+    }
     set_matmul_precision(args.matmul_precision()?);
     args.check_free()?;
     let plan = args.plan()?;
@@ -229,7 +240,7 @@ pub fn run(args: &BenchArgs) -> Result<Done> {
         return Ok(Done::Interrupted);
     };
     match args.json {
-        true => print_line(drawing::json(&bench)?.trim_end())?,
+        true => print_json(&drawing::json(&bench)?)?,
         false => print(&drawing::table(&bench))?,
     }
     if let Some(folder) = &args.out {
@@ -357,7 +368,7 @@ impl BenchArgs {
         Ok(Plan {
             op: self.op(),
             device,
-            shape: shape.to_owned(),
+            shape: if privacy::is_left_out() { privacy::name_of_source(shape) } else { shape.to_owned() },
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,
             capture: reader.map(Reader::load).transpose()?,
@@ -449,7 +460,7 @@ impl BenchArgs {
     fn manifest(&self, plan: &Plan, bench: &Bench) -> Value {
         let c = plan.dimensions.config();
         let mut program = version::as_json();
-        program["command"] = std::env::args().collect::<Vec<_>>().into();
+        program["command"] = privacy::command().into();
         json!({
             "program": program,
             "bench": {

@@ -9,7 +9,7 @@ use super::output::print_line;
 use crate::error::{RunFailure, UsageError};
 use crate::model::download::{DownloadError, Job};
 use crate::model::http::{HttpError, Refusal};
-use crate::model::hub::{is_offline, public_downloader};
+use crate::model::hub::{offline_by, public_downloader};
 use crate::tasks::published::{DataFile, DataSet, Finding, State};
 
 /// Where data sets are kept unless `--data` says otherwise: `SPATTN_DATA`, or `spattn/data` in the user's cache.
@@ -136,8 +136,8 @@ fn fetch_file(set: &DataSet, file: &DataFile, folder: &Path, from: Option<&str>)
         return Err(UsageError::new(format!("{} cannot be downloaded by itself", file.path)).hint(by_hand).into());
     };
     let elsewhere = format!("on a machine with network, download it there; {by_hand}");
-    if is_offline() && !url.starts_with("file://") {
-        let what = format!("{} cannot be had from {url}: HF_HUB_OFFLINE is set", file.path);
+    if let Some(variable) = offline_by().filter(|_| !url.starts_with("file://")) {
+        let what = format!("{} cannot be had from {url}: {variable} is set", file.path);
         return Err(UsageError::new(what).hint(elsewhere).into());
     }
     let mut unfinished = target.clone().into_os_string();

@@ -8,11 +8,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::data_sets::default_folder;
-use super::output::print_line;
+use super::output::{print_json, print_line};
 use crate::eval::manifest::{RESULTS_VERSION, cpu_name};
 use crate::kernels::cpu::{isa_name, tiles};
 use crate::model::device::{self, GpuDevice};
-use crate::model::hub::{CachedModel, HubOptions, cached_models};
+use crate::model::hub::{CachedModel, HubOptions, cached_models, offline_by};
 use crate::model::source::ModelSource;
 use crate::tasks::published::{DataSet, Finding, State};
 use crate::version;
@@ -142,11 +142,10 @@ struct Set {
 /// If standard output cannot be written.
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let findings = Findings::new(args);
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&findings)?,
-        false => findings.text(),
-    };
-    print_line(text.trim_end())
+    match args.json {
+        true => print_json(&serde_json::to_string_pretty(&findings)?),
+        false => print_line(findings.text().trim_end()),
+    }
 }
 
 impl Findings {
@@ -183,7 +182,8 @@ impl Findings {
         let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), gigabytes);
         let place = |path: &Option<PathBuf>| path.as_ref().map_or("no folder".to_owned(), |p| p.display().to_string());
         let lowered = if m.simd_lowered { ", by SPATTN_ISA" } else { "" };
-        let offline = if models.offline { ", offline (HF_HUB_OFFLINE)" } else { "" };
+        let offline = models.offline.then(|| format!(", offline ({})", offline_by().unwrap_or("HF_HUB_OFFLINE")));
+        let offline = offline.unwrap_or_default();
         let mut lines = vec![
             ("program", format!("spattn {}, results version {}, {} {}", p.version, p.results_version, p.os, p.arch)),
             ("cpu", format!("{}, {} cores", m.cpu.as_deref().unwrap_or("unknown"), m.cores)),

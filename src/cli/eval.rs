@@ -241,6 +241,14 @@ pub(super) struct RunArgs {
     #[arg(long)]
     keep_prompts: bool,
 
+    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    ///
+    /// docs/privacy.md lists what is written with it and without. A run goes on with it, or without it, as it began.
+    ///
+    /// Example: spattn eval --model ~/models/qwen --anonymous --out run
+    #[arg(long)]
+    anonymous: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet
@@ -301,6 +309,7 @@ impl RunArgs {
             allow_extrapolation: flag(self.allow_extrapolation),
             skip_bad: flag(self.skip_bad),
             keep_prompts: flag(self.keep_prompts),
+            anonymous: flag(self.anonymous),
         })
     }
 

@@ -15,6 +15,7 @@ use crate::eval::counter::Counter;
 use crate::model::source::ModelSource;
 use crate::model::tokenizer::{Tokenizer, TokenizerOptions};
 use crate::tasks::{Example, Positions, PromptCounter, TaskOptions, resolve};
+use crate::text::shown_json;
 
 /// Write the examples that `spattn eval` would run, as rows in RULER's fields.
 ///
@@ -140,7 +141,7 @@ pub fn run(args: &ExportEvalArgs) -> Result<()> {
         for &length in &args.lengths {
             for index in 0..task.available().unwrap_or(usize::MAX).min(args.samples) * task.cells() {
                 let example = task.example(length, index, args.seed, &counter)?;
-                writeln!(out, "{}", serde_json::to_string(&Row::new(&example, &counter)?)?)?;
+                writeln!(out, "{}", shown_json(&serde_json::to_string(&Row::new(&example, &counter)?)?))?;
             }
         }
     }

@@ -13,7 +13,7 @@ use super::Done;
 use super::eval::RunArgs;
 use super::matrix::{OnFailure, Shares};
 use super::numbers;
-use super::output::{print, print_line};
+use super::output::{print, print_json};
 use crate::error::UsageError;
 use crate::eval::attempts::now;
 use crate::eval::config::RunConfig;
@@ -130,7 +130,7 @@ pub(super) fn run(args: LaunchArgs, run: RunArgs, config: &str, is_dry: bool) ->
     let options = if sweep.is_known { template.options() } else { Vec::new() };
     let job = sweep.submit(&missing, &options, is_dry)?;
     match json {
-        true => print_line(&sweep.as_json(&missing, job.as_deref()))?,
+        true => print_json(&sweep.as_json(&missing, job.as_deref()))?,
         false => print(&sweep.as_text(&missing, job.as_deref(), is_dry)?)?,
     }
     Ok(Done::Completed)

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::output::print_line;
+use super::output::{print_json, print_line};
 use crate::analyze::{ANALYSES, Analysis};
 use crate::attention::methods::{self, CALIBRATIONS, MethodEntry, POLICY_PARAMS, ParamInfo, Preset};
 use crate::error::UsageError;
@@ -82,7 +82,7 @@ pub fn run(args: ListArgs) -> Result<()> {
         (What::Configs, false) => configs_text()?,
         (What::Configs, true) => serde_json::to_string_pretty(&configs_json()?)?,
     };
-    print_line(text.trim_end())
+    if args.json { print_json(&text) } else { print_line(text.trim_end()) }
 }
 
 fn tasks_text() -> String {

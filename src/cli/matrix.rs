@@ -13,12 +13,12 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use super::numbers::{duration, megabytes};
-use super::output::{print, print_line, width};
+use super::output::{print, print_json, width};
 use super::progress::Meter;
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Advised, Done, listed};
 use crate::attention::Configured;
-use crate::error::UsageError;
+use crate::error::{UsageError, in_one_line};
 use crate::eval::attempts::{self, Ending, Log};
 use crate::eval::calibration::supply;
 use crate::eval::checks::in_short;
@@ -41,9 +41,10 @@ use crate::launch::plan::{PlannedCell, PlannedShard};
 use crate::memory::peak_bytes;
 use crate::model::device::Device;
 use crate::model::engine::GpuUse;
-use crate::model::source::ModelSource;
+use crate::model::source::{ModelSource, recorded};
 use crate::model::tokenizer::TokenizerOptions;
 use crate::model::{Model, OpenModel};
+use crate::privacy;
 use crate::report::table::Form;
 use crate::report::{Report, Written, json, merge, table};
 use crate::tasks::{Task, TaskOptions, check_names, resolve_each};
@@ -217,6 +218,7 @@ impl Run {
         if !self.is_unnamed {
             self.check_free()?;
         }
+        self.settle_privacy()?;
         let mut watcher = Watcher::new(self.on_failure);
         let mut ready = self.ready(&mut watcher)?;
         if self.is_unnamed {
@@ -337,10 +339,49 @@ impl Run {
         Ok((end, Took { all: start.elapsed(), spent, gpu }))
     }
 
+    /// Leaves the user out of what is written, if that was asked for.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if the folder began the other way, or if prompts are kept that would say what is left out.
+    fn settle_privacy(&self) -> Result<(), UsageError> {
+        let config = &self.configs[0];
+        if self.mode == OpenMode::Resume
+            && let Ok(stored) = load_manifest(&self.out)
+        {
+            let (began, named) = (stored["config"]["anonymous"] == true, self.out.display());
+            match (began, config.anonymous) {
+                (true, false) => {
+                    return Err(UsageError::new(format!("{named} was begun with --anonymous"))
+                        .hint("add --anonymous, or choose another --out folder"));
+                }
+                (false, true) => {
+                    return Err(UsageError::new(format!("{named} was begun without --anonymous"))
+                        .hint("leave it out, and then: spattn report DIR --anonymous --out OTHER"));
+                }
+                _ => {}
+            }
+        }
+        if config.anonymous && config.keep_prompts && config.system_prompt.is_some() {
+            return Err(UsageError::new("--keep-prompts would keep the system prompt, which --anonymous leaves out")
+                .hint("leave one of them out"));
+        }
+        if config.anonymous {
+            privacy::leave_out();
+        }
+        Ok(())
+    }
+
+    /// Whether another model of the run has the name of this one, as it is recorded.
+    fn has_twin(&self, model: &str) -> bool {
+        let name = recorded(model);
+        self.configs.iter().any(|other| other.model != model && recorded(&other.model) == name)
+    }
+
     /// What each of so many shards would do, and what cannot be run, without the weights of a model.
     pub fn shares(mut self, jobs: usize) -> Result<Shares> {
         self.is_elsewhere = true;
         self.shard = Shard { index: 0, count: jobs };
+        self.settle_privacy()?;
         let mut watcher = Watcher::new(self.on_failure);
         let ready = self.ready(&mut watcher)?;
         let contexts: usize = ready.slots.iter().map(|slot| self.contexts(&ready, slot)).sum::<Result<usize>>()?;
@@ -377,7 +418,7 @@ impl Run {
         }
         watcher.list();
         let failed =
-            |f: &Failure| attempts::Failed { what: f.what.clone(), why: format!("{:#}", f.error).replace('\n', " ") };
+            |f: &Failure| attempts::Failed { what: privacy::text(&f.what), why: privacy::text(&in_one_line(&f.error)) };
         shares.failed = watcher.failures.iter().map(failed).collect();
         Ok(shares)
     }
@@ -408,7 +449,7 @@ impl Run {
             models.push(Description::new(&runner, &left)?);
         }
         match self.json {
-            true => print_line(&serde_json::to_string_pretty(&as_json(&models))?)?,
+            true => print_json(&serde_json::to_string_pretty(&as_json(&models))?)?,
             false => print(&as_text(&models))?,
         }
         watcher.verdict("would be").map(|()| Done::Completed)
@@ -481,13 +522,20 @@ impl Run {
 
     /// A model with what is run on it; `None` if it cannot be loaded.
     fn slot(&self, mut config: RunConfig, ready: &Ready, watcher: &mut Watcher) -> Result<Option<Slot>> {
-        let model = match open_model(&config) {
+        let mut model = match open_model(&config) {
             Ok(model) => model,
             Err(error) => {
                 watcher.failed(Failure { what: config.model, error })?;
                 return Ok(None);
             }
         };
+        if privacy::is_left_out() && self.has_twin(&config.model) {
+            model.id = privacy::told_apart(&model.id, &model.weights_sha256);
+        }
+        if let Some(twin) = ready.slots.iter().find(|slot| privacy::is_left_out() && slot.part.id == model.id) {
+            let what = format!("{} and {} would be one model in the records", twin.config.model, config.model);
+            return Err(UsageError::new(what).hint("give their folders other names").into());
+        }
         model.notes.iter().for_each(|n| eprintln!("note: {n}"));
         if !self.quiet && std::io::stderr().is_terminal() {
             eprintln!("{}", size(&model, &config));
@@ -520,18 +568,22 @@ impl Run {
     }
 
     fn open_store(&self, ready: &Ready, stated: Option<Stated>) -> Result<Store> {
-        // A path need not be UTF-8.
-        let command: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
         let parts: Vec<ModelPart> = ready.slots.iter().map(|slot| slot.part.clone()).collect();
         let mut kept = Vec::new();
         // Records of models that cannot be loaded now stay what they are.
         if self.mode == OpenMode::Resume && !ready.missing_models.is_empty() {
             let stored = load_manifest(&self.out).unwrap_or_default();
-            let is_missing = |i: &&Value| ready.missing_models.iter().any(|model| i["model"] == **model);
+            let is_of = |stored: &str, model: &String| {
+                let name = recorded(model);
+                stored == name || stored.strip_prefix(&name).is_some_and(|rest| rest.starts_with('@'))
+            };
+            let is_missing = |i: &&Value| {
+                i["model"].as_str().is_some_and(|stored| ready.missing_models.iter().any(|model| is_of(stored, model)))
+            };
             kept = identities(&stored).into_iter().filter(is_missing).cloned().collect();
         }
         let settings = &self.configs[0].settings;
-        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &command);
+        let mut manifest = manifest(settings, &parts, &ready.tasks, kept, &privacy::command());
         stated.into_iter().for_each(|stated| stated.put(&mut manifest));
         Store::open_checked(&self.out, self.mode, &manifest, |stored, loaded| {
             ready.slots.iter().try_for_each(|slot| {
@@ -551,7 +603,7 @@ impl Run {
         if self.json {
             in_short(&report.warnings).iter().for_each(|(_, line)| eprintln!("warning: {line}"));
             not_drawn.iter().for_each(|line| eprintln!("note: {line}"));
-            return print_line(&json::render(&report.rows)?);
+            return print_json(&json::render(&report.rows)?);
         }
         let mut text = table::render(&report, Form { width: width(), no_intervals: false });
         for (i, (_, line)) in in_short(&report.warnings).iter().enumerate() {
@@ -707,7 +759,7 @@ impl Watcher {
 
     fn list(&self) {
         for Failure { what, error } in self.failures.iter().take(MOST_LISTED) {
-            eprintln!("failed: {what}: {}", format!("{error:#}").replace('\n', " "));
+            eprintln!("failed: {what}: {}", in_one_line(error));
         }
         let more = self.failures.len().saturating_sub(MOST_LISTED);
         if more > 0 {
@@ -749,10 +801,8 @@ impl Watch for Watcher {
         }
         // While a matrix is planned nothing else is shown, and there may be thousands of models to look for.
         match self.is_planning && self.failures.is_empty() {
-            true => {
-                eprintln!("note: {} cannot be run: {}", failure.what, format!("{:#}", failure.error).replace('\n', " "))
-            }
-            false => self.meter.say(&format!("failed: {}: {:#}", failure.what, failure.error)),
+            true => eprintln!("note: {} cannot be run: {}", failure.what, in_one_line(&failure.error)),
+            false => self.meter.say(&format!("failed: {}: {}", failure.what, in_one_line(&failure.error))),
         }
         if let Some(log) = &mut self.log {
             log.failed(&failure.what, &failure.error)?;

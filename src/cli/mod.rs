@@ -36,7 +36,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::attention::methods::{MethodEntry, register};
 use crate::error::{RunFailure, UsageError};
 use crate::kernels::cpu::check_isa;
-use crate::version;
+use crate::{text, version};
 
 /// Evaluate sparse attention: accuracy, cost and latency of any method at any budget, on one table.
 ///
@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
 /// (`examples/my_method.rs`). Every command knows them by name, as it knows the others.
 pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
     let registered = register(methods).map_err(anyhow::Error::from);
-    match registered.and_then(|()| dispatch(Cli::parse().command)) {
+    match registered.and_then(|()| dispatch(parsed().command)) {
         Ok(Done::Completed) => ExitCode::SUCCESS,
         Ok(Done::Interrupted) => ExitCode::from(INTERRUPTED),
         Ok(Done::Preempted) => ExitCode::from(PREEMPTED),
@@ -109,6 +109,19 @@ pub fn main_with(methods: &'static [MethodEntry]) -> ExitCode {
             Err(error) => explain(&error, None),
         },
     }
+}
+
+/// The process's arguments; what is wrong with them ends it. The parser repeats them as they are, in colours, so one that
+/// holds what a terminal would obey is told in plain text.
+fn parsed() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        let said = error.to_string();
+        if error.use_stderr() && text::shown(&said) != said {
+            eprintln!("{}", said.trim_end());
+            std::process::exit(error.exit_code());
+        }
+        error.exit()
+    })
 }
 
 /// Whether the program takes these arguments, its own name left out. Nothing is run, and no file is looked for.
@@ -179,7 +192,7 @@ fn dispatch(command: Command) -> anyhow::Result<Done> {
         Command::Status(args) => status::run(&args)?,
         Command::Score(args) => score::run(args)?,
         Command::Doctor(args) => doctor::run(&args)?,
-        Command::Completions { shell } => output::print(&completions::script(shell, Cli::command(), &program()))?,
+        Command::Completions { shell } => output::print_data(&completions::script(shell, Cli::command(), &program()))?,
     }
     Ok(Done::Completed)
 }

@@ -1,19 +1,39 @@
 //! Where commands print to and export to.
 
-use std::io::{self, BufWriter, ErrorKind, Stdout, Write};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::disk::WholeFile;
 use crate::error::UsageError;
+use crate::text;
 
-/// Prints on standard output, at once. Whoever read it and has seen enough (`| head`) does not stop the command, which
-/// may have more to do than to print.
+/// Prints text for people on standard output, at once. Whoever read it and has seen enough (`| head`) does not stop the
+/// command, which may have more to do than to print. Names in it are shown, whatever is in them ([`text::shown`]).
 ///
 /// # Errors
 /// If it cannot be written for another reason, such as a full disk.
 pub(super) fn print(text: &str) -> Result<()> {
+    print_as_is(&text::shown(text))
+}
+
+/// As [`print`], text for programs other than JSON: as it is, unless a terminal would get it.
+pub(super) fn print_data(text: &str) -> Result<()> {
+    if io::stdout().is_terminal() { print(text) } else { print_as_is(text) }
+}
+
+/// As [`print`], with the end of a line, JSON: the same data, in which no terminal finds a command.
+pub(super) fn print_json(json: &str) -> Result<()> {
+    print_as_is(&format!("{}\n", text::shown_json(json.trim_end())))
+}
+
+/// Clears the screen, if there is one.
+pub(super) fn clear_screen() -> Result<()> {
+    if io::stdout().is_terminal() { print_as_is("\x1b[H\x1b[2J") } else { Ok(()) }
+}
+
+fn print_as_is(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::numbers::duration;
 use super::setup::can_start_thread;
+use crate::text;
 
 /// The first line comes after so long; the next ones after half as long again as the last, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(30);
@@ -54,7 +55,7 @@ impl Meter {
 
     /// Begins anew; what is done from here on is of what `prefix` names.
     pub fn begin(&mut self, prefix: String) {
-        self.prefix = prefix;
+        self.prefix = text::in_line(&prefix).into_owned();
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
@@ -76,7 +77,7 @@ impl Meter {
                     bar.reset_eta();
                 }
                 bar.set_position(done);
-                bar.set_message(message());
+                bar.set_message(text::in_line(&message()).into_owned());
             }
             Shown::Lines(lines) => {
                 let pace = lines.at(Instant::now(), done, of, found);
@@ -90,7 +91,7 @@ impl Meter {
     /// A line of its own, above the bar. A log has what it says at the end.
     pub fn say(&self, line: &str) {
         if let Shown::Bar(bar) = &self.shown {
-            bar.println(line);
+            bar.println(text::in_line(line));
         }
     }
 

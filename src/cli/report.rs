@@ -6,10 +6,12 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::listed;
-use super::output::{print, print_line, width};
+use super::output::{print, print_data, print_json, print_line, width};
 use crate::error::UsageError;
 use crate::eval::checks::in_short;
 use crate::eval::owned;
+use crate::eval::store::load_manifest;
+use crate::privacy;
 use crate::report::pivot::{self, Layout};
 use crate::report::plots::{Figures, MOST_PAGES};
 use crate::report::table::Form;
@@ -78,6 +80,14 @@ pub struct ReportArgs {
     /// Example: spattn report results/big --all-plots
     #[arg(long)]
     all_plots: bool,
+    /// Leave the user out of what is written and printed: paths are names, and there is no command line and system prompt
+    ///
+    /// Of a run that was made without it, into another folder: the run's own records and manifest stay as they are.
+    /// docs/privacy.md lists what is in them.
+    ///
+    /// Example: spattn report results/qwen --anonymous --out to-publish
+    #[arg(long)]
+    anonymous: bool,
 
     /// What to print
     ///
@@ -106,6 +116,16 @@ enum Format {
     Json,
 }
 
+impl Format {
+    fn print(self, text: &str) -> Result<()> {
+        match self {
+            Self::Table | Self::Markdown => print(text),
+            Self::Csv | Self::Latex => print_data(text),
+            Self::Json => print_json(text),
+        }
+    }
+}
+
 impl ReportArgs {
     /// Whether tables of the user's own are asked for.
     fn is_pivot(&self) -> bool {
@@ -124,6 +144,29 @@ impl ReportArgs {
         Ok(layout?)
     }
 
+    /// Leaves the user out of what is drawn, if that was asked for.
+    ///
+    /// # Errors
+    /// A [`UsageError`] if it would be drawn beside records that say who made them.
+    fn settle_privacy(&self) -> Result<(), UsageError> {
+        if !self.anonymous {
+            return Ok(());
+        }
+        let whole = |dir: &Path| dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        let out = self.folder().map(|out| whole(&out));
+        let is_anonymous = |dir: &Path| load_manifest(dir).is_ok_and(|stored| stored["config"]["anonymous"] == true);
+        match self.dirs.iter().find(|dir| Some(whole(dir)) == out && !is_anonymous(dir)) {
+            Some(dir) => {
+                Err(UsageError::new(format!("the records and the manifest in {} say who made them", dir.display()))
+                    .hint("write the report into another folder: --anonymous --out DIR"))
+            }
+            None => {
+                privacy::leave_out();
+                Ok(())
+            }
+        }
+    }
+
     /// Draws a stored bench again.
     fn draw_bench(&self, dir: &Path) -> Result<()> {
         if self.is_pivot() || self.no_times || self.no_ci || self.all_plots || self.format.is_some() || self.json {
@@ -133,7 +176,11 @@ impl ReportArgs {
         }
         let out = self.out.as_deref().unwrap_or(dir);
         owned::check(out, &owned::BENCH_PAGE)?;
-        let stored = bench::read(dir)?;
+        let mut stored = bench::read(dir)?;
+        if privacy::is_left_out() {
+            stored.rows.iter_mut().for_each(|row| row.shape = privacy::name_of_source(&row.shape));
+            stored.notes.iter_mut().for_each(|note| *note = privacy::text(note));
+        }
         let files = bench::draw(&stored, out)?;
         print(&(bench::table(&stored) + "\n"))?;
         listed(&files).iter().try_for_each(|line| print_line(&format!("  {line}")))
@@ -154,6 +201,7 @@ impl ReportArgs {
 /// # Errors
 /// Folders without records, unknown names, files that cannot be read or written.
 pub fn run(args: ReportArgs) -> Result<()> {
+    args.settle_privacy()?;
     if let [dir] = &args.dirs[..]
         && bench::is_bench(dir)
     {
@@ -198,7 +246,7 @@ pub fn run(args: ReportArgs) -> Result<()> {
         }
         _ => {}
     }
-    let Some(out) = args.folder() else { return print(&text) };
+    let Some(out) = args.folder() else { return format.print(&text) };
     let layouts = match layout {
         Some(layout) => vec![("pivot".to_owned(), layout)],
         None => usual(&report)?,
@@ -210,7 +258,7 @@ pub fn run(args: ReportArgs) -> Result<()> {
         listed(&files).iter().for_each(|line| text += &format!("  {line}\n"));
         text.extend(not_drawn.map(|line| format!("{line}\n")));
     }
-    print(&text)
+    format.print(&text)
 }
 
 /// The tables that every report has: methods by tasks, and by lengths where there are several.

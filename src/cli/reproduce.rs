@@ -15,7 +15,7 @@ use super::output::{print, print_line};
 use super::setup::{find_data, raise_on_interrupt, raise_on_preemption};
 use super::{Done, numbers};
 use crate::analyze::units::{Ended, Order, Outlook};
-use crate::error::UsageError;
+use crate::error::{UsageError, in_one_line};
 use crate::eval::config::{RunConfig, Settings, Several};
 use crate::eval::contexts::Shard;
 use crate::eval::learned::Lesson;
@@ -29,6 +29,7 @@ use crate::eval::papers::select;
 use crate::eval::record::Record;
 use crate::eval::store::{OpenMode, load_manifest};
 use crate::given;
+use crate::privacy;
 use crate::report::{merge, papers};
 
 /// Where results go if nothing else is said.
@@ -119,6 +120,14 @@ pub struct ReproduceArgs {
     #[arg(long, value_name = "N", value_parser = numbers::threads, allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
 
+    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    ///
+    /// docs/privacy.md lists what is written with it and without.
+    ///
+    /// Example: spattn reproduce hip --model ~/models/qwen --anonymous
+    #[arg(long)]
+    anonymous: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet
@@ -137,6 +146,9 @@ struct Named {
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; that parts could not be run.
 pub fn run(args: ReproduceArgs) -> Result<Done> {
+    if args.anonymous {
+        privacy::leave_out();
+    }
     let items = args.items()?;
     args.overrides()
         .check_values()
@@ -166,7 +178,7 @@ pub fn run(args: ReproduceArgs) -> Result<Done> {
     if count == 1 {
         return failed.into_iter().next().map_or(Ok(Done::Completed), Err);
     }
-    failed.iter().for_each(|error| eprintln!("failed: {}", format!("{error:#}").replace('\n', " ")));
+    failed.iter().for_each(|error| eprintln!("failed: {}", in_one_line(error)));
     match failed.len() {
         0 => Ok(Done::Completed),
         n => Err(anyhow!("{n} of {count} items could not be run in whole")),
@@ -206,6 +218,7 @@ impl ReproduceArgs {
             device: self.device.clone(),
             data: self.data.clone(),
             samples: self.samples,
+            anonymous: self.anonymous.then_some(true),
             ..Settings::default()
         }
     }
@@ -384,7 +397,7 @@ impl ReproduceArgs {
             None => item.clone(),
         };
         let judged = judge(name, &item_of_model, self.variant(), Evidence { records, seen: &seen })?;
-        let failure = failure.map(|error| format!("{error:#}").replace('\n', " "));
+        let failure = failure.map(|error| privacy::text(&in_one_line(error)));
         let observed = match self.learning(item) {
             Some(learning) => taught(&seen, &learning),
             None => looked(&seen),

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::output::print_line;
+use super::output::{print_json, print_line};
 use crate::error::UsageError;
 use crate::eval::stats::mean;
 use crate::eval::store::SAMPLES;
@@ -109,11 +109,10 @@ pub struct GroupReport {
 pub fn run(args: ScoreArgs) -> Result<()> {
     let report = score_path(&args)?;
     report.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let text = match args.json {
-        true => serde_json::to_string(&report)?,
-        false => report.text(),
-    };
-    print_line(&text)
+    match args.json {
+        true => print_json(&serde_json::to_string(&report)?),
+        false => print_line(&report.text()),
+    }
 }
 
 impl ScoreReport {

@@ -1,7 +1,6 @@
 //! `spattn status`: how far a sweep is, from its folder.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use clap::Args;
 
 use super::launch::counted;
 use super::numbers::duration;
-use super::output::{print, print_line};
+use super::output::{clear_screen, print, print_json};
 use crate::launch::status::{ShardStatus, State, Status, Watched};
 
 /// Shards that are listed at most.
@@ -56,14 +55,15 @@ pub struct StatusArgs {
 pub fn run(args: &StatusArgs) -> Result<()> {
     let mut watched = Watched::open(&args.dir)?;
     if args.json {
-        return print_line(&serde_json::to_string_pretty(&watched.look()?)?);
+        return print_json(&serde_json::to_string_pretty(&watched.look()?)?);
     }
     loop {
         let status = watched.look()?;
         let text = as_text(&args.dir.display().to_string(), &status);
-        // From the top of an empty screen.
-        let clear = if args.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-        print(&format!("{clear}{text}"))?;
+        if args.watch {
+            clear_screen()?;
+        }
+        print(&text)?;
         if !args.watch || status.is_over() {
             return Ok(());
         }

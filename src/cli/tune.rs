@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::eval::of_flag;
 use super::matrix::{Asks, OnFailure, Run};
-use super::output::{print, print_line};
+use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::{Done, listed, tune_schedules, tune_shapes};
 use crate::attention::{DenseLayers, Policy};
@@ -15,18 +15,22 @@ use crate::eval::contexts::Shard;
 use crate::eval::owned;
 use crate::eval::record::Record;
 use crate::eval::store::OpenMode;
+use crate::model::source::recorded;
 use crate::report::tuning as drawing;
 use crate::tasks::Task;
 use crate::tasks::likelihood::Measure;
 use crate::tune::grid::{Asked, ladders};
 use crate::tune::{Batch, Goal, Tuning, fewest_samples};
-use crate::version;
+use crate::{privacy, version};
 
 /// Searches, prints the tables and the specs, and writes them down.
 ///
 /// # Errors
 /// Mistakes in arguments as [`UsageError`]; whatever keeps the run from going on.
 pub fn run(args: TuneArgs) -> Result<Done> {
+    if args.anonymous {
+        privacy::leave_out();
+    }
     if let Some(target) = &args.target {
         return tune_shapes::run(&args, target.parse()?);
     }
@@ -64,7 +68,7 @@ pub fn run(args: TuneArgs) -> Result<Done> {
     let outcome = asking.tuning.outcome();
     let files = drawing::write(&outcome, &facts, &args.out)?;
     match args.json {
-        true => print_line(drawing::json(&outcome, &facts)?.trim_end())?,
+        true => print_json(&drawing::json(&outcome, &facts)?)?,
         false => print(&drawing::terminal(&outcome))?,
     }
     eprintln!("Files:");
@@ -121,6 +125,7 @@ impl TuneArgs {
             chat: self.no_chat.then_some(false),
             system_prompt: self.system_prompt.clone(),
             allow_extrapolation: flag(self.allow_extrapolation),
+            anonymous: flag(self.anonymous),
             ..Settings::default()
         }
     }
@@ -129,10 +134,10 @@ impl TuneArgs {
     fn facts(&self, config: &RunConfig) -> Value {
         json!({
             "program": version::as_json(),
-            "model": config.model,
+            "model": recorded(&config.model),
             "sparse_from": config.protocols.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             "seed": config.seeds[0],
-            "system_prompt": config.system_prompt,
+            "system_prompt": config.system_prompt.as_deref().map(privacy::system_prompt),
         })
     }
 }

@@ -220,6 +220,14 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(super) allow_extrapolation: bool,
 
+    /// Leave the user out of all that is written: paths are names, and there is no command line, host, job or system prompt
+    ///
+    /// docs/privacy.md lists what is written with it and without. A search goes on with it, or without it, as it began.
+    ///
+    /// Example: --model ~/models/qwen --anonymous
+    #[arg(long)]
+    pub(super) anonymous: bool,
+
     /// Show no progress
     ///
     /// Example: --quiet

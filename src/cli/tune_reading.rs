@@ -17,6 +17,7 @@ use crate::error::UsageError;
 use crate::eval::config::parse_dtype;
 use crate::eval::manifest::RESULTS_VERSION;
 use crate::model::device::Device;
+use crate::privacy;
 use crate::tune::journal::Journal;
 
 /// Tokens of a prompt if nothing is said.
@@ -117,7 +118,7 @@ impl Reading {
             "queries": args.queries,
             "draws": args.draws,
             "seed": args.seed.unwrap_or(SEED),
-            "system_prompt": self.system,
+            "system_prompt": self.system.as_deref().map(privacy::system_prompt),
         });
         Journal::open(&args.out, args.mode(), &identity)
     }
@@ -133,7 +134,7 @@ impl Reading {
             "queries": args.queries,
             "draws": args.draws,
             "seed": args.seed.unwrap_or(SEED),
-            "system_prompt": self.system,
+            "system_prompt": self.system.as_deref().map(privacy::system_prompt),
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::output::{print, print_line};
+use super::output::{print, print_json};
 use super::tune_args::TuneArgs;
 use super::tune_reading::{Half, Reading, is_stop};
 use super::{Done, listed};
@@ -73,7 +73,7 @@ fn finish(args: &TuneArgs, outcome: &ShapeOutcome, reading: &Reading) -> Result<
     let facts = reading.facts(args, version::as_json());
     let files = drawing::write(outcome, &facts, &args.out)?;
     match args.json {
-        true => print_line(drawing::json(outcome, &facts)?.trim_end())?,
+        true => print_json(&drawing::json(outcome, &facts)?)?,
         false => print(&drawing::terminal(outcome))?,
     }
     eprintln!("Files:");

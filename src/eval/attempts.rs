@@ -14,14 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use super::lease::host;
 use super::owned::OwnFolder;
-use crate::clock;
 use crate::disk::{open_here, read_here};
-use crate::error::RunFailure;
+use crate::error::{RunFailure, in_one_line};
+use crate::{clock, privacy};
 
 /// Name of the file within a folder.
 pub const ATTEMPTS: &str = "attempts.jsonl";
 /// Bytes of it that are read at most.
 const MOST_BYTES: u64 = 1 << 30;
+/// Stands for the machine where the user is left out.
+const NOWHERE: &str = "-";
 /// How often a job may begin without getting anything done.
 const MOST_FRUITLESS: usize = 3;
 
@@ -39,6 +41,13 @@ pub struct Start {
     pub pid: u32,
     /// Records that were there.
     pub records: usize,
+}
+
+impl Start {
+    /// Without the machine and the number of the process.
+    fn without_user(self) -> Self {
+        Self { node: NOWHERE.to_owned(), pid: 0, ..self }
+    }
 }
 
 /// A part of the matrix that could not be run.
@@ -140,13 +149,14 @@ impl Log {
     }
 
     fn begin_as(dir: &Path, records: usize, job: Option<String>) -> Result<Self> {
-        let before = read(dir);
+        let (before, job) = (read(dir), job.map(|job| marked(job, dir)));
         let path = dir.join(ATTEMPTS);
         OwnFolder::of(dir)?.claim([ATTEMPTS])?;
         let file = open_here(&path, OpenOptions::new().create(true).append(true));
         let mut log = Self { file: file.with_context(|| format!("cannot write {}", path.display()))? };
         let node = std::env::var("SLURMD_NODENAME").unwrap_or_else(|_| host());
         let start = Start { at: now(), node, job: job.clone(), pid: std::process::id(), records };
+        let start = if privacy::is_left_out() { start.without_user() } else { start };
         log.write(&Line::Started(start))?;
         match job.filter(|job| fruitless(&before, job, records) >= MOST_FRUITLESS) {
             None => Ok(log),
@@ -164,8 +174,8 @@ impl Log {
     /// # Errors
     /// If it cannot be written.
     pub fn failed(&mut self, what: &str, error: &anyhow::Error) -> Result<()> {
-        let why = format!("{error:#}").replace('\n', " ");
-        self.write(&Line::Failed(Failed { what: what.to_owned(), why }))
+        let (what, why) = (privacy::text(what), privacy::text(&in_one_line(error)));
+        self.write(&Line::Failed(Failed { what, why }))
     }
 
     /// Notes how it ended.
@@ -173,7 +183,7 @@ impl Log {
     /// # Errors
     /// If it cannot be written.
     pub fn end(mut self, end: Ending, records: usize, error: Option<&anyhow::Error>) -> Result<()> {
-        let error = error.map(|error| format!("{error:#}").replace('\n', " "));
+        let error = error.map(|error| privacy::text(&in_one_line(error)));
         self.write(&Line::Ended(End::now(end, records, error)))
     }
 
@@ -195,6 +205,11 @@ fn job() -> Option<String> {
         (Some(job), Some(task)) => Some(format!("{job}_{task}")),
         _ => of("SLURM_JOB_ID"),
     }
+}
+
+/// A job as it is written down: its number, or what stands for it.
+fn marked(job: String, dir: &Path) -> String {
+    if privacy::is_left_out() { privacy::job(&job, dir) } else { job }
 }
 
 /// How often in a row a job began where no record came after.

@@ -185,6 +185,9 @@ pub struct Settings {
     pub skip_bad: Option<bool>,
     /// Whether prompts are kept beside the records.
     pub keep_prompts: Option<bool>,
+    /// Whether the user is left out of what is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anonymous: Option<bool>,
 }
 
 impl Settings {
@@ -296,6 +299,7 @@ impl Settings {
             allow_extrapolation: self.allow_extrapolation.or(base.allow_extrapolation),
             skip_bad: self.skip_bad.or(base.skip_bad),
             keep_prompts: self.keep_prompts.or(base.keep_prompts),
+            anonymous: self.anonymous.or(base.anonymous),
         }
     }
 }
@@ -381,6 +385,8 @@ pub struct RunConfig {
     pub skip_bad: bool,
     /// Whether prompts are kept beside the records.
     pub keep_prompts: bool,
+    /// Whether the user is left out of what is written.
+    pub anonymous: bool,
 }
 
 impl RunConfig {
@@ -419,6 +425,7 @@ impl RunConfig {
             allow_extrapolation: s.allow_extrapolation.unwrap_or(false),
             skip_bad: s.skip_bad.unwrap_or(false),
             keep_prompts: s.keep_prompts.unwrap_or(false),
+            anonymous: s.anonymous.unwrap_or(false),
             settings: Arc::new(s),
         };
         config.check()?;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{open_here, read_here, replace_here};
+use crate::privacy;
 
 /// Name of the file within a folder.
 pub const OWNER: &str = ".owner";
@@ -81,11 +82,16 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// This process.
+    /// This process, as it is written down.
     fn this() -> Self {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        Self { host: host(), boot, pid: std::process::id(), since, count: 0 }
+        let (host, boot) = machine(privacy::is_left_out());
+        Self { host, boot, pid: std::process::id(), since, count: 0 }
+    }
+
+    /// Whether it is of this machine and this start of it, whichever way it was written down.
+    fn is_here(&self) -> bool {
+        [true, false].into_iter().any(|is_left_out| machine(is_left_out) == (self.host.clone(), self.boot.clone()))
     }
 
     /// Who it says it is, whatever its count.
@@ -101,13 +107,18 @@ impl Owner {
     /// Whether the folder's owner lives: whether its process is there, if that is of this machine, and otherwise whether it
     /// raised its count lately, going by the times of files.
     pub fn is_alive(dir: &Path) -> bool {
-        let this = Self::this();
-        if Self::of(dir).is_some_and(|o| (&o.host, &o.boot) == (&this.host, &this.boot) && is_ended(&o)) {
+        if Self::of(dir).is_some_and(|o| o.is_here() && is_ended(&o)) {
             return false;
         }
         let changed = fs::metadata(dir.join(OWNER)).and_then(|file| file.modified());
         changed.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < 2 * PATIENCE))
     }
+}
+
+/// The name of this machine, and which start of it this is; or, with the user left out, what stands for both, and nothing.
+fn machine(is_left_out: bool) -> (String, String) {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    if is_left_out { (privacy::machine(&host(), &boot), String::new()) } else { (host(), boot) }
 }
 
 /// What this machine is called.
@@ -168,11 +179,8 @@ impl Lease {
             found = Found::at(&path)?;
         }
         let is_followed_at_once = match &found {
-            Found::Owner(found) => {
-                let is_here = (&found.host, &found.boot) == (&owner.host, &owner.boot);
-                // A lock tells that the process of this number is no writer, if its file was there all the time.
-                is_here && (is_ended(found) || is_locked && found.pid == owner.pid)
-            }
+            // A lock tells that the process of this number is no writer, if its file was there all the time.
+            Found::Owner(found) => found.is_here() && (is_ended(found) || is_locked && found.pid == owner.pid),
             _ => false,
         };
         if !is_followed_at_once && let Found::Owner(found) = found {

@@ -18,7 +18,7 @@ use crate::memory;
 use crate::model::OpenModel;
 use crate::model::device::Device;
 use crate::tasks::{Positions, Task};
-use crate::version;
+use crate::{privacy, version};
 
 /// Raised whenever the same settings may give other records than before.
 pub const RESULTS_VERSION: u32 = 6;
@@ -53,7 +53,7 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
         identity["matmul_precision"] = config.matmul_precision.name().into();
     }
     if let Some(text) = &config.system_prompt {
-        identity["system_prompt"] = text.as_str().into();
+        identity["system_prompt"] = privacy::system_prompt(text).into();
     }
     // Engines round differently. Of what was computed on the processor's cores it was never said.
     if config.device != Device::Cpu {
@@ -142,7 +142,7 @@ pub fn manifest(
 ) -> Value {
     let identities = parts.iter().flat_map(|p| p.identities.iter().cloned()).chain(kept).collect();
     let by_model = || parts.iter().map(|p| (p.id.clone(), p.calibration.clone().into())).collect::<Map<_, _>>();
-    json!({
+    let whole = json!({
         "program": version::as_json(),
         "created": clock::date(SystemTime::now()),
         "command": command,
@@ -161,7 +161,8 @@ pub fn manifest(
             "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH,
         },
-    })
+    });
+    if privacy::is_left_out() { privacy::manifest(&whole, &privacy::models(&whole)) } else { whole }
 }
 
 fn one_or_several(mut values: Vec<Value>) -> Value {

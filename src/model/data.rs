@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::files::matching_files;
 use super::hub::{self, HubOptions, Wanted};
 use crate::error::UsageError;
+use crate::privacy;
 
 /// What tells a data set on the hub from a folder.
 const PREFIX: &str = "hub:";
@@ -66,9 +67,7 @@ impl DataSource {
     pub fn resolve(&self, patterns: &[&str]) -> Result<DataFolder> {
         match self {
             Self::Hub { .. } => self.resolve_with(patterns, &HubOptions::from_env()?),
-            Self::Folder(path) => {
-                Ok(DataFolder { folder: path.clone(), id: path.display().to_string(), notes: Vec::new() })
-            }
+            Self::Folder(path) => Ok(DataFolder { folder: path.clone(), id: privacy::path(path), notes: Vec::new() }),
         }
     }
 

@@ -15,6 +15,7 @@ use super::checksum::Expected;
 use super::http::{Answer, Client, HttpError, Refusal, parse_url};
 use super::lock::Lock;
 use crate::error::UsageError;
+use crate::text;
 
 const LOCAL: &str = "file://";
 /// Failures in a row, without a byte more, after which it is given up.
@@ -438,7 +439,7 @@ impl Meter {
         let bar = ProgressBar::with_draw_target(job.expected.bytes, target);
         let template = "{bytes:>10} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}  {msg}";
         bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(job.name.to_owned());
+        bar.set_message(text::in_line(job.name).into_owned());
         Self(bar)
     }
 

@@ -18,6 +18,7 @@ use super::hub::{self, HubOptions, Wanted};
 use super::weights::{INDEX_FILE, SINGLE_FILE, Weights, WeightsError};
 use crate::error::UsageError;
 use crate::given;
+use crate::privacy;
 
 /// Bytes of a text of a model, such as its tokenizer.
 const MOST_OF_TEXTS: u64 = 1 << 30;
@@ -44,7 +45,8 @@ const SHAPES: [(&str, &str); 5] = [
     ("qwen2.5-7b", shape_file!("qwen2.5-7b")),
 ];
 
-/// A model as the user named it.
+/// A model as the user named it; displayed as records name it, which for a folder is its path, or its name alone
+/// ([`privacy`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
     /// The model inside the program.
@@ -66,8 +68,11 @@ impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Builtin => f.write_str(BUILTIN),
+            Self::Random(shape) if privacy::is_left_out() => {
+                f.write_str(&privacy::name_of_source(&format!("{RANDOM}{shape}")))
+            }
             Self::Random(shape) => write!(f, "{RANDOM}{shape}"),
-            Self::Folder(path) => write!(f, "{}", path.display()),
+            Self::Folder(path) => f.write_str(&privacy::path(path)),
             Self::Hub { repo, revision: None } => f.write_str(repo),
             Self::Hub { repo, revision: Some(revision) } => write!(f, "{repo}@{revision}"),
         }
@@ -165,6 +170,15 @@ impl ModelSource {
         files.revision = Some(snapshot.commit);
         files.notes.extend(snapshot.notes);
         Ok(files)
+    }
+}
+
+/// A model as records name it, which need not be there.
+pub fn recorded(spec: &str) -> String {
+    match ModelSource::parse(spec) {
+        Ok(source) => source.to_string(),
+        Err(_) if privacy::is_left_out() => privacy::name_of_source(spec),
+        Err(_) => spec.to_owned(),
     }
 }
 

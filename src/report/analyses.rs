@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::csv::finished;
 use super::format::{capital, tokens};
 use super::markdown::{line, rule};
 use super::plots::Figure;
@@ -13,6 +14,7 @@ use super::plots::analyses::figure;
 use super::table::lines;
 use crate::analyze::Found;
 use crate::analyze::findings::{Row, Table, Unit};
+use crate::text::in_markdown;
 
 /// What is known of the reading, for the head of what is drawn: a name and a value each.
 pub type Facts = [(String, String)];
@@ -79,7 +81,7 @@ pub fn csv(table: &Table) -> Result<String> {
         let number = |x: &Option<f64>| x.map_or(String::new(), |x| x.to_string());
         writer.write_record(row.keys.iter().cloned().chain(row.numbers.iter().map(number)))?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// All that was found as JSON, numbers as they were measured.
@@ -103,20 +105,21 @@ pub fn json(found: &[Found], manifest: &Value) -> Result<String> {
 /// The page: what was read, and of each analysis its tables and drawings (paths relative to the page).
 pub fn page(found: &[Found], facts: &Facts, figures: &[Vec<Figure>]) -> String {
     let mut text = "# What attention looks like\n\n".to_owned();
-    facts.iter().for_each(|(name, value)| text.push_str(&format!("- {name}: {value}\n")));
+    facts.iter().for_each(|(name, value)| text.push_str(&format!("- {name}: {}\n", in_markdown(value))));
     for (Found { analysis, findings }, figures) in found.iter().zip(figures) {
         let _ = write!(text, "\n## {}\n\n{} ({}).\n", analysis.name, capital(analysis.about), analysis.reference);
-        findings.notes.iter().for_each(|note| text.push_str(&format!("\n{}.\n", capital(note))));
+        findings.notes.iter().for_each(|note| text.push_str(&format!("\n{}.\n", in_markdown(&capital(note)))));
         for Figure { file, title, .. } in figures {
-            let _ = write!(text, "\n![{title}](plots/{file})\n");
+            let _ = write!(text, "\n![{}](plots/{file})\n", in_markdown(title));
         }
         for table in &findings.tables {
             let file = format!("tables/{}.csv", table.name);
+            let title = in_markdown(&table.title);
             if table.is_detail {
-                let _ = write!(text, "\n{}: [{file}]({file}), {} rows.\n", table.title, table.rows.len());
+                let _ = write!(text, "\n{title}: [{file}]({file}), {} rows.\n", table.rows.len());
                 continue;
             }
-            let _ = write!(text, "\n{} ([CSV]({file})).\n\n", table.title);
+            let _ = write!(text, "\n{title} ([CSV]({file})).\n\n");
             text.push_str(&line(headings(table)));
             text.push_str(&rule(table.keys.len(), table.columns.len()));
             table.rows.iter().for_each(|row| text.push_str(&line(cells(table, row))));

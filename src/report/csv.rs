@@ -1,6 +1,7 @@
 //! `summary.csv`: the contract for scripts.
 
 use crate::eval::record::SummaryRow;
+use crate::text;
 use anyhow::Result;
 
 /// The columns, in the order of [`SummaryRow`]'s fields.
@@ -87,7 +88,22 @@ pub fn render(rows: &[SummaryRow]) -> Result<String> {
     for row in rows {
         writer.write_record(fields(row))?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
+}
+
+/// What was written of a table, with cells that no spreadsheet takes for a formula ([`text::in_cell`]).
+///
+/// # Errors
+/// None in practice; the writer's signature has one.
+pub(super) fn finished(writer: csv::Writer<Vec<u8>>) -> Result<String> {
+    let written = String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?;
+    let mut safe = csv::WriterBuilder::new().flexible(true).from_writer(Vec::with_capacity(written.len()));
+    let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(written.as_bytes());
+    let mut row = csv::StringRecord::new();
+    while rows.read_record(&mut row)? {
+        safe.write_record(row.iter().map(|cell| text::in_cell(cell).into_owned()))?;
+    }
+    Ok(String::from_utf8(safe.into_inner().map_err(|e| e.into_error())?)?)
 }
 
 fn fields(r: &SummaryRow) -> [String; 67] {

@@ -10,6 +10,7 @@ use super::pivot::{ShownNotes, Table, is_about};
 use crate::eval::cells::Cell;
 use crate::eval::checks::Warning;
 use crate::eval::record::SummaryRow;
+use crate::text::in_line;
 
 /// What a document needs, and what makes bold numbers stay numbers.
 const NEEDS: &str =
@@ -451,7 +452,8 @@ fn pages(heights: &[Height], of_notes: &[usize]) -> Vec<Range<usize>> {
 
 /// Text as LaTeX shows it.
 fn escaped(text: &str) -> String {
-    text.chars()
+    in_line(text)
+        .chars()
         .map(|c| match c {
             // Long names may be broken behind it.
             '_' => "\\_\\allowbreak{}".to_owned(),

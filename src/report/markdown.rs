@@ -9,6 +9,7 @@ use super::{MeanTable, Report};
 use crate::eval::checks::in_short;
 use crate::eval::record::SummaryRow;
 use crate::eval::sharing::Sharing;
+use crate::text::in_markdown;
 use std::fmt::Write as _;
 
 /// The page: what was run, the mean over tasks, a table for each task and length, what the self-checks found, and
@@ -21,7 +22,7 @@ pub fn render(report: &Report, files: &[&str], figures: &Figures) -> String {
     page.push_str(&warnings(report));
     let other_scores = other_scores(&report.rows, report.records);
     for rows in report.rows.chunk_by(|a, b| setting(a) == setting(b)) {
-        let _ = write!(page, "\n## {}\n", setting(&rows[0]));
+        let _ = write!(page, "\n## {}\n", in_markdown(&setting(&rows[0])));
         page.extend(report.means_of(&rows[0]).map(means));
         page.push_str(&below(detectable(rows.iter().map(|r| (r.contexts, r.detectable))), "On one task"));
         for rows in rows.chunk_by(|a, b| (&a.task, a.length) == (&b.task, b.length)) {
@@ -52,7 +53,7 @@ fn header(report: &Report) -> String {
         ("seed", sorted(records.iter().map(|r| r.seed).collect())),
         ("records", records.len().to_string()),
     ];
-    let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {value}\n")).collect();
+    let mut text: String = lines.iter().map(|(name, value)| format!("- {name}: {}\n", in_markdown(value))).collect();
     let sharing = Sharing::of(records);
     if sharing.is_worth_saying() {
         let _ = writeln!(text, "- {sharing}");
@@ -71,12 +72,13 @@ fn conclusions(report: &Report) -> String {
     let mut text = String::new();
     let (shown, left_out) = conclusion::all(&report.rows, &report.cells);
     for Conclusion { about, cheapest, budgets, rule } in shown {
+        let (about, cheapest) = (in_markdown(&about), in_markdown(&cheapest));
         let _ = write!(text, "\n## In short: {about}\n\n{cheapest} Best of each budget:\n\n");
-        budgets.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
-        text.push_str(&if rule.is_empty() { rule } else { format!("\n{rule}\n") });
+        budgets.iter().for_each(|line| text.push_str(&format!("- {}\n", in_markdown(line))));
+        text.push_str(&if rule.is_empty() { rule } else { format!("\n{}\n", in_markdown(&rule)) });
     }
     if !left_out.is_empty() {
-        let _ = write!(text, "\n{left_out}\n");
+        let _ = write!(text, "\n{}\n", in_markdown(&left_out));
     }
     text
 }
@@ -87,7 +89,7 @@ fn warnings(report: &Report) -> String {
     }
     let mut text = format!("\n## Look at these first: {} warnings\n\n", report.warnings.len());
     for (code, line) in in_short(&report.warnings) {
-        let _ = writeln!(text, "- `{code}` {line}");
+        let _ = writeln!(text, "- `{code}` {}", in_markdown(&line));
     }
     text
 }
@@ -99,15 +101,16 @@ fn all_warnings(report: &Report) -> String {
     }
     let mut text = "\n## All warnings\n\n".to_owned();
     for warning in &report.warnings {
-        let _ = writeln!(text, "- `{}` {warning}", warning.code);
+        let _ = writeln!(text, "- `{}` {}", warning.code, in_markdown(&warning.to_string()));
     }
     text
 }
 
 fn means(table: &MeanTable) -> String {
     let title = table.title();
+    let title = in_markdown(&title);
     let mut text = format!("\n### {}{}{}\n\n", title[..1].to_uppercase(), &title[1..], at(table.rows[0].length));
-    table.notes.iter().for_each(|note| text.push_str(&format!("{note}.\n\n")));
+    table.notes.iter().for_each(|note| text.push_str(&format!("{}.\n\n", in_markdown(note))));
     let columns = mean_columns(&table.rows);
     text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|c| c.heading))));
     text.push_str(&rule(2, columns.len()));
@@ -124,7 +127,7 @@ fn below(line: Option<String>, about: &str) -> String {
 }
 
 fn task(rows: &[SummaryRow], report: &Report) -> String {
-    let mut text = format!("\n### {}{}{}\n\n", rows[0].task, at(rows[0].length), direction(&rows[0]));
+    let mut text = format!("\n### {}{}{}\n\n", in_markdown(&rows[0].task), at(rows[0].length), direction(&rows[0]));
     let columns = columns(rows);
     // Warnings about single settings are beside their rows; those about the task are above.
     let checks = |row: &SummaryRow| {
@@ -148,16 +151,19 @@ fn task(rows: &[SummaryRow], report: &Report) -> String {
 pub fn pivot(tables: &[Table]) -> String {
     let one = |table: &Table| {
         let shown = ShownNotes::of(&table.notes);
-        let mut text = format!("**{}**\n\n", table.caption);
+        let mut text = format!("**{}**\n\n", in_markdown(&table.caption));
         text.push_str(&line(table.headings()));
         text.push_str(&rule(table.row_names.len(), table.columns.len()));
         for (row, cells) in table.rows.iter().zip(&table.cells) {
             let cell = |entry: &Option<Entry>| {
-                entry.as_ref().map_or(String::new(), |e| table.text(e) + &marks(&shown.numbers(&e.notes)))
+                let marked = |e: &Entry| in_markdown(&table.text(e)).into_owned() + &marks(&shown.numbers(&e.notes));
+                entry.as_ref().map_or(String::new(), marked)
             };
-            text.push_str(&line(row.iter().cloned().chain(cells.iter().map(cell))));
+            let names = row.iter().map(|name| in_markdown(name).into_owned());
+            text.push_str(&line_of(names.chain(cells.iter().map(cell))));
         }
-        let notes = shown.texts.iter().enumerate().map(|(i, note)| format!("- <sup>{}</sup> {note}\n", i + 1));
+        let notes =
+            shown.texts.iter().enumerate().map(|(i, note)| format!("- <sup>{}</sup> {}\n", i + 1, in_markdown(note)));
         let notes: String = notes.collect();
         if notes.is_empty() { text } else { format!("{text}\n{notes}") }
     };
@@ -197,13 +203,13 @@ fn file_list(files: &[&str], figures: &Figures) -> String {
     }
     let Figures { first, others, .. } = figures;
     for Figure { file, title, .. } in first {
-        let _ = write!(text, "\n![{title}](plots/{file})\n");
+        let _ = write!(text, "\n![{}](plots/{file})\n", in_markdown(title));
     }
     if !others.is_empty() {
         let _ = write!(text, "\n{}:\n\n", counted(others.len()));
     }
     for Figure { file, title, .. } in others {
-        let _ = writeln!(text, "- [{title}](plots/{file})");
+        let _ = writeln!(text, "- [{}](plots/{file})", in_markdown(title));
     }
     let lines = figures.left_out_line().into_iter().chain(figures.not_drawn_line());
     text.extend(lines.map(|line| format!("\n{line}\n")));
@@ -221,10 +227,14 @@ fn at(length: usize) -> String {
     if length == 0 { String::new() } else { format!(", {} tokens", tokens(length)) }
 }
 
-/// A row of a table.
+/// A row of a table, of cells without markup.
 pub(super) fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String {
-    let cells: Vec<String> = cells.into_iter().map(|cell| cell.as_ref().replace('|', "\\|")).collect();
-    format!("| {} |\n", cells.join(" | "))
+    line_of(cells.into_iter().map(|cell| in_markdown(cell.as_ref()).into_owned()))
+}
+
+/// A row of a table, of cells that are Markdown.
+fn line_of(cells: impl IntoIterator<Item = String>) -> String {
+    format!("| {} |\n", cells.into_iter().collect::<Vec<_>>().join(" | "))
 }
 
 /// The line under the headings: text columns left, numbers right.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::eval::record::Record;
 use crate::eval::shared::Text;
 use crate::eval::store::{CALIBRATION, CONTENT, Loaded, SAMPLES, drop_repeated, identities, load_run};
+use crate::privacy;
 
 use super::format::distinct;
 use super::shards;
@@ -84,7 +85,10 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     let mut loaded = Vec::new();
     let read: Vec<_> = runs.par_iter().map(|run| without_layers(load_run(run)?)).collect();
     for ((run, read), name) in runs.iter().zip(read).zip(names(&runs)) {
-        let (records, manifest) = read?;
+        let (mut records, mut manifest) = read?;
+        if privacy::is_left_out() {
+            manifest = leave_out_user(&mut records, &manifest);
+        }
         merged.notes.extend(records.notices);
         merged.order.extend(order(&manifest));
         merged.sources.push(Source { name, dir: run.clone(), manifest, records: records.records.len() });
@@ -103,6 +107,22 @@ pub fn read(dirs: &[PathBuf]) -> Result<Merged> {
     }
     merged.notes.extend(shards::notes(&merged.sources));
     Ok(merged)
+}
+
+/// Names models anew, and gives the manifest without the user.
+fn leave_out_user(loaded: &mut Loaded, manifest: &Value) -> Value {
+    let models = privacy::models(manifest);
+    let mut named: BTreeMap<Text, Text> = BTreeMap::new();
+    for record in &mut loaded.records {
+        let new = |old: &Text| {
+            let name = models.get(&**old).cloned();
+            Text::from(name.unwrap_or_else(|| privacy::name_of_source(old)))
+        };
+        let name = named.entry(record.model.clone()).or_insert_with_key(new);
+        record.model = name.clone();
+    }
+    loaded.notices.iter_mut().for_each(|notice| *notice = privacy::text(notice));
+    privacy::manifest(manifest, &models)
 }
 
 /// Leaves out densities by layer, which no report shows, and which are long for a large model.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 
+use super::csv::finished;
 use crate::eval::cells::place;
 use crate::eval::record::{Record, SummaryRow};
 use crate::eval::stats::mean;
@@ -69,7 +70,7 @@ pub fn csv(scores: &[OtherScore]) -> Result<String> {
             &score,
         ])?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 #[cfg(test)]

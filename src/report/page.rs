@@ -18,11 +18,15 @@ use serde_json::{Value, json};
 
 use super::format::{LEGEND, detectable, distinct, extra_legend};
 use super::markdown::counted;
+use super::merge::Source;
 use super::plots::{Figure, Figures};
 use super::{Report, conclusion, heading, overview};
 use crate::eval::prompts::{self, PROMPTS};
 use crate::eval::record::{Record, four_digits};
+use crate::eval::store::identities;
+use crate::privacy;
 use crate::tasks::stand_ins;
+use crate::text::in_line;
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
@@ -101,7 +105,7 @@ fn in_script(value: &Value) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    in_line(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Bytes of a figure, and of all, that are put into the page; what is larger stays a file beside it. Heat maps by layer
@@ -177,7 +181,10 @@ struct Prompts {
 
 impl Prompts {
     fn file(report: &Report, record: &Record) -> Option<PathBuf> {
-        prompts::find(report.sources.iter().map(|source| source.dir.as_path()), record)
+        let may_show = |source: &&Source| {
+            !privacy::is_left_out() || identities(&source.manifest).iter().all(|i| i["system_prompt"].is_null())
+        };
+        prompts::find(report.sources.iter().filter(may_show).map(|source| source.dir.as_path()), record)
     }
 
     fn of(report: &Report) -> Result<Self> {
@@ -350,7 +357,6 @@ impl<'a> Samples<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::merge::Source;
     use super::*;
     use crate::eval::record::tests::record;
 

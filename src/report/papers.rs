@@ -1,17 +1,20 @@
 //! What came of the papers' items, to read: a table with the paper's rows and columns, published beside measured, the claims
 //! with their verdicts, and one page of all.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::csv::finished;
 use super::plots::papers::figures;
 use crate::eval::papers::claims::Verdict;
 use crate::eval::papers::item::Item;
 use crate::eval::papers::outcome::{CellOutcome, Judged, Number, Outcome, short};
 use crate::eval::papers::{ITEMS, PAPERS};
+use crate::text::in_markdown;
 
 /// The file that an item's page and the page of all are drawn from.
 pub const RESULT: &str = "result.json";
@@ -108,7 +111,7 @@ fn csv(outcome: &Outcome) -> Result<String> {
             ])?;
         }
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// The page of all items: what was found in short, then each with its table and claims.
@@ -158,9 +161,9 @@ fn counts(outcomes: &[Outcome]) -> String {
 /// An item's part of the page.
 pub fn item(outcome: &Outcome) -> String {
     let Outcome { name, title, variant, ran, missing, nearest, note, failure, .. } = outcome;
-    let mut text = format!("\n### {name}: {title}\n\n");
+    let mut text = format!("\n### {}: {}\n\n", in_markdown(name), in_markdown(title));
     let mut line = |what: &str, value: &str| {
-        let _ = writeln!(text, "- {what}: {value}");
+        let _ = writeln!(text, "- {}: {}", in_markdown(what), in_markdown(value));
     };
     if !variant.is_empty() || !ran.is_empty() {
         let flag = if variant == "builtin" { " --builtin" } else { "" };
@@ -178,17 +181,18 @@ pub fn item(outcome: &Outcome) -> String {
     text += &claims(&outcome.claims);
     if outcome.rows.iter().any(|row| row.cells.iter().any(|cell| cell.measured.is_some())) {
         for plot in std::iter::once("plot.svg").chain(outcome.more_plots.iter().map(String::as_str)) {
-            let _ = write!(text, "\n![{name}]({}/{plot})\n", folder(outcome));
+            let _ = write!(text, "\n![{}]({}/{plot})\n", in_markdown(name), folder(outcome));
         }
     }
     text
 }
 
 fn table(outcome: &Outcome) -> String {
-    let mut text = format!("| | {} |\n|---|{}\n", outcome.columns.join(" | "), "---|".repeat(outcome.columns.len()));
+    let columns: Vec<Cow<str>> = outcome.columns.iter().map(|name| in_markdown(name)).collect();
+    let mut text = format!("| | {} |\n|---|{}\n", columns.join(" | "), "---|".repeat(columns.len()));
     for row in &outcome.rows {
         let cells: Vec<String> = row.cells.iter().map(cell).collect();
-        let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
+        let _ = writeln!(text, "| {} | {} |", in_markdown(&row.name), cells.join(" | "));
     }
     text
 }
@@ -213,13 +217,14 @@ fn claims(claims: &[Judged]) -> String {
     let mut text = String::new();
     for Judged { says, published, measured, why, because } in claims {
         let published = if *published == Verdict::NotTested { "no numbers to test" } else { published.text() };
-        let _ = write!(text, "\n**{says}** – measured: **{}**; published: {published}\n\n", measured.text());
+        let (says, measured) = (in_markdown(says), measured.text());
+        let _ = write!(text, "\n**{says}** – measured: **{measured}**; published: {published}\n\n");
         const MOST: usize = 8;
-        why.iter().take(MOST).for_each(|w| text += &format!("- {w}\n"));
+        why.iter().take(MOST).for_each(|w| text += &format!("- {}\n", in_markdown(w)));
         if why.len() > MOST {
             let _ = writeln!(text, "- and {} more comparisons (result.json)", why.len() - MOST);
         }
-        because.iter().for_each(|b| text += &format!("- why: {b}\n"));
+        because.iter().for_each(|b| text += &format!("- why: {}\n", in_markdown(b)));
     }
     text
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::Report;
 use super::best::{self, Candidate, Shown};
-use super::csv::COLUMNS;
+use super::csv::{COLUMNS, finished};
 use super::format::{direction, distinct, number, params_without, setting_name, signed, tokens};
 use super::{means, stand_ins};
 use crate::attention::Role;
@@ -673,7 +673,7 @@ pub fn csv(tables: &[Table]) -> anyhow::Result<String> {
         };
         writer.write_record(names.iter().map(text))?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::csv::finished;
 use super::format::number;
 use super::markdown::{line, rule};
 use super::plots::Figure;
 use super::plots::tuning::schedules as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
+use crate::text::in_markdown;
 use crate::tune::schedules::{LEVELS, Measured, ScheduleOutcome};
 use crate::tune::shapes::Interval;
 
@@ -116,7 +118,7 @@ pub fn csv(outcome: &ScheduleOutcome) -> Result<String> {
             writer.write_record(about.into_iter().chain(numbers).chain([is_chosen]))?;
         }
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// All that was found as JSON.
@@ -132,10 +134,12 @@ pub fn json(outcome: &ScheduleOutcome, facts: &Value) -> Result<String> {
 }
 
 fn page(outcome: &ScheduleOutcome, facts: &Value, figure: &Figure) -> String {
-    let mut text = format!("# Budgets by layer\n\nAsked of {}.\n\n{}", question(outcome), facts_list(facts));
-    let _ = write!(text, "\n![{}](plots/{})\n\n{}.\n", figure.title, figure.file, conclusion(outcome));
+    let mut text =
+        format!("# Budgets by layer\n\nAsked of {}.\n\n{}", in_markdown(&question(outcome)), facts_list(facts));
+    let (title, concluded) = (in_markdown(&figure.title), conclusion(outcome));
+    let _ = write!(text, "\n![{title}](plots/{})\n\n{}.\n", figure.file, in_markdown(&concluded));
     let _ = write!(text, "\n```\n{}\n```\n", outcome.spec);
-    notes(outcome).iter().for_each(|note| text.push_str(&format!("\nNote: {note}.\n")));
+    notes(outcome).iter().for_each(|note| text.push_str(&format!("\nNote: {}.\n", in_markdown(note))));
     text.push('\n');
     text.push_str(&line(HEADINGS.map(|heading| heading.replace('\n', " "))));
     text.push_str(&rule(1, HEADINGS.len() - 1));

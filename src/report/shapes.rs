@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::csv::finished;
 use super::format::number;
 use super::markdown::{line, rule};
 use super::plots::Figure;
 use super::plots::tuning::shapes as figure_of;
 use super::table::lines;
 use super::tuning::facts_list;
+use crate::text::in_markdown;
 use crate::tune::shapes::{Checked, Interval, ShapeOutcome, Target};
 
 const HEADINGS: [&str; 8] = [
@@ -156,7 +158,7 @@ pub fn csv(outcome: &ShapeOutcome) -> Result<String> {
         let chosen = (place.is_some() && place == outcome.chosen).to_string();
         writer.write_record(first.into_iter().chain(predicted).chain(measured).chain([chosen]))?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// All that was found as JSON.
@@ -171,10 +173,11 @@ pub fn json(outcome: &ShapeOutcome, facts: &Value) -> Result<String> {
 }
 
 fn page(outcome: &ShapeOutcome, facts: &Value, figure: &Figure) -> String {
-    let mut text = format!("# K and L\n\nAsked of {}.\n\n{}", question(outcome), facts_list(facts));
-    let _ = write!(text, "\n![{}](plots/{})\n\n{}.\n", figure.title, figure.file, conclusion(outcome));
+    let mut text = format!("# K and L\n\nAsked of {}.\n\n{}", in_markdown(&question(outcome)), facts_list(facts));
+    let (title, concluded) = (in_markdown(&figure.title), conclusion(outcome));
+    let _ = write!(text, "\n![{title}](plots/{})\n\n{}.\n", figure.file, in_markdown(&concluded));
     text.extend(outcome.spec.iter().map(|spec| format!("\n```\n{spec}\n```\n")));
-    notes(outcome).iter().for_each(|note| text.push_str(&format!("\nNote: {note}.\n")));
+    notes(outcome).iter().for_each(|note| text.push_str(&format!("\nNote: {}.\n", in_markdown(note))));
     text.push('\n');
     text.push_str(&line(HEADINGS.map(|heading| heading.replace('\n', " "))));
     text.push_str(&rule(0, HEADINGS.len()));

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::csv::finished;
 use super::format::{capital, number};
 use super::markdown::{line, rule};
 use super::plots::{Figure, tuning};
 use super::table::lines;
+use crate::text::in_markdown;
 use crate::tune::grid::DENSITY;
 use crate::tune::{Answer, Goal, MethodOutcome, Outcome, Row, Verdict};
 
@@ -202,7 +204,7 @@ pub fn csv(outcome: &Outcome) -> Result<String> {
             ])?;
         }
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// All that was found as JSON, losses as shares.
@@ -223,15 +225,16 @@ pub fn json(outcome: &Outcome, facts: &Value) -> Result<String> {
 
 /// The page: what was asked, and of each method what follows, its spec, its table, and the drawing.
 pub fn page(outcome: &Outcome, facts: &Value, figures: &[Figure]) -> String {
-    let mut text = format!("# The smallest budgets\n\n{}.\n\n", sentence(&question(outcome)));
+    let mut text = format!("# The smallest budgets\n\n{}.\n\n", in_markdown(&sentence(&question(outcome))));
     text.push_str(&facts_list(facts));
     for Figure { file, title, .. } in figures {
-        let _ = write!(text, "\n![{title}](plots/{file})\n");
+        let _ = write!(text, "\n![{}](plots/{file})\n", in_markdown(title));
     }
     for method in &outcome.methods {
-        let _ = write!(text, "\n## {}\n\n{}.\n", method.base, sentence(&conclusion(method, &outcome.goal)));
+        let concluded = sentence(&conclusion(method, &outcome.goal));
+        let _ = write!(text, "\n## {}\n\n{}.\n", in_markdown(&method.base), in_markdown(&concluded));
         text.extend(method.spec.iter().map(|spec| format!("\n```\n{spec}\n```\n")));
-        notes(method).iter().for_each(|note| text.push_str(&format!("\n{}.\n", sentence(note))));
+        notes(method).iter().for_each(|note| text.push_str(&format!("\n{}.\n", in_markdown(&sentence(note)))));
         text.push('\n');
         text.push_str(&line(std::iter::once(method.parameter.clone()).chain(HEADINGS.map(str::to_owned))));
         text.push_str(&rule(1, HEADINGS.len()));
@@ -257,7 +260,7 @@ pub(super) fn facts_list(facts: &Value) -> String {
         other => other.to_string(),
     };
     let facts = facts.as_object().into_iter().flatten();
-    facts.map(|(name, value)| format!("- {}: {}\n", name.replace('_', " "), shown(value))).collect()
+    facts.map(|(name, value)| format!("- {}: {}\n", name.replace('_', " "), in_markdown(&shown(value)))).collect()
 }
 
 /// Writes `tune.json`, `tune.csv`, `tune.md` and `plots/tune.*` into a folder. Returns the paths of the files.

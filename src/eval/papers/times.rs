@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::error::UsageError;
 use crate::eval::stats::Estimate;
+use crate::text::of_cell;
 
 /// Where the tables that are part of the program come from.
 pub const MEASURED_AT: &str = "results/reference/h200/bench";
@@ -145,6 +146,8 @@ impl Times {
         };
         let mut reader = csv::Reader::from_reader(text.as_bytes());
         let rows = reader.deserialize().collect::<Result<Vec<BTreeMap<String, String>>, _>>().map_err(wrong)?;
+        let plain = |row: BTreeMap<String, String>| row.into_iter().map(|(key, cell)| (key, of_cell(&cell).to_owned()));
+        let rows = rows.into_iter().map(|row| plain(row).collect()).collect();
         Ok(Self { places: vec![place.to_owned()], rows })
     }
 

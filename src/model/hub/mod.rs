@@ -11,6 +11,7 @@
 //! whenever it is used.
 
 mod cache;
+mod env;
 mod remote;
 
 use std::io::IsTerminal;
@@ -23,10 +24,11 @@ use super::download::{DownloadError, Downloader, FROM_START, Job};
 use super::files::{
     CHAT_TEMPLATE, CONFIG, FOLDER_HINT, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_match, matching_files,
 };
-use super::http::{Client, HttpError, Refusal, Timeouts, parse_url};
+use super::http::{Client, HttpError, Refusal, Timeouts, parse_url, without_user};
 use super::weights::{INDEX_FILE, SINGLE_FILE, shard_names};
 use crate::error::{RunFailure, UsageError};
 use cache::{Lack, RepoCache};
+use env::{Variables, check_token};
 use remote::{Listing, Remote, RepoKind};
 
 /// Files a model may do without. They come first, so that complete weights imply they were looked for.
@@ -54,27 +56,16 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// From the variables that other Hugging Face tools use: `HF_HUB_CACHE`, `HF_HOME`,
-    /// `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (else the token file), `HF_HUB_OFFLINE`, and those of
-    /// [`Timeouts::from_env`].
+    /// From the variables that other Hugging Face tools use: `HF_HUB_CACHE` (once `HUGGINGFACE_HUB_CACHE`), `HF_HOME`,
+    /// `XDG_CACHE_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (once `HUGGING_FACE_HUB_TOKEN`; else the file `HF_TOKEN_PATH`),
+    /// `HF_HUB_OFFLINE` (else `TRANSFORMERS_OFFLINE`), and those of [`Timeouts::from_env`].
     ///
     /// # Errors
     /// If no variable and no home folder says where the cache is, or one of them makes no sense.
     pub fn from_env() -> Result<Self, UsageError> {
-        let home = var("HF_HOME").map(PathBuf::from).or_else(|| {
-            let cache = var("XDG_CACHE_HOME").map(PathBuf::from);
-            Some(cache.or_else(|| Some(Path::new(&var("HOME")?).join(".cache")))?.join("huggingface"))
-        });
-        let no_home = || UsageError::new("no home folder, so no cache for downloads").hint("set HF_HOME to a folder");
-        let cache = match (var("HF_HUB_CACHE"), &home) {
-            (Some(cache), _) => PathBuf::from(cache),
-            (None, Some(home)) => home.join("hub"),
-            (None, None) => return Err(no_home()),
-        };
-        let token_file = || std::fs::read_to_string(home?.join("token")).ok();
-        let token = var("HF_TOKEN").or_else(token_file).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
-        let timeouts = Timeouts::from_env()?;
-        Ok(Self { token, timeouts, offline: is_offline(), ..Self::new(cache, var("HF_ENDPOINT")) })
+        let (cache, token, timeouts) = (OWN.cache()?, OWN.token(), Timeouts::from_env()?);
+        let offline = OWN.offline().is_some();
+        Ok(Self { token, timeouts, offline, ..Self::new(cache, OWN.text("HF_ENDPOINT")) })
     }
 
     /// A cache and, if it is not the public one, the address of the hub; no token, not offline.
@@ -92,13 +83,12 @@ impl HubOptions {
     }
 }
 
-fn var(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
+/// The variables of this process.
+const OWN: Variables<'static> = Variables(&|name| std::env::var_os(name));
 
-/// Whether `HF_HUB_OFFLINE` forbids to use the network.
-pub fn is_offline() -> bool {
-    var("HF_HUB_OFFLINE").is_some_and(|v| matches!(v.to_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+/// The variable that forbids to use the network, if one does: `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
+pub fn offline_by() -> Option<&'static str> {
+    OWN.offline()
 }
 
 /// A downloader of files that need no token, as the environment has it ([`Timeouts::from_env`]).
@@ -249,7 +239,7 @@ enum Obstacle {
 impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Offline => f.write_str("HF_HUB_OFFLINE is set"),
+            Self::Offline => write!(f, "{} is set", offline_by().unwrap_or("HF_HUB_OFFLINE")),
             Self::Http(error) => error.fmt(f),
         }
     }
@@ -270,7 +260,10 @@ impl Search<'_> {
             .map_err(|e| UsageError { what: format!("the hub's address (HF_ENDPOINT): {}", e.what), ..e })?;
         let client = Client::new(self.options.timeouts);
         let client = match &self.options.token {
-            Some(token) => client.with_token(&endpoint, token),
+            Some(token) => {
+                check_token(token)?;
+                client.with_token(&endpoint, token)
+            }
             None => client,
         };
         let downloader = Downloader { client, backoff: self.options.backoff, progress: self.options.progress };
@@ -412,7 +405,7 @@ impl Search<'_> {
 
     /// The error of a hub that says no to who asks, or to what is asked for.
     fn denied(&self, refusal: &Refusal, file: Option<&str>) -> UsageError {
-        let (repo, noun, endpoint) = (self.repo, self.wanted.noun(), &self.options.endpoint);
+        let (repo, noun, endpoint) = (self.repo, self.wanted.noun(), without_user(&self.options.endpoint));
         let (code, has_token) = (refusal.code.as_deref().unwrap_or_default(), self.options.token.is_some());
         let with_token = format!("set HF_TOKEN, or log in with `hf auth login`, for private and gated {noun}s");
         let (what, hint) = match (refusal.status, code, file) {

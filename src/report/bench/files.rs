@@ -5,16 +5,19 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use csv::StringRecord;
 use serde_json::Value;
 
 use super::columns::{columns, legend, method_name, notes, roof_line};
 use super::scene::{Scene, scenes};
 use crate::bench::{Bench, BenchRow, Roof};
 use crate::error::UsageError;
+use crate::report::csv::finished;
 use crate::report::format::tokens;
 use crate::report::json;
 use crate::report::markdown::{line, rule};
 use crate::report::plots::Figure;
+use crate::text::{in_markdown, of_cell};
 
 /// The file of the rows, and that of how they came about.
 pub(super) const ROWS: &str = "bench.csv";
@@ -71,7 +74,7 @@ pub fn csv(bench: &Bench) -> Result<String> {
     for row in &bench.rows {
         writer.serialize(row)?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// The rows as an indented array of objects with the CSV's names, and a final newline; absent values are `null`.
@@ -101,11 +104,10 @@ pub fn read(folder: &Path) -> Result<Bench> {
             .hint("spattn bench --out DIR writes both bench.csv and manifest.json")
     };
     let rows = text(ROWS)?;
-    let rows: Vec<BenchRow> =
-        csv::Reader::from_reader(rows.as_bytes()).deserialize().collect::<Result<_, csv::Error>>().map_err(|e| {
-            let line = e.position().map_or_else(String::new, |at| format!("line {} ", at.line()));
-            wrong(ROWS, &format!("{line}is no row of a bench"))
-        })?;
+    let rows = rows_of(&rows).map_err(|e| {
+        let line = e.position().map_or_else(String::new, |at| format!("line {} ", at.line()));
+        wrong(ROWS, &format!("{line}is no row of a bench"))
+    })?;
     let manifest: Value =
         serde_json::from_str(&text(MANIFEST)?).map_err(|e| wrong(MANIFEST, &format!("not valid JSON: {e}")))?;
     let machine = &manifest["machine"];
@@ -121,15 +123,27 @@ pub fn read(folder: &Path) -> Result<Bench> {
     Ok(Bench { rows, roof, notes: notes.collect() })
 }
 
+fn rows_of(text: &str) -> Result<Vec<BenchRow>, csv::Error> {
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let headings = reader.headers()?.clone();
+    let row = |record: Result<StringRecord, csv::Error>| {
+        let record = record?;
+        let mut cells: StringRecord = record.iter().map(of_cell).collect();
+        cells.set_position(record.position().cloned());
+        cells.deserialize(Some(&headings))
+    };
+    reader.records().map(row).collect()
+}
+
 /// The page: what the machine reached, a table for each operation, shape, device, batch and context, what the columns mean,
 /// notes, and the files beside it with the figures (paths relative to the page).
 pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
     let scenes = scenes(bench);
-    let mut page = format!("# Bench\n\nOn this machine {}.\n", roof_line(bench));
+    let mut page = format!("# Bench\n\nOn this machine {}.\n", in_markdown(&roof_line(bench)));
     page.extend(scenes.iter().map(section));
     page.push_str("\n## How to read it\n\n");
     let lines = legend(&scenes).into_iter().chain(notes(bench));
-    page.extend(lines.map(|line| format!("- {line}\n")));
+    page.extend(lines.map(|line| format!("- {}\n", in_markdown(&line))));
     page.push_str("\n## Files\n\n");
     for (file, about) in [
         ("bench.csv", "the rows with all that is known of them"),
@@ -139,14 +153,14 @@ pub fn markdown(bench: &Bench, plots: &[Figure]) -> String {
         let _ = writeln!(page, "- [{file}]({file}): {about}");
     }
     for Figure { file, title, .. } in plots {
-        let _ = write!(page, "\n![{title}](plots/{file})\n");
+        let _ = write!(page, "\n![{}](plots/{file})\n", in_markdown(title));
     }
     page
 }
 
 fn section(scene: &Scene) -> String {
     let columns = columns(&scene.rows);
-    let mut text = format!("\n## {}\n\n{}\n", scene.title(), scene.conditions());
+    let mut text = format!("\n## {}\n\n{}\n", in_markdown(&scene.title()), in_markdown(&scene.conditions()));
     for context in scene.contexts() {
         let _ = write!(text, "\n### {} tokens\n\n", tokens(context));
         text.push_str(&line(["method", "params"].into_iter().chain(columns.iter().map(|column| column.heading))));

@@ -7,12 +7,18 @@
 
   // ---- making elements ----
 
+  // Controls, and what turns the order of letters around (bidirectional overrides, embeddings and isolates): written out.
+  const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g;
+  const visible = (text) => text.replace(HIDDEN, (c) => `\\u{${c.charCodeAt(0).toString(16)}}`);
+  const SPOKEN = ["title", "aria-label"];
+
   function make(tag, content, attributes = {}) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
-      if (value !== undefined && value !== null) element.setAttribute(name, value);
+      if (value !== undefined && value !== null) element.setAttribute(name, SPOKEN.includes(name) ? visible(String(value)) : value);
     }
-    element.append(...[content].flat().filter((c) => c !== undefined && c !== null));
+    const parts = [content].flat().filter((c) => c !== undefined && c !== null);
+    element.append(...parts.map((part) => (typeof part === "string" ? visible(part) : part)));
     return element;
   }
 
@@ -89,7 +95,7 @@
   function unfold(hash) { at(hash.slice(1))?.closest("details")?.setAttribute("open", ""); }
 
   // Text in which what stands between backticks is a name.
-  const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : part));
+  const named = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", part) : visible(part)));
 
   function showConclusions() {
     at("what").replaceChildren(...named(data.heading));
@@ -117,7 +123,11 @@
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
 
-  const csvField = (x) => (missing(x) ? "" : /[",\r\n]/.test(String(x)) ? `"${String(x).replaceAll('"', '""')}"` : String(x));
+  // What a spreadsheet would compute is text there, by an apostrophe before it; numbers are none of that.
+  const isFormula = (text) => /^[=@\t\r\n＝＋－＠]/.test(text) || (/^[+-]/.test(text) && (text.trim() !== text || Number.isNaN(Number(text))));
+  const csvCell = (text) => (isFormula(text.replace(/^'+/, "")) ? "'" + text : text);
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const csvField = (x) => (missing(x) ? "" : quoted(csvCell(String(x))));
   const csv = (keys, rows) => [keys, ...rows.map((r) => keys.map((key) => r[key]))].map((line) => line.map(csvField).join(",") + "\n").join("");
 
   // ---- a table that sorts ----
@@ -403,7 +413,7 @@
     const what = by === "task" ? "lengths" : by === "length" ? "tasks" : "tasks and lengths";
     const used = all.filter((l) => !isPerplexity(l.head)).flatMap((l) => headings.flatMap((h) => averaged(l, h) ?? []));
     const note = by === "task" ? "" : standIns(distinct(used.map((r) => r.task)));
-    at("matrix-caption").textContent = (most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
+    at("matrix-caption").textContent = visible(most > 1 ? `${value.label}: mean over ${most} ${what}${note}` : value.label)
       + (all.some((l) => better(value.key, l.head)) ? " (the deeper the colour, the better)" : "");
     keepView();
   }

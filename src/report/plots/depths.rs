@@ -12,6 +12,7 @@ use super::grid::{Grid, Panel, Scale};
 use super::{Figures, as_file_name, end_of, suffix};
 use crate::eval::order::{Given, compare_tasks, natural};
 use crate::eval::record::Record;
+use crate::report::csv::finished;
 use crate::report::format::{distinct, setting_name, tokens};
 
 /// The mean score of one method at one length and depth.
@@ -108,7 +109,7 @@ pub fn csv(cells: &[Cell]) -> Result<String> {
         let score = format!("{:.4}", c.score);
         writer.write_record([&c.model, &c.task, &length, &depth, &c.method, &c.params, &c.protocol, &n, &score])?;
     }
-    Ok(String::from_utf8(writer.into_inner().map_err(|e| e.into_error())?)?)
+    finished(writer)
 }
 
 /// One figure for each model, task and protocol. What differs between several figures is in their file names. Up to `most` pages

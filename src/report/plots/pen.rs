@@ -13,6 +13,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontDesc, FontFamily, FontStyle, FontTransform, TextStyle};
 
 use super::palette::{FLOOR, ORACLE, PALETTE, PEER};
+use crate::text::in_line;
 
 /// A place in pixels, from the left and from the top.
 pub type Point = (i32, i32);
@@ -281,20 +282,21 @@ impl<'b> Pen<'_, 'b> {
         self.draw(Polygon::new(corners, colour.filled()))
     }
 
-    /// Writes text beside or around `at`.
+    /// Writes text beside or around `at`. Here, in [`coloured`](Self::coloured) and [`upwards`](Self::upwards) names become parts of a
+    /// drawing: what XML has no place for is written as `\u{1b}`.
     pub fn text(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos) -> Result<()> {
         self.coloured(text, at, size, anchor, INK)
     }
 
     /// As [`text`](Self::text), in a colour.
     pub fn coloured(&self, text: &str, at: (i32, i32), size: i32, anchor: HPos, ink: RGBColor) -> Result<()> {
-        self.draw(Text::new(text.to_owned(), at, style(font(size), anchor).color(&ink)))
+        self.draw(Text::new(in_line(text).into_owned(), at, style(font(size), anchor).color(&ink)))
     }
 
     /// Writes text upwards, around `at`.
     pub fn upwards(&self, text: &str, at: (i32, i32)) -> Result<()> {
         let font = font(SIZE).transform(FontTransform::Rotate270);
-        self.draw(Text::new(text.to_owned(), at, style(font, HPos::Center)))
+        self.draw(Text::new(in_line(text).into_owned(), at, style(font, HPos::Center)))
     }
 }
 

@@ -1,0 +1,209 @@
+//! Text of others on its way out: to a terminal or a log, into a drawing, a page, Markdown and CSV.
+//!
+//! Names come from model files, rows, records and hubs. A terminal obeys what it is sent, so nothing of a name may be a
+//! command there; nor may it be markup, or a formula of a spreadsheet. Files for programs (JSON, records) have names as they are.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Characters of one line of an error or a note at most; what is in the middle of a longer one is left out.
+pub const LONGEST_LINE: usize = 1000;
+
+/// Whether a character is not shown as itself: the controls, of which terminals obey some, what turns the order of
+/// letters around (bidirectional overrides, embeddings and isolates), separators of lines, and what XML has no place for.
+fn is_hidden(c: char) -> bool {
+    matches!(c,
+        '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        | '\u{fffe}' | '\u{ffff}')
+}
+
+/// Text as people may see it, ends of lines and tabs left: what would not be shown as itself becomes `\u{1b}`.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    escaped(
+        text,
+        |c| is_hidden(c) && !matches!(c, '\n' | '\t'),
+        |out, c| {
+            let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
+        },
+    )
+}
+
+/// As [`shown`], as one line: an end of a line or a tab becomes a blank.
+pub fn in_line(text: &str) -> Cow<'_, str> {
+    match shown(text) {
+        text if text.contains(['\n', '\t']) => Cow::Owned(text.replace(['\n', '\t'], " ")),
+        text => text,
+    }
+}
+
+/// JSON as people may see it: the same data, with `\u009b` for what would not be shown as itself. Such characters stand in
+/// strings alone, and those that JSON escapes by itself are escaped already.
+pub fn shown_json(json: &str) -> Cow<'_, str> {
+    escaped(
+        json,
+        |c| is_hidden(c) && !c.is_ascii_whitespace(),
+        |out, c| {
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        },
+    )
+}
+
+/// As [`shown`], no line longer than [`LONGEST_LINE`].
+pub fn for_log(text: &str) -> String {
+    let lines: Vec<Cow<str>> = text.split('\n').map(|line| cut(line, LONGEST_LINE)).collect();
+    let lines: Vec<Cow<str>> = lines.iter().map(|line| shown(line)).collect();
+    lines.join("\n")
+}
+
+/// The beginning and the end of a text, with `…` between them, where it has more than so many characters.
+pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    // As many bytes as characters at least.
+    if text.len() <= most || text.chars().nth(most).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let (before, after) = (most.saturating_sub(1) * 2 / 3, most.saturating_sub(1).div_ceil(3));
+    let start = text.char_indices().nth(before).map_or(text.len(), |(at, _)| at);
+    let end = match after {
+        0 => text.len(),
+        after => text.char_indices().rev().nth(after - 1).map_or(0, |(at, _)| at),
+    };
+    Cow::Owned(format!("{}…{}", &text[..start], &text[end..]))
+}
+
+fn escaped(text: &str, is_meant: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+    if !text.contains(&is_meant) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_meant(c) { escape(&mut out, c) } else { out.push(c) }
+    }
+    Cow::Owned(out)
+}
+
+/// A name within Markdown, as one line: neither HTML, nor an image, a link or a reference to one, nor the end of a cell.
+/// What cannot be meant as any of these stays as it is: `[12.5 30.1]`, `p < 0.05`, `a_b`.
+pub fn in_markdown(text: &str) -> Cow<'_, str> {
+    let line = in_line(text);
+    if !line.contains(['\\', '<', ']', '|', '&', ':', 'w', 'W']) {
+        return line;
+    }
+    let mut out = String::with_capacity(line.len() + 8);
+    let mut rest = line.as_ref();
+    while let Some(c) = rest.chars().next() {
+        let after = &rest[c.len_utf8()..];
+        let next = after.chars().next();
+        let is_markup = match c {
+            '\\' | '|' => true,
+            '<' => next.is_none_or(|n| n.is_ascii_alphabetic() || matches!(n, '/' | '!' | '?')),
+            // What an address or a reference would follow.
+            ']' => next.is_none_or(|n| matches!(n, '(' | ':' | '[')),
+            '&' => next.is_some_and(|n| n.is_ascii_alphanumeric() || n == '#'),
+            // Addresses become links by themselves.
+            ':' => after.starts_with("//"),
+            '.' => out.len() >= 3 && out.as_bytes()[out.len() - 3..].eq_ignore_ascii_case(b"www"),
+            _ => false,
+        };
+        if is_markup {
+            out.push('\\');
+        }
+        out.push(c);
+        rest = after;
+    }
+    Cow::Owned(out)
+}
+
+/// A cell of a table for spreadsheets: what one of them would compute is text there, by an apostrophe before it. Numbers
+/// are none of that, with a sign or without.
+pub fn in_cell(text: &str) -> Cow<'_, str> {
+    if is_formula(text.trim_start_matches('\'')) { Cow::Owned(format!("'{text}")) } else { Cow::Borrowed(text) }
+}
+
+/// What a cell that [`in_cell`] wrote says.
+pub fn of_cell(cell: &str) -> &str {
+    match cell.strip_prefix('\'') {
+        Some(text) if is_formula(text.trim_start_matches('\'')) => text,
+        _ => cell,
+    }
+}
+
+fn is_formula(text: &str) -> bool {
+    match text.chars().next() {
+        Some('=' | '@' | '\t' | '\r' | '\n' | '＝' | '＋' | '－' | '＠') => true,
+        Some('+' | '-') => text.parse::<f64>().is_err(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_left() {
+        let osc = "a\u{1b}]52;c;aGk=\u{7}b\u{9b}31mc\u{202e}d\u{2066}e\r\u{7f}\u{85}\u{ffff}";
+        let safe = "a\\u{1b}]52;c;aGk=\\u{7}b\\u{9b}31mc\\u{202e}d\\u{2066}e\\u{d}\\u{7f}\\u{85}\\u{ffff}";
+        assert_eq!(shown(osc), safe);
+        assert!(matches!(shown("naïve 漢字 Δ\n\tשלום"), Cow::Borrowed("naïve 漢字 Δ\n\tשלום")));
+        assert_eq!(in_line("a\n\tb\u{2028}"), "a  b\\u{2028}");
+    }
+
+    #[test]
+    fn json_says_the_same_when_it_is_shown() {
+        let text = "a\u{1b}\u{9b}\u{7f}\u{202e}\u{2028}\n\"";
+        let json = serde_json::to_string_pretty(&serde_json::json!({ "x": text })).unwrap();
+        let safe = shown_json(&json);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).unwrap()["x"], text);
+        assert!(!safe.contains(|c| is_hidden(c) && c != '\n'), "{safe:?}");
+    }
+
+    #[test]
+    fn long_lines_lose_their_middle() {
+        let long = format!("{}é{}", "a".repeat(50_000_000), "z".repeat(900));
+        let log = for_log(&format!("error: {long}\nhint"));
+        let line = log.strip_suffix("\nhint").unwrap();
+        assert_eq!(line.chars().count(), LONGEST_LINE);
+        assert!(line.starts_with("error: aaa") && line.ends_with("zzz") && line.contains("a…z"), "{line}");
+        assert_eq!(cut("äöü", 3), "äöü");
+        assert_eq!(
+            ["", "…", "…ü", "ä…ü"].map(|want| cut("äöüü", want.chars().count()) == want),
+            [false, true, true, true]
+        );
+    }
+
+    #[test]
+    fn names_are_no_markdown() {
+        for (name, safe) in [
+            ("<img src=x>", "\\<img src=x>"),
+            ("![x](http://a.b/c.png)", "![x\\](http\\://a.b/c.png)"),
+            ("[x][y] [x]: y", "[x\\][y] [x\\]: y"),
+            ("a|b\\|c", "a\\|b\\\\\\|c"),
+            ("&lt;script", "\\&lt;script"),
+            ("www.evil.org", "www\\.evil.org"),
+            ("a\n# b\u{202e}", "a # b\\\\u{202e}"),
+            ("x<", "x\\<"),
+            ("éaa.b [漢]", "éaa.b [漢\\]"),
+        ] {
+            assert_eq!(in_markdown(name), safe);
+        }
+        for plain in
+            ["12.5 [10.0 15.0]", "p < 0.05", "ruler/niah_single_2", "hip>topk:k=8", "a & b", "Full *", "1:2", "word"]
+        {
+            assert_eq!(in_markdown(plain), plain);
+        }
+    }
+
+    #[test]
+    fn formulas_are_text_and_numbers_stay_numbers() {
+        for formula in ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-", "＝1"] {
+            assert_eq!(in_cell(formula), format!("'{formula}"));
+        }
+        for plain in ["", "-3.5", "+1", "-1e-9", "1-2", "a=b", "'", "'a", "k=8"] {
+            assert_eq!(in_cell(plain), plain);
+        }
+        for text in ["=1", "'=1", "''=1", "'", "'a", "-3.5", "-x", "x"] {
+            assert_eq!(of_cell(&in_cell(text)), text);
+        }
+    }
+}
